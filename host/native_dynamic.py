@@ -37,18 +37,20 @@ LARGER = "a result is larger than its memory"
 
 @dataclass(frozen=True)
 class DynamicResults:
-    """What a native run gave. tokens: of each named output. tensors: each tensor off the chip after the run."""
+    """What a native run gave. tokens: of each named output, in order. tensors: each tensor off the chip after the run,
+    an array of its shape."""
 
     tokens: Mapping[str, Sequence[Token]]
     tensors: Mapping[Tensor, Array]
 
     def tensor(self, tensor: Tensor) -> Array:
-        """A tensor off the chip as it is after the run."""
+        """A tensor off the chip as it is after the run, an array of its shape. Raises `KeyError` for one that the
+        program does not have."""
         return self.tensors[tensor]
 
 
 def build_dynamic(programs: Sequence[DynamicHls], target: Path, optimize: str = "-O2") -> None:
-    """Compile programs, whose names differ, to the program `target`. optimize: an option of the compiler. Raises
+    """Compile programs, whose names differ, to the executable `target`. optimize: an option of the compiler. Raises
     `BoardError` if there is no compiler, or if it refuses the text."""
     text = native_main([made.text for made in programs], [native_call(made) for made in programs])
     build_regions(text, HEADERS, target, optimize)
@@ -61,8 +63,9 @@ def dynamic_memories(
     result_words: int = RESULT_WORDS,
 ) -> dict[HeldMemory, bytes]:
     """Return what lies in memory before a run: the bytes of each tensor and of the tokens of each input, and room for
-    each result. tensors: values in place of those that the program states. Raises `ProgramError` for missing inputs,
-    for tensors without data that nothing writes, and for values that their type does not have."""
+    each result. inputs: tokens of each input by name, as text or not. tensors: values in place of those that the
+    program states. result_words: room for the tokens of each result, in words of 32 bits. Raises `ProgramError` for
+    missing inputs, for tensors without data that nothing writes, and for values that their type does not have."""
     program = made.program
     missing = [name for name in program.inputs if name not in inputs]
     unknown = [name for name in inputs if name not in program.inputs]
@@ -128,7 +131,8 @@ def run_native_dynamic(
 
 
 def written_tensors(made: DynamicHls, done: DynamicResults) -> dict[str, bytes]:
-    """Return the bytes of each tensor that a program has written, by its name in `DynamicHls.memories`."""
+    """Return the bytes of each tensor that a program has written, as C++ holds them (`to_memory`), by its name in
+    `DynamicHls.memories`. done: the run."""
     written = {a.memory for a in made.arguments if a.written}
     found = {}
     for memory, name in made.memories.items():

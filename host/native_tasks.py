@@ -40,9 +40,9 @@ def run_native(
 ) -> dict[str, Array]:
     """Run a region, and return its outputs by name.
 
-    inputs, outputs: as for `run_tasks`; calls of `data()` give what they give there. seconds: limit of the run. Raises
-    `TensorError` for inputs that do not fit, `DeadlockError`, `ProgramError` for what fails in the run with the line of
-    the user's file, and `BoardError` beyond the limit.
+    inputs, outputs: as for `run_tasks`; calls of `data()` give what they give there. seconds: limit of the run by the
+    wall clock. Raises `TensorError` for inputs that do not fit, `DeadlockError`, `ProgramError` for what fails in the
+    run with the line of the user's file, and `BoardError` beyond the limit.
     """
     program = region.program
     given = checked_inputs(program, inputs)
@@ -63,7 +63,8 @@ def run_native(
 
 
 def to_memory(value: Array, tensor: OffChipTensor) -> bytes:
-    """The bytes of a tensor as C++ holds it: `f16` and `bf16` take two an element."""
+    """The bytes of a tensor as C++ holds it, row by row, little-endian: `f16` and `bf16` take two an element. value: an
+    array of the tensor's shape, `f16` and `bf16` as float32."""
     dtype = tensor.type.dtype
     if dtype == "f16":
         return np.asarray(value, np.float16).tobytes()
@@ -74,7 +75,8 @@ def to_memory(value: Array, tensor: OffChipTensor) -> bytes:
 
 
 def from_memory(memory: bytes, tensor: OffChipTensor) -> Array:
-    """The inverse of `to_memory`: `f16` and `bf16` as float32."""
+    """The inverse of `to_memory`: an array of the tensor's shape, `f16` and `bf16` as float32. Raises `ValueError` for
+    another number of bytes."""
     dtype, shape = tensor.type.dtype, tensor.type.shape
     if dtype == "f16":
         return np.frombuffer(memory, np.float16).astype(np.float32).reshape(shape)

@@ -202,7 +202,8 @@ class Runner(Closing):
 
     def close(self) -> None:
         """Finish the submitted requests and release the board. Further calls do nothing. In a process forked from the
-        runner's own the call does nothing either: the parent still uses the board."""
+        runner's own the call does nothing either: the parent still uses the board. Raises `RuntimeError` in a callback
+        of one of the runner's own futures, where it would wait for itself."""
         if self._in_child:
             return
         self._refuse_own_thread("close")

@@ -25,7 +25,7 @@ Tensor = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class TaskResult:
-    """The outputs of a run by name, and its time."""
+    """The outputs of a run by name, in the declared shapes, and its time and traffic."""
 
     outputs: dict[str, Tensor]
     run: Run
@@ -43,7 +43,8 @@ def run_tasks(program: Program, inputs: Mapping[str, Tensor] | None = None) -> T
 
 
 def checked_inputs(tasks: TaskProgram, inputs: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Return the inputs of a task program by name, as their element types. Raises `TensorError`."""
+    """Return the inputs of a task program by name, as their element types. inputs: an array of the declared shape for
+    each. Raises `TensorError` for an unknown or missing name, and as `checked`."""
     given = dict(inputs or {})
     wanted = [t.name for t in tasks.tensors if t.input]
     for name in given:
@@ -58,7 +59,8 @@ def checked_inputs(tasks: TaskProgram, inputs: Mapping[str, Tensor] | None) -> d
 
 
 def checked(name: str, value: Tensor, kind: ElementType) -> Tensor:
-    """Return an array as an element type. Raises `TensorError` for another shape, or values that it does not have."""
+    """Return an array as an element type, in its NumPy type. name: for messages. Raises `TensorError` for another
+    shape, or values that the element type does not have."""
     value = np.asarray(value)
     if value.shape != kind.shape:
         raise TensorError(f"{shown(name)} has shape {value.shape}; the program declares {_said(kind)}")

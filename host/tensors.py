@@ -62,13 +62,14 @@ def shown(name: str) -> str:
 
 
 def check_dtype(name: str, tensor: npt.NDArray[np.generic]) -> None:
-    """Raise `TensorError` unless the tensor is float32."""
+    """Raise `TensorError` unless the tensor is float32. name: for the message."""
     if tensor.dtype != np.float32:
         raise TensorError(f"{shown(name)} has dtype {tensor.dtype}; the machine computes in float32: convert it first")
 
 
 def unpack(buffer: Buffer, flat: Array) -> Array:
-    """Convert the buffer's elements in memory order to the user's shape, and apply the buffer's scale and shift.
+    """Convert the buffer's elements in memory order to the user's shape (`buffer.view`, else `buffer.shape`), and apply
+    the buffer's scale and shift. Returns a new float32 array.
 
     flat: float32, `buffer.size` elements. Rows of a sequence beyond those that the buffer has for it are 0.
     """
@@ -106,8 +107,8 @@ class _ByBuffer(Mapping[str, Array]):
 
 
 class WeightFile(_ByBuffer):
-    """The weights in a safetensors file by buffer name, flat and in memory order. Each is read when it is looked up, so
-    that only one at a time is in memory.
+    """The weights in a safetensors file by buffer name, flat float32 in memory order. buffers: those of the weights.
+    Each is read when it is looked up, so that only one at a time is in memory.
 
     Raises `TensorError` when it is made, for a weight that is missing or has another shape or dtype; and when a weight
     is looked up whose checksum differs.
@@ -145,8 +146,8 @@ class WeightFile(_ByBuffer):
 
 
 class Given(_ByBuffer):
-    """Weights from a mapping, by buffer name, flat and in memory order. Each is checked when it is looked up, because
-    the mapping may compute it then. Raises `TensorError` for another dtype or size."""
+    """Weights from a mapping, by buffer name, flat float32 in memory order. Each is checked when it is looked up,
+    because the mapping may compute it then. Raises `TensorError` for another dtype or size."""
 
     def __init__(self, given: Mapping[str, Array], buffers: tuple[Buffer, ...]) -> None:
         super().__init__(buffers)
@@ -181,7 +182,7 @@ class Images(_ByBuffer):
                 raise TensorError(f"weight {shown(b.name)} has shape {shape}; packed it has {b.size} elements")
 
     def image(self, bank: str) -> Array | None:
-        """Return the image of a whole bank, or None if there is none."""
+        """Return the image of a whole bank, flat float32, or None if there is none."""
         return self._banks.get(bank)
 
     def __getitem__(self, name: str) -> Array:
@@ -255,7 +256,8 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
-    """Raise `TensorError` for a path that `save_tensors` would refuse. Call it before a long run."""
+    """Raise `TensorError` for a path that `save_tensors` would refuse (another suffix, no folder), and `OSError` for a
+    file that cannot be written. Call it before a long run."""
     target = Path(path)
     if target.suffix not in (".safetensors", ".npz"):
         raise TensorError(f"{path}: tensors are written as .safetensors or .npz")

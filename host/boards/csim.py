@@ -21,7 +21,8 @@ STALLS_VARIABLE = "RSN_CSIM_STALLS"
 
 
 def stalls_of_environment() -> int:
-    """Return the seed that the environment names, or 0. Raises `BoardError` if it is not a number of 64 bits."""
+    """Return the seed of stalls that the environment names (`RSN_CSIM_STALLS`), or 0. Raises `BoardError` if it is not
+    a number of 64 bits."""
     text = os.environ.get(STALLS_VARIABLE, "").strip() or "0"
     if not text.isdecimal() or int(text) >= 1 << 64:
         raise BoardError(f"{STALLS_VARIABLE} is {text!r}; set it to a whole number from 1 to 2**64 - 1, or unset it")

@@ -43,8 +43,8 @@ class DeviceFacts:
 
 
 class Device(Protocol):
-    """One device. Every call but `close` may raise `BoardError`. Sizes and positions are in bytes; a buffer is known by
-    a number.
+    """One device. Every call but `close` may raise `BoardError`, or a class of it: `BoardBusy`, `BoardMemory`,
+    `BoardLost`. Sizes and positions are in bytes; a buffer is known by a number.
 
     One run at a time; calls come from one thread at a time. The order of calls: `open`; `reset_graph`, once; `allocate`
     and `write`; for each run `update_parameter`, `run_graph`, `start`, `wait`, `wait_graph`; `read`; `close`. A graph
@@ -52,24 +52,27 @@ class Device(Protocol):
     """
 
     def open(self, profile: Profile, bitstream: Path | None) -> DeviceFacts:
-        """Take the device, load the bitstream, and find kernel and graph. `close` is called also after an error."""
+        """Take the device, load the bitstream (None for a device that has none), and find kernel and graph. `close` is
+        called also after an error. Raises `BoardBusy` if another process has the device, `BoardMismatch` for a
+        bitstream that is not the profile's."""
 
     def close(self) -> None:
         """Release run, graph, buffers and device, in whatever state they are. Raises nothing."""
 
     def allocate(self, argument: int, size: int) -> int:
-        """Allocate a buffer in the memory that this argument of the kernel is connected to; return its number. Its
-        content is undefined."""
+        """Allocate a buffer of `size` bytes in the memory that argument number `argument` of the kernel is connected
+        to; return the buffer's number. Its content is undefined. Raises `BoardMemory` if there is no room."""
 
     def free(self, buffer: int) -> None:
-        """Free a buffer."""
+        """Free a buffer, by its number."""
 
     def write(self, buffer: int, at: int, data: npt.NDArray[Any]) -> None:
-        """Copy an array into the buffer, from byte `at` on, and make it visible to the device."""
+        """Copy the bytes of a contiguous array into the buffer, from byte `at` on, and make them visible to the
+        device."""
 
     def read(self, buffer: int, at: int, into: npt.NDArray[Any]) -> int:
-        """Copy bytes of the buffer, from `at` on, as the device left them, into an array. Returns how many bytes were
-        copied."""
+        """Copy bytes of the buffer, from byte `at` on, as the device left them, into the contiguous array `into`, as
+        many as it has. Returns how many bytes were copied, fewer at the end of the buffer."""
 
     def reset_graph(self) -> None:
         """Bring the AI Engine graph of a device that was just opened into a state from which it can be run. Raises
@@ -79,17 +82,18 @@ class Device(Protocol):
         """Start one iteration of the AI Engine graph. The one before must have ended."""
 
     def update_parameter(self, port: str, words: Words) -> None:
-        """Write 32-bit words to a run-time parameter of the graph. port: the parameter's name."""
+        """Write 32-bit words, (n,), to a run-time parameter of the graph. port: the parameter's name."""
 
     def start(self, buffers: Sequence[int]) -> None:
-        """Start the kernel with these buffers as its arguments, in order."""
+        """Start the kernel with these buffers, by their numbers, as its arguments, in order."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the kernel has ended, for `seconds` seconds at most. Returns whether it has ended."""
+        """Wait until the kernel has ended, for `seconds` seconds at most. Returns whether it has ended. Raises
+        `BoardLost` if the run has failed."""
 
     def wait_graph(self, seconds: float) -> bool:
         """Wait until every tile has ended the graph's iteration, for `seconds` seconds at most. Returns whether they
         have."""
 
     def register(self, argument: int) -> int:
-        """Return the 64 bits of a scalar argument of the kernel, after a run."""
+        """Return the 64 bits of a scalar argument of the kernel, by the argument's number, after a run."""

@@ -19,7 +19,7 @@ class HeldState:
         self._held: set[str] = set()
 
     def lose(self) -> None:
-        """Note that the board has other memory than before."""
+        """Note that the board has other memory than before: no state is held any more."""
         self._held.clear()
 
     @contextmanager

@@ -34,14 +34,15 @@ MEMORY = 2 << 30
 
 
 def simulator(program: Program, banks: Mapping[str, Array]) -> object:
-    """Run a program on the simulator. NaN and infinities in the results give no NumPy warnings."""
+    """Run a program on the simulator. banks: flat float32 by bank, which it changes. Returns the run. NaN and
+    infinities in the results give no NumPy warnings. Raises as `Machine.run`, such as `DeadlockError`."""
     with np.errstate(all="ignore"):  # of this thread, which is the device's own
         return Machine(program).run(banks)
 
 
 def native(overlay: Overlay) -> Engine:
-    """Return the engine that runs the C++ sources of an overlay's machine. Raises `BoardError` if they cannot be
-    built."""
+    """Return the engine that runs the C++ sources of an overlay's machine. Raises `BoardError` if they cannot be built,
+    `KeyError` for an overlay without such sources."""
     return Native(machine=RUNS[overlay.fingerprint]).run
 
 

@@ -38,7 +38,8 @@ class DeviceLock:
         forget_in_children(self)
 
     def acquire(self) -> None:
-        """Take the lock. Raises `BoardBusy` at once, naming the process that holds it, if another one does."""
+        """Take the lock; nothing happens if this object holds it. Raises `BoardBusy` at once, naming the process that
+        holds it, if another one does, and `BoardError` if the file cannot be opened."""
         if self._file is not None:
             return
         file = self._open()

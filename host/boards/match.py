@@ -21,7 +21,8 @@ from .xclbin import Xclbin
 
 
 def match_program(program: Program, profile: Profile) -> None:
-    """Raise `BoardMismatch` unless the profile's bitstream can run the program, in its overlay and its buffer sizes."""
+    """Raise `BoardMismatch` unless the profile's bitstream can run the program: its overlay and opcodes, FIFO depths,
+    buffer sizes in bytes, and the order in which MMEs take their buffers of results."""
     machine, made_for = profile.overlay, program.overlay
     if reason := without_hardware(made_for):
         raise BoardMismatch(f"board {profile.name}: {reason}")

@@ -37,10 +37,11 @@ os.register_at_fork(after_in_child=_turn_in_child)
 
 
 class MemoryBanks:
-    """The memory banks of a program, as flat float32 arrays. Memory that nothing has written is 0.
+    """The memory banks of a program, as flat float32 arrays by bank (`banks`). Memory that nothing has written is 0.
 
     A bank that holds only weights is read-only. Programs with the same weights share it, as on a device
-    (`xrt.XrtBoard`); if the weights come as an image of the bank, the bank is that image, not a copy.
+    (`xrt.XrtBoard`); if the weights come as an image of the bank, the bank is that image, not a copy. weights: packed,
+    by buffer name.
     """
 
     def __init__(self, program: Program, weights: Mapping[str, Array]) -> None:

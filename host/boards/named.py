@@ -43,8 +43,8 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def find_board(name: str) -> tuple[Profile, str, int]:
-    """Return the parts of a board's name, PROFILE[@DEVICE[:INDEX]]. Raises `BoardError` for an unknown profile or
-    device."""
+    """Return the parts of a board's name, PROFILE[@DEVICE[:INDEX]]: the profile, the kind of device ("xrt" by default)
+    and its index (0 by default). Raises `BoardError` for an unknown profile or device."""
     profile_name, _, device_name = name.partition("@")
     kind, _, number = (device_name or "xrt").partition(":")
     devices = (*REAL, *IN_PROCESS)
@@ -58,8 +58,9 @@ def find_board(name: str) -> tuple[Profile, str, int]:
 
 
 def open_profile(name: str, xclbin: str | os.PathLike[str] | None) -> XrtBoard:
-    """Make the board of a profile, and read its bitstream. Raises `BoardError` for an unknown profile or device, and
-    for a missing bitstream or library."""
+    """Make the board of a profile, and read its bitstream. name: PROFILE[@DEVICE[:INDEX]]. xclbin: path of the
+    bitstream; None takes that of the environment or the profile. Raises `BoardError` for an unknown profile or device,
+    and for a missing bitstream or library, `BoardMismatch` for a bitstream that is not the profile's."""
     profile, kind, index = find_board(name)
     if kind in IN_PROCESS:
         return XrtBoard(Session(profile, IN_PROCESS[kind](profile), bitstream=Path(xclbin) if xclbin else None))

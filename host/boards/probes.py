@@ -32,8 +32,8 @@ TILES = 2 * BLOCK
 
 
 def operands(rows: int) -> tuple[Array, Array]:
-    """Return X and W, whole numbers from -5 to 5. No two rows, and no two columns, are equal: if the machine puts one
-    in the place of another, Y differs. rows: of X."""
+    """Return X, (rows, 128), and W, (128, 256), float32: whole numbers from -5 to 5. No two rows, and no two columns,
+    are equal: if the machine puts one in the place of another, Y differs."""
     x, w = (
         ((40503 * r + 9973 * c + 97 * r * c) ** 2 >> 13) % 11 - 5
         for r, c in (np.indices((rows, DEPTH)), np.indices((DEPTH, COLUMNS)))
@@ -118,7 +118,7 @@ def _by_lanes(overlay: Overlay, at_y: int) -> list[Packet]:
 
 
 def trial_inputs(program: Program) -> dict[str, Array]:
-    """Return X and W as the program's buffers hold them, by name."""
+    """Return X and W as the program's buffers hold them, flat float32 in memory order, by name."""
     x, w = operands(program.buffer("x").shape[0])
     return {"x": block(x), "w": block(w)}
 

@@ -32,10 +32,10 @@ class Profile:
     overlay: the machine that it implements. arguments: the buffer (a bank, or the instructions) for each argument of
     the kernel. graph: name of the AI Engine graph. fingerprint: name of the scalar argument behind those, whose
     register every run sets to the overlay's fingerprint; "" if there is none. parameters: how the graph takes its
-    run-time parameters, one of `PARAMETERS`. limits: the most bytes of each buffer.
-    pl_mhz, aie_mhz: clocks that it was built for. uuid, sha256: of the one xclbin that is meant; needed where no
-    fingerprint tells it from others. timeout_s: seconds after which a run counts as hung. source: where the bitstream
-    comes from, or how it is built.
+    run-time parameters, one of `PARAMETERS`. limits: the most bytes of each buffer, by its name. platform: the one that
+    it was built for. pl_mhz, aie_mhz: clocks that it was built for, in MHz. xclbin: path of the bitstream, None where
+    the user names it. uuid, sha256: of the one xclbin that is meant; needed where no fingerprint tells it from others.
+    timeout_s: seconds after which a run counts as hung. source: where the bitstream comes from, or how it is built.
     """
 
     name: str
@@ -56,7 +56,8 @@ class Profile:
     source: str = field(default="", compare=False)
 
     def argument(self, buffer: str) -> int:
-        """Return the index of the kernel's first argument that takes a buffer."""
+        """Return the index of the kernel's first argument that takes a buffer, by the buffer's name. Raises
+        `ValueError` if none does."""
         return self.arguments.index(buffer)
 
 
@@ -101,7 +102,8 @@ _NUMBERS = ("pl_mhz", "aie_mhz", "timeout_s")
 def find_profile(name: str) -> Profile:
     """Return a profile by its name, or from a `.toml` file: its `base`, and what differs from it.
 
-    Raises `BoardError`, naming file and key.
+    Raises `BoardError` for an unknown name, and for a file that cannot be read or has a wrong key or value, naming file
+    and key.
     """
     if not name.endswith(".toml"):
         if name not in PROFILES:

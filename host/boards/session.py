@@ -100,7 +100,10 @@ class Took:
 
 class Session:
     """One device and its bitstream, opened when it is first needed. After an error everything is released; the next
-    run, of any board of this session, opens the device again."""
+    run, of any board of this session, opens the device again.
+
+    Calls raise `BoardError` or a class of it: `BoardBusy`, `BoardLost`, `BoardMemory`, `BoardMismatch`, `BoardTimeout`.
+    """
 
     def __init__(
         self,
@@ -142,8 +145,9 @@ class Session:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the open device exclusively in a `with` block. After any error, ^C included, the device is released,
-        because its state is unknown."""
+        """Hold the open device exclusively in a `with` block; opens it first if needed. After any error, ^C included,
+        the device is released, because its state is unknown. Raises `BoardLost` if a call of the driver has not
+        returned, and what opening the device raises."""
         with self._mutex:
             try:
                 if self._stuck:
@@ -158,10 +162,10 @@ class Session:
                 raise
 
     def bounded(self, calls: Callable[[], T], seconds: float | None = None) -> T:
-        """Make calls of the device in a thread of their own, and return their result.
+        """Make calls of the device in a thread of their own, and return their result, or raise their error.
 
-        seconds: after which `BoardLost` is raised and the device counts as stuck, because the calls do not return. ^C
-        also waits until they have returned: nothing can be released while they run.
+        seconds: after which `BoardLost` is raised and the device counts as stuck, because the calls do not return; None
+        takes `CALLS_S`. ^C also waits until they have returned: nothing can be released while they run.
         """
         future: Future[T] = Future()
 
@@ -187,14 +191,15 @@ class Session:
         return future.result()
 
     def allocate(self, buffer: str, size: int) -> DeviceBuffer:
-        """Allocate a buffer of the device. buffer: a bank or `INSTRUCTIONS`; size: in bytes, rounded up to pages."""
+        """Allocate a buffer of the device. buffer: a bank or `INSTRUCTIONS`; size: in bytes, rounded up to pages of
+        4096. Raises `BoardMemory` if there is no room."""
         held = DeviceBuffer(self.device.allocate(self.profile.argument(buffer), max(padded(size, PAGE), PAGE)))
         self.held.append(held)
         return held
 
     def release(self, helds: Iterable[DeviceBuffer], age: int) -> None:
-        """Release buffers that were allocated at this age; memory is freed when its last user releases it. The caller
-        holds the turn."""
+        """Release buffers that were allocated at this age (`Session.age`); those of another age no longer exist. Memory
+        is freed when its last user releases it. The caller holds the turn."""
         for held in helds if age == self.age else ():
             held.users -= 1
             if not held.users:
@@ -202,7 +207,8 @@ class Session:
                 self.device.free(held.handle)
 
     def leave(self, helds: Iterable[DeviceBuffer], age: int) -> None:
-        """Release a board's buffers, and with the last of them the device. Raises nothing."""
+        """Release a board's buffers, which were allocated at this age, and with the last of them the device. Raises
+        nothing."""
         with self._mutex:
             if self._stuck:
                 return
@@ -216,8 +222,9 @@ class Session:
     def run(self, helds: Mapping[str, DeviceBuffer], lists: Mapping[str, Words], timeout_s: float) -> Took:
         """Run graph and kernel once, and wait until both have ended.
 
-        lists: the parameter of each tile, by port. Of asynchronous ones, those are written that the graph does not hold
-        yet. Raises `BoardTimeout` if the kernel does not end in `timeout_s`, or the graph soon after it.
+        helds: the buffer of each bank, and of the instructions, by name. lists: the parameter of each tile, 32-bit
+        words by port. Of asynchronous ones, those are written that the graph does not hold yet. timeout_s: in seconds.
+        Raises `BoardTimeout` if the kernel does not end in `timeout_s`, or the graph soon after it.
         """
         self._handles = [helds[name].handle for name in self.profile.arguments]
         written, parameters_s = self.bounded(lambda: self._run_graph(lists))
@@ -427,8 +434,8 @@ class Session:
 
 
 def recorded(profile: Profile, xclbin: Xclbin | None, facts: DeviceFacts) -> dict[str, str]:
-    """Return facts for the record of a run: board, bitstream, clocks. Where the board does not report a clock, it is
-    the one that the bitstream was built for."""
+    """Return facts for the record of a run, as texts by name: board, bitstream, clocks in MHz. Where the board does not
+    report a clock, it is the one that the bitstream was built for."""
     out = {"board": profile.name, **facts.known}
     if xclbin is not None:
         out |= {"xclbin": xclbin.uuid, "platform": xclbin.platform, "xclbin_version": xclbin.version}

@@ -41,7 +41,8 @@ class SimBoard(Board):
         progress: Callable[[float], None] | None = None,
         watch: Watch | None = None,
     ) -> tuple[dict[str, Array], Run]:
-        """Run the image once. As for every board; `watch` as for `Machine.run`."""
+        """Run the image once. As for every board; `watch` as for `Machine.run`: called with each buffer that is stored,
+        and its elements."""
         held = self._loaded
         with self._state.during(inputs):
             held.fill(inputs)
@@ -49,8 +50,9 @@ class SimBoard(Board):
         return held.outputs(), result
 
     def stop(self, words: Words, inputs: Mapping[str, Array], unit: str, number: int) -> Stopped:
-        """Run until `unit` is about to begin its uOP `number`, and return the machine's state. The memories hold
-        partial results afterwards."""
+        """Run until the unit named `unit` is about to begin its uOP `number`, counted from 0, and return the machine's
+        state. words, inputs: as for `run`. The memories hold partial results afterwards. Raises `ProgramError` for an
+        unknown unit or uOP number, and as `run`."""
         held = self._loaded
         with self._state.during(inputs):
             held.fill(inputs)

@@ -77,8 +77,8 @@ class NoConnection(BoardError):
 
 @dataclass(frozen=True)
 class Target:
-    """The parts of a board's URL. port: 0 where the URL has none; ssh's configuration then decides. board: the board's
-    name on the other computer."""
+    """The parts of a board's URL. user: "" where the URL has none. port: 0 where the URL has none; ssh's configuration
+    then decides. board: the board's name on the other computer."""
 
     user: str
     host: str

@@ -24,28 +24,32 @@ removed first. Only the weights of the program in use may exceed the limit."""
 
 
 def checksum(weight: npt.ArrayLike | bytes | bytearray) -> str:
-    """Return the SHA-256, in hexadecimal, of a weight in memory order (little-endian float32)."""
+    """Return the SHA-256, in hexadecimal, of a weight: float32 elements, or their bytes, in memory order
+    (little-endian)."""
     raw = weight if isinstance(weight, bytes | bytearray) else np.ascontiguousarray(weight, "<f4").data
     return hashlib.sha256(raw).hexdigest()
 
 
 def is_checksum(text: object) -> bool:
-    """Return whether this is a string as `checksum` returns it."""
+    """Return whether a value is a string as `checksum` returns it: 64 hexadecimal digits."""
     return isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
 class WeightCache:
     """A folder with a file for each weight, named by its checksum. Several sessions may share it: files appear
-    complete, and a file that another session removes stays readable to the one that has mapped it."""
+    complete, and a file that another session removes stays readable to the one that has mapped it.
+
+    folder: None for the user's cache. most: bytes that it keeps at most.
+    """
 
     def __init__(self, folder: Path | None = None, most: int = MAX) -> None:
         self.folder, self._most = folder or cache_folder("weights"), most
 
     def find(self, name: str, elements: int) -> Array | None:
-        """Return the weight with this checksum, mapped; None if it is missing or damaged. The sender then sends it
-        again.
+        """Return the weight with this checksum, float32 (elements,), mapped and read-only; None if it is missing or
+        damaged. The sender then sends it again.
 
-        elements: its size in float32 elements.
+        name: the checksum. elements: its size in float32 elements.
         """
         path = self.folder / name
         try:
@@ -77,7 +81,7 @@ class WeightCache:
 
     def prune(self, keep: Collection[str], room: int) -> None:
         """Remove weights until `room` more bytes fit, those first that were not used for longest, and also what broken
-        transfers left behind. The checksums in `keep` stay."""
+        transfers left behind. The checksums in `keep` stay. Errors of the file system are ignored."""
         files = []
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:

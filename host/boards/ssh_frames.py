@@ -53,8 +53,8 @@ class Silent(Exception):
 
 
 class Frames:
-    """Frames over two file descriptors, which it makes non-blocking. Any thread may send; one thread at a time may
-    receive."""
+    """Frames over two file descriptors, which it makes non-blocking. silence_s: seconds without a byte after which
+    `Silent` is raised. Any thread may send; one thread at a time may receive."""
 
     def __init__(self, read: int, write: int, silence_s: float = SILENCE_S) -> None:
         self._read, self._write, self.silence_s = read, write, silence_s
@@ -63,7 +63,8 @@ class Frames:
             os.set_blocking(file, False)
 
     def send(self, message: Message, *blobs: bytes | memoryview) -> None:
-        """Send a message and its blobs. Raises `PipeClosed` or `Silent`."""
+        """Send a message, which JSON must be able to hold, and its blobs. Raises `PipeClosed` if the other end is gone,
+        `Silent` if it does not read."""
         raw = [memoryview(b).cast("B") for b in blobs]
         text = json.dumps(message | {"blobs": [len(r) for r in raw]}).encode()
         with self._sending:
@@ -72,8 +73,8 @@ class Frames:
                 self._put(r)
 
     def receive(self, most: int) -> tuple[Message, list[bytearray]]:
-        """Return the next frame: its message and blobs, which may have `most` bytes in all. Raises `PipeClosed` or
-        `Silent`."""
+        """Return the next frame: its message and blobs, which may have `most` bytes in all. Raises `PipeClosed` if the
+        other end is gone or sends something else, `Silent` if it sends nothing."""
         (length,) = _LENGTH.unpack(self._get(4))
         if length > MAX_JSON:
             raise PipeClosed
@@ -100,7 +101,7 @@ class Frames:
         return bytes(seen[: -len(GREETING)])
 
     def greet(self) -> None:
-        """Send the greeting."""
+        """Send the greeting. Raises `PipeClosed` or `Silent`."""
         with self._sending:
             self._put(memoryview(GREETING))
 

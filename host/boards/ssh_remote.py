@@ -40,10 +40,11 @@ Examine = Callable[[str], list[dict[str, Any]]]
 
 def serve(read: int, write: int, silence_s: float = SILENCE_S, examine: Examine | None = None) -> None:
     """Run programs on this computer's boards for the process at the other end of two pipes, until it closes them or has
-    been silent for too long.
+    been silent for too long. Errors of a board go to the other end.
 
-    read, write: file descriptors. silence_s: seconds. examine: looks at what the board of a name takes, for `rsn
-    doctor`. Takes over SIGINT, SIGTERM and SIGHUP, each of which releases the board.
+    read, write: file descriptors. silence_s: seconds without a byte after which the other end counts as gone. examine:
+    looks at what the board of a name takes, for `rsn doctor`. Takes over SIGINT, SIGTERM and SIGHUP, each of which
+    releases the board.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

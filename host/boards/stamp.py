@@ -15,7 +15,7 @@ LONGEST = 512
 
 
 def boot_id() -> str:
-    """Return what Linux calls this boot, "" if it does not say."""
+    """Return what Linux calls this boot, a UUID as text; "" if it does not say."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

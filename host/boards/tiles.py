@@ -37,8 +37,8 @@ def tiles(overlay: Overlay, graph: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def parameters(program: Program, graph: str) -> dict[str, Words]:
-    """Return the words that each tile gets before a run, by port: print code, number of ops, the ops, and zeros up to
-    the fixed size."""
+    """Return the 32-bit words that each tile gets before a run, by port: print code, number of ops, the ops, and zeros
+    up to the fixed size. graph: name of the AI Engine graph."""
     overlay = program.overlay
     size, flag = overlay.preloaded["MME"].words + 2, weight_flag(overlay)
     lists: dict[tuple[str, bool], Words] = {}
@@ -53,9 +53,11 @@ def parameters(program: Program, graph: str) -> dict[str, Words]:
 
 
 def op_lists(ports: Mapping[str, Words], overlay: Overlay, graph: str) -> dict[str, tuple[Record, ...]]:
-    """Decode the op list of each MME from its tiles' parameters: the inverse of `parameters`.
+    """Decode the op list of each MME, by its name, from its tiles' parameters: the inverse of `parameters`. MMEs
+    without ops are left out.
 
-    Raises `BoardError` if tiles of one MME have different ops, or a tile has none.
+    ports: the words of each tile, by port. Raises `BoardError` if tiles of one MME have different ops, or a tile has
+    none.
     """
     out: dict[str, tuple[Record, ...]] = {}
     flag, form = weight_flag(overlay), overlay.preloaded["MME"]

@@ -36,8 +36,9 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError,
 
 @dataclass(frozen=True)
 class Xclbin:
-    """The metadata of an xclbin. kernels: argument names in order, by kernel. graphs, ports: of the AI Engines, None
-    where the file does not list them. clocks: MHz by name."""
+    """The metadata of an xclbin. sha256: of the file, in hexadecimal. kernels: argument names in order, by kernel.
+    clocks: MHz by name. graphs, ports: names of graphs and of run-time parameters of the AI Engines, None where the
+    file does not list them."""
 
     path: Path
     uuid: str

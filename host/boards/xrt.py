@@ -176,8 +176,8 @@ def _copying(size: int) -> float | None:
 
 
 def find_xclbin(given: str | os.PathLike[str] | None, profile: Profile) -> Path:
-    """Return the path of the bitstream: the one given, else that of the environment, else that of the profile. Raises
-    `BoardError` if there is none."""
+    """Return the path of the bitstream: the one given, else that of the environment (`RSN_XCLBIN`), else that of the
+    profile. Whether it exists is not looked at. Raises `BoardError` if none is named."""
     named = given or os.environ.get(XCLBIN_VARIABLE) or profile.xclbin
     if not named:
         raise BoardError(

@@ -82,7 +82,8 @@ _TYPES: dict[int, type[BoardError]] = {
 
 
 class XrtLibrary:
-    """XRT's C API, by function name. A call that fails raises the `BoardError` that fits its errno."""
+    """XRT's C API, by function name. path: of the library. Raises `BoardError` if it cannot be loaded, is too old, or
+    does not find the library that drives the device."""
 
     def __init__(self, path: str = LIBRARY) -> None:
         _check_environment(path)
@@ -98,13 +99,14 @@ class XrtLibrary:
             function.restype, function.argtypes = result, arguments
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function, and return its result, also if it failed; errno is left for `failed`."""
+        """Call the function `name` of `FUNCTIONS`, and return its result, also if it failed; errno is left for
+        `failed`."""
         ctypes.set_errno(0)
         return getattr(self._library, name)(*arguments)
 
     def must(self, what: str, name: str, *arguments: Any) -> Any:
-        """Call a function that returns a handle, or 0 for success. Raises `BoardError` if it fails; `what` says what
-        was tried."""
+        """Call the function `name` of `FUNCTIONS`, which returns a handle, or 0 for success, and return that. Raises
+        the `BoardError` that fits errno if it fails; `what` says what was tried."""
         result = self.call(name, *arguments)
         if result is None or (FUNCTIONS[name][0] is c_int and result != 0):
             raise failed(f"{what} ({name})", result)
@@ -112,7 +114,7 @@ class XrtLibrary:
 
     @property
     def version(self) -> str:
-        """The version in the name of the loaded file, or "unknown"."""
+        """XRT's version, such as "2.13.466", from the name of the loaded file; "unknown" if that does not tell."""
         try:
             maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -122,15 +124,16 @@ class XrtLibrary:
 
 
 def failed(what: str, result: object = None) -> BoardError:
-    """Return the error of the latest call. XRT reports errno, or returns its negative; its own message goes to
-    stderr."""
+    """Return the error of the latest call, of the class that fits errno. what: what was tried. result: of the call; XRT
+    reports errno, or returns its negative. Its own message goes to stderr."""
     code = ctypes.get_errno() or (-result if isinstance(result, int) and result < -1 else 0)
     reason = os.strerror(code) if code else "no reason given"
     return _TYPES.get(code, BoardError)(f"XRT: {what} failed: {reason}; its own message is on stderr")
 
 
 def ended(state: int) -> bool:
-    """Return whether this state of a run is the final one. Raises `BoardLost` if the run has failed."""
+    """Return whether a state of a run (ert_cmd_state of XRT) is the final one. Raises `BoardLost` if the run has
+    failed."""
     if state in NOT_ENDED:
         return False
     if state != COMPLETED:

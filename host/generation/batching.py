@@ -38,7 +38,7 @@ RETRIES = 1
 
 @dataclass(frozen=True)
 class Event:
-    """A token of a request; or its end: "stop", "length" or "cancelled", or an error."""
+    """A token of a request (`token`); or its end: a reason, "stop", "length" or "cancelled", or an error."""
 
     token: int | None = None
     reason: str = ""
@@ -48,7 +48,8 @@ class Event:
 class Stream:
     """The tokens of one request, in order. Iterate over it, once; an error of the run is raised there.
 
-    reason: why it ended: "stop" (a stop token), "length" (`max_tokens`, or no row is left), "cancelled"; "" before.
+    reason: why it ended: "stop" (a stop token), "length" (`max_tokens`, or no row is left), "cancelled", "error"; ""
+    before. heard: called with each event instead; None to iterate.
     """
 
     def __init__(self, heard: Callable[[Event], None] | None = None) -> None:
@@ -160,7 +161,7 @@ class Generation(Closing):
 
     @property
     def health(self) -> Health:
-        """Whether requests are being answered, and the board's latest error."""
+        """Whether requests are being answered, and the board's latest error, for load balancers."""
         return self._health
 
     def close(self) -> None:

@@ -54,12 +54,12 @@ class Decoder(Closing):
     """Decodes sequences of a causal language model of `transformers`. Not for several threads at once.
 
     model: in eval mode, in float32. A change of it counts from the next prompt or step on, as in PyTorch: the keys and
-    values of earlier tokens stay. slots: sequences that are decoded together. capacity: the most tokens of a sequence,
-    its prompt included. board: as for `rsn.compile`. The keys and values of all slots stay on the board; the host has
-    them too, so that a board that failed gets them again. A layer with a sliding window has as many rows as the window,
-    and a new token replaces the oldest one. Raises what `rsn.compile` raises, `UnsupportedError` for a model that
-    attends to chunks, or computes something else if it is given positions, and `PositionError` for a capacity beyond
-    the model's positions.
+    values of earlier tokens stay. slots: number of sequences that are decoded together. capacity: the most tokens of a
+    sequence, its prompt included. board: as for `rsn.compile`. The keys and values of all slots stay on the board; the
+    host has them too, so that a board that failed gets them again. A layer with a sliding window has as many rows as
+    the window, and a new token replaces the oldest one. Raises what `rsn.compile` raises, `UnsupportedError` for a
+    model that attends to chunks, or computes something else if it is given positions, `PositionError` for a capacity
+    beyond the model's positions, and `TensorError` for slots or a capacity that are no whole numbers or too small.
 
     verify: as for `rsn.compile`: the logits of the first call of each program are compared with those of the model in
     PyTorch, for all tokens of the sequence and without a cache. Raises `WrongResultError` if they differ.
@@ -110,7 +110,8 @@ class Decoder(Closing):
         self._prompts = {shortest: self._compiled(self._prompt_arguments([0], shortest))}
 
     def length(self, slot: int) -> int:
-        """The tokens of a slot. Raises `TensorError` for a slot that there is not."""
+        """The number of tokens of the sequence in a slot, 0 for a free one. Raises `TensorError` for a slot that there
+        is not."""
         return len(self._tokens[self._known_slot(slot)])
 
     @property
@@ -118,7 +119,8 @@ class Decoder(Closing):
         return list(map(len, self._tokens))
 
     def check(self, prompt: Sequence[int]) -> None:
-        """Raises `PromptTooLong` for more tokens than a sequence has, `TensorError` for none and for unknown ones."""
+        """Raises `PromptTooLong` for a prompt of more tokens than a sequence may have, `TensorError` for a prompt
+        without tokens, and for tokens that are no numbers of the vocabulary."""
         tokens = self._known(prompt)
         if not tokens:
             raise TensorError("a prompt without tokens")
@@ -132,9 +134,12 @@ class Decoder(Closing):
         self._tokens[self._known_slot(slot)] = []
 
     def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
-        """Begin a sequence in a slot. Returns the logits behind its last token, (vocabulary,).
+        """Begin a sequence in a slot with the tokens of its prompt. Returns the logits behind its last token, float32
+        (vocabulary,).
 
-        Raises what `check` raises, `TensorError` for a slot that there is not, and `BoardError` if it is closed.
+        Raises what `check` raises, `TensorError` for a slot that there is not, `BoardError` if the board fails or the
+        decoder is closed, `WrongResultError` if a verified call differs, and what `rsn.compile` raises if the model has
+        changed.
         """
         import torch
 
@@ -165,10 +170,11 @@ class Decoder(Closing):
         return _numbers(last)
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Append a token to each of some slots. Returns the logits behind it, (vocabulary,), by slot.
+        """Append a token to each of some slots. tokens: by slot. Returns the logits behind it, float32 (vocabulary,),
+        by slot.
 
         Raises `CacheFull`, before anything runs, for a slot that has `capacity` tokens, `TensorError` for a slot
-        without a sequence and for unknown tokens, and `BoardError` if it is closed.
+        without a sequence and for unknown tokens; other errors as `prefill`.
         """
         import torch
 

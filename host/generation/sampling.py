@@ -48,11 +48,12 @@ class Sampling:
         object.__setattr__(self, "stop_tokens", frozenset(map(int, stops)))
 
     def generator(self) -> np.random.Generator:
-        """The random numbers of one request."""
+        """A new generator of random numbers for one request, from `seed`."""
         return np.random.default_rng(self.seed)
 
     def token(self, logits: Array, random: np.random.Generator) -> int:
-        """Choose a token. logits: (vocabulary,), float32; -inf is a token that is never chosen.
+        """Choose a token, a number from 0 on. logits: (vocabulary,), float32; -inf is a token that is never chosen.
+        random: from `generator`; unused with temperature 0.
 
         Raises `TensorError` if logits are no numbers, or none is finite.
         """

@@ -18,7 +18,8 @@ a character."""
 
 
 class Tokenizer(Protocol):
-    """A tokenizer of transformers."""
+    """A tokenizer of transformers, as far as it is used here. eos_token_id: the token that ends a text, None if there
+    is none."""
 
     eos_token_id: int | None
 
@@ -56,7 +57,7 @@ class TextPieces:
         """Whether a stop string was found."""
 
     def add(self, token: int) -> str:
-        """Take a token. Returns the text that is certain now, which may be empty."""
+        """Take the next token. Returns the text that is certain now, which may be empty; "" after a stop string."""
         if token in self._special:
             text = self._tokenizer.decode([token], skip_special_tokens=False)
             self._hidden.append((len(self._seen), len(text)))

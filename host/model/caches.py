@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 
 class Caches:
-    """The caches of keys and values of a compiled model. The host's tensors are what counts; the board's states are
-    copies of them. A call brings a copy of each cache whose tensor is another one than in the call before, or was
-    written to since: by a prompt, by the user, or because the last call failed. Raises `TensorError` for caches that
-    share memory."""
+    """Which caches of keys and values of a compiled model the board holds. The host's tensors are what counts; the
+    board's states are copies of them. A call brings a copy of each cache whose tensor is another one than in the call
+    before, or was written to since: by a prompt, by the user, or because the last call failed.
+
+    host: the host part of the model. program: the one on the board.
+    """
 
     def __init__(self, host: HostPart, program: Program) -> None:
         self._host = host
@@ -32,9 +34,11 @@ class Caches:
         """Rows that caches of a kind have taken since they were brought."""
 
     def missing(self, environment: dict[Node, Any], spans: KeySpans | None) -> tuple[dict[str, Array], dict[str, int]]:
-        """What a call brings: the contents of the states that the board does not have, by buffer name; and the rows of
-        caches that move up, which are parameters of the program. environment: the values of the call. Until `keep` is
-        called, the board counts as having none."""
+        """What a call brings: the contents of the states that the board does not have, float32 in the view of their
+        buffer, by its name; and the rows that the new token takes in caches of windows, as run-time parameters by name.
+        environment: the values of the call, by node of the graph. spans: the keys that the call's masks show, None
+        without masks. Until `keep` is called, the board counts as having none. Raises `TensorError` for caches that
+        share memory."""
         places = [environment[node].untyped_storage().data_ptr() for node, _ in self._host.states.values()]
         if len(set(places)) < len(places):
             raise TensorError("two caches share their memory; the machine keeps a copy of each")

@@ -31,11 +31,11 @@ else:
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of one result of a segment. path: of its layer. layers: module paths of all layers in its segment.
-    where: source line of its first store. difference: from PyTorch's values, which PyTorch computed from its own all
-    the way. own: from what PyTorch computes from the machine's inputs of this segment, so that errors of earlier
-    segments do not count. Both are the largest absolute difference divided by the largest magnitude of the expected
-    tensor."""
+    """The comparison of one result of a segment. name: of the activation. path: of its layer. layers: module paths of
+    all layers in its segment. where: source line of its first store. difference: from PyTorch's values, which PyTorch
+    computed from its own all the way. own: from what PyTorch computes from the machine's inputs of this segment, so
+    that errors of earlier segments do not count. Both are the largest absolute difference divided by the largest
+    magnitude of the expected tensor."""
 
     name: str
     path: str
@@ -60,9 +60,9 @@ def compare(
     """Run a program on the simulator, and compare what each segment stores with PyTorch. Segments are in the network's
     order. Of an overlay of row lanes, what stays on chip is not compared by itself.
 
-    network: the one that `program` was compiled from. weights: by buffer name, packed. inputs: float32 (batch, seq,
-    columns) by name. spans: the valid keys of each sequence, or None. Raises `ProgramError` if the
-    program does not store the network's segments, `TensorError` for other inputs than the program's.
+    network: the one that `program` was compiled from. weights: by buffer name, packed: flat float32. inputs: float32
+    (batch, seq, columns) by name. spans: the valid keys of each sequence, or None. Raises `ProgramError` if the program
+    does not store the network's segments, `TensorError` for other inputs than the program's.
     """
     columns = columns_on(network, program.overlay)
     expansion = ExpandedProgram(program)
@@ -151,7 +151,8 @@ def _difference(got: Array, expected: Array) -> float:
 
 
 def show(rows: list[Compared], bound: float = BOUND) -> str:
-    """Format the comparison as text: a line for each result, then the first one whose difference exceeds the bound."""
+    """Format the comparison as text: a line for each result, then the first one whose difference exceeds the bound, or
+    that all are within it. bound: a relative difference, as in `Compared`."""
     width = max([len(r.name) for r in rows] + [7])
     place = max([len(r.where) for r in rows] + [9])
     out = [f"{'segment':<{width}}  from PyTorch  its own    {'stored at':<{place}}  fused with"]

@@ -50,8 +50,8 @@ else:
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """How a program was made from a model, to make it again when the model has changed. followed: the model, watched
-    for changes. schedule: as the user asked for it, which may be a search. lengths: rows of each sequence, None where
-    all have the same."""
+    for changes. example: its example arguments, by position or by name. pipeline: the passes that compile it, with
+    overlay and schedule."""
 
     followed: Followed
     example: tuple[Any, ...] | dict[str, Any]
@@ -62,11 +62,13 @@ class Recipe:
     """Weights shared with the other programs of a shape family, None for a program alone."""
 
     def trace(self) -> Traced:
-        """Capture the model as it is now. Raises as `Pipeline.trace`."""
+        """Capture the model as it is now. Raises as `Pipeline.trace`: `UnsupportedError` or `TensorError` for a model
+        that cannot run on the machine."""
         return self._shared(self.pipeline.trace(self.followed.module, self.example, again=True))
 
     def trace_again(self, graph: Callable[[], Traced] | None) -> Traced:
-        """Trace a captured graph with the model's present weights; if that fails, capture the model again.
+        """Trace a captured graph with the model's present weights; if that fails, capture the model again. Raises as
+        `trace`.
 
         graph: traces the captured graph again, None if there is none.
         """
@@ -81,11 +83,11 @@ class Recipe:
         return traced if self.pool is None else self.pool.shared(traced)
 
     def build(self, traced: Traced) -> Built:
-        """Compile a traced model. Raises as `Pipeline.build`."""
+        """Compile a traced model. Raises as `Pipeline.build`: what `scheduler.build.build` raises."""
         return self.pipeline.build(traced.network)
 
     def rebuild(self, built: Built, traced: Traced) -> Built:
-        """Compile a traced model with the schedule that was chosen for an earlier program.
+        """Compile a traced model with the schedule that was chosen for an earlier program, `built`. Raises as `build`.
 
         If that schedule names segments that the network no longer has, a schedule is chosen again, as in `build`.
         """
@@ -158,8 +160,8 @@ class Compiled(CompiledModule):
     def call_with(
         self, seen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowsOfCaches | None = None
     ) -> Any:
-        """The same as a call. seen: the model's change count, if the caller has just looked it up; None looks it up.
-        rows: as for `step`."""
+        """The same as a call with `args` and `kwargs`; raises what it raises. seen: the model's change count, if the
+        caller has just looked it up; None looks it up. rows: as for `step`."""
         with self._turn:
             self._follow(seen)
             self._open()
@@ -207,11 +209,11 @@ class Compiled(CompiledModule):
 
     @property
     def depth(self) -> int:
-        """About how many layers of a transformer the network has."""
+        """About how many layers of a transformer the network has (`LayerGraph.depth`)."""
         return self._traced.network.depth
 
     def shown_layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """What `compare` finds in a call, as text; empty where it cannot compare."""
+        """What `compare` finds in a call with these arguments, as text; empty where it cannot compare."""
         try:
             rows = self.compare(*args, **kwargs)
         except RsnError:
@@ -219,7 +221,8 @@ class Compiled(CompiledModule):
         return f"the layers, each from what PyTorch computes for what rsn took it for:\n{show(rows)}"
 
     def at(self, seen: int) -> Built:
-        """The program with the model's changes. seen: the model's change count."""
+        """The program with the model's changes, compiled again if there are any. seen: the model's change count. Raises
+        what `rsn.compile` raises if the model has changed into one that cannot be compiled."""
         with self._turn:
             self._follow(seen)
             return self._built
@@ -279,7 +282,8 @@ class Compiled(CompiledModule):
         self._placed = placed
 
     def release(self) -> None:
-        """Release the board until the next call, unless a call is taking place in another thread."""
+        """Release the board until the next call, unless a call is taking place in another thread. The next call opens
+        the board again."""
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -303,12 +307,13 @@ class Compiled(CompiledModule):
 
     @property
     def program(self) -> Program:
-        """The program on the board."""
+        """The program of the model as it is now, compiled again if the model has changed; raises as `at`."""
         return self._now().program
 
     @property
     def weights(self) -> Mapping[str, Any]:
-        """The packed weights by buffer name: flat float32, in memory order."""
+        """The packed weights by buffer name: flat float32, (elements of the buffer,), in memory order. Raises as
+        `at`."""
         return self._now().weights
 
     @property
@@ -329,19 +334,20 @@ class Compiled(CompiledModule):
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule of the program; for `best`, the one that the search chose."""
+        """The schedule of the program; for `best`, the one that the search chose. Raises as `at`."""
         return self._now().chosen.schedule
 
     def explain(self) -> str:
-        """Return a table of the modules: where each runs, why, and its share of the FLOPs and of the modelled time."""
+        """Return a table, as text, of the modules: where each runs, why, and its share of the FLOPs and of the modelled
+        time."""
         with self._turn:
             machine = self._machine()
             return self._traced.explain(modelled_layers(machine.program, self._traced.network, machine))
 
     @property
     def modelled(self) -> Explanation:
-        """The modelled latency of the program and its explanation, from the simulator, with run-time parameters at
-        their defaults."""
+        """The modelled latency of the program, in seconds, and its explanation, from the simulator, with run-time
+        parameters at their defaults."""
         return explain(self._machine())
 
     def latency_at(self, **settings: float) -> float:
@@ -363,7 +369,8 @@ class Compiled(CompiledModule):
             return self._simulated
 
     def compare(self, *args: Any, **kwargs: Any) -> list[Compared]:
-        """Run the program on the simulator and compare each segment with PyTorch. Arguments as for a call."""
+        """Run the program on the simulator and compare each segment with PyTorch. Arguments as for a call. Raises what
+        a call raises, and `UnsupportedError` for a program that keeps caches between calls."""
         with self._turn:
             built = self._now()
             if self._traced.network.states:
@@ -404,7 +411,8 @@ class Compiled(CompiledModule):
         runs.
 
         With `weights`, write the program (`.bin`) to `path` and the packed weights (`.safetensors`) to `weights`, for
-        `rsn.Runner`. Raises `UnsupportedError`, naming the operator, if the host part cannot be written.
+        `rsn.Runner`. Raises `UnsupportedError`, naming the operator, if the host part cannot be written, `TensorError`
+        for a path of weights that is not one of tensors, and `OSError` if a file cannot be written.
         """
         with self._turn:
             built = self._now()
@@ -422,7 +430,7 @@ class Compiled(CompiledModule):
             return ModelVariant(sizes, built.program, built.weights, self._traced.host, verified)
 
     def close(self) -> None:
-        """Release the board for good."""
+        """Release the board for good: a call raises `BoardError` from then on."""
         self._is_closed = True
         if self._placed is not None:
             self._runner.close()
@@ -435,10 +443,11 @@ class Compiled(CompiledModule):
 
 
 def modelled_layers(program: Program, network: LayerGraph, machine: Machine | None = None) -> Modelled:
-    """Return the modelled latency of a program, the seconds of each layer of its network and of each segment, and the
-    bounds of these times, with run-time parameters at their defaults.
+    """Return the modelled latency of a program in seconds, launch included, the seconds of each layer of its network
+    and of each segment, and the bounds of these times, with run-time parameters at their defaults.
 
-    network: the one that the program was built from. machine: the program's simulator, made anew by default.
+    network: the one that the program was built from. machine: the program's simulator, made anew by default. Raises as
+    `Machine`, such as `DeadlockError`.
     """
     machine = machine or Machine(program)
     latency = machine.timing.latency + launch_seconds(program.overlay)

@@ -37,9 +37,11 @@ HOWS = ("static", "patched", "sequenced")
 
 
 class ExpertLayer:
-    """A layer on the machine. A call computes it with data; `time` gives the time for given selectors alone.
+    """A layer of experts with its router on the machine with Seq. A call computes it with data; `time` gives the time
+    for given selectors alone.
 
-    Raises `UnsupportedError` for sizes beyond the machine's.
+    how: one of `HOWS`. Raises `UnsupportedError` for another `how`, for `rows` below 1, and for sizes beyond the
+    machine's.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class ExpertLayer:
 
     @property
     def sizes(self) -> MoeSizes:
-        """The layer's sizes."""
+        """The layer's sizes, without padding."""
         return self.programs.sizes
 
     @classmethod
@@ -72,7 +74,9 @@ class ExpertLayer:
         machine: Overlay = MACHINE,
         rows: int | None = None,
     ) -> ExpertLayer:
-        """Make a layer from a module: a router and its experts. Its weights are copied."""
+        """Make a layer from a module: a router and its experts. example: its arguments, by position or by name. how,
+        machine, rows: as for the class. Its weights are copied. Raises `UnsupportedError` for a module that is no such
+        layer, and as the class does."""
         found = routers.routed_layer(module, example)
         experts, wide, width = found.gate_up.shape
         sizes = MoeSizes(
@@ -109,8 +113,8 @@ class ExpertLayer:
         return torch.from_numpy(y).reshape(x.shape)
 
     def run(self, x: Array) -> Array:
-        """Compute the layer. x: (tokens, width), float32. Returns the same shape. Raises `TensorError` for another x,
-        and like a call."""
+        """Compute the layer with the weights of `load`. x: (tokens, width), float32. Returns the same shape. Raises
+        `TensorError` for another x, without weights, and for more rows of one expert than `rows`."""
         program = {
             "static": self.programs.static,
             "sequenced": self.programs.sequenced,
@@ -135,8 +139,9 @@ class ExpertLayer:
         return self._read(last, banks, "y")
 
     def time(self, chosen: Sequence[Sequence[int]]) -> ExpertsRun:
-        """The run in which tokens choose these experts, without data: traffic and time. chosen: k experts of each
-        token. Raises `TensorError` for selectors that do not fit the layer, and for more rows than `rows`."""
+        """The run in which tokens choose these experts, without data: traffic in bytes and modelled time in seconds.
+        chosen: for each token the numbers of its `each` experts. Raises `TensorError` for selectors that do not fit the
+        layer, and for more rows than `rows`."""
         s = self.sizes
         if len(chosen) != s.tokens or any(len(row) != s.each for row in chosen):
             raise TensorError(f"{s.path}: selectors are {s.tokens} rows of {s.each} experts")

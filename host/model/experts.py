@@ -33,9 +33,10 @@ else:
 class ExpertsRun:
     """What a layer of experts did in a call.
 
-    how: "static", "patched" or "sequenced". rows: of each active expert. runs: of its programs. host_bytes: what the
-    host moved off chip between them: logits or selectors and shares read, rows gathered, results scattered and added
-    up, shares and instructions written. host_s: the seconds of that at the bandwidth of the memory of activations.
+    how: "static", "patched" or "sequenced". rows: number of rows of each active expert, by its number. runs: of its
+    programs. host_bytes: bytes that the host moved off chip between them: logits or selectors and shares read, rows
+    gathered, results scattered and added up, shares and instructions written. host_s: the seconds of that at the
+    bandwidth of the memory of activations.
     """
 
     how: str
@@ -46,7 +47,7 @@ class ExpertsRun:
 
     @property
     def latency_s(self) -> float:
-        """Seconds of all programs, launches included, and of the host."""
+        """Seconds of all programs, launches included, and of what the host moves between them."""
         return sum(run.latency_s for run in self.runs) + self.host_s
 
     @property
@@ -61,9 +62,9 @@ def plan(
 ) -> replacing.ExpertsPlan:
     """Return how a compiler pass replaces experts.
 
-    schedule: of the templates. They have the schedule "paper" if it is a search (`Best`), which is not made for them.
-    is_required: refuse a module without experts. Raises `UnsupportedError` for a board that cannot run programs which
-    change from call to call.
+    experts: what the user asked for. schedule: of the templates. They have the schedule "paper" if it is a search
+    (`Best`), which is not made for them. board: its name. is_required: refuse a module without experts. Raises
+    `UnsupportedError` for a board that cannot run programs which change from call to call.
     """
     if experts.kind == "static":
         return replacing.ExpertsPlan(None, is_required)
@@ -89,7 +90,7 @@ class PatchedExperts:
     """Computes a layer of experts on the simulator: gathers the rows of each active expert, runs the programs of these
     experts, and adds up the results by token.
 
-    sizes: of the layer. programs: the templates, which layers of equal sizes share.
+    sizes: of the layer, and its path for messages. programs: the templates, which layers of equal sizes share.
     """
 
     def __init__(self, sizes: ExpertLayerSizes, programs: ExpertPrograms) -> None:

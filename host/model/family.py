@@ -45,10 +45,11 @@ Make = Callable[[dict[str, Any], Callable[["ExportedProgram"], None]], "Compiled
 class Family(CompiledModule):
     """A module compiled for several sizes. Call it as the module; it returns what the module returns.
 
-    followed: the model, watched for changes. make: compiles a program from example inputs by name, and passes the
-    captured graph to the function that it is given. borders: data types of arguments and results of a model whose
-    weights are in half precision; example inputs and programs are in float32 then. verification: of calls. Raises
-    `UnsupportedError` for a module whose result depends on the padding, `TensorError` for shapes that do not fit.
+    followed: the model, watched for changes. example_inputs: by position or by name. shapes: the sizes of each
+    dimension that calls choose. make: compiles a program from example inputs by name, and passes the captured graph to
+    the function that it is given. borders: data types of arguments and results of a model whose weights are in half
+    precision; example inputs and programs are in float32 then. verification: of calls. Raises `UnsupportedError` for a
+    module whose result depends on the padding, `TensorError` for shapes that do not fit.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Family(CompiledModule):
 
     def refresh(self) -> None:
         """Compile the model as it is now, each program at its next call. For changes that a call cannot detect, such as
-        writes through NumPy."""
+        writes through NumPy. Raises `UnsupportedError` if the padding would change the results of the changed model."""
         self._followed.changed()
         with self._lock:
             self._follow()
@@ -116,7 +117,8 @@ class Family(CompiledModule):
         return seen
 
     def program(self, *sizes: int) -> Compiled:
-        """Return the program for these sizes, in the order of `dims`; compile it if it is not there."""
+        """Return the program for these sizes, in the order of `dims`; compile it if it is not there. sizes: one of
+        those listed for each dimension. Raises what `rsn.compile` raises."""
         with self._lock:
             self._follow()
             return self._program(sizes)
@@ -132,7 +134,8 @@ class Family(CompiledModule):
             return self._made[sizes]
 
     def prepare(self) -> Self:
-        """Compile the programs for all sizes now, and open their boards, not at their first calls."""
+        """Compile the programs for all sizes now, and open their boards, not at their first calls. Returns this object.
+        Raises what `rsn.compile` raises, and `BoardError`."""
         for sizes in self._every:
             self.program(*sizes).open()
         return self
@@ -144,7 +147,8 @@ class Family(CompiledModule):
 
     @property
     def programs(self) -> dict[tuple[int, ...], Compiled]:
-        """The programs compiled so far, by their sizes."""
+        """The programs compiled so far and not dropped again (the latest 8 are kept), by their sizes in the order of
+        `dims`."""
         with self._lock:
             return dict(self._made)
 
@@ -164,7 +168,8 @@ class Family(CompiledModule):
         return None if self._latest is None else self._latest.last_run
 
     def explain(self) -> str:
-        """Return a table of the modules, where each runs and why, for the program of the largest sizes."""
+        """Return a table, as text, of the modules, where each runs and why, for the program of the largest sizes.
+        Compiles it if it is not there; raises as `program`."""
         return self.program(*(d.sizes[-1] for d in self._arguments.dims)).explain()
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -116,8 +116,8 @@ def write(
     """Write a model file, completely or not at all.
 
     parts: one for each choice of sizes; they are taken one by one, so that a generator may compile each when it is
-    needed. borders: of a model in half precision. Raises `UnsupportedError` for a host part that cannot be written,
-    `OSError` if the file cannot be.
+    needed. padding: of calls; None for a model of one size. borders: of a model in half precision, else None. Raises
+    `UnsupportedError` for a host part that cannot be written, `OSError` if the file cannot be, and what `parts` raises.
     """
     from safetensors.torch import save_file
 

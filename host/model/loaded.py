@@ -84,14 +84,16 @@ class Loaded(BoardModule):
         """Return a server of this model with a board of its own. Requests wait in its queue and share runs.
 
         serving: how requests queue, and what happens when the board fails. metrics: where to count requests, under
-        `name`. Raises `BoardError`.
+        `name`. Raises `BoardError` if the board cannot be used, `ValueError` if a runner of these metrics has this
+        name.
         """
         opened = self._open(serving or Serving(), metrics, name)
         return Server(opened, self._asked_by_name, name, self.arguments, self.sizes)
 
     @property
     def programs(self) -> dict[tuple[int, ...], Program]:
-        """The programs by the sizes that they are for, in the order of `dims`; under () for a model of one size."""
+        """The programs by the sizes that they are for, one size for each of `dims`, in that order; under () for a model
+        of one size."""
         return {part.sizes: part.program for part in self._saved.parts}
 
     @property
@@ -102,17 +104,17 @@ class Loaded(BoardModule):
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        """The dimensions whose sizes calls choose."""
+        """The dimensions whose sizes calls choose, such as the batch; empty for a model of one size."""
         return () if self._saved.padding is None else self._saved.padding.arguments.dims
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The sizes that there are programs for, by the name of the dimension."""
+        """The sizes that there are programs for, by the name of the dimension ("batch", "length", "length2")."""
         return {name: dim.sizes for name, dim in zip(self._dim_names, self.dims, strict=True)}
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """The tensors that a call takes."""
+        """The tensors that a call takes, in the order of the model's own arguments."""
         padding = self._saved.padding
         if padding is None:
             nodes = self._saved.parts[0].host.interface.arguments
@@ -125,7 +127,7 @@ class Loaded(BoardModule):
         )
 
     def close(self) -> None:
-        """Release the board. Servers have boards of their own, which stay open."""
+        """Release the board; the next call opens it again. Servers have boards of their own, which stay open."""
         with self._turn:
             opened, self._opened = self._opened or {}, None
         for runner in opened.values():

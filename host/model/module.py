@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class BoardModule(Closing):
-    """A model that runs on a board, and is called as a module."""
+    """A model that runs on a board, and is called as a module; a `with` block closes it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model. Arguments and results are those of the module."""
         raise NotImplementedError
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as a call, under the name that modules have for it."""
+        """The same as a call, under the name that modules have for it. Raises what a call raises."""
         return self(*args, **kwargs)
 
     @property
@@ -31,7 +31,7 @@ class BoardModule(Closing):
 
 
 class CompiledModule(BoardModule):
-    """What `rsn.compile` makes."""
+    """What `rsn.compile` makes. It cannot be pickled or copied: both raise `UnsupportedError`."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # of `pickle` and `copy`
         raise UnsupportedError(

@@ -95,7 +95,7 @@ class BackendOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> BackendOptions:
-        """Return the options that are given by name; the others have their defaults. Raises `UnsupportedError` for an
+        """Return the options of `given`, by name; the others have their defaults. Raises `UnsupportedError` for an
         unknown name."""
         known = [f.name for f in fields(cls)]
         for name in given:
@@ -123,10 +123,12 @@ def _check_board(name: str) -> None:
 def backend(
     graph: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any
 ) -> Callable[..., Any]:
-    """The function that torch.compile calls with each graph that it captures. Returns the function to call instead.
+    """Make what runs a graph that torch.compile has captured; torch.compile calls this function. Returns the function
+    to call instead of the graph.
 
     example_inputs: ignored, because a graph is compiled for the arguments of its calls. options: by name, the fields of
-    `BackendOptions`. others: ignored. Raises `UnsupportedError` for unknown options and wrong values.
+    `BackendOptions`. others: ignored. Raises `UnsupportedError` for unknown options and wrong values. A call of what is
+    returned raises `Refusal`'s errors only with fallback="error", and `WrongResultError` if its verification fails.
     """
     watch_recompile_limit()
     chosen = BackendOptions.of(options or {})

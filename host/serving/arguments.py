@@ -27,7 +27,8 @@ class Argument:
 
 
 def check_names(arguments: Sequence[Argument], given: Iterable[str]) -> None:
-    """Raise `TensorError`, naming the argument, if one is unknown or missing."""
+    """Raise `TensorError`, naming the argument, if one of the names in `given` is unknown, or one of `arguments` is
+    missing there."""
     known, names = {a.name for a in arguments}, set(given)
     takes = ", ".join(shown(a.name) for a in arguments) or "no arguments"
     if unknown := names - known:

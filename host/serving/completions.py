@@ -69,7 +69,8 @@ class RequestError(RsnError, ValueError):
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A parsed request. tokens: of the prompt."""
+    """A parsed request. tokens: of the prompt, as numbers. stops: texts at which the answer ends. is_streamed: the
+    answer is sent token by token."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -85,9 +86,9 @@ not know, or white space, may be one token, and longer than any of the vocabular
 def parsed(
     body: bytes, tokenizer: Tokenizer, name: str, ends: frozenset[int], capacity: int, longest: int = LONGEST
 ) -> CompletionRequest:
-    """Parse the body of a request, and tokenize its prompt. name: of the model. ends: tokens that end a text. capacity:
-    the most tokens of a sequence. longest: the most characters of a token. Raises `RequestError`, for a prompt that is
-    too long before it is tokenized."""
+    """Parse the body of a request, and tokenize its prompt. body: JSON in UTF-8. name: of the model. ends: tokens that
+    end a text. capacity: the most tokens of a sequence. longest: the most characters of a token. Raises `RequestError`;
+    for a prompt that is too long, before it is tokenized."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as e:
@@ -177,7 +178,7 @@ def application(
     timeout_s: float = TIMEOUT_S,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Any:
-    """Return the ASGI application. It does not close `generation`.
+    """Return the ASGI application that answers completions. It does not close `generation`.
 
     name: of the model, as requests say it. ends: tokens that end a text, beside the tokenizer's. registry: the
     Prometheus registry that /metrics shows; without one there is no such path. timeout_s: the most seconds for a body

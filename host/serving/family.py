@@ -34,7 +34,7 @@ class SlotProgram(SlotBucket):
 
     @classmethod
     def of(cls, program: Program) -> SlotProgram:
-        """Make the bucket of a program."""
+        """Make the bucket of a program, without slots if its tensors do not have the form of sequences."""
         return cls(_slots(program), bool(program.parameters), program)
 
     @cached_property
@@ -49,7 +49,7 @@ class SlotProgram(SlotBucket):
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the inputs that users see, by name."""
+        """The shapes of the inputs that users see, in elements, by name."""
         return {name: b.view or b.shape for name, b in self.inputs.items()}
 
 
@@ -72,7 +72,7 @@ def _slots(program: Program) -> tuple[int, ...]:
 @dataclass(frozen=True, eq=False)
 class Result:
     """The answer to a request. outputs: by buffer name, in the shape that users see. run: what the run took; other
-    requests may have shared it."""
+    requests may have shared it. outputs: float32."""
 
     outputs: dict[str, Array]
     run: Run
@@ -85,7 +85,8 @@ class Request:
 
     inputs: by name, float32 (sequence, rows, columns), or in the shapes of `member`. parameters: run-time parameters by
     name. arrived, deadline: in seconds of `time.monotonic`. progress: called with the progress of the run; a request
-    with one runs alone. runs: how often it was started; started: its future can no longer be cancelled.
+    with one runs alone. runs: how often it was started; started: its future can no longer be cancelled; answered: it
+    has a result or an error, or was cancelled.
     """
 
     inputs: dict[str, Array]
@@ -108,7 +109,8 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class RequestBatch:
-    """Requests that share a run. slots: for each request, the slots of its sequences."""
+    """Requests that share a run of `member`. slots: for each request, the numbers of the slots of its sequences; empty
+    for a program without slots, on which one request runs alone."""
 
     member: SlotProgram
     requests: list[Request]
@@ -120,8 +122,9 @@ class RequestBatch:
         return sum(map(len, self.slots)) / len(self.member.slots) if self.slots else 1.0
 
     def bound(self) -> tuple[Words, dict[str, Array]]:
-        """Return the image with its parameters bound, and the packed inputs by name. Free slots hold zeros and have
-        full length, so that full and partly filled runs often have the same image."""
+        """Return the image with its parameters bound, as 32-bit words, and the packed inputs by name: flat float32 in
+        memory order. Free slots hold zeros and have full length, so that full and partly filled runs often have the
+        same image."""
         member = self.member
         if not self.slots:
             (request,) = self.requests
@@ -141,8 +144,8 @@ class RequestBatch:
         return member.program.bind(values), packed
 
     def outputs(self, flat: Mapping[str, Array]) -> list[dict[str, Array]]:
-        """Return the outputs of each request, without padding. flat: the outputs of the run in memory order, by
-        name."""
+        """Return the outputs of each request, by name, without padding: float32 (sequences, rows, columns), or in the
+        shapes of a program without slots. flat: the outputs of the run in memory order, by name."""
         whole = {name: tensors.unpack(self.member.program.buffer(name), f) for name, f in flat.items()}
         if not self.slots:
             return [whole]

@@ -22,8 +22,9 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Health:
-    """The state of a runner. error: of the latest failure of the board; it stays when the state is ready again. since:
-    when the state began, in seconds of `time.time`. failures: how often the board failed since the runner was made."""
+    """The state of a runner. error: class and text of the latest failure of the board, None before the first; it stays
+    when the state is ready again. since: when the state began, in seconds of `time.time`. failures: how often the board
+    failed since the runner was made."""
 
     state: State = State.READY
     error: str | None = None
@@ -35,5 +36,6 @@ class Health:
         return self if state is self.state else replace(self, state=state, since=time.time())
 
     def failed(self, error: Exception) -> Health:
-        """Return the health after a failure of the board, which begins now."""
+        """Return the health after a failure of the board by `error`; the state FAILING begins now unless it lasts
+        already."""
         return replace(self.to(State.FAILING), error=f"{type(error).__name__}: {error}", failures=self.failures + 1)

@@ -72,15 +72,15 @@ class HttpModel(Protocol):
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """The tensors that a call takes."""
+        """The tensors that a call takes, by keyword."""
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """The sizes that the model was compiled for, by the name of the dimension."""
+        """The sizes that the model was compiled for, by the name of the dimension; empty for a model of one size."""
 
     @property
     def health(self) -> Health:
-        """Whether calls are being answered."""
+        """Whether calls are being answered, and the board's latest error."""
 
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
         """Queue a call, and return the future of its result.
@@ -130,7 +130,8 @@ def routed(
 ) -> Any:
     """Return an ASGI application with these routes, /health, and with a registry /metrics.
 
-    error: makes an answer from a status code, a message, and `headers`. unknown: the message for other paths.
+    health: returns what /health tells. error: makes an answer from a status code, a message, and `headers`. unknown:
+    the message for other paths.
     """
 
     async def tell_health(request: Any) -> Any:
@@ -233,7 +234,8 @@ class _ModelService:
 
 
 async def read_body(request: Any, limit: int) -> bytes:
-    """Read a request's body. limit: in bytes. Raises `TooLarge` as soon as the size is known."""
+    """Read a request's body. limit: in bytes. Raises `TooLarge` as soon as the size is known to be larger, and
+    `ClientDisconnect` if the client goes away meanwhile."""
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise TooLarge
@@ -247,7 +249,7 @@ async def read_body(request: Any, limit: int) -> bytes:
 
 
 async def disconnected(receive: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """Return when the client has disconnected."""
+    """Return when the client has disconnected. receive: the ASGI function that gives the next message."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -260,7 +262,7 @@ def _json_text(text: bytes, status: int = 200, headers: Mapping[str, str] | None
 
 
 def json_answer(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
-    """An answer in JSON."""
+    """An HTTP answer whose body is `value` in JSON. Raises `UnsupportedError` for what JSON cannot represent."""
     return _json_text(write_json(value), status, headers)
 
 
@@ -314,9 +316,9 @@ def serve(app: Any, sock: socket.socket, *, ready: Callable[[str], None], timeou
     """Serve in this process until SIGTERM or SIGINT, then answer the requests under way and return; a second SIGINT
     ends at once.
 
-    sock: from `listener`; it is closed at the end. ready: called with the URL when connections are accepted. timeout_s:
-    as for `application`. Must run in the main thread. Raises `BoardError` if the address is in use, `MissingError`
-    without uvicorn.
+    app: the ASGI application. sock: from `listener`; it is closed at the end. ready: called with the URL when
+    connections are accepted. timeout_s: as for `application`, in seconds. Raises `RuntimeError` in another thread than
+    the main one, `BoardError` if the address is in use, `MissingError` without uvicorn.
     """
     require("uvicorn", "serving over HTTP", "pip install starlette uvicorn")
     import uvicorn

@@ -48,7 +48,8 @@ class NotTheForm(RsnError, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A parsed request. inputs: by argument. timeout: seconds, None if the request has none."""
+    """A parsed request. inputs: arrays by argument, or what another format reads. timeout: seconds, None if the request
+    has none."""
 
     inputs: Mapping[str, Any]
     timeout: float | None
@@ -65,7 +66,8 @@ class Form(Protocol):
 
 
 class Tensors(Form):
-    """The body format for any model: the arguments by name, and the result."""
+    """The body format for any model: {"inputs": ..., "timeout_s": ...} with the arguments by name, and {"outputs": ...}
+    with the result."""
 
     def __init__(self, arguments: Sequence[Argument]) -> None:
         """Raises `UnsupportedError` for an argument whose dtype JSON cannot represent."""
@@ -84,7 +86,7 @@ class Tensors(Form):
 
 
 def read_question(body: bytes, arguments: Sequence[Argument]) -> Question:
-    """Parse the body of a request into an array for each argument.
+    """Parse the body of a request into an array for each argument. body: JSON in UTF-8.
 
     Each array has the argument's dtype and number of dimensions; the server checks the sizes. Raises `NotJson`,
     `NotTheForm`, and `TensorError` naming the argument that does not fit.
@@ -233,7 +235,7 @@ def _wrong(argument: Argument, number: int, shape: tuple[int, ...], value: Any, 
 
 
 def value_of(value: Any) -> str:
-    """Return a JSON value as a message shows it."""
+    """Return a JSON value as a message shows it: lists and objects by their kind, long texts and numbers cut."""
     if type(value) in (list, dict) or value is None or type(value) is bool:
         return kind_of(value)
     if isinstance(value, int) and abs(value) >= 10**LONGEST_SHOWN:
@@ -248,7 +250,7 @@ def _quoted(text: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of a JSON value as a message shows it."""
+    """Return the kind of a JSON value as a message shows it, such as "a list of 3"."""
     match value:
         case None:
             return "null"
@@ -267,7 +269,7 @@ def kind_of(value: Any) -> str:
 
 
 def write_json(value: Any) -> bytes:
-    """Return a model's result as JSON, in ASCII.
+    """Return a model's result as JSON text, in ASCII bytes.
 
     Mappings, dataclasses and named tuples become objects, with their fields in order; lists and tuples become lists;
     tensors of NumPy or PyTorch become nested lists. Floats keep every bit. NaN and infinities, which JSON does not

@@ -63,12 +63,13 @@ class Figures:
         self._name = name
 
     def answered(self, outcome: str) -> None:
-        """Count an answered request. outcome: one of `OUTCOMES`."""
+        """Count a request that has ended. outcome: one of `OUTCOMES`."""
         self._metrics._requests.labels(self._name, outcome).inc()
 
     def ran(self, waited_s: list[float], took_s: float, fill: float, run: Run) -> None:
-        """Record a successful run. waited_s: seconds of each of its requests in the queue; took_s: seconds of the run,
-        by the wall clock; fill: share of the program's sequences that were used."""
+        """Record a successful run. waited_s: seconds that each of its requests was in the queue; took_s: seconds of the
+        run, by the wall clock; fill: share of the program's sequences that were used, 0 to 1; run: its modelled time is
+        recorded, if it has one."""
         m, name = self._metrics, self._name
         for seconds in waited_s:
             m._waiting.labels(name).observe(seconds)

@@ -19,8 +19,9 @@ from ..forks import keep_for_ever
 class OpenBoards:
     """Opens, loads and closes the boards of several programs.
 
-    opener: makes a board. If the device has no memory for all programs, or gives only one board access, the boards take
-    turns: each is opened when it is needed, and uploads its weights again.
+    opener: makes a board. weights: of all programs, packed, by buffer name. If the device has no memory for all
+    programs, or gives only one board access, the boards take turns: each is opened when it is needed, and uploads its
+    weights again.
     """
 
     def __init__(self, opener: Callable[[], Board], programs: Sequence[Program], weights: Mapping[str, Array]) -> None:
@@ -36,7 +37,8 @@ class OpenBoards:
         return bool(self._boards)
 
     def open(self) -> None:
-        """Open the boards that are not open. If one fails, close all and raise its error."""
+        """Open the boards that are not open, and load their programs. If one fails, close all and raise its error
+        (`BoardError`, `TensorError`)."""
         try:
             for i in range(len(self._programs)):
                 if i not in self._boards and not (self._turns and self._boards):
@@ -61,7 +63,8 @@ class OpenBoards:
             raise BoardError(f"the board cannot be opened again: {e}") from e
 
     def board(self, program: Program) -> Board:
-        """Return the open board of a program; open it if it is not."""
+        """Return the open board of a program; open it if it is not. Raises what opening a board raises, `BoardError`
+        above all."""
         i = next(i for i, p in enumerate(self._programs) if p is program)
         if i not in self._boards:
             if self._turns:
@@ -72,7 +75,9 @@ class OpenBoards:
     def run(
         self, program: Program, words: Words, inputs: Mapping[str, Array], progress: Callable[[float], None] | None
     ) -> tuple[dict[str, Array], Run]:
-        """Run an image on the board of its program. NaN and infinities in the results give no NumPy warnings."""
+        """Run an image on the board of its program, and return what `Board.run` does; raises as it and `board` do.
+        words: the image. inputs: flat float32 by buffer name, in memory order. progress: as for `Board.run`. NaN and
+        infinities in the results give no NumPy warnings."""
         with np.errstate(all="ignore"):
             return self.board(program).run(words, inputs, progress=progress)
 

@@ -37,8 +37,9 @@ class Server(Closing):
     """Answers calls of a model. Any thread may call it.
 
     runners: for each group of programs with the same weights, by the index of its first program. prepare: makes the
-    request to the machine from the model's arguments by name; raises `TensorError`. A server belongs to the process
-    that made it, as runners do.
+    request to the machine from the model's arguments by name; raises `TensorError`. name: of the model. arguments: the
+    tensors that a call takes. sizes: those that there are programs for, by the name of the dimension. A server belongs
+    to the process that made it, as runners do.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class Server(Closing):
         return self.ask(inputs)
 
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
-        """As `submit`, with limits. timeout: seconds until the future fails with `RequestTimeout`. wait: seconds to
-        wait for a place in a full queue, 0 for none; then raises `QueueFull`."""
+        """As `submit`, with limits. inputs: the model's arguments by name. timeout: seconds until the future fails with
+        `RequestTimeout`. wait: seconds to wait for a place in a full queue, 0 for none; then raises `QueueFull`. Raises
+        `TensorError` for inputs that do not fit, `BoardError` after `close`."""
         asked = self._prepare(inputs)
         answer: Future[Any] = Future()
         self._futures.add(answer)
