@@ -76,12 +76,12 @@ def explain(
     overlay: str = "xnn",
     experts: str | Experts | None = None,
 ) -> str:
-    """Return a report: where each operator of a module would run and why, and each module's share of the FLOPs and of
-    the modelled time (schedule "paper"). Nothing runs on a board. Raises as `compile`.
+    """Return a report as text: where each operator of a module would run and why, and each module's share of the FLOPs
+    and of the modelled time (schedule "paper"). Nothing runs on a board. Raises as `compile`.
 
     model: a module, or the result of `torch.compile(..., backend="rsn")`. PyTorch then runs it twice to capture its
     graphs; the report covers each graph, the graph breaks, and what stays in PyTorch. Overlay and experts are those of
-    the options of `torch.compile`. experts: as for `compile`.
+    the options of `torch.compile`. example_inputs, overlay, experts: as for `compile`.
     """
     require_torch("compiling a model")
     example = _examples(example_inputs)

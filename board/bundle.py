@@ -89,7 +89,8 @@ def make(machine: str, python: str, debs: Path | None, with_python: bool, output
 
     machine: as `uname -m` prints it there. python: such as "3.11". debs: a folder with Debian's packages of Python;
     None: apt downloads them, on Debian. with_python: put a Python into the bundle, if there is one. Returns the
-    archive's path in `output`. Raises `BundleError` or `CalledProcessError`.
+    archive's path in `output`, whose name says version and machine. Raises `BundleError`, `CalledProcessError` if a
+    command fails, and `OSError` for a file that cannot be read or written.
     """
     version = _version()
     with tempfile.TemporaryDirectory() as scratch:
@@ -132,6 +133,7 @@ def _of_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def own_wheel(folder: Path, scratch: Path) -> None:
     """Build rsn's wheel into a folder, from a copy of the sources: what earlier builds left in `build/` stays out.
+    Raises `BundleError` if it cannot be built.
 
     scratch: an empty folder for the copy.
     """
@@ -144,7 +146,8 @@ def own_wheel(folder: Path, scratch: Path) -> None:
 
 
 def other_wheels(machine: str, python: str, folder: Path) -> None:
-    """Download the wheels of requirements.txt for the board into a folder."""
+    """Download the wheels of requirements.txt for the board into a folder. machine: as `uname -m` prints it. python:
+    such as "3.11". Raises `CalledProcessError` if pip fails."""
     options = ["--only-binary=:all:", "--no-deps", "--platform", f"manylinux2014_{machine}", "--python-version", python]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
     subprocess.run([*pip, *options, "--dest", folder, "--requirement", BOARD / "requirements.txt"], check=True)
@@ -171,8 +174,9 @@ def _add_python(machine: str, python: str, debs: Path | None, scratch: Path, bun
 
 
 def downloaded(architecture: str, folder: Path) -> Path | None:
-    """Download Debian's packages with apt, from the sources of this computer, into a folder. Nothing is installed, and
-    apt's own state is left alone. Returns None where this is not Debian's release."""
+    """Download Debian's packages with apt, from the sources of this computer, into a folder, and return that.
+    architecture: Debian's name, such as "arm64". Nothing is installed, and apt's own state is left alone. Returns None
+    where this is not Debian's release. Raises `CalledProcessError` if apt fails."""
     release = Path("/etc/os-release")
     lines = release.read_text(encoding="utf-8").splitlines() if release.is_file() else []
     if not {"ID=debian", f'VERSION_ID="{RELEASE}"'} <= set(lines) or shutil.which("apt-get") is None:
@@ -201,7 +205,8 @@ def pack_python(debs: Path, archive: Path) -> None:
     """Pack the Python of Debian's packages as it lies in an installation: bin/, lib/python3.11/, and lib/private/, the
     libraries for images that lack them.
 
-    debs: the folder with the packages. Raises `BundleError` for one that is missing or is no package.
+    debs: the folder with the packages. archive: the .tar.gz file to write. Raises `BundleError` for a package that is
+    missing or is none.
     """
     with tarfile.open(archive, "w:gz") as packed:
         for name in (*DEBS, *LIBRARY_DEBS):
@@ -233,7 +238,8 @@ def _place(name: str) -> str | None:
 
 
 def contents(deb: Path) -> tarfile.TarFile:
-    """Open the files of a Debian package: an `ar` archive whose member data.tar.xz holds them."""
+    """Open the files of a Debian package, as a tar file: the package is an `ar` archive whose member data.tar.xz holds
+    them. Raises `BundleError` for a file that is no such package."""
     for name, data in _members(deb):
         if name.startswith("data.tar"):
             try:

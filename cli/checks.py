@@ -9,8 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. problem, mend: why it failed, and the command that repairs it; both empty if it passed.
-    runs: the boards that can be used because of it."""
+    """The result of one check. what: what was looked at. purpose: what it is needed for. version: what was found.
+    problem, mend: why it failed, and the command that repairs it; both empty if it passed. runs: the names of boards
+    that can be used because of it."""
 
     what: str
     purpose: str
@@ -31,7 +32,7 @@ class Check:
 
 
 def as_rows(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """Return checks as `--json` shows them."""
+    """Return checks as `--json` shows them: an object for each, with its fields, `ok` and `for`."""
     rows = [{**asdict(c), "ok": c.ok, "for": c.purpose} for c in checks]
     for row in rows:
         del row["purpose"], row["runs"]

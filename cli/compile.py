@@ -320,7 +320,8 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
 
 
 def knobs_of(chosen: Sequence[str]) -> Knobs:
-    """The knobs of generated machines, of which texts such as rows=32 change some. Raises `click.UsageError`."""
+    """The knobs of generated machines, of which texts such as rows=32 change some, to whole numbers. Raises
+    `click.UsageError` for another text or an unknown knob."""
     known = [x.name for x in fields(generating.DEFAULT) if x.name != "of"]
     values: dict[str, Any] = {}
     for text in chosen:

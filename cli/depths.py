@@ -75,7 +75,8 @@ def _chosen(program: SizedProgram, chosen: Sequence[str]) -> dict[str, int]:
 
 
 def facts(found: KnownDepths) -> dict[str, Any]:
-    """Return everything as JSON values. Depths are in elements, sizes in bits, times in clock cycles."""
+    """Return everything that `rsn depths` found as values for JSON. Depths are in elements, sizes in bits, times in
+    clock cycles; what is not known is None."""
     program = found.program
     return {
         "file": program.source.file,

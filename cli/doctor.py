@@ -353,7 +353,7 @@ ENOUGH_DISK = 2 << 30
 
 
 def memory() -> list[Check]:
-    """Return the check of free memory."""
+    """Return the check of free memory, `ENOUGH_MEMORY` bytes of which are needed."""
     what, purpose = "memory", "the process, inputs and outputs"
     free = _meminfo("MemAvailable")
     if free is None:
@@ -364,7 +364,8 @@ def memory() -> list[Check]:
 
 
 def contiguous_memory() -> list[Check]:
-    """Return the check of the memory for buffers."""
+    """Return the check of the contiguous memory (CMA) that Linux has for buffers, `ENOUGH_CONTIGUOUS` bytes of which
+    are needed."""
     what, purpose = "contiguous memory", "buffers outside of the memory that the device tree reserves"
     total, free = _meminfo("CmaTotal"), _meminfo("CmaFree")
     if not total:
@@ -378,7 +379,7 @@ CMA = "add cma=512M to the kernel's boot arguments (docs/boards.md, step 7)"
 
 
 def disk() -> list[Check]:
-    """Return the check of the disk that keeps weights."""
+    """Return the check of the disk that keeps weights, `ENOUGH_DISK` bytes of which must be free."""
     folder = cache_folder("weights")
     what, purpose = "disk", f"weights, in {folder}"
     existing = next(path for path in (folder, *folder.parents) if path.is_dir())

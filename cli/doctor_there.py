@@ -23,10 +23,10 @@ _TEXTS = tuple(f.name for f in fields(Check) if f.name != "runs")
 
 
 def examine_there(url: str) -> list[Check]:
-    """Connect, and let the other computer look at itself. Never raises for what is wrong on the way: that is a failed
-    check.
+    """Connect, and let the other computer look at itself. What is wrong on the way is a failed check, not an error.
 
-    url: ssh://[USER@]HOST[:PORT][/BOARD]. A check that decides that the board can be used has `url` in its `runs`.
+    url: ssh://[USER@]HOST[:PORT][/BOARD]; raises `BoardError` for another text. A check that decides that the board can
+    be used has `url` in its `runs`.
     """
     target = Target.parse(url)
     ssh, there = Check(f"ssh to {target}", "the way there"), Check("rsn there", "the same version as here", __version__)

@@ -97,8 +97,8 @@ def _facts(row: ResourceUse, error: float | None) -> dict[str, Any]:
 
 
 def show_cycles(overlay: Overlay, as_json: bool) -> None:
-    """Print the cycles of the units as their sources state them, beside the time that the simulator charges. Raises
-    `ResourceError` for an overlay without sources."""
+    """Print the cycles of the units as their sources state them, beside the time that the simulator charges, as a table
+    or as a JSON object with seconds. Raises `ResourceError` for an overlay without sources."""
     costs = list(overlay.costs(overlay))
     if not costs:
         raise ResourceError(f"overlay {overlay.name} states no cycles of its units: it has no HLS sources")

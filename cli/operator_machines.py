@@ -43,7 +43,8 @@ def dynamic_machine(named: Named) -> machines.OperatorMachine | None:
     """Return the machine that NAME in FILE.py describes, which is executed; None if it is none of dynamic streams.
 
     NAME is a program, an `OperatorMachine`, what has a `program` and `depths`, or a function without arguments that
-    returns one of these. Raises `ProgramError` for errors of the file.
+    returns one of these. Raises `ProgramError` for errors of the file and for a NAME that it does not have, and
+    `RsnError`s that the file raises.
     """
     if named.region is None or not uses_dynamic_streams(named.file):
         return None
@@ -79,16 +80,20 @@ def _is_optional(parameter: inspect.Parameter) -> bool:
 
 
 def machine_of_operators(machine: machines.OperatorMachine, in_files: bool) -> Program:
-    """Return the program of a machine. in_files: false for one that runs here, whose operators may apply functions of
-    Python. Raises `StepError` for an operator that no file holds."""
+    """Return the program of a machine, to print it or to run it. in_files: false for one that runs here, whose
+    operators may apply functions of Python. Raises `StepError` for an operator that no file holds."""
     return machines.lowered(machine, in_files)
 
 
 def run_dynamic(
     program: Program, inputs: str | None, weights: str | None, outputs: str | None, with_data: bool
 ) -> tuple[Program, Run]:
-    """Run a machine of operators. inputs: file with streams and tensors. weights: file with tensors. outputs: file to
-    write results to. with_data: whether tensors have values. Returns the program with its tokens, and the run."""
+    """Run a machine of operators. inputs: path of a file with streams and tensors. weights: path of a file with
+    tensors. outputs: path of a file to write results to. None for none. with_data: whether tensors have values. Returns
+    the program with its tokens, and the run.
+
+    Raises `TensorError` for a file of tensors or streams that cannot be read or written, and what `run_machine` raises.
+    """
     if outputs is not None:
         (check_target if outputs.endswith(TEXT) else check_tensor_target)(outputs)
     streams, tensors = read_values(overlays.bound_in(program.overlay).machine, inputs, weights)
@@ -104,7 +109,8 @@ def run_dynamic(
 def read_values(
     machine: machines.OperatorMachine, inputs: str | None, weights: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Read the streams and the tensors of a run. Raises `TensorError`."""
+    """Read the streams and the tensors of a run, by name, from a file of streams as texts (`.txt`) or files of tensors;
+    None for no file. Raises `TensorError` for a file that cannot be read or does not fit."""
     streams: dict[str, Any] = {}
     tensors: dict[str, Array] = {}
     if inputs is not None and inputs.endswith(TEXT):
@@ -131,7 +137,9 @@ def write_results(
     times: Mapping[str, Sequence[float]],
     tensors: Mapping[str, Array],
 ) -> None:
-    """Write the results of a run. times: of tokens; without those of a stream it is written without times."""
+    """Write the results of a run to a file of texts (`.txt`) or of tensors. tokens: of each result, by name. times:
+    cycles of tokens, by name; a stream without them is written without times. tensors: those that were stored, by name.
+    Raises `TensorError` for tensors in a text, for two results of one name, and as `save_tensors`."""
     if path.endswith(TEXT):
         if tensors:
             names = ", ".join(tensors)

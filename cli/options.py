@@ -68,7 +68,8 @@ class Options:
 
 
 def with_options(group: type[Options]) -> Callable[[_Command], _Command]:
-    """Return a decorator that adds options to a command, which gets them as `options`."""
+    """Return a decorator that adds the options of a group to a command, which gets an instance of the group as
+    `options`."""
 
     def decorate(command: _Command) -> _Command:
         @wraps(command)
@@ -95,13 +96,15 @@ XCLBIN = option("bitstream of a real board [default: $RSN_XCLBIN]")
 
 
 def was_given(name: str) -> bool:
-    """Return whether the user gave an option of the running command, rather than its default."""
+    """Return whether the user gave an option of the running command, rather than its default. name: of its attribute.
+    Raises `RuntimeError` outside of a command."""
     source = click.get_current_context().get_parameter_source(name)
     return source not in (None, click.core.ParameterSource.DEFAULT)
 
 
 def given(*names: str) -> list[str]:
-    """Return those of some options of the running command that the user gave, as the command line spells them."""
+    """Return those of some options of the running command that the user gave, as the command line spells them. names:
+    of their attributes."""
     flags = {p.name: p.opts[0] for p in click.get_current_context().command.params}
     return [flags[name] for name in names if name in flags and was_given(name)]
 
@@ -123,7 +126,7 @@ def refuse_contradictions(raw: bool) -> None:
 
 
 class SettingOption(click.ParamType[tuple[str, float]]):
-    """An option value NAME=NUMBER."""
+    """An option value NAME=NUMBER, read to a pair of the name and a number of the type `number`."""
 
     name = "name=number"
 

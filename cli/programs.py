@@ -22,13 +22,14 @@ else:
 
 
 def assembled(path: Path) -> Program:
-    """Read a text, and pack it. Raises `SourceError`."""
+    """Read a program text (.rsn), and pack it. Raises `SourceError` for an error in the text, and as `pack`."""
     source = parser.parse_file(path)
     return source if isinstance(source, Program) else pack(source)
 
 
 def loaded(path: Path, raw: bool, overlay: str, mme: Path | None) -> RawImage:
-    """Read a program from a container, a bare image or a text."""
+    """Read a program from a container, a text (.rsn) or, with `raw`, a bare image. overlay, mme: of a bare image: its
+    overlay, and the file with its op lists. Raises `ContainerError`, as `assembled`, and as `load_raw_image`."""
     if raw:
         return load_raw_image(path, overlay, mme)
     program = assembled(path) if path.suffix == ".rsn" else container.read(path)
@@ -36,8 +37,8 @@ def loaded(path: Path, raw: bool, overlay: str, mme: Path | None) -> RawImage:
 
 
 def refuse_overwriting(written: Mapping[str, Path | None], read: Mapping[str, Path | None]) -> None:
-    """Raise `click.UsageError` if a file to write is also read, or written twice. A path that is not a regular file,
-    such as /dev/stdout, may be both."""
+    """Raise `click.UsageError` if a file to write is also read, or written twice. written, read: paths by the names
+    that the message says; None is no file. A path that is not a regular file, such as /dev/stdout, may be both."""
     seen = {path.resolve(): name for name, path in read.items() if path is not None}
     for name, path in written.items():
         if path is None or (path.exists() and not path.is_file()):

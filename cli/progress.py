@@ -45,7 +45,8 @@ class ProgressSteps:
             self._bar.share(share)
 
     def done(self, name: str, remark: str = "") -> None:
-        """Print a line for a completed step: its name, its seconds, and a remark."""
+        """Print a line for a completed step: its name, its seconds by the wall clock, and a remark. The next of the
+        names is then the running step."""
         if self._bar is None:
             return
         seconds = time.perf_counter() - self._begun
@@ -69,8 +70,8 @@ class ProgressSteps:
 
 @contextmanager
 def stepping(what: str, names: Sequence[str]) -> Iterator[ProgressSteps]:
-    """Print `what`, then a line for each step as it is completed, and a bar for a step that takes long. Shows nothing
-    if stderr is not a terminal."""
+    """Print `what`, then a line for each step as it is completed, and a bar for a step that takes long. names: of the
+    steps, at least one. Shows nothing if stderr is not a terminal."""
     with _bar(names[0]) as bar:
         if bar is not None:
             bar.line(what)

@@ -60,9 +60,10 @@ OP_LISTS = option(
 
 @dataclass
 class RawImage:
-    """What was read of a bare image. program: its packets and op lists, without buffers, because the sizes of the
-    memories are not known yet. words: the image as it is in the file; that of `program` has padding bits cleared.
-    complete: all of the image could be decoded to packets. op_lists: whether they are known."""
+    """What was read of a bare image. findings: what is wrong in it. program: its packets and op lists, without buffers,
+    because the sizes of the memories are not known yet. words: the image as it is in the file; that of `program` has
+    padding bits cleared. complete: all of the image could be decoded to packets. op_lists: whether the op lists are
+    known."""
 
     program: Program
     words: Words
@@ -74,8 +75,9 @@ class RawImage:
 def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named: bool = False) -> RawImage:
     """Read a bare image and its op lists, with a finding for everything in them that a machine would misread.
 
-    named: findings in the image name its file. Raises `ProgramError` only if nothing can be read: for files that are
-    too large, op lists that are not JSON, or a program or text instead of an image.
+    op_lists: path of their JSON file, None without one. named: findings in the image name its file. Raises
+    `ProgramError` only if nothing can be read: for files that are too large, op lists that are not JSON, or a program
+    or text instead of an image.
     """
     data = bytes(_contents(path, MAX_BYTES))
     if data.startswith(MAGIC):
@@ -126,8 +128,8 @@ def with_memories(program: Program, sizes: Mapping[str, int], names: Mapping[str
 
 
 def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: bool = False) -> RawImage:
-    """Read a bare image, and raise `ProgramError` for errors in it; warnings go to stderr. runs: it is going to run,
-    and needs its op lists."""
+    """Read a bare image, and raise `ProgramError` for errors in it; warnings go to stderr. overlay: its name or file.
+    op_lists: path of their JSON file. runs: it is going to run, and needs its op lists."""
     found = find(overlay)
     read = read_raw_image(path, found, op_lists, named=True)
     _refuse_errors(read.findings)
@@ -139,10 +141,12 @@ def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: boo
 def with_files(
     program: Program, named: Mapping[str, str | None], timing_only: bool
 ) -> tuple[Program, dict[str, npt.NDArray[np.float32]]]:
-    """Return the program with memories as large as the given files, and the contents of the files by bank.
+    """Return the program with memories as large as the given files, and the contents of the files by bank, flat
+    float32.
 
-    named: the files by bank. A run may change the contents, which does not change the files. Raises `TensorError` if a
-    file is missing, `ProgramError` if the image would access memory beyond them.
+    named: the paths of the files by bank. timing_only: banks need no files. A run may change the contents, which does
+    not change the files. Raises `TensorError` if a file is missing, `ProgramError` if the image would access memory
+    beyond them, and `click.UsageError` for a bank that the overlay does not have.
     """
     overlay = program.overlay
     unknown = [f"--{bank}" for bank in BANKS if named[bank] is not None and bank not in overlay.banks]
@@ -161,7 +165,8 @@ def with_files(
 
 
 def write_memory(path: str, bank: npt.NDArray[np.float32]) -> None:
-    """Write a memory bank to a file, as little-endian float32."""
+    """Write a memory bank, flat float32, to a file, as little-endian float32. Raises `OSError` if it cannot be
+    written."""
     with replacing(path) as temporary:
         temporary.write_bytes(bank.astype("<f4", copy=False).data)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> str:
-    """Return aligned columns as lines of text. right: whether each column is aligned to the right; by default those of
-    whole numbers below the first row, which is the heading."""
+    """Return aligned columns as lines of text. rows: the cells of each row; the first row is the heading. right:
+    whether each column is aligned to the right; by default those of whole numbers below the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if right is None:
         right = [all(c.isdecimal() or not c for c in column) for column in zip(*rows[1:], strict=True)]
@@ -20,5 +20,5 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) ->
 
 
 def picked(thing: object, *names: str) -> dict[str, Any]:
-    """Return some attributes by name."""
+    """Return some attributes of an object by their names. Raises `AttributeError` for one that it does not have."""
     return {name: getattr(thing, name) for name in names}

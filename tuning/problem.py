@@ -16,7 +16,8 @@ Choice = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Knob:
-    """One thing that can be chosen. values: what it can be. Raises `StudyError` without values or with equal ones."""
+    """One thing that can be chosen. values: what it can be; for `tune(neighbours=True)` in an order in which neighbours
+    are alike. Raises `StudyError` without values or with equal ones."""
 
     name: str
     values: tuple[Value, ...]
@@ -28,8 +29,9 @@ class Knob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a choice. costs: one number for each goal, less is better; empty if the choice was refused.
-    facts: further numbers, for the report. refused: why nothing can be built like this."""
+    """What came of a choice. costs: one number for each goal, in the unit that its name says; less is better; empty if
+    the choice was refused. facts: further numbers by name, for the report. refused: why nothing can be built like this;
+    "" if something can."""
 
     costs: tuple[float, ...] = ()
     facts: Mapping[str, float] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Problem(Protocol):
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
-        """What a choice states a value of."""
+        """What a choice states a value of, at least one."""
         ...
 
     @property
@@ -61,12 +63,12 @@ class Problem(Protocol):
         ...
 
     def evaluate(self, choice: Choice) -> Outcome:
-        """How good a choice is. An `RsnError` says that nothing can be built like this."""
+        """How good a choice is, with a value for each knob. Raises an `RsnError` if nothing can be built like this."""
         ...
 
 
 def size(knobs: tuple[Knob, ...]) -> int:
-    """How many choices there are."""
+    """How many choices there are: all combinations of the values."""
     return prod(len(knob.values) for knob in knobs)
 
 

@@ -52,7 +52,7 @@ class Trial:
 @dataclass(frozen=True)
 class StudyResult:
     """The trials of a study in order. best: for one goal the cheapest trial; for several all that no other trial beats
-    in every goal, by their first cost. `study` is Optuna's own object, for its plots."""
+    in every goal, by their first cost. study: Optuna's own object, for its plots."""
 
     trials: tuple[Trial, ...]
     best: tuple[Trial, ...]
@@ -76,13 +76,14 @@ def tune(
 ) -> StudyResult:
     """Search the choice with the least cost, or for several goals those that no other choice beats.
 
-    trials: how many different choices are evaluated in all, rounded up to whole rounds; a problem with no more choices
-    than that is searched exhaustively. Choices that are proposed again cost nothing; the search ends when most are.
-    together: choices of a round; more than one worker needs more than one. neighbours: all but one choice of a round
-    differ from one of the best so far, or a mixture of two, in a knob or two; for problems where few choices at random
-    can be built. file: the study, which is continued if it exists. Raises `StudyError` if the file belongs to another
-    search (problem, knobs, seed, `together` or `neighbours` differ), or a number is too small, and `MissingError`
-    without Optuna.
+    trials: number of different choices that are evaluated in all, rounded up to whole rounds; a problem with no more
+    choices than that is searched exhaustively. Choices that are proposed again cost nothing; the search ends when most
+    are. seed: of Optuna's random numbers. together: number of choices of a round; more than one worker needs more than
+    one. neighbours: all but one choice of a round differ from one of the best so far, or a mixture of two, in a knob or
+    two; for problems where few choices at random can be built. file: of the study, which is continued if it exists;
+    None keeps it in memory. workers: where choices are evaluated; None: in this process. observe: called with each new
+    trial. Raises `StudyError` if the file belongs to another search (problem, knobs, seed, `together` or `neighbours`
+    differ), or a number is too small, and `MissingError` without Optuna.
     """
     require("optuna", "a search", INSTALL)
     if trials < 1 or together < 1:
@@ -117,7 +118,7 @@ def tune(
 
 
 def result_of(study: Any) -> StudyResult:
-    """The trials of an Optuna study of this package."""
+    """The trials of an Optuna study that `tune` made, and the best of them."""
     made = _made(study.trials)
     return StudyResult(made, _best(made), study)
 

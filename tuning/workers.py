@@ -18,7 +18,8 @@ class Workers(Protocol):
     """Evaluates choices, some at the same time."""
 
     def evaluate(self, choices: Sequence[Choice]) -> Iterator[tuple[int, Outcome]]:
-        """The outcome of each choice, with its index, in the order in which they are ready."""
+        """The outcome of each choice, with its index in `choices`, in the order in which they are ready. Raises what
+        the evaluation of a choice raises, but no `RsnError`, which is an outcome."""
         ...
 
 
@@ -29,7 +30,8 @@ class InThisProcess:
         self._problem = problem
 
     def evaluate(self, choices: Sequence[Choice]) -> Iterator[tuple[int, Outcome]]:
-        """The outcomes in the order of the choices."""
+        """The outcomes, each with its index, in the order of the choices. Raises what the evaluation of a choice
+        raises."""
         for index, choice in enumerate(choices):
             yield index, outcome(self._problem, choice)
 
@@ -41,7 +43,8 @@ class Processes:
         self._problem, self._pool = problem, pool
 
     def evaluate(self, choices: Sequence[Choice]) -> Iterator[tuple[int, Outcome]]:
-        """The outcomes in the order in which they are ready. Raises what the evaluation of a choice raises."""
+        """The outcomes, each with its index in `choices`, in the order in which they are ready. Raises what the
+        evaluation of a choice raises."""
         running = {self._pool.submit(outcome, self._problem, choice): k for k, choice in enumerate(choices)}
         for done in as_completed(running):
             yield running[done], done.result()
@@ -59,7 +62,8 @@ class OnRay:
         self._outcome = ray.remote(outcome)
 
     def evaluate(self, choices: Sequence[Choice]) -> Iterator[tuple[int, Outcome]]:
-        """The outcomes in the order in which they are ready. Raises what the evaluation of a choice raises."""
+        """The outcomes, each with its index in `choices`, in the order in which they are ready. Raises what the
+        evaluation of a choice raises, as Ray wraps it."""
         running = {self._outcome.remote(self._problem, choice): k for k, choice in enumerate(choices)}
         while running:
             ready, _ = self._ray.wait(list(running))

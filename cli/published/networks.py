@@ -59,7 +59,7 @@ def _encoder_layers(x: str, prefix: str = "") -> list[Layer]:
 
 @cache
 def encoder(batch: int, seq: int, layers: int = 1) -> LayerGraph:
-    """Return a network of `layers` encoder layers of BERT-Large. batch: sequences. seq: rows of each."""
+    """Return a network of `layers` encoder layers of BERT-Large. batch: number of sequences. seq: rows of each."""
     out: list[Layer] = []
     for i in range(layers):
         out += _encoder_layers(out[-1].y if out else "x", f"l{i}.")
@@ -76,7 +76,8 @@ def encoder_products(rows: int) -> LayerGraph:
 
 @cache
 def segment(name: str) -> LayerGraph:
-    """Return a part of an encoder layer by its name in Table 9, for 6 sequences of 512 rows."""
+    """Return a part of an encoder layer by its name in Table 9, for 6 sequences of 512 rows. Raises `KeyError` for
+    another name."""
     batch, seq = 6, 512
     qkv, attention, dense_ff = (_encoder_layers("x")[part] for part in (slice(0, 3), slice(3, 4), slice(4, 7)))
     parts: dict[str, tuple[dict[str, int], list[Layer]]] = {
@@ -135,8 +136,8 @@ def ncf(shapes: Sequence[Sequence[int]]) -> LayerGraph:
 def vit(shapes: Sequence[Sequence[int]], batch: int, seq: int) -> LayerGraph:
     """Return an embedding, three projections with their attention, a fourth projection, a feed-forward part and a head.
 
-    shapes: M, K, N of each product. Four projections, because with three the products alone miss the published time by
-    more.
+    shapes: M, K, N of each product. batch: number of sequences. seq: rows of each. Four projections, because with three
+    the products alone miss the published time by more.
     """
     embed, _, _, projection, *tail = shapes
     (x,) = _chain([embed], name="embedded")

@@ -44,8 +44,9 @@ COMPUTE = tuple(name for name, rate in XNN_BASE.rates.items() if rate.cause in _
 
 @dataclass(frozen=True)
 class Fit:
-    """What was fitted on a row. constants: of the model; empty if only the units of the row were inferred from it.
-    certain: whether it is recorded that the row was used. how: the row was used, as text for the output."""
+    """What was fitted on a row. constants: names of constants of the model; empty if only the units of the row were
+    inferred from it. certain: whether it is recorded that the row was used. how: the row was used, as text for the
+    output."""
 
     constants: tuple[str, ...] = ()
     certain: bool = True
@@ -64,9 +65,9 @@ FAR = 6.0
 
 @dataclass(frozen=True)
 class Notes:
-    """What is said of the published numbers of a paper, in `notes.toml`, by key or pattern. fits: what was fitted on a
-    row; the last pattern counts. explained: of rows whose error is beyond `FAR`. not_reproduced: of numbers without a
-    row."""
+    """What is said of the published numbers of a paper, in `notes.toml`, by key or pattern of keys. fits: what was
+    fitted on a row; the last pattern counts. known: what must be known of a row. explained: of rows whose error is
+    beyond `FAR`. untimed: of rows that compare no times. not_reproduced: of numbers without a row."""
 
     fits: dict[str, Fit]
     known: Mapping[str, str]
@@ -76,7 +77,8 @@ class Notes:
 
     @staticmethod
     def of(name: str, how: str = "fitted on it") -> Notes:
-        """Return the notes on a paper. name: its table in `notes.toml`. how: `Fit.how` of all its rows."""
+        """Return the notes on a paper. name: its table in `notes.toml`; raises `KeyError` for one that is not there.
+        how: `Fit.how` of all its rows."""
         tables = read_toml("notes.toml")[name]
         fits = {pattern: Fit(tuple(found), True, how) for pattern, found in tables["fitted"].items()}
         perhaps = tables.get("perhaps_fitted", {})
@@ -86,7 +88,8 @@ class Notes:
 
 
 def read_toml(name: str) -> dict[str, Any]:
-    """Return the tables of a TOML file of this folder. name: of the file."""
+    """Return the tables of a TOML file of this folder. name: of the file. Raises `OSError` for a file that is not
+    there."""
     return tomllib.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
@@ -95,13 +98,14 @@ NOTES = Notes.of("paper")
 
 @cache
 def published() -> dict[str, Any]:
-    """Return all published numbers by key."""
+    """Return all published numbers of the paper by key: the names on the path to each in `paper.toml`, joined by
+    dots."""
     return leaves(paper())
 
 
 @cache
 def paper() -> dict[str, Any]:
-    """Return the published numbers by table."""
+    """Return the published numbers of the paper by table, as `paper.toml` has them."""
     return read_toml("paper.toml")
 
 
@@ -118,8 +122,8 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 class PublishedRow:
     """A published number and the modelled one.
 
-    table, row: names for the output. key: of the published number in `paper.toml`. model: the modelled value, in
-    `unit`; unit: of both values. bound: a value, as text, that is inserted into its notes.
+    table, row: names for the output. key: of the published number in `paper.toml`. note: the row's own. model: the
+    modelled value, in `unit`; unit: of both values. bound: a value, as text, that is inserted into its notes.
     """
 
     NOTES: ClassVar = NOTES
@@ -134,7 +138,7 @@ class PublishedRow:
 
     @cached_property
     def paper(self) -> float:
-        """The published value."""
+        """The published value, in `unit`. Raises `KeyError` for a key that `paper.toml` does not have."""
         return float(published()[self.key])
 
     @property
@@ -198,7 +202,7 @@ class PublishedRow:
         return "; ".join(filter(None, (self.known, perhaps)))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row as a JSON object."""
+        """Return the row as a JSON object: values in `unit`, the error in percent, and the notes."""
         facts: dict[str, Any] = {"table": self.table, "row": self.row, "paper": self.paper, "model": self.model}
         facts |= {"error_pct": self.error_pct, "kind": self.kind, "unit": self.unit, "timed": self.timed}
         if self.fit is not None:
@@ -214,7 +218,11 @@ class PublishedRow:
 
 class Bench:
     """Builds and times programs, each once, for the base overlay and for the extended one with the same rates. Times
-    are those of packed programs, with the instruction path."""
+    are those of packed programs, with the instruction path.
+
+    schedule: of programs for which none is named. rates: changed rates or depths of the base overlay, by the names in
+    `rsn overlay`; raises `ProgramError` for an unknown name.
+    """
 
     def __init__(self, schedule: Schedule | Best, rates: Mapping[str, float] | None = None) -> None:
         self.schedule = schedule
@@ -224,7 +232,7 @@ class Bench:
 
     def program(self, network: LayerGraph, schedule: Schedule | Best | None = None, extended: bool = False) -> Program:
         """Return the program of a network, which is built once. schedule: None for that of the bench. extended: for the
-        overlay with opcodes 8 to 14, not for the base overlay."""
+        overlay with opcodes 8 to 14, not for the base overlay. Raises as `scheduler.build.build`."""
         schedule = schedule or self.schedule
         key = network, repr(schedule), extended
         if key not in self._programs:
@@ -239,12 +247,12 @@ class Bench:
         overlay: Overlay | None = None,
         extended: bool = False,
     ) -> RunTiming:
-        """Return the timing of a network's program, without the launch. overlay: the base overlay with other rates, on
-        which the same program is timed."""
+        """Return the timing of a network's program, in seconds, without the launch. overlay: the base overlay with
+        other rates, on which the same program is timed. Other arguments as for `program`."""
         return plan_of(self.program(network, schedule, extended)).run(overlay)
 
     def ms(self, network: LayerGraph, schedule: Schedule | Best | None = None, *, extended: bool = False) -> float:
-        """Return the milliseconds of a network's program, with the launch."""
+        """Return the milliseconds of a network's program, with the launch. Arguments as for `program`."""
         return 1e3 * (self.timing(network, schedule, extended=extended).latency + launch_seconds(self.base))
 
     def program_ms(self, program: Program) -> float:
@@ -262,7 +270,7 @@ def _parameters(overlay: Overlay) -> dict[str, Any]:
 
 
 def table3(bench: Bench) -> Iterator[PublishedRow]:
-    """Yield the estimates of Table 3: attention by mapping type."""
+    """Yield the estimates of Table 3: attention by mapping type, times in ms, and the share of AIE tiles in use."""
     shape = AttentionShape(96, 512)
     for kind in (MappingType.A, MappingType.B, MappingType.C, MappingType.D):
         ours, plain = (
@@ -294,7 +302,7 @@ def _columns(e: Estimate) -> dict[str, float]:
 
 
 def table6(bench: Bench) -> Iterator[PublishedRow]:
-    """Yield Table 6: products of square matrices."""
+    """Yield Table 6: products of square matrices, in GFLOPS."""
 
     def gflops(n: int, ms: float) -> float:
         return 2 * n**3 / ms / 1e6
@@ -306,7 +314,7 @@ def table6(bench: Bench) -> Iterator[PublishedRow]:
 
 
 def table7(bench: Bench) -> Iterator[PublishedRow]:
-    """Yield Table 7: latencies of four networks."""
+    """Yield Table 7: latencies of four networks, in ms."""
     shapes = paper()["charm_shapes"]
     yield PublishedRow(
         "table7", "BERT", "table7.rsn_xnn.BERT", bench.ms(networks.encoder(6, 512)), note="one encoder, B=6"
@@ -328,7 +336,7 @@ def table7(bench: Bench) -> Iterator[PublishedRow]:
 
 
 def table9(bench: Bench) -> Iterator[PublishedRow]:
-    """Yield Table 9: parts of an encoder layer."""
+    """Yield Table 9: parts of an encoder layer, in ms; and the times of one head on MemC of section 4.3, in us."""
 
     def row(name: str, column: str, model: float, note: str = "", unit: str = "ms") -> PublishedRow:
         what = f"{name.replace('_', ' ')}, {column.replace('_', ' ')}"
@@ -354,7 +362,7 @@ def table9(bench: Bench) -> Iterator[PublishedRow]:
 
 
 def fig18(bench: Bench) -> Iterator[PublishedRow]:
-    """Yield Fig. 18: an encoder layer by batch size."""
+    """Yield Fig. 18: an encoder layer by batch size: latency in ms, share of peak, tasks per second."""
     note = "off-chip set-up was fitted on encoder rows: B=6 as far as is recorded"
     b1, b3, b6 = (bench.ms(networks.encoder(batch, 512)) for batch in (1, 3, 6))
     rows = [bench.ms(networks.encoder_products(n), PAPER) for n in (512, padded(512, TILE_ROWS))]
@@ -372,7 +380,7 @@ _PROJECTIONS_APART = Schedule(
 
 
 def table10(bench: Bench) -> Iterator[PublishedRow]:
-    """Yield Table 10: 24 layers of BERT-Large by batch size."""
+    """Yield Table 10: 24 layers of BERT-Large by batch size, in ms; and their off-chip traffic, in GB."""
     facts = paper()["table10"]
     for batch in ("1", "2", "4", "8"):
         gpus = ", ".join(f"{gpu} {facts[gpu][batch]}" for gpu in ("T4", "V100", "A100", "L4"))
@@ -390,7 +398,7 @@ def table10(bench: Bench) -> Iterator[PublishedRow]:
 
 
 def table11(bench: Bench) -> Iterator[PublishedRow]:
-    """Yield Table 11: 24 layers of BERT-Large by bandwidth."""
+    """Yield Table 11: 24 layers of BERT-Large by bandwidth, in ms (section 5.7)."""
     network = networks.encoder(8, 384, 24)
     rates = bench.base.rates
     moved = bench.timing(network).amounts
@@ -439,7 +447,7 @@ def _busy_ms(bench: Bench, network: LayerGraph, unit: str, rates: tuple[str, ...
 
 
 def fig9(bench: Bench) -> Iterator[PublishedRow]:
-    """Yield paper section 5.1 and Fig. 9: instructions of an encoder layer."""
+    """Yield Fig. 9 and section 5.1: counts and bytes of the instructions of an encoder layer."""
     network = networks.encoder(6, 512)
     program = bench.program(network)
     sizes = count(program)
@@ -497,7 +505,7 @@ def rows_of(
     rates: Mapping[str, float] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[PublishedRow]:
-    """Return the rows of some tables, in order.
+    """Return the rows of some tables, in order. tables: names of `TABLES`; raises `KeyError` for another one.
 
     schedule: of what the paper calls optimised. rates: changed rates or depths, by the names in `rsn overlay`.
     progress: called with the share that is done, 0 to 1.

@@ -52,13 +52,13 @@ NOTES = Notes.of("step", how="chosen with it in view")
 
 @cache
 def published() -> Mapping[str, Any]:
-    """All published numbers by key."""
+    """All published numbers of STeP by key: the names on the path to each in `step.toml`, joined by dots."""
     return leaves(read_toml("step.toml"))
 
 
 @dataclass(frozen=True)
 class StepRow(PublishedRow):
-    """A row. scale: the factor that brings the published number to the row's unit."""
+    """A row of STeP. scale: the factor that brings the published number to the row's unit."""
 
     NOTES: ClassVar = NOTES
 
@@ -66,7 +66,7 @@ class StepRow(PublishedRow):
 
     @property
     def paper(self) -> float:
-        """The published value."""
+        """The published value, in the row's unit."""
         return float(published()[self.key]) * self.scale
 
     @property
@@ -93,8 +93,9 @@ def measure(
     workers: int | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> dict[str, PointResult]:
-    """Run points in processes of their own. which: by default all. workers: processes; None for one per core.
-    progress: called with the share of points that are done."""
+    """Run points in processes of their own. Returns their results by key. which: by default all. workers: number of
+    processes; None for one per core. progress: called with the share of points that are done, 0 to 1. Raises what a run
+    raises."""
     which = points() if which is None else which
     count = workers or os.cpu_count() or 1
     done: dict[str, PointResult] = {}
@@ -112,7 +113,8 @@ def measure(
 
 
 def step_rows(measured: Mapping[str, PointResult]) -> list[StepRow]:
-    """The rows of points, in the order of the figures: those of traffic and memory stand beside the cycles."""
+    """The rows of points, in the order of the figures: those of traffic and memory stand beside the cycles. measured:
+    the results by the key of the point; rows of points that are not in it are left out."""
     made: list[StepRow] = []
     for key in published():
         owner, _, quantity = key.rpartition(".")
@@ -170,7 +172,8 @@ def _row(key: str, owner: str, quantity: str, one: PointResult) -> StepRow:
 
 
 def claims(measured: Mapping[str, PointResult]) -> list[StepRow]:
-    """The rows of what the text concludes, each beside the same with what was unequal made equal."""
+    """The rows of what the text concludes, each beside the same with what was unequal made equal. measured: the results
+    by the key of the point; raises `KeyError` if one of Fig. 9 or 10 is missing."""
     made = []
     for figure in ("fig9", "fig10"):
         for model in ("mixtral", "qwen"):
@@ -210,15 +213,17 @@ def _pid(
 
 @cache
 def whole_memory(key: str) -> float:
-    """Bytes on chip of a point, with what idle operators hold."""
+    """Bytes on chip of a point of experts, with what idle operators hold. key: of the point; raises `StopIteration` for
+    an unknown one."""
     point = next(point for point in points() if point.key == key)
     assert isinstance(point, ExpertPoint)
     return point.memory()
 
 
 def step_summary(rows: Sequence[PublishedRow]) -> dict[str, dict[str, Any]]:
-    """Of each quantity, and of cycles also by kind: how many rows, the mean absolute error, and the worst row; in
-    percent. Rows that make equal what was unequal are left out."""
+    """For each quantity ("cycles", "traffic", "ratios", ...), and for cycles also by kind: how many rows, the mean
+    absolute error, the worst error, both in percent, and the name of the worst row. Rows that make equal what was
+    unequal are left out."""
     groups: dict[str, list[PublishedRow]] = {}
     for row in rows:
         if isinstance(row, _Beside):
@@ -240,7 +245,8 @@ def step_summary(rows: Sequence[PublishedRow]) -> dict[str, dict[str, Any]]:
 
 
 def findings(measured: Mapping[str, PointResult]) -> list[Remark]:
-    """What must be said beside the rows; what needs points that were not measured is left out."""
+    """What must be said beside the rows; what needs points that were not measured is left out. measured: the results by
+    the key of the point."""
     return [finding for make in _FINDINGS for finding in make(measured)]
 
 
