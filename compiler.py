@@ -149,10 +149,9 @@ def compile(
     run. overlay: the machine. schedule: "paper", "strict", "best" (searched for at most `budget_s` seconds, and
     cached), a file, or an `rsn.Schedule`. lengths: the largest number of rows of each sequence of the batch, if they
     differ. Each sequence is computed as if it were alone and had that many rows, with or without a mask; rows beyond
-    are ignored, and are 0 in the network's outputs.
-    dynamic_shapes: for each argument, the dimensions whose sizes calls choose, and the sizes to make programs for:
-    `{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}`. The result is then a `Family`. passes: the
-    compiler's passes, if some are replaced or observed.
+    are ignored, and are 0 in the network's outputs. dynamic_shapes: for each argument, the dimensions whose sizes calls
+    choose, and the sizes to make programs for: `{"input_ids": {0: rsn.Batch(1, 8), 1: rsn.Length(128, 512)}}`. The
+    result is then a `Family`. passes: the compiler's passes, if some are replaced or observed.
 
     The compiled model follows `model`: each call takes over its changes (docs/models.md, "When the model changes").
     checksums: each call also checks all values of the weights. This finds writes that PyTorch does not count, through
@@ -167,9 +166,10 @@ def compile(
     Weights in float16 or bfloat16 are widened to float32, with a warning; arguments and results keep the model's types
     (docs/models.md, "Half precision").
 
-    Raises `UnsupportedError`, with operator and module path, for what the machine cannot run, and for results that
-    would depend on rows beyond `lengths` or on the padding of `dynamic_shapes`; `TensorError` for inputs that do not
-    fit; and `ScheduleError`.
+    Raises `MissingError` without PyTorch; `UnsupportedError`, with operator and module path, for what the machine
+    cannot run, and for results that would depend on rows beyond `lengths` or on the padding of `dynamic_shapes`;
+    `TensorError` for inputs that do not fit; `ScheduleError` for a schedule that does not exist or does not fit the
+    model; and `BoardError` if the board cannot be used.
     """
     require_torch("compiling a model")
     if dynamic_shapes is not None and lengths is not None:

@@ -77,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def python_version(text: str) -> str:
-    """Return the text if it is the version of a Python that rsn takes, such as 3.11; otherwise argparse shows why."""
+    """Return the text if it is the version of a Python that rsn takes, such as 3.11. Raises `ArgumentTypeError`, which
+    argparse shows, for another text."""
     first, _, second = text.partition(".")
     if first != "3" or not second.isdecimal() or int(second) < OLDEST:
         raise argparse.ArgumentTypeError(f"{text!r}: rsn takes Python 3.{OLDEST} or newer, named as 3.{OLDEST}")

@@ -40,7 +40,7 @@ def as_rows(checks: Sequence[Check]) -> list[dict[str, Any]]:
 
 
 def line(error: Exception) -> str:
-    """Return the class and the first line of an error's message."""
+    """Return the class and the first line of an error's message, as one line without control characters."""
     return plain(f"{type(error).__name__}: {error}".partition("\n")[0])
 
 

@@ -56,8 +56,8 @@ def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
 
 
 def shown(name: str) -> str:
-    """Return a name as a message shows it: escaped if it has unprintable characters, cut if it is long. Names come from
-    files, and a terminal would execute control characters."""
+    """Return a name as a message shows it: escaped if it has unprintable characters, cut after `LONGEST_SHOWN`
+    characters. Names come from files, and a terminal would execute control characters."""
     return name if name.isprintable() and len(name) <= LONGEST_SHOWN else repr(name[:LONGEST_SHOWN])
 
 

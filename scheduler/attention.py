@@ -151,7 +151,8 @@ def softmax_of(
 
 
 def slots_of(s: Binder, att: AttentionLayer) -> list[AttentionSlot]:
-    """Divide the heads of all sequences into pipeline slots, in execution order."""
+    """Divide the heads of all sequences into pipeline slots, in execution order. A slot has rows of one or a few heads
+    of one sequence."""
     return [
         slot
         for sequence, (span, keys) in enumerate(zip(s.spans_of(att.q), s.spans_of(att.k), strict=True))

@@ -138,7 +138,7 @@ def send_bias(
     """Load the bias tiles of the product units of grid row i into its left memory, and send them.
 
     sequence: its number. places: pairs (head, row block of the sequence). keys: pairs (grid column, number of key
-    blocks), for each of `places`, one behind the other from key block `first_key` on.
+    blocks), for each of `places`, one behind the other from key block `first_key` on. tile: receives the loads.
     """
     grid = pipeline_of(s.overlay).scores
     unit, total = grid.left[i], sum(count for _, count in keys)

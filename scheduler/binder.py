@@ -239,7 +239,8 @@ def _sizes(accesses: Iterable[Access | RowStore]) -> str:
 
 
 class Binder:
-    """Collects the work of one program (`BoundWork`); binding a segment appends to it, unit by unit.
+    """Collects the work of one program (`BoundWork`); binding a segment appends to it, unit by unit. Functions that
+    bind take it as `s`.
 
     keeps_slices: with Loops.ROWS, slices may stay in the left memories from one op of a segment to the next. That takes
     more ops.

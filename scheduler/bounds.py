@@ -94,10 +94,11 @@ def _summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[ProgramSegment] = ()) -> ProgramBound:
-    """Bound the time of a network on a machine.
+    """Bound the time of a network on a machine, in seconds.
 
     segments: of a program that was compiled from the network, which say what layers go together; without them each
-    layer is a segment of its own. Raises `ProgramError` if a segment computes what the network does not.
+    layer is a segment of its own. Raises `ProgramError` if a segment computes what the network does not,
+    `UnsupportedError` for an overlay that networks cannot be lowered to.
     """
     machine = _Resources(network, overlay)
     layers = {layer.target: layer for layer in network.layers}

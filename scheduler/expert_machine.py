@@ -238,7 +238,7 @@ class MoePrograms:
 
     def static(self) -> Program:
         """Return the program in which every expert computes all rows. Its input is `x`, (tokens, width), its outputs
-        are `logits` and `y`."""
+        are `logits`, (tokens, experts), and `y`, (tokens, width)."""
         at, s = self._at(dense=True), self.sizes
         parts = [
             ExpertRows(expert, tuple(token * s.experts + expert for token in part.pairs))

@@ -128,7 +128,7 @@ class PeakRates:
 
         The paper does not state them; they are inferred from its numbers, which they reproduce to the last digit: one
         GB/s is 1000 * 2^20 bytes, one TFLOPS is 1024 GFLOPS, and both products run at the rate of K = 64 (6095.64
-        GFLOPS on six MMEs, Table 6a).
+        GFLOPS on six MMEs, Table 6a). Raises `UnsupportedError` like `pipeline_of`.
         """
         ours = PeakRates.of(overlay)
         product = ours.first * 1024 / 1000
@@ -165,8 +165,8 @@ class Estimate:
 
 
 def estimate(kind: MappingType, shape: AttentionShape, roofline: PeakRates) -> Estimate:
-    """Estimate an attention by a mapping type, as Table 3 of the paper does (sections 2.2 and 4.3); softmax takes no
-    time.
+    """Estimate an attention by a mapping type, as Table 3 of the paper does (sections 2.2 and 4.3), from peak rates
+    (`roofline`); softmax takes no time.
 
     Type C counts all product units for each product, as the paper does, although this datapath cannot do that
     (`MappingType.C`). Type E counts all keys, also masked ones; more of them than fit on chip are loaded for each slot,

@@ -34,8 +34,9 @@ ROW = QUARTER // TILE
 
 
 def norms_at_loads(network: LayerGraph, overlay: Overlay) -> LayerGraph:
-    """The same network with norms where they cost least; names of activations stay, but that a product whose norm goes
-    away computes a new one with `_raw` at its end. The network is folded."""
+    """The same network with norms where they cost least; the network itself where the overlay cannot normalise loads,
+    or need not. The network is folded. Names of activations stay, but that a product whose norm goes away computes a
+    new one with `_raw` at its end."""
     if overlay.patterns is None or overlay.capability("normalise") is None or overlay.capability("statistics") is None:
         return network
     if not needs_extension(network, overlay):

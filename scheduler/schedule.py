@@ -21,13 +21,14 @@ from .mapping import MappingType
 
 @cache
 def types_of(made: Any) -> dict[str, Any]:
-    """The type of each field of a dataclass, by its name. Cached, because a search makes many schedules."""
+    """The type of each field of the dataclass `made`, by the name of the field. Cached, because a search makes many
+    schedules."""
     return get_type_hints(made)
 
 
 def check(knobs: Any, skip: tuple[str, ...] = ()) -> None:
-    """Convert the fields of a frozen dataclass to their types, in place, except those in `skip`. Raises `ScheduleError`
-    for a value that cannot be converted."""
+    """Convert the fields of `knobs`, a frozen dataclass, to their types, in place, except those in `skip`. Raises
+    `ScheduleError` for a value that cannot be converted."""
     made: Any = type(knobs)
     types = types_of(made)
     for f in fields(knobs):

@@ -62,7 +62,8 @@ class SearchResult:
 
     @property
     def words(self) -> list[str]:
-        """The result as lines of text, for the comments of a schedule file."""
+        """The result as lines of text, for the comments of a schedule file: the modelled latency, bounds, and the
+        log."""
         of = "" if self.sampled == self.segments else f" for {self.sampled} of {self.segments} segments"
         bounds = sorted(self.busy.items(), key=lambda item: -item[1])[:4]
         return [
@@ -77,9 +78,14 @@ class Price(Protocol):
     each unit did not wait, by unit name; only reported, because the largest is a lower bound for every order."""
 
     @property
-    def latency(self) -> float: ...
+    def latency(self) -> float:
+        """What the search makes small, in seconds."""
+        ...
+
     @property
-    def busy(self) -> Mapping[str, float]: ...
+    def busy(self) -> Mapping[str, float]:
+        """Seconds in which each unit did not wait, by its name."""
+        ...
 
 
 CostModel = Callable[[LayerGraph, Overlay, Schedule], Price]

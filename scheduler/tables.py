@@ -103,7 +103,8 @@ def needed(s: Binder, gemm: Gemm, row: OutputRows, units: Sequence[tuple[int, in
 
 
 def bind(s: Binder, gemm: Gemm, row: OutputRows, units: Sequence[tuple[int, int]]) -> None:
-    """Append the pass that loads the table of a row tile into the memories of results at `units`."""
+    """Append the pass that loads the table of the rows of `row` into the memories of results at `units`, each (grid
+    row, grid column)."""
     assert gemm.rotary is not None
     grid, table = s.grid, _table(s, gemm)
     columns = table.shape[1] // TILE

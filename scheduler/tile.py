@@ -221,7 +221,7 @@ class Tiled:
 
     @cached_property
     def interleave(self) -> Interleave:
-        """The interleaving of off-chip accesses. Resolves PUBLISHED to STRICT or INTERLEAVED.
+        """The interleaving of off-chip accesses. Resolves PUBLISHED to STRICT or INTERLEAVED; it is never PUBLISHED.
 
         The published host runs programs of half tiles, of which each memory holds one row block although it has room
         for two, layer by layer, without interleaving. For the projections of BERT-Large at L = 384, B = 1 this is

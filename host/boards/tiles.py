@@ -23,11 +23,8 @@ def weight_flag(overlay: Overlay) -> np.uint32:
 
 
 def tiles(overlay: Overlay, graph: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield each AIE tile: its parameter port, its MME, and whether it holds the weights of its columns for the
-    previous-layer term.
-
-    graph: name of the AI Engine graph.
-    """
+    """Yield each AIE tile: the name of its parameter port, the name of its MME, and whether it holds the weights of its
+    columns for the previous-layer term. graph: name of the AI Engine graph."""
     for mme in overlay.by_kind["MME"]:
         for row in range(SIDE):
             for column in range(SIDE):

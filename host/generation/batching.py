@@ -79,7 +79,8 @@ class Stream:
         return self._cancelled.is_set()
 
     def put(self, event: Event) -> None:
-        """Add a token or the end. If `heard` raises, the request is cancelled: others must not suffer from it."""
+        """Add a token or the end; the decoder's thread calls it. If `heard` raises, the request is cancelled: others
+        must not suffer from it."""
         if self._heard is None:
             self._events.put(event)
             return
@@ -165,7 +166,7 @@ class Generation(Closing):
         return self._health
 
     def close(self) -> None:
-        """Finish the submitted requests, and release the board."""
+        """Finish the submitted requests, and release the board. Further requests raise `BoardError`."""
         with self._lock:
             self._closed = True
             self._work.notify()

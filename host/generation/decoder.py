@@ -206,7 +206,7 @@ class Decoder(Closing):
         return {slot: _numbers(logits[slot, -1]) for slot in tokens}
 
     def close(self) -> None:
-        """Release the boards."""
+        """Release the boards. Further prompts and steps raise `BoardError`."""
         self._closed = True
         self._release()
 

@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
         """Return a mapping whose "input_ids" is a list of token ids."""
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of tokens."""
+        """Return the text of tokens, given by their numbers. skip_special_tokens: without the text of special ones."""
 
 
 class TextPieces:

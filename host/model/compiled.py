@@ -423,7 +423,8 @@ class Compiled(CompiledModule):
         container.write(built.program, Path(path))
 
     def part(self, sizes: tuple[int, ...] = ()) -> ModelVariant:
-        """Return this program as a part of a model file. sizes: those that it is for, in a shape family."""
+        """Return this program as a part of a model file. sizes: those that it is for, in a shape family; () for a
+        program alone. Raises as `at`."""
         with self._turn:
             built = self._now()
             verified = None if self._verification is None else self._verification.when(self._placed)

@@ -118,7 +118,7 @@ class RequestBatch:
 
     @property
     def fill(self) -> float:
-        """The share of the program's slots that hold a sequence."""
+        """The share of the program's slots that hold a sequence, 0 to 1; 1 for a program without slots."""
         return sum(map(len, self.slots)) / len(self.member.slots) if self.slots else 1.0
 
     def bound(self) -> tuple[Words, dict[str, Array]]:
@@ -184,9 +184,9 @@ class ProgramFamily:
     def admit(self, inputs: Mapping[str, npt.NDArray[np.generic]], parameters: Mapping[str, int]) -> Request:
         """Check a request and return a copy of it.
 
-        inputs: by name, (sequences, rows, columns), or (rows, columns) for one sequence; or in the shapes of one
-        program. parameters: run-time parameters by name. Raises `TensorError` for a wrong name, for a parameter that is
-        out of range, and if no program takes these shapes.
+        inputs: float32 by name, (sequences, rows, columns), or (rows, columns) for one sequence; or in the shapes of
+        one program. parameters: run-time parameters by name. Raises `TensorError` for a wrong name or dtype, for a
+        parameter that is out of range, and if no program takes these shapes.
         """
         self._check_names(inputs)
         values = {name: _integer(name, value) for name, value in parameters.items()}

@@ -59,10 +59,11 @@ class Form(Protocol):
     """The format of the bodies of requests and answers. Any thread may call its methods."""
 
     def read(self, body: bytes) -> Question:
-        """Parse a request's body. Raises `NotJson`, `NotTheForm`, and `TensorError`."""
+        """Parse a request's body. Raises `NotJson` for what is not JSON in UTF-8, `NotTheForm` for what is no request,
+        and `TensorError` for an argument that does not fit."""
 
     def write(self, result: Any) -> bytes:
-        """Return a model's result as JSON. Raises `UnsupportedError`."""
+        """Return a model's result as JSON text in bytes. Raises `UnsupportedError` for what JSON cannot represent."""
 
 
 class Tensors(Form):

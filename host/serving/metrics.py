@@ -43,8 +43,8 @@ class Metrics:
         self._modelled = histogram("modelled_seconds", "Of a run on the machine, by its model, where the board has one")
 
     def of(self, runner: str, depth: Callable[[], int]) -> Figures:
-        """Return the metrics of one runner. depth: returns how many requests wait. Raises `ValueError` if another open
-        runner has this name."""
+        """Return the metrics of one runner. runner: its name, the label. depth: returns how many requests wait. Raises
+        `ValueError` if another open runner has this name."""
         name = runner.encode("utf-8", "backslashreplace").decode()  # the metrics page is UTF-8
         if name in self._names:
             raise ValueError(f"another runner of these metrics is called {runner!r}")

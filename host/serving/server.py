@@ -65,8 +65,8 @@ class Server(Closing):
         requests may share a run.
 
         The future has the model's result, cut to the sizes of the arguments, or the error of the run; it can be
-        cancelled until the run begins. Raises `TensorError` for arguments that do not fit. Waits while the queue is
-        full.
+        cancelled until the run begins. Raises `TensorError` for arguments that do not fit, `BoardError` after `close`.
+        Waits while the queue is full.
         """
         return self.ask(inputs)
 

@@ -23,6 +23,7 @@ def cannon(
     b: Annotated[f32[K, N], Layout("S0S1")],
     c: Annotated[f32[M, N], Layout("S0S1")],
 ) -> None:
+    """Instance (i, j) brings its tiles of A and B to their places, then P times multiplies and moves both on by one."""
     i, j = get_tid()
     x, y = a[:, :], b[:, :]
     for _ in range(i):

@@ -25,6 +25,7 @@ sums = Stream[f32[B, E], 2][P - 1]
 
 @task(mapping=[P], args=[X, W1, B1])
 def up(x: f32[L, E], w: Annotated[f32[E, F], Layout("RS0")], b: Annotated[f32[F], Layout("S0")]) -> None:
+    """Instance p computes its F / P columns of gelu(X W1 + b1), block of B rows by block."""
     weight, bias = w[:, :], b[:]
     for i in range(L // B):
         hidden[get_tid()].put(gelu(x[i * B : i * B + B] @ weight + bias))
@@ -32,6 +33,8 @@ def up(x: f32[L, E], w: Annotated[f32[E, F], Layout("RS0")], b: Annotated[f32[F]
 
 @task(mapping=[P], args=[W2, B2, Y])
 def down(w: Annotated[f32[F, E], Layout("S0R")], b: f32[E], y: f32[L, E]) -> None:
+    """Instance p multiplies its hidden columns by its rows of W2 and adds the sum of the instances before; the last one
+    adds b2 and stores Y."""
     p, weight, bias = get_tid(), w[:, :], b[:]
     for i in range(L // B):
         total = hidden[p].get() @ weight

@@ -30,6 +30,7 @@ def load(
     keys: Annotated[f32[H, L, D], Layout("S0RR")],
     values: Annotated[f32[H, L, D], Layout("S0RR")],
 ) -> None:
+    """Send the queries of head h in blocks of R rows, and for each of them all keys and values in chunks of B rows."""
     h = get_tid()
     for i in range(L // R):
         q[h].put(queries[0, i * R : i * R + R])
@@ -40,6 +41,7 @@ def load(
 
 @task(mapping=[H])
 def scores() -> None:
+    """Compute the scores of a block of queries and a chunk of keys, R x B, scaled by 1 / sqrt(D)."""
     h = get_tid()
     for i in range(L // R):
         block = scale(q[h].get(), D**-0.5)
@@ -49,6 +51,7 @@ def scores() -> None:
 
 @task(mapping=[H], args=[Y])
 def attend(out: Annotated[f32[H, L, D], Layout("S0RR")]) -> None:
+    """Add up softmax(scores) V over the chunks, and scale down what was summed before a larger maximum came."""
     h = get_tid()
     for i in range(L // R):
         largest, weights = full(f32, LOWEST, R, 1), zeros(f32, R, 1)

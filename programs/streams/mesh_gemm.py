@@ -25,6 +25,7 @@ down = Stream[f32[T, T], 2][R, C]
 
 @task(mapping=[R], args=[A])
 def load_a(a: Annotated[f32[M, K], Layout("S0R")]) -> None:
+    """Instance i sends the tiles of its rows of A, T x T, into row i of the mesh."""
     for m, n, k in grid(M // R // T, N // C // T, K // T):
         right[get_tid(), 0].put(a[m * T : m * T + T, k * T : k * T + T])
         cycles(LOAD)
@@ -32,6 +33,7 @@ def load_a(a: Annotated[f32[M, K], Layout("S0R")]) -> None:
 
 @task(mapping=[C], args=[B])
 def load_b(b: Annotated[f32[K, N], Layout("RS0")]) -> None:
+    """Instance j sends the tiles of its columns of B, T x T, into column j of the mesh."""
     for m, n, k in grid(M // R // T, N // C // T, K // T):
         down[0, get_tid()].put(b[k * T : k * T + T, n * T : n * T + T])
         cycles(LOAD)
@@ -39,6 +41,7 @@ def load_b(b: Annotated[f32[K, N], Layout("RS0")]) -> None:
 
 @task(mapping=[R, C], args=[Y])
 def multiply(y: Annotated[f32[M, N], Layout("S0S1")]) -> None:
+    """Instance (i, j) hands tiles on to the right and down, and adds up one tile of Y at a time."""
     i, j = get_tid()
     for m, n in grid(M // R // T, N // C // T):
         total = zeros(f32, T, T)

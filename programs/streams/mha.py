@@ -36,6 +36,8 @@ def project(
     wk: Annotated[f32[E, E], Layout("RS0")],
     wv: Annotated[f32[E, E], Layout("RS0")],
 ) -> None:
+    """Instance h computes keys and values of its head from the blocks of X, then queries, scaled by 1 / sqrt(D); it
+    hands the blocks on to the next head."""
     h, to_q, to_k, to_v = get_tid(), wq[:, :], wk[:, :], wv[:, :]
     for turn, i in grid(2, L // B):
         with meta_if(h == 0):
@@ -53,6 +55,7 @@ def project(
 
 @task(mapping=[H])
 def scores() -> None:
+    """Keep the keys of head h, then compute the scores of each block of queries, B x L."""
     h, keys = get_tid(), zeros(f32, D, L)
     for i in range(L // B):
         keys[:, i * B : i * B + B] = transpose(k[h].get())
@@ -62,6 +65,7 @@ def scores() -> None:
 
 @task(mapping=[H])
 def attend() -> None:
+    """Keep the values of head h, then compute softmax(scores) V of each block."""
     h, values = get_tid(), zeros(f32, L, D)
     for i in range(L // B):
         values[i * B : i * B + B] = v[h].get()
@@ -71,6 +75,7 @@ def attend() -> None:
 
 @task(mapping=[H], args=[WO, Y])
 def project_out(w: Annotated[f32[E, E], Layout("S0R")], y: f32[L, E]) -> None:
+    """Multiply the results of head h by its rows of WO and add the sum of the heads before; the last head stores Y."""
     h, weight = get_tid(), w[:, :]
     for i in range(L // B):
         total = c[h].get() @ weight

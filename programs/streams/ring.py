@@ -17,6 +17,7 @@ ring = Stream[f32[N // P], 1][P]
 
 @task(mapping=[P], args=[X, Y])
 def all_reduce(x: Annotated[f32[P, N], Layout("S0R")], y: Annotated[f32[P, N], Layout("S0R")]) -> None:
+    """Instance p adds its chunks to those that come, hands them on, then hands the sums round and stores them."""
     p = get_tid()
     chunks = x[0].reshape(P, N // P)
     for step in range(P - 1):

@@ -19,6 +19,7 @@ parts = Stream[f32[T, N], 2][P]
 
 @task(mapping=[P], args=[A, B])
 def multiply(a: Annotated[f32[M, K], Layout("RS0")], b: Annotated[f32[K, N], Layout("S0R")]) -> None:
+    """Instance p multiplies its columns of A by its rows of B, T rows of the product at a time."""
     p = get_tid()
     columns = b[:, :]
     for m in range(M // T):
@@ -27,6 +28,7 @@ def multiply(a: Annotated[f32[M, K], Layout("RS0")], b: Annotated[f32[K, N], Lay
 
 @task(mapping=[1], args=[C])
 def add_up(c: f32[M, N]) -> None:
+    """Add the products of all instances, and store them in C."""
     for m in range(M // T):
         total = zeros(f32, T, N)
         for p in meta_for(P):

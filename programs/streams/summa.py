@@ -25,6 +25,8 @@ def summa(
     b: Annotated[f32[K, N], Layout("S0S1")],
     c: Annotated[f32[M, N], Layout("S0S1")],
 ) -> None:
+    """Instance (i, j) takes in step k the tiles of A of column k and of B of row k of the grid, hands them on, and adds
+    up its tile of C."""
     i, j = get_tid()
     total = zeros(f32, M // P, N // P)
     for k in meta_for(P):

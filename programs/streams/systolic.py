@@ -31,6 +31,7 @@ fifo_B = Stream[i8, DEPTH][Rt, Ct]
 
 @task(mapping=[1], args=[A])
 def offchip_loadA(a: i8[M // Rt, K, Rt]) -> None:
+    """Send the columns of each row tile of A, Rt elements, once for each column tile of C."""
     for mt, nt in grid(M // Rt, N // Ct):
         for k in range(K):
             L3_A.put(a[mt, k])
@@ -38,6 +39,7 @@ def offchip_loadA(a: i8[M // Rt, K, Rt]) -> None:
 
 @task(mapping=[1], args=[B])
 def offchip_loadB(b: i8[N // Ct, K, Ct]) -> None:
+    """Send the rows of each column tile of B, Ct elements, once for each row tile of C."""
     for mt, nt in grid(M // Rt, N // Ct):
         for k in range(K):
             L3_B.put(b[nt, k])
@@ -45,6 +47,8 @@ def offchip_loadB(b: i8[N // Ct, K, Ct]) -> None:
 
 @task(mapping=[P0, P1])
 def gemm() -> None:
+    """An instance feeds the array at its borders, or is a multiplier that adds up one element of a tile of C, or drains
+    results."""
     i, j = get_tid()
     with meta_if(i == 0 and j == 0):
         for mt, nt in grid(M // Rt, N // Ct):
@@ -104,6 +108,7 @@ def gemm() -> None:
 
 @task(mapping=[1], args=[C])
 def offchip_store(c: i8[M // Rt, N, Rt]) -> None:
+    """Store the columns of each tile of C, Rt elements, as they are drained."""
     for mt, nt in grid(M // Rt, N // Ct):
         for n in range(Ct):
             c[mt, nt * Ct + n] = L3_C.get()

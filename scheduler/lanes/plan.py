@@ -83,7 +83,7 @@ class Planner:
                     self.last[operand.name] = i
 
     def sections(self) -> list[list[Operation]]:
-        """The operations, cut in front of each attention."""
+        """The operations, cut in front of each attention; one list of all of them unless the planner cuts."""
         out: list[list[Operation]] = [[]]
         for op in self.ops:
             if self.cut and isinstance(op, Attend):
