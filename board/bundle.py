@@ -55,7 +55,8 @@ class BundleError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the archive that the command line asks for, and print its size. Ends the process after an error."""
+    """Make the archive that the command line asks for, and print its size. arguments: None for those of the process.
+    Ends the process after an error."""
     parser = argparse.ArgumentParser(description="Make the archive that installs rsn on a board.")
     parser.add_argument("--machine", default="aarch64", choices=DEBIAN_MACHINES, help="of the board [%(default)s]")
     parser.add_argument(

@@ -45,5 +45,6 @@ def line(error: Exception) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text without control characters, which a terminal would execute."""
+    """Return a text in which each character that cannot be printed is a space: a terminal would execute control
+    characters."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -16,8 +16,9 @@ from .shown import picked
 
 
 def show_resources(overlay: Overlay, as_json: bool) -> None:
-    """Print how much of its device's resources the overlay needs. Raises `ResourceError`, after the table, if it does
-    not fit; of an overlay with other units or memories, which no sources build, it only warns."""
+    """Print how much of its device's resources the overlay needs, as a table or as a JSON object. Raises
+    `ResourceError`, after the table, if it does not fit, and for an overlay that names no device; of an overlay with
+    other units or memories, which no sources build, it only warns."""
     device = overlay.device
     if device is None:
         raise ResourceError(f"overlay {overlay.name} names no device: its resources cannot be compared with one")

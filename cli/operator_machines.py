@@ -109,8 +109,9 @@ def run_dynamic(
 def read_values(
     machine: machines.OperatorMachine, inputs: str | None, weights: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Read the streams and the tensors of a run, by name, from a file of streams as texts (`.txt`) or files of tensors;
-    None for no file. Raises `TensorError` for a file that cannot be read or does not fit."""
+    """Read the streams and the tensors of a run, each by name. inputs: path of a file of streams as texts (`.txt`), or
+    of streams and tensors. weights: path of a file of tensors. None for no file. Raises `TensorError` for a file that
+    cannot be read or does not fit."""
     streams: dict[str, Any] = {}
     tensors: dict[str, Array] = {}
     if inputs is not None and inputs.endswith(TEXT):

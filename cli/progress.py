@@ -23,7 +23,8 @@ for a very large program."""
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar while the block runs, from two seconds on. Shows nothing if stderr is not a terminal.
+    """Show a progress bar labelled `what` while the block runs, from two seconds on. Shows nothing if stderr is not a
+    terminal.
 
     Yields a function to be called with the share that is done, 0 to 1; until then the bar only moves.
     """

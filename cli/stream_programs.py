@@ -59,7 +59,7 @@ def uses_dynamic_streams(file: Path) -> bool:
 
 
 def is_dynamic(program: Program) -> bool:
-    """Whether a program is for a machine of operators."""
+    """Whether a program is for a machine of operators, that is of dynamic streams."""
     return program.overlay.base == DYNAMIC.name
 
 
@@ -99,7 +99,7 @@ def show(report: Report, most: int, as_json: bool) -> bool:
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number of things as text: `1 unit`, `2 units`."""
+    """Return a number of things as text, `what` with an s for all numbers but 1: `1 unit`, `2 units`."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 

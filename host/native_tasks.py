@@ -26,8 +26,8 @@ MOST_DRAWS = 1 << 24
 
 @dataclass(frozen=True)
 class NativeRegion:
-    """A region in a program that was built. number: of the region in it. drawing: the numbers of the task instances
-    that call `data()`."""
+    """A region in a program that was built. path: of the executable. number: of the region in it. drawing: the numbers
+    of the task instances that call `data()`."""
 
     path: Path
     number: int

@@ -143,8 +143,10 @@ class Runner(Closing):
         done, 0 to 1. timeout: seconds for waiting and running together.
 
         Raises `TensorError` for inputs that do not fit, `DeadlockError` if the machine cannot go on, `BoardError` if
-        the board fails, and `RequestTimeout`, which is a `BoardError`. If no request waits, there is no timeout and
-        `serving.max_wait_s` is 0, the run takes place in the calling thread, so that ^C reaches the board.
+        the board fails, `StateLost` if the board lost what the program keeps between runs, `RequestTimeout`, which is a
+        `BoardError`, and `RuntimeError` in a callback of one of the runner's own futures. The run takes place in the
+        calling thread, so that ^C reaches the board, if no request waits, no timeout is given, and `serving.max_wait_s`
+        is 0.
         """
         self._refuse_child()
         self._refuse_own_thread("run")

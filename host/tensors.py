@@ -146,8 +146,9 @@ class WeightFile(_ByBuffer):
 
 
 class Given(_ByBuffer):
-    """Weights from a mapping, by buffer name, flat float32 in memory order. Each is checked when it is looked up,
-    because the mapping may compute it then. Raises `TensorError` for another dtype or size."""
+    """Weights from a mapping, by buffer name, flat float32 in memory order. given: the mapping. buffers: those of the
+    weights. Each is checked when it is looked up, because the mapping may compute it then. Raises `TensorError` for
+    another dtype or size."""
 
     def __init__(self, given: Mapping[str, Array], buffers: tuple[Buffer, ...]) -> None:
         super().__init__(buffers)

@@ -99,7 +99,8 @@ class Settings:
 
 
 class Replica:
-    """One board, and servers of the models that were requested. Ray runs it in a process of its own."""
+    """One board, and servers of the models that were requested. Ray runs it in a process of its own. settings: of all
+    replicas."""
 
     FAILING_S = 60.0
     """Seconds that a board may be down before Ray is asked for another replica."""
@@ -200,7 +201,7 @@ class Replica:
                 raise errors.BoardError(f"{name} on {self._board}: {health.error}")
 
     def close(self) -> None:
-        """Close all servers, and release the board."""
+        """Finish the requests of all models, close their servers, and release the board."""
         with self._lock:
             while self._servers:
                 self._make_way()

@@ -25,8 +25,8 @@ class Steps:
 
     @contextmanager
     def step(self, what: str, about_s: float) -> Iterator[None]:
-        """Print a step around a `with` block, as `begin` and `end`. After an error the line is ended, so that the
-        error's message has its own line."""
+        """Print a step around a `with` block, as `begin` (what, about_s) and `end` do. After an error the line is
+        ended, so that the error's message has its own line."""
         self.begin(what, about_s)
         try:
             yield

@@ -101,9 +101,9 @@ def hurry(tiles: Sequence[TileAccesses]) -> None:
 
 
 def check(s: Binder, att: AttentionLayer, *, in_memory: bool = False) -> None:
-    """Raises `UnsupportedError`, naming the layer, for an attention that the overlay cannot run: too many keys, rows
-    that are no multiple of 128 without a mask, or a mask that it lacks. in_memory: the scores go through off-chip
-    memory (mapping type B), which holds more keys."""
+    """Raises `UnsupportedError`, naming the layer, for an attention that the overlay cannot run: with more keys than
+    the memories hold, or with lengths of sequences, a causal order or a mask for which it lacks the capability.
+    in_memory: the scores go through off-chip memory (mapping type B), which holds more keys."""
     pipeline = pipeline_of(s.overlay)
     limits = PipelineLimits.of(s.overlay, pipeline)
     unit = s.overlay.by_unit[pipeline.scores.results[0][0]]

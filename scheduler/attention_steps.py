@@ -202,7 +202,8 @@ def _seconds(s: Binder, unit: str, op: str, elements: int) -> float:
 
 
 def runs(rows: Sequence[RowBlock]) -> Iterator[tuple[RowBlock, int]]:
-    """Consecutive row blocks of one head: the first one of each run, and how many it has."""
+    """The runs of consecutive row blocks of one head among `rows`: the first row block of each run, and how many it
+    has."""
     for _, of_head in groupby(enumerate(rows), lambda pair: (pair[1].head, pair[1].block - pair[0])):
         found = [row for _, row in of_head]
         yield found[0], len(found)

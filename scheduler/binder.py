@@ -179,8 +179,8 @@ Drain = Send | Store
 
 
 class WorkItem(NamedTuple):
-    """One piece of work of a memory: a slot is filled, and drained one operation later. None: that half does
-    nothing."""
+    """One piece of work of a memory: a slot is filled as `fill` says, and drained, as `drain` says, one operation
+    later. None: that half does nothing."""
 
     fill: Fill | None
     drain: Drain | None
@@ -273,7 +273,7 @@ class Binder:
         self.made.memories[unit].append(WorkItem(fill, drain))
 
     def add(self, unit: str, item: Item) -> None:
-        """Append an item to a unit without a memory."""
+        """Append an item to the unit named `unit`, which has no memory."""
         self.made.others[unit].append(item)
 
     def ops(self, unit: str) -> list[Item]:
@@ -311,13 +311,15 @@ class Binder:
         return self.buffers[name]
 
     def shared(self, key: object, name: str, shape: tuple[int, ...], stored: Callable[[], Array], bank: str) -> Buffer:
-        """Reserve a weight once per key, as `weight` does; later calls with the same key return the same buffer."""
+        """Reserve a weight once per key; later calls with the same key return the same buffer. name, shape, stored,
+        bank: as for `weight`."""
         if key not in self._shared:
             self._shared[key] = self.weight(name, shape, stored, bank)
         return self._shared[key]
 
     def row_blocks_of(self, name: str) -> int:
-        """Blocks of 128 rows of all sequences of an activation or of a panel of another buffer, padding included."""
+        """Blocks of 128 rows of all sequences of the activation `name`, or of a panel of another buffer of that name,
+        padding included."""
         found = self.panel_blocks.get(name)
         return self.tiled.rows_of(name).blocks if found is None else found
 

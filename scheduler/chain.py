@@ -22,9 +22,9 @@ from .binder import BoundWork, WorkItem
 
 @dataclass(frozen=True, eq=False)
 class Chained:
-    """Instructions by unit. sequences: of units that packets drive. preloaded: op lists. patches: fields that depend on
-    run-time lengths, by the name of the parameter. loads: numbers of elements that each operation of a memory loads
-    from the unit of activations, by memory."""
+    """Instructions (mOPs) by unit. bound: the work that they were made of. sequences: of units that packets drive.
+    preloaded: op lists. patches: fields that depend on run-time lengths, by the name of the parameter. loads: numbers
+    of elements that each operation of a memory loads from the unit of activations, by memory."""
 
     bound: BoundWork
     sequences: dict[str, tuple[Record, ...]]
@@ -38,7 +38,7 @@ class Chained:
 
 
 def show_sequences(sequences: dict[str, tuple[Record, ...]]) -> str:
-    """Sequences of instructions, by unit, as text; consecutive equal ones of a unit are one line."""
+    """Sequences of instructions as text. sequences: by unit; consecutive equal instructions of a unit are one line."""
     out = []
     for unit, sequence in sequences.items():
         out.append(f"{unit}: {len(sequence)}")
@@ -74,7 +74,8 @@ def chain(bound: BoundWork) -> Chained:
 
 
 def turns(work: list[WorkItem]) -> Iterator[Turn]:
-    """The operations of a memory: number i fills a slot with item i and drains item i - 1."""
+    """The operations of a memory: number i fills a slot with item i and drains item i - 1. work: its items, in
+    order."""
     nothing = WorkItem(None, None)
     for ended, begun in pairwise([nothing, *work, nothing] if work else ()):
         yield Turn(begun.fill, ended.drain)
@@ -118,7 +119,7 @@ def parameters_of(rows: Sequence[int], patches: Container[str], kind: int | str 
 
 
 def seconds_of(overlay: Overlay, unit: UnitSpec, op: str) -> float:
-    """Seconds of one amount of work (`Capability.elements`) of a unit's capability, by its rate; 0 without a capability
-    or a rate."""
+    """Seconds of one amount of work (`Capability.elements`) of a unit's capability `op`, by its rate; 0 without a
+    capability or a rate."""
     capability = unit.capability(op)
     return 0.0 if capability is None or capability.rate is None else overlay.seconds[capability.rate]

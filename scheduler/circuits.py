@@ -41,12 +41,12 @@ class Path:
 
     @property
     def between(self) -> tuple[UnitSpec, ...]:
-        """The units between both ends."""
+        """The units between both ends, in order."""
         return self.units[1:-1]
 
     @property
     def memories(self) -> tuple[Memory, ...]:
-        """The memories between both ends."""
+        """The memories of the units between both ends, in order; a unit without one is left out."""
         return tuple(u.memory for u in self.between if u.memory is not None)
 
 
@@ -73,7 +73,8 @@ class Circuit:
     stores: Path
 
     def applies(self, op: str, where: Where) -> Capability | None:
-        """The receiver's capability for an operation at a place; None if it has none there."""
+        """The receiver's capability for the operation `op`, if it applies that at this place (such as its store); else
+        None."""
         able = self.receiver.capability(op)
         return able if able is not None and able.where is where else None
 
@@ -84,7 +85,7 @@ class Circuit:
 
     @property
     def matmul(self) -> Capability:
-        """The capability of the product unit."""
+        """The capability `matmul` of the product unit, with its limits and its rate."""
         return _matmul(self.product)
 
     @property
@@ -114,12 +115,12 @@ class Circuits:
 
     @property
     def weights_bank(self) -> str:
-        """The bank that holds weights and vectors."""
+        """The name of the bank that holds weights and vectors."""
         return str(self.all[0].weights.units[0].bank)
 
     @property
     def activations_bank(self) -> str:
-        """The bank that holds activations."""
+        """The name of the bank that holds activations."""
         return str(self.store.bank)
 
 

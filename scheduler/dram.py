@@ -34,8 +34,9 @@ from .tile import Tiled
 
 
 class PackedWeights(Mapping[str, Array]):
-    """Stored elements, (n,) float32, by buffer name. Every access packs them anew: together they are as large as the
-    model, and every user copies them elsewhere, so that keeping them would cost memory for nothing."""
+    """Stored elements, (n,) float32, by buffer name. made: makes the elements of each buffer. Every access packs them
+    anew: together they are as large as the model, and every user copies them elsewhere, so that keeping them would cost
+    memory for nothing."""
 
     def __init__(self, made: Mapping[str, Callable[[], Array]]) -> None:
         self._made = made
@@ -45,7 +46,7 @@ class PackedWeights(Mapping[str, Array]):
         return self._made[name]()
 
     def digest(self, name: str) -> bytes:
-        """A checksum of the elements of a buffer, 16 bytes, as they were when it was first asked for."""
+        """A checksum of the elements of the buffer `name`, 16 bytes, as they were when it was first asked for."""
         if name not in self._digests:
             elements = np.ascontiguousarray(self[name])
             self._digests[name] = hashlib.blake2b(elements.data, digest_size=16).digest()

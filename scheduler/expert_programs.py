@@ -113,9 +113,9 @@ class Launch:
 class ExpertPrograms:
     """The templates of a layer, and programs made of them.
 
-    tile: rows of a row tile. max_tiles: row tiles of the largest template. Raises `UnsupportedError`, naming the layer,
-    if the overlay cannot run one expert, if it keeps weights and activations in one memory, or if the weights of all do
-    not fit its memory; other errors as `build` does.
+    sizes: of the layer. schedule: of each template. tile: rows of a row tile. max_tiles: row tiles of the largest
+    template. Raises `UnsupportedError`, naming the layer, if the overlay cannot run one expert, if it keeps weights and
+    activations in one memory, or if the weights of all do not fit its memory; other errors as `build` does.
     """
 
     def __init__(self, sizes: ExpertSizes, overlay: Overlay, schedule: Schedule = PAPER) -> None:

@@ -127,7 +127,7 @@ def _terms(tile: SymbolicTile) -> tuple[SymbolicTile, ...]:
 
 
 class Stored(NamedTuple):
-    """A part of a matrix, as one range for each axis, and the tile that it is."""
+    """A part of a matrix (`ranges`, one for each axis), and the tile that it is."""
 
     ranges: tuple[Range, ...]
     tile: SymbolicTile

@@ -179,17 +179,17 @@ class AttentionLayer:
     """y = softmax(q @ k^T + bias) @ v for each sequence and head. The scale of the scores is a factor of the product
     that computes the keys.
 
-    q, k, v, y: names of activations of heads * head_dim columns; head h starts at column h * head_dim. masked: keys at
-    and beyond the length of the sequence (the run-time parameter len[b]) are masked out. causal: for each row, the keys
-    behind it are masked out. bias: finite constants of shape (batch or 1, heads or 1, seq, seq), such as relative
-    positions or another mask.
+    path: the module path. q, k, v, y: names of activations of heads * head_dim columns; head h starts at column h *
+    head_dim. masked: keys at and beyond the length of the sequence (the run-time parameter len[b]) are masked out.
+    causal: for each row, the keys behind it are masked out. bias: finite constants of shape (batch or 1, heads or 1,
+    seq, seq), such as relative positions or another mask.
 
-    kv_heads: of k and v, which have kv_heads * head_dim columns; query head h takes kv head h // (heads / kv_heads).
-    0: as many as heads. left: rows before the run-time parameter start[b] are padding, and masked out as keys. window:
+    kv_heads: of k and v, which have kv_heads * head_dim columns; query head h takes kv head h // (heads / kv_heads). 0:
+    as many as heads. left: rows before the run-time parameter start[b] are padding, and masked out as keys. window:
     keys that are `window` rows or more before the row are masked out, and, unless causal, those behind it as far.
-    softcap: scores become softcap * tanh(score / softcap), before any mask. mask: name of an input of
-    (batch, mask_heads * seq, keys) that is added to the scores: rows of head 0, then of head 1; mask_heads is 1 or
-    heads. counted: its keys have run-time parameters of their own, `len16[b]` for 16 keys; 0: those of the program.
+    softcap: scores become softcap * tanh(score / softcap), before any mask. mask: name of an input of (batch,
+    mask_heads * seq, keys) that is added to the scores: rows of head 0, then of head 1; mask_heads is 1 or heads.
+    counted: its keys have run-time parameters of their own, `len16[b]` for 16 keys; 0: those of the program.
     """
 
     path: str
@@ -256,8 +256,8 @@ Layer = Gemm | AttentionLayer
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """An activation that is returned to the host as activation * scale + shift. scale, shift: (N,), the affine part of
-    a last LayerNorm; None for none."""
+    """An activation that is returned to the host as activation * scale + shift. name: of the activation, of N columns.
+    scale, shift: (N,), the affine part of a last LayerNorm; None for none."""
 
     name: str
     scale: Array | None = None
@@ -266,7 +266,8 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class LayerGraph:
-    """Layers in execution order over `batch` sequences of `seq` rows. inputs: column count by activation.
+    """Layers in execution order over `batch` sequences of `seq` rows. inputs: column count by activation. outputs: in
+    the order in which the host gets them.
 
     lengths: rows of each sequence, where they differ; rows beyond are neither stored nor computed. Empty: all `seq`.
     seqs: rows of each sequence of those inputs that have another number than `seq`, such as the text that a decoder
@@ -323,7 +324,7 @@ class LayerGraph:
         return self._seq_of.get(name, self.seq)
 
     def rows_of(self, name: str) -> tuple[int, ...]:
-        """Number of rows of each sequence of an activation: `batch` numbers."""
+        """Number of rows of each sequence of the activation `name`: `batch` numbers."""
         return self.lengths or (self.seq_of(name),) * self.batch
 
     @property

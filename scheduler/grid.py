@@ -41,8 +41,9 @@ STATISTICS_EPS = 1e-6
 class PlacedGemms:
     """The products of a segment with their weights placed.
 
-    groups: the column tiles of one MME op each, and the vectors (previous-layer weights, bias) that the op loads.
-    passes: before the products, over those operands whose statistics no product makes at its store.
+    gemms: the products, of one activation. groups: the column tiles of one MME op each, and the vectors (previous-layer
+    weights, bias) that the op loads. loops: which loop over output tiles is outside. tiles: how they are cut. passes:
+    before the products, over those operands whose statistics no product makes at its store.
     """
 
     gemms: Sequence[Gemm]
@@ -53,9 +54,10 @@ class PlacedGemms:
 
 
 def place_gemms(s: Binder, gemms: Sequence[Gemm], loops: Loops) -> PlacedGemms:
-    """Place the weights and vectors of products of one activation in the bank of weights. loops: which loop is outside;
-    Loops.ROWS is taken in any case for many column tiles, normalised operands and rotations. Raises `UnsupportedError`
-    naming the layer if the overlay cannot run it, `ScheduleError` if its tiles cannot."""
+    """Place the weights and vectors of products of one activation in the bank of weights. gemms: at least one product.
+    loops: which loop is outside; Loops.ROWS is taken in any case for many column tiles, normalised operands and
+    rotations. Raises `UnsupportedError` naming the layer if the overlay cannot run it, `ScheduleError` if its tiles
+    cannot."""
     passes = [_statistics_pass(s, gemm.place, name) for gemm in gemms for name in _without_statistics(s, gemm)]
     parts = [part for gemm in gemms for part in _parts(s, gemm)]
     # an op ends where a table is loaded: what needs none comes before, and shares the op of the first tile that does

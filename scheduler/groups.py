@@ -24,8 +24,9 @@ HARDWARE = DramPolicy(patience_us=0.0, store_blocks=16)
 
 @dataclass(frozen=True)
 class Planned:
-    """A segment with its kind name and the knobs that apply to it. mapping: None chooses by the roofline. drain: all
-    its stores end before the next segment loads."""
+    """A segment with its kind name and the knobs that apply to it. layers: what it computes. loops, tiles: for
+    products. rule: for list scheduling. mapping: None chooses by the roofline. drain: all its stores end before the
+    next segment loads."""
 
     layers: Group
     kind: str

@@ -18,8 +18,9 @@ NormOf = Callable[[int, int], LoadNorm | None]
 
 
 def pass_tiles(s: Binder, unit: str, tiles: int, norm_of: NormOf = lambda first, count: None) -> None:
-    """Append the work of a left memory that loads `tiles` tiles of 128x128 and sends each once, as many at a time as it
-    holds. norm_of: the norm of a load, by the number of its first tile and the count of its tiles; by default none."""
+    """Append the work of the left memory `unit`, which loads `tiles` tiles of 128x128 and sends each once, as many at a
+    time as it holds. norm_of: the norm of a load, by the number of its first tile and the count of its tiles; by
+    default none."""
     most_held = s.overlay.memory_of(unit).rows // TILE
     for t in range(0, tiles, most_held):
         held = min(most_held, tiles - t)
@@ -33,22 +34,23 @@ def statistics_name(name: str) -> str:
 
 
 def statistics_size(s: Binder, name: str) -> int:
-    """Number of elements of the statistics of an activation, padded to whole blocks: a quarter block for 128 rows and a
-    part of the columns."""
+    """Number of elements of the statistics of the activation `name`, padded to whole blocks: a quarter block for 128
+    rows and a part of the columns."""
     size = s.row_blocks_of(name) * s.tiled.statistics[name].parts * QUARTER
     return -(-size // BLOCK) * BLOCK
 
 
 def statistics_at(s: Binder, name: str, row: int, part: int) -> int:
-    """The number of the first element, in its bank, of the statistics of a row block and a part of the columns. row:
-    number of the row block. part: number of the part."""
+    """The number of the first element, in its bank, of the statistics of a row block and a part of the columns. name:
+    of the activation. row: number of the row block. part: number of the part."""
     buffer = s.buffers[statistics_name(name)]
     return buffer.offset * UNIT + (row * s.tiled.statistics[name].parts + part) * QUARTER
 
 
 def check(s: Binder, gemm: Gemm) -> None:
-    """Raise `UnsupportedError`, naming the layer, for norms of operands that the overlay cannot apply as it loads: more
-    parts than a load joins, an eps of 0, or heads with padding between them."""
+    """Raise `UnsupportedError`, naming the layer, for norms of operands that the overlay cannot apply as it loads: it
+    lacks the capability, there are more parts than a load joins, the eps is 0, or the operand lies in heads with
+    padding between them."""
     for name, norm in ((gemm.x, gemm.x_norm), (gemm.residual, gemm.residual_norm)):
         if norm is None or name is None:
             continue
@@ -86,8 +88,8 @@ def fresh_statistics(s: Binder, name: str, norm: Norm | None, row: OutputRows, i
 def load_norm(
     s: Binder, name: str, norm: Norm | None, fresh: int, first: int = 0, same: bool = False
 ) -> LoadNorm | None:
-    """The norm of a load of an activation; None if `norm` is None. fresh: row tiles whose statistics come with it.
-    first: the row tile of the memory at which the load begins. same: all tiles of the load are of that row tile."""
+    """The norm of a load of the activation `name`; None if `norm` is None. fresh: row tiles whose statistics come with
+    it. first: the row tile of the memory at which the load begins. same: all tiles of the load are of that row tile."""
     if norm is None:
         return None
     parts = s.tiled.statistics[name].parts

@@ -45,8 +45,8 @@ class ListedOrder:
 
 @dataclass(frozen=True)
 class Job:
-    """An access that DDR takes as a whole: the data of one Mem uOP, or a piece of a store. rank: lower ranks go first
-    among accesses that are ready."""
+    """An access that DDR takes as a whole: the data of one Mem uOP, or a piece of a store. rule: the policy of its
+    segment. rank: lower ranks go first among accesses that are ready."""
 
     access: Access | RowStore
     rule: DramPolicy

@@ -25,7 +25,7 @@ Observe = Callable[[str, object], None]
 
 
 def unobserved(name: str, made: object) -> None:
-    """Do nothing: the default observer."""
+    """Do nothing: the default observer. name, made: a stage or pass, and what it made."""
 
 
 def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Observe = unobserved) -> Lowered:

@@ -66,9 +66,9 @@ class PipelineLimits:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Size of an attention: heads of all sequences (batch * heads), and the rows and columns of a head's Q, K and V,
-    padding included. keys: rows of K and V of a sequence; 0 for as many as Q has. groups: heads of Q that share one of
-    K and V."""
+    """Size of an attention: heads of all sequences (batch * heads), and the rows and columns (`cols`) of a head's Q, K
+    and V, padding included. keys: rows of K and V of a sequence; 0 for as many as Q has. groups: heads of Q that share
+    one of K and V."""
 
     heads: int
     rows: int
@@ -245,9 +245,10 @@ def mapping_of(network: LayerGraph, attention: AttentionLayer, overlay: Overlay)
 
 
 def choose(shape: AttentionShape, overlay: Overlay) -> MappingType:
-    """Choose the mapping type with the lowest steady-state bound (`Estimate.steady_s`) among those that can run
-    sequences this long. Equal bounds: D before A before B before E. Sequences too long for every type give D, which
-    then reports the limit. Raises `UnsupportedError` like `pipeline_of`."""
+    """Choose the mapping type with the lowest steady-state bound (`Estimate.steady_s`) among those of A, B, D and E
+    that can run sequences this long; C is the same program as B on this datapath. Equal bounds: D before A before B
+    before E. Sequences too long for every type give D, which then reports the limit. Raises `UnsupportedError` like
+    `pipeline_of`."""
     roofline, longest = PeakRates.of(overlay), max_rows(overlay)
     fits = [kind for kind in MappingType if (shape.keys or shape.rows) <= longest[kind]] or [MappingType.D]
     order = (MappingType.D, MappingType.A, MappingType.B, MappingType.E)

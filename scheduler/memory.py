@@ -39,12 +39,12 @@ class Columns:
 
     @property
     def count(self) -> int:
-        """Number of columns without padding."""
+        """Number of columns without any padding: that of the activation."""
         return self.groups * self.width
 
     @property
     def stored(self) -> int:
-        """Number of columns with padding."""
+        """Number of columns in memory, padding of groups and of the whole included."""
         return padded(self.groups * self.pitch, self.align)
 
     @property
@@ -64,7 +64,7 @@ class Columns:
         return self.groups == 1 or self.pitch == self.width
 
     def positions(self) -> npt.NDArray[np.intp]:
-        """The stored column of each column, shape (count,)."""
+        """The number of the stored column in which each column of the activation lies, shape (count,), ascending."""
         g, i = np.divmod(np.arange(self.count), self.width)
         return g * self.pitch + i
 

@@ -138,7 +138,7 @@ def uops_of(kernels: UnpackedProgram) -> dict[str, list[Any]]:
 
 
 def uops_by_mop(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[Sequence[Any]]:
-    """Yield for each mOP of the unit named `unit`, in order, the sequence of uOPs that it expands to. Each mOP is
+    """Yield for each of `mops` of the unit named `unit`, in order, the sequence of uOPs that it expands to. Each mOP is
     expanded once, not repeated as by the `reuse` of a packet. Raises `ProgramError` for a mOP that does not program the
     unit."""
     forms = {kind: _form(overlay, unit, mop) for kind, mop in {type(m): m for m in mops}.items()}

@@ -77,7 +77,8 @@ class ProductCut:
 
 @dataclass(frozen=True)
 class ColumnTile:
-    """Column tile `n` of a matrix product. weight: of the whole product; None without a product."""
+    """Column tile number `n` of the matrix product `gemm`, which is cut as `plan` says. weight: the buffer of the whole
+    product's weight; None without a product."""
 
     gemm: Gemm
     plan: ProductCut
@@ -121,8 +122,8 @@ def vectors(s: Binder, group: Sequence[ColumnTile]) -> list[Buffer]:
 
 
 def vector_length(s: Binder, group: Sequence[ColumnTile]) -> int:
-    """Elements of a vector that one right memory loads for the column tiles of an op; more than one piece are padded to
-    whole pieces."""
+    """Elements of a vector that one right memory loads for the column tiles of an op (`group`); more than one piece are
+    padded to whole pieces."""
     length = len(group) * group[0].plan.acc_b * TILE
     piece = int(s.overlay.capability_of(s.grid.weights, "load_vector").limits["piece"][1])
     return length if length <= piece else padded(length, piece)

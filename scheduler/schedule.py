@@ -41,8 +41,12 @@ def check(knobs: Any, skip: tuple[str, ...] = ()) -> None:
 
 
 def converted(knob_type: Any, given: Any, name: str) -> Any:
-    """Convert a value to the type of a knob, such as int or Loops | None. name: the name of the knob, for messages.
-    Raises `ScheduleError` if the value has another type, or is none of the values of an Enum."""
+    """Convert a value that was given for a knob to the knob's type.
+
+    knob_type: an Enum, bool, int, float or a class of this module, also with `| None`; str stands for a tuple of texts,
+    which may be given as a list. name: the name of the knob, for messages. Raises `ScheduleError` if the value has
+    another type, is none of the values of an Enum, or is too large for a float.
+    """
     knob_type = next((x for x in get_args(knob_type) if isinstance(x, type) and x is not NoneType), knob_type)
     if issubclass(knob_type, Enum):
         try:
@@ -317,7 +321,8 @@ SCHEDULES = {"paper": PAPER, "strict": STRICT, "published": PUBLISHED}
 
 def read_schedule(path: str | os.PathLike[str]) -> Schedule:
     """Read a schedule from a TOML file, as `show_schedule` prints it; absent knobs have their defaults. Raises
-    `ScheduleError` naming file, knob and limit."""
+    `ScheduleError`, naming file, knob and limit, for a file that does not exist, is no TOML, or has an unknown knob or
+    a wrong value."""
     try:
         given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         with naming(str(path)):

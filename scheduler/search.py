@@ -48,8 +48,9 @@ CUTS = (Tiles(tile_rows=3), Tiles(tile_rows=4, mme_rows=2), Tiles(tile_cols=4), 
 
 @dataclass
 class SearchResult:
-    """The result of a search. latency_s: modelled, in seconds, for the first `sampled` of the network's `segments`
-    layers. tried: number of schedules priced after the first. steps: the log of improvements, one line each."""
+    """The result of a search: the best schedule. latency_s: modelled, in seconds, for the first `sampled` of the
+    network's `segments` layers. tried: number of schedules priced after the first. steps: the log of improvements, one
+    line each."""
 
     schedule: Schedule
     latency_s: float

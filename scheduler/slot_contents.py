@@ -40,5 +40,5 @@ class LoadedSlots:
         self._s.turn(unit, load, send)
 
     def forget(self, unit: str) -> None:
-        """Note that a memory was filled by other means, so that nothing is known of its slots."""
+        """Note that the memory `unit` was filled by other means, so that nothing is known of its slots."""
         self._known.pop(unit, None)

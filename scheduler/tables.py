@@ -92,8 +92,8 @@ def positions(s: Binder, gemm: Gemm, row: OutputRows, i: int) -> tuple[int, ...]
 
 
 def needed(s: Binder, gemm: Gemm, row: OutputRows, units: Sequence[tuple[int, int]]) -> bool:
-    """Whether the memories of results at these (grid row, grid column) need another table than they have. If so, notes
-    that they have it from now on."""
+    """Whether the memories of results at `units`, each (grid row, grid column), need another table than they have. If
+    so, notes that they have it from now on."""
     assert gemm.rotary is not None
     wanted = {s.grid.results[i][j]: (gemm.rotary.key, positions(s, gemm, row, i)) for i, j in units}
     if all(s.held.get(unit) == table for unit, table in wanted.items()):

@@ -175,10 +175,11 @@ def statistics_of(
 class Tiled:
     """A network, cut for an overlay.
 
-    plan: its segments with their knobs. cuts: how a product is cut, by the activation that it computes. columns: how
-    the columns of each activation are stored, by its name. rows: how the rows of activations lie, by their rows of a
-    sequence. statistics: of the activations that are normalised as they are loaded, by name. apart: activations whose
-    sequences have blocks of their own, where others of one row a sequence lie together.
+    limits: what the overlay's grid holds. plan: its segments with their knobs. cuts: how a product is cut, by the
+    activation that it computes. columns: how the columns of each activation are stored, by its name. rows: how the rows
+    of activations lie, by their rows of a sequence. statistics: of the activations that are normalised as they are
+    loaded, by name. apart: activations whose sequences have blocks of their own, where others of one row a sequence lie
+    together.
     """
 
     network: LayerGraph
@@ -199,7 +200,7 @@ class Tiled:
         return self.patterns.grid
 
     def rows_of(self, name: str) -> RowLayout:
-        """How the rows of an activation lie in memory. Raises `KeyError` for an activation whose number of rows was not
+        """How the rows of the activation `name` lie in memory. Raises `KeyError` for one whose number of rows was not
         cut."""
         if self.apart and self.network.seq_of(name) == 1 and name not in self.apart:
             batch = self.network.batch
@@ -207,11 +208,11 @@ class Tiled:
         return self.rows[self.network.seq_of(name)]
 
     def spans_of(self, name: str) -> list[SequenceSpan]:
-        """The places of the sequences of an activation, in order."""
+        """The places of the sequences of the activation `name`, in order."""
         return self.rows_of(name).spans
 
     def seq_blocks_of(self, name: str) -> int:
-        """Blocks of 128 rows of the longest sequence of an activation."""
+        """Number of blocks of 128 rows of the longest sequence of the activation `name`."""
         return max(span.blocks for span in self.spans_of(name))
 
     @cached_property
@@ -396,8 +397,8 @@ def columns_of(
 
     Attention heads get as many columns as the overlay's; an activation that is computed in several column tiles and is
     not an output lies in panels; all others are plain. cuts: how the product that computes an activation is cut, by its
-    name. whole_tiles: pad results to whole output tiles (`Schedule.whole_tiles`). Raises `UnsupportedError` naming the
-    layer or output, `ScheduleError` like `column_tiles`.
+    name. statistics: by the name of the activation (`statistics_of`). whole_tiles: pad results to whole output tiles
+    (`Schedule.whole_tiles`). Raises `UnsupportedError` naming the layer or output, `ScheduleError` like `column_tiles`.
     """
     outputs = {o.name for o in network.outputs}
     out: dict[str, Columns] = {n: Columns(1, c, padded(c, TILE)) for n, c in network.inputs.items()}

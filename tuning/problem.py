@@ -44,7 +44,8 @@ class Problem(Protocol):
 
     @property
     def name(self) -> str:
-        """What is searched, with all that its outcomes depend on."""
+        """What is searched, with all that its outcomes depend on, as text: two problems with one name have equal
+        outcomes."""
         ...
 
     @property

@@ -37,7 +37,7 @@ class InThisProcess:
 
 
 class Processes:
-    """Evaluates choices in processes of this computer."""
+    """Evaluates choices of a problem in the processes of `pool`, which are on this computer."""
 
     def __init__(self, problem: Problem, pool: ProcessPoolExecutor) -> None:
         self._problem, self._pool = problem, pool

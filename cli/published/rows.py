@@ -110,8 +110,8 @@ def paper() -> dict[str, Any]:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the numbers (and lists of shapes) of nested tables by key: the names on the path to each, joined by
-    dots."""
+    """Return the numbers (and lists of shapes) of nested tables by key: the names on the path to each, joined by dots,
+    behind `prefix`."""
     out: dict[str, Any] = {}
     for name, value in tree.items():
         out |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

@@ -81,7 +81,8 @@ class StepRow(PublishedRow):
 
 @dataclass(frozen=True)
 class Remark:
-    """Something that must be said beside the rows. numbers: ours and theirs, by name."""
+    """Something that must be said beside the rows: a name, a text of some sentences, and numbers, ours and theirs, by
+    name."""
 
     name: str
     text: str

@@ -67,8 +67,8 @@ class Device(Protocol):
         """Free a buffer, by its number."""
 
     def write(self, buffer: int, at: int, data: npt.NDArray[Any]) -> None:
-        """Copy the bytes of a contiguous array into the buffer, from byte `at` on, and make them visible to the
-        device."""
+        """Copy the bytes of `data`, a contiguous array, into the buffer, from byte `at` on, and make them visible to
+        the device."""
 
     def read(self, buffer: int, at: int, into: npt.NDArray[Any]) -> int:
         """Copy bytes of the buffer, from byte `at` on, as the device left them, into the contiguous array `into`, as

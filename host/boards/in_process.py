@@ -62,7 +62,8 @@ class InProcess(Device):
         memory: int = MEMORY,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """engine: runs the program. memory: bytes that the device has. sleep: waits for a run that never ends."""
+        """engine: runs the program. name: of the engine, for messages and facts. memory: bytes that the device has.
+        sleep: waits for a run that never ends."""
         self._engine = engine
         self._name = name
         self._memory = memory

@@ -21,8 +21,8 @@ LONGEST = 256
 
 
 class DeviceLock:
-    """A lock on a device, by the device's name: `flock` on a file. A mere lock file would stay behind when its process
-    dies.
+    """A lock on a device, by the device's name: `flock` on a file in `folder`, by default the temporary folder. A mere
+    lock file would stay behind when its process dies.
 
     Its holder also notes in the file, for the next one of whichever user, that a run has begun and not ended. The note
     outlives a process that is killed, and counts until the computer restarts.
@@ -55,7 +55,8 @@ class DeviceLock:
         self.note(bool(self._boot) and _lines(file)[1] == UNFINISHED + self._boot)
 
     def note(self, unfinished: bool) -> None:
-        """Note whether a run has begun and not ended. The caller holds the lock."""
+        """Note in the file whether a run has begun and not ended (`unfinished`). The caller holds the lock. A disk that
+        is full is no error."""
         self.unfinished = unfinished
         second = f"{UNFINISHED}{self._boot}\n" if unfinished and self._boot else ""
         line = f"{os.getpid()}\n{second}".encode()

@@ -34,7 +34,8 @@ NO_GRAPH = (
 
 
 class PynqDevice(Device):
-    """A device behind PYNQ. It checks the bitstream, and refuses to run a program."""
+    """A device behind PYNQ, number `index` of its Versal devices. It checks the bitstream, and refuses to run a
+    program. Raises `BoardError` where PYNQ is missing or too old."""
 
     def __init__(self, index: int = 0) -> None:
         try:

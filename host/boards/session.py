@@ -70,8 +70,8 @@ class NoRoom(BoardBusy):
 
 @dataclass(eq=False)
 class DeviceBuffer:
-    """A buffer of the device. users: how many boards rely on its content. contents: for a bank of weights, which boards
-    may share, its buffers and the checksum of its weights."""
+    """A buffer of the device. handle: its number. users: how many boards rely on its content. contents: for a bank of
+    weights, which boards may share, its buffers and the checksum of its weights."""
 
     handle: int
     users: int = 1
@@ -115,10 +115,11 @@ class Session:
         stamp: Stamp | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """bitstream: the file to load, an .xclbin or another that the device takes; None if it needs none. stamp:
-        remembers for this boot that the bitstream's trial passed; without one, only a run that did not end makes a
-        trial necessary. now: the clock, in seconds, that times a run and ends the wait for it; tests replace it. Raises
-        `BoardMismatch` for an .xclbin that is not the profile's."""
+        """profile: of the board. device: what drives it. bitstream: the file to load, an .xclbin or another that the
+        device takes; None if it needs none. lock: held while the device is taken; None for a device that only this
+        process can use. stamp: remembers for this boot that the bitstream's trial passed; without one, only a run that
+        did not end makes a trial necessary. now: the clock, in seconds, that times a run and ends the wait for it;
+        tests replace it. Raises `BoardMismatch` for an .xclbin that is not the profile's."""
         self.profile = profile
         self.device = device
         self.bitstream = bitstream
@@ -198,8 +199,8 @@ class Session:
         return held
 
     def release(self, helds: Iterable[DeviceBuffer], age: int) -> None:
-        """Release buffers that were allocated at this age (`Session.age`); those of another age no longer exist. Memory
-        is freed when its last user releases it. The caller holds the turn."""
+        """Release the buffers `helds`, which were allocated at this age (`Session.age`); those of another age no longer
+        exist. Memory is freed when its last user releases it. The caller holds the turn."""
         for held in helds if age == self.age else ():
             held.users -= 1
             if not held.users:
@@ -207,8 +208,8 @@ class Session:
                 self.device.free(held.handle)
 
     def leave(self, helds: Iterable[DeviceBuffer], age: int) -> None:
-        """Release a board's buffers, which were allocated at this age, and with the last of them the device. Raises
-        nothing."""
+        """Release the buffers `helds` of a board, which were allocated at this age, and with the last of them the
+        device. Raises nothing."""
         with self._mutex:
             if self._stuck:
                 return

@@ -67,8 +67,8 @@ _URL = re.compile(
 
 
 class NoConnection(BoardError):
-    """rsn on the other computer could not be started. reached: whether ssh got in there, so that what failed is rsn.
-    problem, mend: what is wrong, and what to do; said: ssh's own messages."""
+    """rsn on the other computer could not be started. where: the computer. reached: whether ssh got in there, so that
+    what failed is rsn. problem, mend: what is wrong, and what to do; said: ssh's own messages."""
 
     def __init__(self, where: str, reached: bool, problem: str, mend: str, said: str = "") -> None:
         super().__init__(f"{where}: {problem}: {mend}" + (f"\n{said}" if said else ""))
@@ -77,8 +77,8 @@ class NoConnection(BoardError):
 
 @dataclass(frozen=True)
 class Target:
-    """The parts of a board's URL. user: "" where the URL has none. port: 0 where the URL has none; ssh's configuration
-    then decides. board: the board's name on the other computer."""
+    """The parts of a board's URL. user: "" where the URL has none. host: a name or an address. port: 0 where the URL
+    has none; ssh's configuration then decides. board: the board's name on the other computer."""
 
     user: str
     host: str
@@ -99,7 +99,8 @@ class Target:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments of ssh that say where to connect."""
+        """The arguments of ssh that say where to connect: `-p PORT` and `-l USER` where the URL has them, then `--
+        HOST`."""
         port, user = ["-p", str(self.port)] * bool(self.port), ["-l", self.user] * bool(self.user)
         return [*port, *user, "--", self.host]
 
@@ -115,8 +116,8 @@ class SshBoard(Board):
     """
 
     def __init__(self, url: str, *, xclbin: str | os.PathLike[str] | None = None) -> None:
-        """xclbin: path of the bitstream on the other computer. Raises `BoardError` for a malformed URL, and without an
-        ssh client."""
+        """url: ssh://[USER@]HOST[:PORT][/BOARD]. xclbin: path of the bitstream on the other computer. Raises
+        `BoardError` for a malformed URL, and without an ssh client."""
         self.target = Target.parse(url)
         self._ssh = ssh_client()
         self._xclbin = None if xclbin is None else os.fspath(xclbin)

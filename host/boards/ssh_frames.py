@@ -53,8 +53,8 @@ class Silent(Exception):
 
 
 class Frames:
-    """Frames over two file descriptors, which it makes non-blocking. silence_s: seconds without a byte after which
-    `Silent` is raised. Any thread may send; one thread at a time may receive."""
+    """Frames over two file descriptors, `read` and `write`, which it makes non-blocking. silence_s: seconds without a
+    byte after which `Silent` is raised. Any thread may send; one thread at a time may receive."""
 
     def __init__(self, read: int, write: int, silence_s: float = SILENCE_S) -> None:
         self._read, self._write, self.silence_s = read, write, silence_s
@@ -139,7 +139,8 @@ class Frames:
 
 
 class Heartbeat:
-    """Calls a function every `BEAT_S` seconds in a thread, until the function raises or `stop` is called."""
+    """Calls a function every `BEAT_S` seconds in a thread, until the function raises `PipeClosed` or `Silent`, or
+    `stop` is called. A `with` block starts and stops it."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -154,11 +155,12 @@ class Heartbeat:
                 return  # the thread that waits for an answer gets the same error
 
     def start(self) -> None:
-        """Start the thread."""
+        """Begin to call the function. Raises `RuntimeError` if it was started before."""
         self._thread.start()
 
     def stop(self, patience_s: float | None = None) -> bool:
-        """Stop the thread. Returns False if it is still running after `patience_s` seconds, because its call blocks."""
+        """Call the function no more. Returns False if the thread is still running after `patience_s` seconds, because a
+        call blocks; None waits for it."""
         self._stop.set()
         self._thread.join(patience_s)
         return not self._thread.is_alive()

@@ -54,7 +54,7 @@ class Stamp:
                 os.close(file)
 
     def remove(self) -> None:
-        """Forget what is remembered."""
+        """Forget what is remembered for any boot. A file that cannot be removed is no error."""
         with suppress(OSError):
             self.path.unlink()
 

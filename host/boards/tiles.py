@@ -53,8 +53,8 @@ def op_lists(ports: Mapping[str, Words], overlay: Overlay, graph: str) -> dict[s
     """Decode the op list of each MME, by its name, from its tiles' parameters: the inverse of `parameters`. MMEs
     without ops are left out.
 
-    ports: the words of each tile, by port. Raises `BoardError` if tiles of one MME have different ops, or a tile has
-    none.
+    ports: the words of each tile, by port. graph: name of the AI Engine graph. Raises `BoardError` if tiles of one MME
+    have different ops, or a tile has none.
     """
     out: dict[str, tuple[Record, ...]] = {}
     flag, form = weight_flag(overlay), overlay.preloaded["MME"]

@@ -36,9 +36,10 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError,
 
 @dataclass(frozen=True)
 class Xclbin:
-    """The metadata of an xclbin. sha256: of the file, in hexadecimal. kernels: argument names in order, by kernel.
-    clocks: MHz by name. graphs, ports: names of graphs and of run-time parameters of the AI Engines, None where the
-    file does not list them."""
+    """The metadata of an xclbin. path: of the file. uuid: its own, as text. sha256: of the file, in hexadecimal.
+    platform, version: what it was built for, and by which version of the tool. kernels: argument names in order, by
+    kernel. clocks: MHz by name. graphs, ports: names of graphs and of run-time parameters of the AI Engines, None where
+    the file does not list them."""
 
     path: Path
     uuid: str

@@ -99,14 +99,14 @@ class XrtLibrary:
             function.restype, function.argtypes = result, arguments
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call the function `name` of `FUNCTIONS`, and return its result, also if it failed; errno is left for
-        `failed`."""
+        """Call the function `name` of `FUNCTIONS` with these arguments, and return its result, also if it failed; errno
+        is left for `failed`."""
         ctypes.set_errno(0)
         return getattr(self._library, name)(*arguments)
 
     def must(self, what: str, name: str, *arguments: Any) -> Any:
-        """Call the function `name` of `FUNCTIONS`, which returns a handle, or 0 for success, and return that. Raises
-        the `BoardError` that fits errno if it fails; `what` says what was tried."""
+        """Call the function `name` of `FUNCTIONS` with these arguments; it returns a handle, or 0 for success, and so
+        does this. Raises the `BoardError` that fits errno if it fails; `what` says what was tried."""
         result = self.call(name, *arguments)
         if result is None or (FUNCTIONS[name][0] is c_int and result != 0):
             raise failed(f"{what} ({name})", result)
@@ -187,8 +187,8 @@ def _ends_the_process(library: str) -> bool:
 
 
 class CtypesXrt(Device):
-    """A device behind XRT's C API. Buffers are mapped: `write` and `read` copy memory and synchronise the device's
-    view."""
+    """A device behind XRT's C API, number `index` of XRT's devices. library: None loads XRT. Buffers are mapped:
+    `write` and `read` copy memory and synchronise the device's view."""
 
     def __init__(self, index: int = 0, library: XrtLibrary | None = None) -> None:
         self.index = index

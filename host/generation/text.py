@@ -31,8 +31,8 @@ class Tokenizer(Protocol):
 
 
 class TextPieces:
-    """Turns the tokens of an answer into pieces of text. prompt: the tokens before. stops: strings at which the text
-    ends; they are not part of it.
+    """Turns the tokens of an answer into pieces of text. tokenizer: of the model. prompt: the tokens before. stops:
+    strings at which the text ends; they are not part of it.
 
     A piece is held back while it ends in the middle of a character, or may be the beginning of a stop string. Special
     tokens are no part of the text, but stop strings are found in their text too, such as `<|im_end|>`. Of tokens that

@@ -46,7 +46,7 @@ class Compared:
 
     @property
     def fused(self) -> str:
-        """The other layers of its segment, as text."""
+        """The module paths of the other layers of its segment, as text."""
         return ", ".join(path for path in self.layers if path != self.path)
 
 
@@ -151,8 +151,8 @@ def _difference(got: Array, expected: Array) -> float:
 
 
 def show(rows: list[Compared], bound: float = BOUND) -> str:
-    """Format the comparison as text: a line for each result, then the first one whose difference exceeds the bound, or
-    that all are within it. bound: a relative difference, as in `Compared`."""
+    """Format the results of `compare` as text: a line for each, then the first one whose difference exceeds the bound,
+    or that all are within it. bound: a relative difference, as in `Compared`."""
     width = max([len(r.name) for r in rows] + [7])
     place = max([len(r.where) for r in rows] + [9])
     out = [f"{'segment':<{width}}  from PyTorch  its own    {'stored at':<{place}}  fused with"]

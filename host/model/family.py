@@ -154,7 +154,7 @@ class Family(CompiledModule):
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        """The dimensions whose sizes calls choose."""
+        """The dimensions whose sizes calls choose, in the order in which `program` takes their sizes."""
         return self._arguments.dims
 
     @property
@@ -191,7 +191,7 @@ class Family(CompiledModule):
         return replace(made.part(sizes), verified=self._verification.when(made.at(self._seen), sizes))
 
     def close(self) -> None:
-        """Release the boards."""
+        """Release the boards, and drop the programs: a later call compiles its program again."""
         with self._lock:
             while self._made:
                 self._made.popitem()[1].close()

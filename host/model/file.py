@@ -67,9 +67,10 @@ class ModelVariant:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """The content of a model file. padding: of calls, None for a model of one size. borders: the data types of
-    arguments and results of a model in half precision, None for float32. same: for each part the index of the first
-    part that has the same weights at the same addresses. version: of the toolchain that wrote the file."""
+    """The content of a model file. parts: one for each choice of sizes. padding: of calls, None for a model of one
+    size. borders: the data types of arguments and results of a model in half precision, None for float32. same: for
+    each part the index of the first part that has the same weights at the same addresses. version: of the toolchain
+    that wrote the file."""
 
     parts: tuple[ModelVariant, ...]
     padding: CallPadding | None

@@ -39,7 +39,7 @@ class SlotProgram(SlotBucket):
 
     @cached_property
     def inputs(self) -> dict[str, Buffer]:
-        """The input buffers by name."""
+        """The input buffers of the program, by name."""
         return {b.name: b for b in self.program.with_role(Role.INPUT)}
 
     @cached_property

@@ -72,7 +72,7 @@ class HttpModel(Protocol):
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """The tensors that a call takes, by keyword."""
+        """The tensors that a call takes, by the names that `ask` wants."""
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
@@ -262,7 +262,8 @@ def _json_text(text: bytes, status: int = 200, headers: Mapping[str, str] | None
 
 
 def json_answer(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
-    """An HTTP answer whose body is `value` in JSON. Raises `UnsupportedError` for what JSON cannot represent."""
+    """An HTTP answer whose body is `value` in JSON. status: the HTTP status code. headers: more headers. Raises
+    `UnsupportedError` for what JSON cannot represent."""
     return _json_text(write_json(value), status, headers)
 
 
@@ -290,8 +291,8 @@ def _too_large(message: str, waits: bool) -> Any:
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """Return a socket bound to this address, which does not listen yet. port: 0 for any free one. Raises `BoardError`
-    if the address is in use or is not one of this machine."""
+    """Return a socket bound to this address, which does not listen yet. host: a name or an address of this machine.
+    port: 0 for any free one. Raises `BoardError` if the address is in use or is not one of this machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

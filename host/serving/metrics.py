@@ -56,7 +56,7 @@ class Metrics:
 
 
 class Figures:
-    """The metrics of one runner."""
+    """The metrics of one runner, called `name`."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self._metrics = metrics
@@ -79,11 +79,11 @@ class Figures:
             m._modelled.labels(name).observe(run.latency_s)
 
     def failed(self) -> None:
-        """Count a failure of the board."""
+        """Count a failure of the board, in `rsn_board_failures`."""
         self._metrics._failures.labels(self._name).inc()
 
     def state(self, state: State) -> None:
-        """Record the state of the board."""
+        """Record the state of the board, in `rsn_health`."""
         self._metrics._health.labels(self._name).state(state.value)
 
     def close(self) -> None:

@@ -208,9 +208,9 @@ class AttentionEmitter:
     # -- keys and values
 
     def memory_of(self, seq: int, head: int) -> int:
-        """The number of the memory of keys, 0 or 1, for a head of keys of a sequence; values are in that number plus 2.
-        In P3 it is that of the half that computes the head, if keys stay on chip. Otherwise a sequence has one of them;
-        of a single sequence, heads take turns."""
+        """The number of the memory of keys, 0 or 1, for head number `head` of the keys of sequence number `seq`; values
+        are in that number plus 2. In P3 it is that of the half that computes the head, if keys stay on chip. Otherwise
+        a sequence has one of them; of a single sequence, heads take turns."""
         column = head // self.a.each
         if self.mode.halves > 1 and self.a.stored is None:
             return int(column not in self.mode.split(self.a.k.columns)[0])

@@ -33,9 +33,10 @@ class Half(NamedTuple):
 class Mode:
     """A way to share rows and columns among lanes.
 
-    halves: parts of the columns, 1 or 2. rows: row tiles of a panel. hidden: the first slot of activated tiles in T, of
-    an even and of an odd lane. ring: slots of T of an odd lane for probabilities. staging: slots of T of an odd lane
-    for rows that come from DDR and go to X. A slot holds a tile of 128x128 elements.
+    name: "R6" or "P3". knobs: of the schedule. halves: parts of the columns, 1 or 2. rows: row tiles of a panel.
+    hidden: the first slot of activated tiles in T, of an even and of an odd lane. ring: slots of T of an odd lane for
+    probabilities. staging: slots of T of an odd lane for rows that come from DDR and go to X. A slot holds a tile of
+    128x128 elements.
     """
 
     def __init__(self, name: str, halves: int, lanes: RowLanes, knobs: LaneKnobs) -> None:

@@ -158,8 +158,8 @@ class Matched:
         self.norms[op.y] = row_norm(last.norm) if isinstance(last, Gemm) and not last.in_heads else None
 
     def operand(self, name: str, norm: Norm | None = None) -> SentOperand:
-        """An activation as an operation reads it. norm: the one that the layer itself applies to it, None for none.
-        Raises `UnsupportedError` if that is a norm of a result that has a norm already."""
+        """The activation `name` as an operation reads it. norm: the one that the layer itself applies to it, None for
+        none. Raises `UnsupportedError` if that is a norm of a result that has a norm already."""
         if name in self.views:
             found = self.views[name]
         else:

@@ -225,8 +225,9 @@ class PanelEmitter:
         return range(first, first + count)
 
     def rows_to_mme(self, panel: Panel, bank: int, depth: int, norm: SentNorm | None, halves: Sequence[Half]) -> None:
-        """X sends all `depth` column tiles of its rows to the MMEs of these halves, and MeshA passes them on. The rows
-        must have the layout of the mode: in P3 each lane of a pair holds half of the columns."""
+        """Emit that X sends all `depth` column tiles of the rows in a bank to the MMEs of these halves, and that MeshA
+        passes them on. The rows must have the layout of the mode: in P3 each lane of a pair holds half of the
+        columns."""
         if norm is not None:
             self._join(panel, bank)
         parts = self.mode.split(depth)

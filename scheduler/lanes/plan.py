@@ -46,8 +46,8 @@ Step = PlannedLoad | PlannedOperation | PlannedKeys
 
 
 class BankContents(NamedTuple):
-    """The activation that a bank of X holds. loaded: it came from DDR, where one with a norm of its own is stored
-    normalised."""
+    """The activation, by its name, that a bank of X holds. loaded: it came from DDR, where one with a norm of its own
+    is stored normalised."""
 
     name: str
     loaded: bool
