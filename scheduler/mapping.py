@@ -165,7 +165,7 @@ class Estimate:
 
 
 def estimate(kind: MappingType, shape: AttentionShape, roofline: PeakRates) -> Estimate:
-    """Estimate an attention by a mapping type, as Table 3 of the paper does (sections 2.2 and 4.3), from peak rates
+    """Estimate an attention by a mapping type, as Table 3 does (paper sections 2.2 and 4.3), from peak rates
     (`roofline`); softmax takes no time.
 
     Type C counts all product units for each product, as the paper does, although this datapath cannot do that
