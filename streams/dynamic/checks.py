@@ -26,7 +26,9 @@ from .tokens import BufferReference, Done, Groups, Selector, Stop, Tile, Token
 
 class Sizes:
     """A dimension in a run: what its sizes must be (a number, the size seen first, or at most a bound), and what they
-    were: their sum, the largest one, and two of the values."""
+    were. `total` is their sum, `largest` the largest one, `values` at most two of them. Sizes count elements of the
+    dimension.
+    """
 
     __slots__ = ("_bound", "_known", "_most", "_regular", "_what", "dimension", "largest", "total", "values")
 
@@ -42,7 +44,8 @@ class Sizes:
 
     def at_most(self, size: int, position: int) -> None:
         """Raise `TokenError` if a size that is `size` so far is already above its bound. position: of the token, from
-        0."""
+        0. size: elements counted so far.
+        """
         if size <= self._most:
             return
         if self._bound is not None and size > self._bound:
@@ -52,7 +55,8 @@ class Sizes:
 
     def add(self, size: int, position: int) -> None:
         """Take one more size into account. position: of its token, from 0. Raises `TokenError` if it differs from the
-        type, from the sizes before it, or exceeds the bound."""
+        type, from the sizes before it, or exceeds the bound. size: elements of a group that has ended.
+        """
         self.at_most(size, position)
         if self._known is None:
             if self._regular:
@@ -67,8 +71,9 @@ class Sizes:
             self.values.add(size)
 
     def bind(self, found: dict[sympy.Symbol, int]) -> None:
-        """Add the values of this dimension's symbols to `found`: the size of a regular dimension; the sum and the
-        largest size of a ragged one."""
+        """Add the values of this dimension's symbols, counts of elements, to `found`: the size of a regular dimension;
+        the sum and the largest size of a ragged one.
+        """
         if self.dimension.ragged:
             for expression, value in ((self.dimension.total, self.total), (self.dimension.largest, self.largest)):
                 if isinstance(expression, sympy.Symbol):
@@ -143,11 +148,13 @@ class Measured:
 
     @property
     def position(self) -> int:
-        """The position of the last token, from 0."""
+        """The position of the last token in the stream, from 0, stops included; -1 before the first one."""
         return self.groups.position
 
     def see(self, token: Token) -> None:
-        """Take a token into account. Raises `TokenError`."""
+        """Take the next token into account: count sizes. Raises `TokenError` if it cannot come here, by the type of the
+        stream, the sizes before it, or the bounds.
+        """
         self.groups.see(token)
         if isinstance(token, Stop):
             for level in range(self.groups.lowest, token.level + 1):
@@ -180,7 +187,8 @@ class Measured:
 
     def values(self) -> dict[sympy.Symbol, int]:
         """The values of the symbols that are a dimension's own: of regular ones their value, of ragged ones the sum and
-        the largest one."""
+        the largest one. Values count elements.
+        """
         found: dict[sympy.Symbol, int] = {}
         for sizes in self.sizes:
             sizes.bind(found)
@@ -213,7 +221,9 @@ def _tile_size(token: Any, path: tuple[int, ...]) -> int:
 
 
 def check_token(measured: Measured, stream: Stream, token: Token) -> None:
-    """Take a token of a stream into account. Raises `StreamFault` with the place of what put it."""
+    """Give the next token of `stream` to `measured`, which follows that stream. Raises `StreamFault`, with the node and
+    the line that put the token, if it does not fit.
+    """
     try:
         measured.see(token)
     except TokenError as error:
@@ -226,7 +236,8 @@ def check_token(measured: Measured, stream: Stream, token: Token) -> None:
 def checked_values(
     program: Program, measured: Mapping[Stream, Measured], flops: Mapping[OperatorNode, int]
 ) -> dict[sympy.Symbol, int]:
-    """The values of a program's symbols in a run. flops: operations of each operator.
+    """Return the values of a program's symbols in a run: elements for those of sizes, operations for those of
+    `flops_symbol`. measured: what was counted of each stream. flops: operations of each operator.
 
     Raises `StreamFault` if an expression of a shape is not what the run had: a shape that was assumed wrongly, or two
     ragged dimensions of one name and different sums.
@@ -255,5 +266,5 @@ def checked_values(
 
 
 def flops_symbol(node: OperatorNode) -> sympy.Symbol:
-    """The operations of a node whose number is known after a run only."""
+    """Return the symbol of a node's operations, for a node whose number of operations is known only after a run."""
     return sympy.Symbol(f"flops of {node.name}", integer=True, nonnegative=True)

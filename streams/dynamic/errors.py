@@ -15,7 +15,9 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 def users_line() -> str:
-    """file:line of the innermost call that is not of this package; the file as seen from the working directory."""
+    """Return `file:line` of the innermost call that is not of this package; the file as seen from the working
+    directory, or with its whole path if it lies elsewhere.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame):
         frame = frame.f_back

@@ -13,19 +13,23 @@ from .tokens import Tile
 
 
 class Expansion(Base, ABC):
-    """Makes a stream of some rank of each element."""
+    """Makes a stream of some rank of each element. rank: of that stream."""
 
     rank: int = 0
 
     @abstractmethod
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
-        """Return the shape that one element becomes, outermost dimension first, and the type of the new elements. A
-        size is None if the data decide it. symbols: of the program, for sizes that get new names. Raises `InputRefused`
-        for an element that does not fit, and for parameters out of range."""
+        """Return the shape that one element becomes, `rank + 1` dimensions, outermost first, and the type of the new
+        elements. element: the type of what is given. A size is None if the data decide it. symbols: of the program, for
+        sizes that get new names. Raises `InputRefused` for an element that does not fit, and for parameters out of
+        range.
+        """
 
     @abstractmethod
     def __call__(self, element: Any) -> list[Any]:
-        """Return nested lists, `rank` deep, of elements."""
+        """Return what an element becomes: a list of tensors, each of them lists, `rank` deep, of elements. Raises
+        `ValueError` for an element that does not fit.
+        """
 
 
 @dataclass(frozen=True)
@@ -127,12 +131,12 @@ class DefinedExpansion(Expansion):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: `label`."""
         return self.label
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """Rank of what it makes."""
+        """Rank of the stream that it makes of an element: one less than there are sizes."""
         return len(self.sizes) - 1
 
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:

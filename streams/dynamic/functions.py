@@ -58,7 +58,9 @@ AnyFunction = TypeVar("AnyFunction", bound=Base)
 
 def instance(operator: str, given: object, kinds: tuple[type[AnyFunction], ...], examples: str) -> AnyFunction:
     """Return the function that an operator is given: an instance, or a class that needs no arguments. operator: its
-    name. kinds: what it takes. examples: of these, for messages. Raises `StepError` for anything else."""
+    name in messages. given: the function or the class. kinds: the classes that the operator takes. examples: names of
+    some of these, for messages. Raises `StepError` for anything else.
+    """
     if isinstance(given, type) and issubclass(given, Base):
         try:
             made: object = given()
@@ -76,12 +78,15 @@ class Function(Base, ABC):
 
     @abstractmethod
     def type(self, *of: DataType) -> DataType:
-        """Return the type of the result for operands of these types. Raises `InputRefused` if the function does not
-        take them."""
+        """Return the type of the result. of: the types of the operands. Raises `InputRefused` if the function does not
+        take them.
+        """
 
     @abstractmethod
     def __call__(self, *of: Any) -> Element:
-        """Return the result."""
+        """Return the result. of: the operands, elements of the types that `type` takes. Raises `ValueError` for values
+        that do not fit, such as tiles of other sizes.
+        """
 
     def cost(self, *of: Any) -> Cost:
         """Return the operations of one application, as a factor and sizes: their product is the count. of: tiles, or
@@ -99,8 +104,9 @@ def tiles_in(name: str, of: Sequence[DataType], count: int) -> list[TileType]:
 
 
 def same_size(name: str, a: Dimension, b: Dimension, left: TileType, right: TileType) -> None:
-    """Raise `InputRefused` unless two sizes are surely equal. name: of the function; left, right: the tiles of `a` and
-    `b`, for the message."""
+    """Raise `InputRefused` unless the sizes `a` and `b` are equal for certain (`Dimension.same`). name: of the
+    function; left, right: the tiles of `a` and `b`, for the message.
+    """
     if not a.same(b):
         raise InputRefused(f"{name} of {left} and {right}")
 
@@ -116,17 +122,18 @@ class Matmul(Function):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: matmul."""
         return "matmul"
 
     @property
     def matmul(self) -> bool:
-        """It multiplies matrices."""
+        """True: it multiplies matrices."""
         return True
 
     def sizes(self, left: Any, right: Any) -> tuple[Any, Any, Any, Any]:
         """Return (rows, inner size of the left tile, inner size of the right tile, columns) of the product, after the
-        transposes."""
+        transposes: ints for tiles, `Dimension`s for their types. left, right: two tiles, or two types.
+        """
         rows, inner = reversed(left.shape) if self.transpose_left else left.shape
         other, columns = reversed(right.shape) if self.transpose_right else right.shape
         return rows, inner, other, columns
@@ -156,13 +163,15 @@ class Matmul(Function):
 
 @dataclass(frozen=True)
 class Elementwise(Function):
-    """An operation on elements of two tiles; a size of 1 is repeated. symbol: one of + - * /."""
+    """An operation on each pair of elements of two tiles [rows, columns]; where one tile has 1 row or column, that is
+    repeated. symbol: one of + - * /.
+    """
 
     symbol: str
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: the symbol."""
         return self.symbol
 
     def _shape(self, left: Any, right: Any) -> tuple[Any, Any]:
@@ -210,7 +219,9 @@ Add, Sub, Mul, Div = (Elementwise(symbol) for symbol in "+-*/")
 
 @dataclass(frozen=True)
 class Pointwise(Function):
-    """A function of each value of a tile. flops: per value."""
+    """A function of each value of a tile; the tile keeps its size. label: its name. apply: makes the array of results,
+    of the shape of its argument. flops: operations for each value.
+    """
 
     label: str
     apply: Callable[[Array], Array]
@@ -218,7 +229,7 @@ class Pointwise(Function):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: `label`."""
         return self.label
 
     def type(self, *of: DataType) -> DataType:
@@ -246,7 +257,7 @@ Exp = Pointwise("exp", np.exp, 4)
 
 @dataclass(frozen=True)
 class RowSum(Function):
-    """The sum along each row: a column."""
+    """The sum along each row: a tile [rows, columns] becomes a column [rows, 1]."""
 
     def type(self, *of: DataType) -> DataType:
         (one,) = tiles_in(self.name, of, 1)
@@ -263,7 +274,7 @@ class RowSum(Function):
 
 @dataclass(frozen=True)
 class Affine(Function):
-    """An address of an address or index: a*k + b."""
+    """An address (a tile [1,1] of i32) of an address or an index k: a*k + b."""
 
     a: int
     b: int = 0
@@ -351,7 +362,7 @@ class Defined(Function):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: `label`."""
         return self.label
 
     def type(self, *of: DataType) -> DataType:

@@ -30,8 +30,9 @@ from .tokens import Token, parse
 
 @dataclass(eq=False, repr=False)
 class Stream:
-    """A stream of a program. source: its writer; None for an input. port: which output of it. where: the user's line
-    that made an input or a feedback."""
+    """A stream of a program. name: in messages. source: its writer; None for an input. port: which output of it. where:
+    the user's line that made an input or a feedback.
+    """
 
     program: Program
     type: StreamType
@@ -41,8 +42,10 @@ class Stream:
     where: str = ""
 
     def assume(self, shape: Sequence[Size]) -> Stream:
-        """State the shape where the program's author knows more than its types: the paper's substitution of K (v2,
-        Listing 1). A run checks it. Returns this stream. Raises `StepError` for another rank or a known size."""
+        """State the shape, outermost dimension first, where the program's author knows more than its types: the paper's
+        substitution of K (v2, Listing 1). A run checks it. Returns this stream. Raises `StepError` for another rank,
+        for another size where one is known, and for a stream that has readers.
+        """
         stated = tuple(map(dimension, shape))
         if len(stated) != len(self.type.shape):
             raise StepError("assume", f"rank {len(stated) - 1} of a stream of rank {self.type.rank}")
@@ -74,12 +77,12 @@ class OperatorNode:
 
     @property
     def input_types(self) -> tuple[StreamType, ...]:
-        """The types of the input streams."""
+        """The types of the input streams, in the order of the ports."""
         return tuple(stream.type for stream in self.inputs)
 
     @property
     def output_types(self) -> tuple[StreamType, ...]:
-        """The types of the output streams."""
+        """The types of the output streams, in the order of the ports."""
         return tuple(stream.type for stream in self.outputs)
 
     def __str__(self) -> str:
@@ -91,7 +94,7 @@ class OperatorNode:
 
 @dataclass(frozen=True)
 class StreamReader:
-    """A reader of a stream: an input of a node."""
+    """A reader of a stream: an input of a node. port: the number of that input, from 0."""
 
     stream: Stream
     node: OperatorNode
@@ -109,9 +112,11 @@ class ClosedLoop:
 
 @dataclass
 class Program:
-    """A program. limits: what its operators allow. nodes: in the order of their calls, which need not be topological:
-    `feedback` makes a stream before its writer. loops: placeholders that were closed. assumed: streams whose shape was
-    stated."""
+    """A program of dynamic streams. limits: what its operators allow. nodes: in the order of their calls, which need
+    not be topological: `feedback` makes a stream before its writer. loops: placeholders that were closed. inputs,
+    outputs: streams by name. symbols: makes new ones. bounds: the largest value of a symbol, in elements. assumed:
+    streams whose shape was stated.
+    """
 
     limits: Limits = field(default_factory=Limits)
     nodes: list[OperatorNode] = field(default_factory=list)
@@ -136,15 +141,20 @@ class Program:
         BUILDING.reset(self._reset)
 
     def symbol(self, name: str, at_most: int | None = None) -> sympy.Symbol:
-        """Return the symbol of a size that is known at run time only. at_most: its largest value, which a run
-        checks."""
+        """Return the symbol of a size that is known at run time only. at_most: its largest value, in elements, which a
+        run checks; None for none. Raises `StepError` for a bound below 0, and for the name of a symbol that an operator
+        made.
+        """
         self._give([name])
         made = symbol(name)
         self._bound(made, at_most)
         return made
 
     def ragged(self, name: str, at_most: int | None = None, static: bool = False) -> Dimension:
-        """A size that varies. at_most: a bound of each value, which a run checks."""
+        """Return a dimension whose size varies from group to group. name: of its symbol. at_most: the largest value, in
+        elements, which a run checks; None for none. static: the values do not depend on data. Raises `StepError` as
+        `symbol`.
+        """
         self._give([name])
         made = ragged(name, static)
         self._bound(symbol(name), at_most)
@@ -158,7 +168,10 @@ class Program:
         self.bounds[size] = at_most
 
     def input(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
-        """A stream from outside. Raises `StepError` if the name is taken, or the outermost dimension is ragged."""
+        """Return a stream whose tokens a run is given. shape: sizes, outermost dimension first. data: the type of its
+        elements. Raises `StepError` if the name is taken, if there is no dimension, if the outermost one is ragged, and
+        for a size that is none.
+        """
         if name in self.inputs:
             raise StepError("input", f"{name} is there twice")
         self._give(shape)
@@ -187,7 +200,9 @@ class Program:
         return stream
 
     def feedback(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
-        """Return a placeholder for a stream that is made later; `close` puts that stream in its place."""
+        """Return a placeholder for a stream that is made later; `close` puts that stream in its place. shape, data: as
+        for `input`. Raises `StepError` for a size that is none.
+        """
         made = Stream(self, StreamType.of(shape, data), name, where=users_line())
         self._open.add(made)
         return made
@@ -208,7 +223,9 @@ class Program:
             self._readings.setdefault(stream, []).append(StreamReader(stream, reading.node, reading.port))
 
     def add(self, operator: Operator, *streams: Stream) -> Any:
-        """Add an operator. Returns its stream, a tuple of several, or None for none. Raises `StepError`."""
+        """Add an operator that reads `streams`. Returns its output stream, a tuple of several, or None for none. Raises
+        `StepError`, at the user's line, for streams of another program and for what the operator does not take.
+        """
         where = users_line()
         if isinstance(operator, Map) and len(streams) > 1:
             streams = (self.add(Zip(), *streams),)
@@ -233,7 +250,7 @@ class Program:
         return node.outputs[0] if types else None
 
     def readers(self, stream: Stream) -> tuple[StreamReader, ...]:
-        """Return each place where a stream is read."""
+        """Return each input of an operator that reads a stream, in the order in which they were added."""
         return tuple(self._readings.get(stream, ()))
 
     @property
@@ -247,11 +264,15 @@ class Program:
             raise StepError("feedback", f"{stream.name} has no writer; close it", stream.where)
 
     def tokens(self, text: str, name: str) -> list[Token]:
-        """Read the text of an input in its type, such as `1 2 S1 3 S2 D`. Raises `TokenError`."""
+        """Read the text of an input in its type, such as `1 2 S1 3 S2 D`. name: of the input. Raises `TokenError` for a
+        word that is no token, `KeyError` for a name that no input has.
+        """
         data = self.inputs[name].type.data
         dtype = getattr(data, "dtype", "bf16")
         return parse(text, dtype, selectors=not hasattr(data, "parts") and not hasattr(data, "dtype"))
 
     def defined(self) -> Mapping[sympy.Symbol, Any]:
-        """New symbols that are equal to an expression of others."""
+        """Return the symbols that operators made, each with the expression of other symbols that it is equal to, where
+        that is known.
+        """
         return self.symbols.defined

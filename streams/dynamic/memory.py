@@ -20,8 +20,10 @@ _NUMBERS = count()
 class Tensor:
     """A tensor in the memory off the chip; the last two sizes are rows and columns.
 
-    dtype: of its elements, of whole bytes. data: None in a program without data. base: address of its first byte. Tiles
-    are numbered in row-major order. name: "" for one with a number, and then `named` is false. Raises `StepError`.
+    shape: in elements, outermost first. dtype: of its elements, of whole bytes. data: an array of that shape; None in a
+    program without data. base: address of its first byte. Tiles are numbered in row-major order. name: "" for one with
+    a number, and then `named` is false. Raises `StepError` for elements that are no whole bytes, sizes below 1, a base
+    below 0, and data of another shape.
     """
 
     shape: tuple[int, ...]
@@ -44,12 +46,15 @@ class Tensor:
 
     @classmethod
     def of(cls, data: Array, dtype: str = "bf16", base: int = 0, name: str = "") -> Tensor:
-        """Return a tensor with this data. base: address of its first byte. name: "" for one with a number."""
+        """Return a tensor with this data, an array of the tensor's shape. dtype: of its elements off the chip. base:
+        address of its first byte. name: "" for one with a number. Raises `StepError` as `Tensor`.
+        """
         return cls(tuple(data.shape), dtype, data, base, name)
 
     def tiled(self, tile: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the tensor, counted in tiles. Raises `InputRefused` if it is not a whole number of
-        tiles."""
+        """Return the shape of the tensor, its last two sizes counted in tiles. tile: rows and columns of a tile. Raises
+        `InputRefused` if it is not a whole number of tiles, or if a tile is smaller than [1,1].
+        """
         rows, columns = tile
         if rows < 1 or columns < 1:
             raise InputRefused(f"tiles [{rows},{columns}] of tensor {self.shape}; the least is [1,1]")
@@ -59,7 +64,8 @@ class Tensor:
 
     def address(self, index: int, tile: Sequence[int]) -> tuple[int, int]:
         """Return the address of the first byte of a tile, and the bytes from one of its rows to the next. index: of the
-        tile, row-major."""
+        tile, row-major. tile: rows and columns of a tile, which the tensor is whole in.
+        """
         across = self.shape[-1] // tile[1]
         row, column = divmod(index, across)
         width = BITS[self.dtype]
@@ -81,7 +87,9 @@ class TensorMemory:
         self._sizes: dict[Tensor, set[tuple[int, int]]] = {}
 
     def read(self, tensor: Tensor, index: int, tile: Sequence[int]) -> Tile:
-        """Return a tile of a tensor. index: of the tile, row-major. The caller has checked that the tile exists."""
+        """Return a tile of a tensor. index: of the tile, row-major. tile: its rows and columns. It has no data if some
+        of its elements have none. The caller has checked that the tile exists.
+        """
         rows, columns = tile
         written = self._written.get(tensor, {})
         if self._sizes.get(tensor, set()) <= {(rows, columns)}:
@@ -115,15 +123,18 @@ class TensorMemory:
         return Tile(rows, columns, tensor.dtype, part)
 
     def write(self, tensor: Tensor, index: int, value: Tile) -> None:
-        """Store a tile in a tensor. index: of the tile, row-major."""
+        """Store a tile in a tensor. index: of the tile, row-major among tiles of the size of `value`. The caller has
+        checked that the tile exists.
+        """
         written = self._written.setdefault(tensor, {})
         written.pop((index, value.shape), None)
         written[index, value.shape] = value
         self._sizes.setdefault(tensor, set()).add(value.shape)
 
     def tensor(self, tensor: Tensor) -> Array:
-        """Return the present values of a tensor; 0 where nothing was given or written. Raises `ValueError` if tiles
-        without data were written."""
+        """Return the present values of a tensor, an array of its shape; 0 where nothing was given or written. Raises
+        `ValueError` if tiles without data were written.
+        """
         data = self._values.get(tensor, tensor.data)
         whole = np.zeros(tensor.shape) if data is None else data.copy()
         flat = whole.reshape(-1, tensor.shape[-1])

@@ -45,12 +45,12 @@ class Metrics:
 
     @cached_property
     def memory(self) -> Expression:
-        """Bytes on chip, of all operators."""
+        """Bytes on chip, of all operators: the sum of the most that each one holds."""
         return sympy.Add(*(one.memory for one in self.nodes.values()))
 
     @cached_property
     def flops(self) -> Expression:
-        """Operations, of all operators."""
+        """Operations of all operators in the whole run."""
         return sympy.Add(*(one.flops for one in self.nodes.values()))
 
     @property
@@ -59,7 +59,9 @@ class Metrics:
         return self.flops / self.traffic
 
     def of(self, name: str) -> NodeMetrics:
-        """Return the metrics of one operator. name: in the program. Raises `StopIteration` if no operator has it."""
+        """Return the metrics of one operator. name: of the node, such as `Map1`. Raises `StopIteration` if no operator
+        has it.
+        """
         return next(metrics for node, metrics in self.nodes.items() if node.name == name)
 
     def value(self, expression: Expression, values: Mapping[Any, Any] | Run) -> Expression:
@@ -71,8 +73,9 @@ class Metrics:
 
 
 def substitution(values: Mapping[Any, Any]) -> dict[sympy.Symbol, Any]:
-    """Return the value of each symbol. A list holds the sizes of a ragged dimension in the whole stream; it gives their
-    sum and the largest one."""
+    """Return the value of each symbol. values: a number, or a list, by the symbol or its name. A list holds the sizes
+    of a ragged dimension in the whole stream; it gives their sum and the largest one.
+    """
     given: dict[sympy.Symbol, Any] = {}
     for name, value in values.items():
         one = symbol(name) if isinstance(name, str) else name
@@ -86,11 +89,11 @@ def substitution(values: Mapping[Any, Any]) -> dict[sympy.Symbol, Any]:
 def metrics(
     program: Program, accounting: Accounting = "paper", on_chip_dtype: str | None = None, on_demand: bool = False
 ) -> Metrics:
-    """The metrics of a program.
+    """Return the metrics of a program (STeP v2, section 4.2).
 
     accounting: "paper", the equations of the text; "figures", what the published figures are made with: operators off
-    the chip hold one tile, not two, products hold nothing, and tiles on chip are f32. on_chip_dtype: of tiles on chip;
-    None for the accounting's own. on_demand: an operator that gets no element holds nothing.
+    the chip hold one tile, not two, products hold nothing, and tiles on chip are f32. on_chip_dtype: the element type
+    of tiles on chip; None for the accounting's own. on_demand: an operator that gets no element holds nothing.
     """
     base = PAPER if accounting == "paper" else FIGURES
     rules = Rules(accounting, on_chip_dtype or base.on_chip_dtype)
@@ -98,7 +101,9 @@ def metrics(
 
 
 def of_node(node: OperatorNode, rules: Rules = PAPER, on_demand: bool = False) -> NodeMetrics:
-    """The metrics of an operator."""
+    """Return the metrics of one operator, over the whole run. rules: how memory on chip is counted. on_demand: an
+    operator whose first input has no element holds nothing.
+    """
     inputs, outputs = node.input_types, node.output_types
     flops = node.operator.flops(inputs, outputs)
     memory = sympy.sympify(node.operator.memory(inputs, outputs, rules))

@@ -43,7 +43,7 @@ class CacheTiles(Expansion):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: KV tiles."""
         return "KV tiles"
 
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
@@ -72,7 +72,7 @@ class ScaledMask(Function):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: mask."""
         return "mask"
 
     def type(self, *of: DataType) -> DataType:
@@ -97,7 +97,7 @@ class OnlineSoftmax(Update):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: softmax."""
         return "softmax"
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
@@ -148,11 +148,13 @@ def _sizes(element: Any) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class SoftmaxQuotient(Function):
-    """The weighted values by the sums of their weights: what `OnlineSoftmax` leaves at the end of a cache, divided."""
+    """Divide the sums of weighted values [queries, columns] by the sums of their weights [queries, 1]. Of the three
+    tiles that `OnlineSoftmax` leaves at the end of a cache.
+    """
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: divide."""
         return "divide"
 
     def type(self, *of: DataType) -> DataType:

@@ -58,9 +58,9 @@ class DeliverToken:
 class ElementWork:
     """What an element takes (v1 section 4.2, v2 section 4.3).
 
-    bytes_in: of each input that comes through a memory unit; FIFOs between units count nothing. flops: operations.
-    bytes_out: of the output, if it goes through a memory unit. compute: operations per cycle of this operator, None
-    for no bound. least: cycles that it takes in any case.
+    bytes_in: bytes of each input that comes through a memory unit; FIFOs between units count nothing. flops:
+    operations. bytes_out: bytes of the output, if it goes through a memory unit. compute: operations per cycle of this
+    operator, None for no bound. least: cycles that it takes in any case.
     """
 
     bytes_in: tuple[int, ...] = ()
@@ -90,8 +90,9 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class MoveTile:
-    """Move a tile. read: from the memory off the chip; otherwise to it. address: of its first byte. rows, row_bytes:
-    the parts that lie together. stride: bytes from a row to the next."""
+    """Move a tile. read: from the memory off the chip; otherwise to it. address: of its first byte. rows: of the tile.
+    row_bytes: bytes of a row, which lie together. stride: bytes from the beginning of a row to that of the next.
+    """
 
     read: bool
     address: int
@@ -101,7 +102,7 @@ class MoveTile:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tile."""
+        """Bytes that move: those of all rows of the tile."""
         return self.rows * self.row_bytes
 
 

@@ -46,7 +46,9 @@ OFF_CHIP_UNIT = "memory off the chip"
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Tokens of an input with the time at which each comes, in rising order."""
+    """Tokens of an input with the cycle in which each comes, in rising order. Raises `StepError` if there are not as
+    many times as tokens, or if they do not rise.
+    """
 
     tokens: Sequence[Token]
     times: Sequence[float]
@@ -58,9 +60,11 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Rates:
-    """on_chip: bytes a cycle between an operator and its memory unit. access: bytes of an access to the memory off the
-    chip; channels, per_client: accesses a cycle, of all operators and of each; latency: cycles from the last access to
-    its arrival. The defaults are those of STeP's evaluation: 64 B on chip, 1024 B off the chip, 64 B a loader."""
+    """What memories move in a cycle. on_chip: bytes a cycle between an operator and its memory unit. access: bytes of
+    an access to the memory off the chip; channels, per_client: accesses a cycle, of all operators and of each; latency:
+    cycles from the last access to its arrival. The defaults are those of STeP's evaluation: 64 B on chip, 1024 B off
+    the chip, 64 B a loader.
+    """
 
     on_chip: int = 64
     access: int = 64
@@ -80,9 +84,9 @@ Durations = Callable[[OperatorNode, Busy | MoveTile], float]
 class Run:
     """What a run gave.
 
-    tokens: of each result: streams without reader, and named outputs; times: when each was put. ends: when each
-    operator ended. traffic, flops, held: of each operator, bytes moved off the chip, operations, and the most bytes
-    held on chip at once. values: of the symbols.
+    tokens: of each result: streams without reader, and named outputs; times: the cycle in which each was put. ends: the
+    cycle in which each operator ended. traffic, flops, held: of each operator, bytes moved off the chip, operations,
+    and the most bytes held on chip at once. values: of the symbols. memory: the tensors off the chip after the run.
     """
 
     program: Program
@@ -100,11 +104,15 @@ class Run:
         return self.tokens[self.program.outputs[result] if isinstance(result, str) else result]
 
     def text(self, result: str | Stream) -> str:
-        """The tokens of a result as text."""
+        """Return the tokens of a result as text, as `tokens.show`. result: its stream, or the name of an output. Raises
+        `KeyError` if it is no result.
+        """
         return show(self[result])
 
     def tensor(self, tensor: Tensor) -> Array:
-        """A tensor off the chip as it is after the run."""
+        """Return the values of a tensor off the chip after the run, an array of its shape. Raises `ValueError` if tiles
+        without data were stored there.
+        """
         return self.memory.tensor(tensor)
 
 
@@ -119,7 +127,7 @@ class TimedRun(Run):
 
     @property
     def cycles(self) -> float:
-        """The length of the run."""
+        """The length of the run, in cycles."""
         return self.engine.cycles
 
     @property
@@ -138,14 +146,14 @@ def run(
     durations: Durations | None = None,
     with_data: bool = True,
 ) -> Run:
-    """Run a program.
+    """Run a program for its results.
 
-    inputs: tokens of each input, as text, or with times. depths: tokens that a stream holds for each of its readers,
-    for all streams or some; otherwise there is no bound. durations: how long an operator takes for an element or a
-    transfer. with_data: whether tensors off the chip have values.
+    inputs: by the name of the input its tokens, their text, or tokens with times. depths: tokens that a stream holds
+    for each of its readers, for all streams or some; otherwise there is no bound. durations: the cycles that an
+    operator takes for an element or a transfer; None for none. with_data: whether tensors off the chip have values.
 
-    Raises `StepError` for missing inputs, `StreamFault` for tokens that do not fit, with their position, `StuckError`
-    for a deadlock.
+    Raises `StepError` for missing and unknown inputs, a feedback without a writer and a depth below 1, `StreamFault`
+    for tokens that do not fit or are left over, with their position, `StuckError` for a deadlock.
     """
     network = OperatorNetwork("run", program, inputs or {}, depths, None, durations, with_data)
     try:
@@ -165,15 +173,16 @@ def timed(
     with_data: bool = True,
     order: Callable[[list[Any]], list[Any]] | None = None,
 ) -> TimedRun:
-    """Run a program with clocks.
+    """Run a program with clocks (STeP v1, section 4.2; v2, section 4.3).
 
-    inputs: tokens of each input, as text, or with times. depths: tokens that a stream holds for each of its readers;
-    a stream that a mapping leaves out has no bound. durations: how long an operator takes for an element or a
-    transfer, instead of the rates; a transfer then waits for no other. with_data: whether tensors off the chip have
-    values. order: of the operators' turns, which changes nothing; for tests.
+    inputs: by the name of the input its tokens, their text, or tokens with times. depths: tokens that a stream holds
+    for each of its readers; a stream that a mapping leaves out has no bound. rates: of the memories; None for those of
+    STeP's evaluation. durations: the cycles that an operator takes for an element or a transfer, instead of the rates;
+    a transfer then waits for no other. with_data: whether tensors off the chip have values. order: of the operators'
+    turns, which changes nothing; for tests.
 
-    Raises `StepError` for missing inputs and depths below 1, `StreamFault` for tokens that do not fit or are left over,
-    with their position, and `DeadlockError` with who waits for whom.
+    Raises `StepError` for missing and unknown inputs, a feedback without a writer and a depth below 1, `StreamFault`
+    for tokens that do not fit or are left over, with their position, and `DeadlockError` with who waits for whom.
     """
     network = OperatorNetwork("timed", program, inputs or {}, depths, rates or Rates(), durations, with_data)
     engine = network.run(order)
@@ -234,9 +243,11 @@ class _Sender:
 
 
 class OperatorNetwork:
-    """The units and streams of one run. caller: `run` or `timed`, for messages. rates, durations: without either,
-    nothing takes time. tensors: values in place of the tensors' own. unit_name: changes the name of a unit that is no
-    operator, for a machine whose files cannot write it."""
+    """The units and streams of one run. inputs, depths, with_data: as for `timed`. caller: `run` or `timed`, for
+    messages. rates, durations: without either, nothing takes time. tensors: values in place of the tensors' own.
+    unit_name: changes the name of a unit that is no operator, for a machine whose files cannot write it. Raises
+    `StepError` as `timed`, and `StreamFault` for a text that is no stream.
+    """
 
     def __init__(
         self,
@@ -378,7 +389,9 @@ class OperatorNetwork:
             yield from self.off_chip.transfer(ports, self.clients[node], accesses)
 
     def run(self, order: Callable[[list[Any]], list[Any]] | None = None) -> DynamicRun:
-        """Run, once. Raises `StreamFault` for tokens that are left over."""
+        """Run, once, and return the run of the engine. order: as for `timed`. Raises `StreamFault` for tokens that do
+        not fit or are left over, `DeadlockError` if no unit can move.
+        """
         try:
             return self.network.run(order)
         except ProgramError as error:
@@ -387,7 +400,9 @@ class OperatorNetwork:
             raise self.left_over(error.left) from None
 
     def results(self, engine: DynamicRun) -> dict[str, Any]:
-        """The fields of a `Run`."""
+        """Return the fields of a `Run` by name. engine: what `run` returned. Raises `StreamFault` as
+        `checked_values`.
+        """
         kept = {stream: output for stream, output in self.outputs.items() if output.tokens is not None}
         flops = {node: counts.flops for node, counts in self.counts.items()}
         return {
@@ -403,7 +418,9 @@ class OperatorNetwork:
         }
 
     def waiting(self, report: Deadlock) -> Iterator[Waiting]:
-        """What each unit waits for: of the streams that it waits for, the first."""
+        """Yield what each unit waits for in a deadlock: of the streams that it waits for, the first. report: of that
+        deadlock.
+        """
         where = {node.name: node.where for node in self.program.nodes}
         for unit, (first, *_) in groupby(report.waits, key=lambda wait: wait.unit):
             reading, depth = self.readings[first.stream]
@@ -418,7 +435,9 @@ class OperatorNetwork:
                 yield Waiting(unit, place, f"output {reading.stream.port}", first.peer, first.filled, bound)
 
     def left_over(self, words: Mapping[str, Sequence[Any]]) -> StreamFault:
-        """The error for tokens that no one takes: at the first input that has some. words: what each stream holds."""
+        """Return the error for tokens that no operator takes: at the first input that has some. words: the tokens that
+        each stream holds at the end, by its name.
+        """
         left = {self.readings[name][0]: tokens for name, tokens in words.items()}
         of_node = {node: number for number, node in enumerate(self.program.nodes)}
         first = min(left, key=lambda reading: (of_node[reading.node], reading.port))

@@ -26,17 +26,21 @@ Expression: TypeAlias = sympy.Expr
 
 
 def symbol(name: str) -> sympy.Symbol:
-    """A size that is known at run time."""
+    """Return the symbol of a size that is known at run time: an integer from 0 on. The same name gives the same
+    symbol.
+    """
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
 def sum_of(name: str) -> sympy.Symbol:
-    """The sum of the values of a ragged dimension over the whole stream."""
+    """Return the symbol of the sum of the values of a ragged dimension over the whole stream. name: of the dimension's
+    symbol.
+    """
     return symbol(f"Σ{name}")
 
 
 def largest_of(name: str) -> sympy.Symbol:
-    """The largest value of a ragged dimension."""
+    """Return the symbol of the largest value of a ragged dimension. name: of the dimension's symbol."""
     return symbol(f"max {name}")
 
 
@@ -49,7 +53,7 @@ class _ShapePrinter(StrPrinter):  # type: ignore[misc]
 
 
 def text_of(expression: Any) -> str:
-    """An expression as text: `1 if B>0 else 0` in place of a Piecewise."""
+    """Return an expression of sizes as text: `1 if B>0 else 0` in place of a Piecewise."""
     return str(_ShapePrinter().doprint(expression))
 
 
@@ -61,7 +65,9 @@ class DimensionKind:
     dynamic: bool
 
     def takes(self, other: DimensionKind) -> bool:
-        """Whether what takes this kind takes the other one: regular < ragged, static < dynamic."""
+        """Return whether an operator that takes dimensions of this kind takes those of the other kind: who takes ragged
+        ones takes regular ones, and who takes dynamic ones takes static ones.
+        """
         return other.ragged <= self.ragged and other.dynamic <= self.dynamic
 
 
@@ -74,8 +80,8 @@ ANY = DimensionKind(ragged=True, dynamic=True)
 class Dimension:
     """A dimension of a stream, a buffer or a tile.
 
-    size: its value; a symbol of its own if it is ragged. total: if it is ragged, the sum of its values over the stream.
-    largest: its largest value. dynamic: it depends on data.
+    size: its value, in what it counts (elements, rows or columns); a symbol of its own if it is ragged. total: if it is
+    ragged, the sum of its values over the stream. largest: its largest value. dynamic: it depends on data.
     """
 
     size: Expression
@@ -90,7 +96,9 @@ class Dimension:
         return DimensionKind(self.ragged, self.dynamic)
 
     def same(self, other: Dimension) -> bool:
-        """Whether both have the same size for certain. Ragged ones have if their symbols are the same."""
+        """Return whether both have the same size for certain. Two ragged dimensions have the same sizes if their
+        symbols are the same.
+        """
         if self.ragged != other.ragged:
             return False
         if self.size == other.size:
@@ -106,8 +114,9 @@ Size: TypeAlias = "int | str | sympy.Expr | Dimension"
 
 
 def dimension(size: Size) -> Dimension:
-    """A regular dimension. size: a whole number from 0 on (static); the name of a symbol, or an expression (both
-    dynamic). A `Dimension` is returned as it is. Raises `StepError` for another number."""
+    """Return a regular dimension. size: a whole number from 0 on (static); the name of a symbol, or an expression (both
+    dynamic). A `Dimension` is returned as it is. Raises `StepError` for another number.
+    """
     if isinstance(size, Dimension):
         return size
     expression = symbol(size) if isinstance(size, str) else sympy.sympify(size)
@@ -117,8 +126,9 @@ def dimension(size: Size) -> Dimension:
 
 
 def ragged(name: str, static: bool = False, total: Any = None, largest: Any = None) -> Dimension:
-    """A ragged dimension. name: of its symbol. static: its values do not depend on data. total, largest: if they are
-    known."""
+    """Return a ragged dimension. name: of its symbol. static: its values do not depend on data. total, largest: the sum
+    of its values over the stream, and the largest value, numbers or expressions; None gives them symbols of their own.
+    """
     most = largest_of(name) if largest is None else sympy.sympify(largest)
     return Dimension(symbol(name), True, not static, sum_of(name) if total is None else sympy.sympify(total), most)
 
@@ -137,8 +147,9 @@ def positive(size: Expression) -> Expression:
 
 
 def volume(dimensions: Iterable[Dimension]) -> Expression:
-    """The number of elements in dimensions, outermost first. A ragged dimension counts with all dimensions before it:
-    its total is the sum over all groups."""
+    """Return the number of elements in dimensions, given outermost first. A ragged dimension counts with all dimensions
+    before it: its total is the sum over all groups.
+    """
     product: Expression = sympy.Integer(1)
     for one in dimensions:
         product = one.total if one.total is not None else product * one.size
@@ -146,7 +157,7 @@ def volume(dimensions: Iterable[Dimension]) -> Expression:
 
 
 def largest_volume(dimensions: Iterable[Dimension]) -> Expression:
-    """The most elements that dimensions may have."""
+    """Return the most elements that dimensions may have: the product of their largest values."""
     return sympy.prod([one.largest for one in dimensions], start=sympy.Integer(1))
 
 
@@ -155,7 +166,7 @@ def largest_volume(dimensions: Iterable[Dimension]) -> Expression:
 
 @dataclass(frozen=True)
 class TileType:
-    """Tiles. Either size may be dynamic."""
+    """The type of tiles. Either size may be dynamic. dtype: of the elements. Raises `StepError` for an unknown one."""
 
     rows: Dimension
     columns: Dimension
@@ -167,12 +178,12 @@ class TileType:
 
     @property
     def shape(self) -> tuple[Dimension, Dimension]:
-        """Rows, columns."""
+        """(rows, columns)."""
         return self.rows, self.columns
 
     @property
     def static(self) -> bool:
-        """Whether both sizes are known: type S of the papers."""
+        """Whether both sizes are known before the run: type S of the papers."""
         return all(STATIC.takes(one.kind) for one in self.shape)
 
     def __str__(self) -> str:
@@ -181,8 +192,9 @@ class TileType:
 
 @dataclass(frozen=True)
 class SelectorType:
-    """Selectors. choices: how many consumers or producers there are. hot: how many each selector chooses, None if that
-    varies."""
+    """The type of selectors. choices: how many consumers or producers there are. hot: how many each selector chooses,
+    None if that varies.
+    """
 
     choices: int
     hot: int | None = None
@@ -204,7 +216,7 @@ class BufferType:
 
     @property
     def static(self) -> bool:
-        """Whether all sizes are known, so that the buffer may be read in any affine order."""
+        """Whether all sizes are known before the run, so that the buffer may be read in any affine order."""
         return all(STATIC.takes(one.kind) for one in self.shape)
 
     def __str__(self) -> str:
@@ -213,7 +225,7 @@ class BufferType:
 
 @dataclass(frozen=True)
 class TupleType:
-    """Tuples."""
+    """The type of tuples. parts: types of their parts, in order."""
 
     parts: tuple[DataType, ...]
 
@@ -235,18 +247,19 @@ FLAG = tile(1, 1, "boolean")
 
 
 def is_address(data: DataType) -> bool:
-    """Whether a type is an integer in a tile of [1,1]."""
+    """Return whether a type is that of addresses: [1,1] tiles of integers."""
     return isinstance(data, TileType) and data.static and str(data) == "[1,1]" and data.dtype[0] in "iu"
 
 
 def has_buffers(data: DataType) -> bool:
-    """Whether references to buffers are in a type."""
+    """Return whether a type is of references to buffers, or a tuple that has some."""
     return isinstance(data, BufferType) or (isinstance(data, TupleType) and any(map(has_buffers, data.parts)))
 
 
 def same_type(a: DataType, b: DataType) -> bool:
-    """Whether two types are the same. Their dimensions need only be `alike`; selectors need only have equally many
-    choices."""
+    """Return whether two types are the same. Their dimensions need only be `alike`; selectors need only have equally
+    many choices.
+    """
     match a, b:
         case TileType(), TileType():
             return a.dtype == b.dtype and all(alike(x, y) for x, y in zip(a.shape, b.shape, strict=True))
@@ -261,13 +274,16 @@ def same_type(a: DataType, b: DataType) -> bool:
 
 
 def alike(a: Dimension, b: Dimension) -> bool:
-    """Whether dimensions of streams that merge agree: two static ones must be equal; dynamic ones may have any
-    values."""
+    """Return whether dimensions of streams that merge agree: two static ones must be equal; two dynamic ones, and two
+    ragged ones, may have any values.
+    """
     return a.same(b) or (a.dynamic and b.dynamic) or (a.ragged and b.ragged)
 
 
 def dimensions_of(data: DataType) -> tuple[Dimension, ...]:
-    """All dimensions in a type."""
+    """Return all dimensions in a type of elements: of a tile rows and columns, of a buffer its own before those of its
+    elements, of a tuple those of each part in order.
+    """
     match data:
         case TileType():
             return data.shape
@@ -279,7 +295,9 @@ def dimensions_of(data: DataType) -> tuple[Dimension, ...]:
 
 
 def mapped(data: DataType, change: Callable[[Dimension], Dimension]) -> DataType:
-    """A type with each of its dimensions changed."""
+    """Return a type with each of its dimensions changed, in the order of `dimensions_of` for tiles and tuples. change:
+    makes the new dimension of an old one.
+    """
     match data:
         case TileType():
             return TileType(change(data.rows), change(data.columns), data.dtype)
@@ -291,7 +309,9 @@ def mapped(data: DataType, change: Callable[[Dimension], Dimension]) -> DataType
 
 
 def bytes_of(data: DataType) -> Expression:
-    """Bytes of the largest element of a type: |type|. Selectors and references take none."""
+    """Return the bytes of the largest element of a type: |type| in the papers. Selectors and references to buffers take
+    none.
+    """
     match data:
         case TileType():
             bits = largest_volume(data.shape) * BITS[data.dtype]
@@ -302,7 +322,9 @@ def bytes_of(data: DataType) -> Expression:
 
 
 def as_on_chip(data: DataType, dtype: str | None) -> DataType:
-    """Return the same type with tiles of another type of elements; Boolean tiles stay. dtype: None changes nothing."""
+    """Return the same type with tiles of another type of elements; Boolean tiles stay. dtype: the type of elements;
+    None changes nothing.
+    """
     match data:
         case TileType() if dtype is not None and data.dtype != "boolean":
             return replace(data, dtype=dtype)
@@ -325,29 +347,32 @@ class StreamType:
 
     @classmethod
     def of(cls, shape: Sequence[Size], data: DataType) -> StreamType:
-        """Make a type; sizes may be numbers, names of symbols, or expressions. Raises `StepError` as `dimension`."""
+        """Make a type. shape: outermost size first; sizes may be numbers, names of symbols, expressions or dimensions.
+        data: the type of the elements. Raises `StepError` as `dimension`.
+        """
         return cls(tuple(map(dimension, shape)), data)
 
     @property
     def rank(self) -> int:
-        """Rank: the level of the highest stop."""
+        """The rank: the level of the highest stop, one less than there are dimensions."""
         return len(self.shape) - 1
 
     def count(self, level: int = 0) -> Expression:
-        """How many tensors of this rank the whole stream holds; level 0: elements."""
+        """Return how many tensors of the rank `level` the whole stream holds; of rank 0: how many elements."""
         return volume(self.shape[: len(self.shape) - level])
 
     def inner(self, count: int) -> tuple[Dimension, ...]:
-        """The `count` innermost dimensions."""
+        """Return the `count` innermost dimensions, outermost first."""
         return self.shape[len(self.shape) - count :]
 
     def outer(self, count: int) -> tuple[Dimension, ...]:
-        """All dimensions but the `count` innermost ones."""
+        """Return all dimensions but the `count` innermost ones, outermost first."""
         return self.shape[: len(self.shape) - count]
 
     def volume(self, dimensions: Sequence[Dimension]) -> Expression | None:
-        """Return the sum, over all elements of the stream, of the product of some dimensions of an element. None if
-        more than one of them is ragged."""
+        """Return the sum, over all elements of the stream, of the product of some dimensions of an element, such as
+        rows times columns. None if more than one of them is ragged.
+        """
         varying = [one for one in dimensions if one.ragged]
         if len(varying) > 1:
             return None
@@ -360,8 +385,10 @@ class StreamType:
 
 
 class Symbols:
-    """New symbols of a program. numbers: that they get. defined: what a new symbol is equal to, where that is known.
-    limits: what a new symbol, or the largest value of a ragged one, is at most, where that is known."""
+    """Makes the new symbols of a program. numbers: those that the names of new symbols get, in order; None for 0, 1 and
+    so on. defined: what a new symbol is equal to, where that is known. limits: what a new symbol, or the largest value
+    of a ragged one, is at most, where that is known.
+    """
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._numbers = count() if numbers is None else numbers
@@ -390,7 +417,7 @@ class Symbols:
         return name
 
     def number(self) -> int:
-        """Return the next number for names. Symbols that one operator makes together share a number."""
+        """Return the next number for names of symbols. Symbols that one operator makes together share a number."""
         return next(self._numbers)
 
     def regular(
@@ -412,8 +439,9 @@ class Symbols:
         return made
 
     def same_again(self, key: Hashable, make: Callable[[], Dimension]) -> Dimension:
-        """Return the dimension that was made for this key; make it at the first call. So an operator gives equal inputs
-        equal dimensions."""
+        """Return the dimension that was made for this key; at the first call, `make` makes it. So an operator gives
+        equal inputs equal dimensions.
+        """
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
@@ -421,8 +449,9 @@ class Symbols:
     def ragged(
         self, letter: str, suffix: str = "", number: int | None = None, at_most: Any = None, **known: Any
     ) -> Dimension:
-        """Return a new ragged dimension. letter, suffix: of its name. at_most: an expression that bounds its largest
-        value, if known. known: arguments of the function `ragged`."""
+        """Return a new ragged dimension. letter, suffix, number: of its name, as for `regular`. at_most: an expression
+        that bounds its largest value, if known. known: arguments of the function `ragged`.
+        """
         name = self._name(letter, suffix, number)
         if at_most is not None:
             self.limits[largest_of(name)] = at_most
@@ -444,15 +473,19 @@ class Symbols:
         return replace(one, total=one.total * times)
 
     def merged(self, several: Sequence[DataType], counts: Sequence[Expression], letter: str = "M") -> DataType:
-        """Return the data type of merged streams. Dimensions that are not the same become a new ragged one. counts:
-        elements of each stream."""
+        """Return the data type of merged streams. several: the types of the elements of each stream, which differ in
+        dimensions only. Dimensions that are not the same become a new ragged one. counts: elements of each stream.
+        letter: of the names of new symbols.
+        """
         columns = zip(*map(dimensions_of, several), strict=True)
         made = iter([self.merged_one(column, counts, letter) for column in columns])
         return mapped(several[0], lambda _: next(made))
 
     def merged_one(self, several: Sequence[Dimension], counts: Sequence[Expression], letter: str = "M") -> Dimension:
         """Return one dimension of merged streams: the same one if all agree, else a new ragged one, whose total is the
-        sum of theirs. counts: elements of each stream."""
+        sum of theirs. several: this dimension in each stream. counts: elements of each stream. letter: of the name of a
+        new symbol.
+        """
         if all(one.same(several[0]) and not one.ragged for one in several):
             return several[0]
         totals = [one.total if one.total is not None else one.size * n for one, n in zip(several, counts, strict=True)]

@@ -28,8 +28,9 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """A regular matrix. data: rows x columns, None in a run without data. filled: rows that hold values, from the first
-    one on, None for all (`SetOffset`, `AppendRow`)."""
+    """A regular matrix. dtype: of its elements. data: [rows, columns], None in a run without data; another shape raises
+    `ValueError`. filled: rows that hold values, from the first one on, None for all (`SetOffset`, `AppendRow`).
+    """
 
     rows: int
     columns: int
@@ -43,18 +44,20 @@ class Tile:
 
     @classmethod
     def of(cls, values: object, dtype: str = "bf16") -> Tile:
-        """Make a tile of a scalar, a row or a matrix."""
+        """Return a tile of a scalar ([1,1]), a row (a list of numbers) or a matrix (a list of rows). Raises
+        `ValueError` for an array of more dimensions, and for rows of several lengths.
+        """
         data = np.atleast_2d(np.asarray(values))
         return cls(data.shape[0], data.shape[1], dtype, data)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, columns."""
+        """(rows, columns)."""
         return self.rows, self.columns
 
     @property
     def bytes(self) -> int:
-        """Size in memory."""
+        """Size in memory, in bytes, rounded up: of all rows, whether they are filled or not."""
         return -(-self.rows * self.columns * BITS[self.dtype] // 8)
 
     @property
@@ -112,7 +115,7 @@ class BufferReference:
 
     @property
     def bytes(self) -> int:
-        """Bytes of what it holds."""
+        """Bytes of the tiles in its elements."""
         return sum(size_in_bytes(element) for element in self.elements)
 
     def __str__(self) -> str:
@@ -149,7 +152,9 @@ Token: TypeAlias = Tile | Selector | BufferReference | tuple[Any, ...] | Stop | 
 
 
 def size_in_bytes(element: Element) -> int:
-    """Bytes of the tiles in an element; selectors and references to buffers take none."""
+    """Return the bytes of the tiles in an element, those in parts of a tuple too; selectors and references to buffers
+    take none.
+    """
     if isinstance(element, tuple):
         return sum(map(size_in_bytes, element))
     return element.bytes if isinstance(element, Tile) else 0
@@ -205,7 +210,7 @@ class Groups:
 
 
 def encode(nested: Sequence[Any], rank: int, element: Callable[[Any], Element] | None = None) -> list[Token]:
-    """Write tensors as tokens.
+    """Return the tokens of a stream of this rank, DONE at its end.
 
     nested: the tensors of the stream, each a list of lists, `rank` deep. element: makes an element of a leaf; by
     default, a leaf that is no element becomes a tile.
@@ -232,13 +237,14 @@ def encode(nested: Sequence[Any], rank: int, element: Callable[[Any], Element] |
 
 
 def as_element(value: Any) -> Element:
-    """An element as it is; anything else as a tile."""
+    """Return an element as it is, and anything else as a tile (`Tile.of`)."""
     return value if isinstance(value, Tile | Selector | BufferReference | tuple) else Tile.of(value)
 
 
 def decode(tokens: Iterable[Token], rank: int) -> list[Any]:
-    """Read tensors from tokens: nested lists, `rank` deep, of elements. Raises `TokenError` unless the tokens are a
-    whole stream of this rank."""
+    """Return the tensors of a stream of this rank: a list of tensors, each of them lists, `rank` deep, of elements.
+    Raises `TokenError` unless the tokens are a whole stream of this rank.
+    """
     groups = Groups(rank)
     levels: list[list[Any]] = [[] for _ in range(rank + 1)]  # children of the open tensor of each rank + 1
     done = False
@@ -260,7 +266,7 @@ def decode(tokens: Iterable[Token], rank: int) -> list[Any]:
 
 
 def show(tokens: Iterable[Token]) -> str:
-    """Tokens as text: `1 2 S1 3 S2 D`."""
+    """Return tokens as text, with spaces between them: `1 2 S1 3 S2 D`."""
     return " ".join(_shown(token) for token in tokens)
 
 
@@ -269,7 +275,8 @@ def _shown(token: Token) -> str:
 
 
 def parse(text: str, dtype: str = "bf16", selectors: bool = False) -> list[Token]:
-    """Read a stream's text, as `show` prints it: `1 2 S1 3 S2 D`, `[[1,2],[3,4]] D`, `T F S1 D`, `<2x3> D` (no data).
+    """Return the tokens of a stream's text, as `show` prints it: `1 2 S1 3 S2 D`, `[[1,2],[3,4]] D`, `T F S1 D`, `<2x3>
+    D` (no data).
 
     dtype: of tiles. selectors: whether (0,2) is a selector; otherwise it is a tuple. Raises `TokenError` for a word
     that is no token.

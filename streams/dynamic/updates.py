@@ -19,20 +19,26 @@ class Update(Base, ABC):
 
     @abstractmethod
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
-        """Return the type of the state after a whole group of elements. group: its dimensions, outermost first."""
+        """Return the type of the state after a whole group of elements. element: the type of one. group: its
+        dimensions, outermost first. symbols: makes new ones. Raises `InputRefused` for elements that the update does
+        not take.
+        """
 
     @abstractmethod
     def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
-        """Return the type of the state after any element of a group, which Scan puts. group: its dimensions, outermost
-        first."""
+        """Return the type of the state after any element of a group, which Scan puts. element, group, symbols: as for
+        `state`. Raises `InputRefused` as well.
+        """
 
     @abstractmethod
     def start(self, element: DataType) -> Element:
-        """Return the state before the first element."""
+        """Return the state before the first element. element: the type of the elements."""
 
     @abstractmethod
     def __call__(self, state: Any, element: Any) -> Element:
-        """Return the state after one more element."""
+        """Return the state after one more element. state: before it. Raises `ValueError` for an element that does not
+        fit.
+        """
 
     def cost(self, *of: Any) -> Cost:
         """Return the operations of one update, as a factor and sizes: their product is the count. of: the elements, or
@@ -49,7 +55,7 @@ class Fold(Update):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: that of the function."""
         return self.function.name
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
@@ -78,14 +84,17 @@ class Start(Tile):
 
 
 def check_alike(name: str, state: Tile, more: Any) -> None:
-    """Raise `ValueError` for a tile of another size than the state, unless the state is a `Start`."""
+    """Raise `ValueError` if `more` is a tile of another size than the state, unless the state is a `Start`. name: of
+    the update, for the message.
+    """
     if state.shape != more.shape and not isinstance(state, Start):
         raise ValueError(f"{name} of tiles of {state.rows}x{state.columns} and {more.rows}x{more.columns}")
 
 
 def folded(function: Function | Update, initial: float = 0) -> Update:
-    """Return an update as it is, and a function as a `Fold`. initial: each value of the state before the first
-    element."""
+    """Return an update as it is, and a function of a state and an element as a `Fold`. initial: each value of the state
+    before the first element.
+    """
     return function if isinstance(function, Update) else Fold(function, initial)
 
 
@@ -97,12 +106,12 @@ class MatmulAdd(Update):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: matmul."""
         return "matmul"
 
     @property
     def matmul(self) -> bool:
-        """It multiplies matrices."""
+        """True: it multiplies matrices."""
         return True
 
     def _pair(self, element: DataType) -> tuple[DataType, ...]:
@@ -140,7 +149,7 @@ class Retile(Update):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: RetileRow or RetileCol."""
         return ("RetileRow", "RetileCol")[self.along]
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
@@ -181,13 +190,19 @@ class Retile(Update):
 
 
 def one_of(element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
-    """The type of elements of which there is one for each group: sums over the stream shrink by the group's size."""
+    """Return the type of elements of which there is one for each group: sums over the stream are divided by the group's
+    size. element: the type of those of which there are many. group: its dimensions, outermost first. symbols: makes new
+    ones for a ragged group.
+    """
     regular = not any(one.ragged for one in group)
     return symbols.again(element, 1 / volume(group) if regular else None)
 
 
 def packed(size: Dimension, group: Sequence[Dimension], symbols: Symbols) -> Dimension:
-    """The size of a tile that holds a group of tiles. A ragged one of the group, or of the tile, makes it ragged."""
+    """Return the size of a tile that holds a group of tiles, along the axis on which they are joined: rows or columns.
+    size: of one tile. group: its dimensions, outermost first. symbols: makes a new one if needed. A ragged one of the
+    group, or of the tile, makes it ragged.
+    """
     parts = [*group, size]
     varying = [one for one in parts if one.ragged]
     if not varying:
@@ -258,7 +273,7 @@ class DefinedUpdate(Update):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name in messages: `label`."""
         return self.label
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:

@@ -25,8 +25,10 @@ _RISING = (sympy.Rational, sympy.Symbol, sympy.Add, sympy.Mul, sympy.Max, sympy.
 
 
 def most(expression: Expression, program: Program) -> int | None:
-    """Return the largest value of a size, None if nothing bounds it. It follows from the bounds of the program's
-    symbols (`at_most`), and from what operators know of theirs: the largest symbols give the largest size."""
+    """Return the largest value of a size, in elements, None if nothing bounds it. expression: the size. It follows from
+    the bounds of the program's symbols (`at_most`), and from what operators know of theirs: the largest symbols give
+    the largest size.
+    """
     for one in sympy.preorder_traversal(expression):
         if isinstance(one, sympy.Expr) and not isinstance(one, _RISING):
             return None
@@ -49,7 +51,7 @@ def _most_of_symbol(one: sympy.Symbol, program: Program) -> int | None:
 
 
 def size_of(one: Dimension, program: Program) -> int:
-    """Return the largest value of a dimension. Raises `Unbounded` if it has no bound."""
+    """Return the largest value of a dimension, in elements, and at least 1. Raises `Unbounded` if it has no bound."""
     found = most(one.largest, program)
     if found is None:
         raise Unbounded(
@@ -69,8 +71,8 @@ class ElementWords:
 @dataclass(frozen=True)
 class CppElement:
     """An element in C++. cpp: its type. sizes: that of what its head says. words: of each of its tiles and buffers.
-    parts: of a tuple. choices: of a selector. shape, packed: rows and columns of the largest tile, elements of a
-    word."""
+    parts: of a tuple. choices: of a selector. shape: rows and columns of the largest tile. packed: elements of a word.
+    """
 
     cpp: str
     sizes: str
@@ -86,8 +88,9 @@ class CppElement:
         return f"rsn::step::Head<{self.sizes}>"
 
     def braces(self, names: Iterator[Sequence[str]]) -> str:
-        """Return the initialiser of the words of some streams side by side. names: of each word of an element in turn,
-        the FIFOs of all streams."""
+        """Return the C++ initialiser of the word FIFOs of some streams side by side. names: of each word of an element
+        in turn, the FIFOs of all streams.
+        """
         if isinstance(self.data, TupleType):
             inner = "{}"
             for text in reversed([part.braces(names) for part in self.parts]):
@@ -97,7 +100,7 @@ class CppElement:
 
 
 def fan(names: Sequence[str]) -> str:
-    """Return the initialiser of FIFOs side by side."""
+    """Return the C++ initialiser of FIFOs side by side, nested pairs. names: of the FIFOs, in order."""
     inner = "{}"
     for name in reversed(names):
         inner = f"{{{name}, {inner}}}"

@@ -78,7 +78,9 @@ class DynamicHls:
 
     @cached_property
     def memories(self) -> Mapping[HeldMemory, str]:
-        """What lies in memory, in order, and a name for each. A tensor is there once, however many operators use it."""
+        """What lies in memory, in the order of the arguments, and a C++ name for each. A tensor is there once, however
+        many operators use it.
+        """
         names, found = CppNames(), dict[HeldMemory, str]()
         for a in self.arguments:
             if a.memory not in found:
@@ -88,7 +90,7 @@ class DynamicHls:
 
     @property
     def processes(self) -> int:
-        """How many processes it has."""
+        """The number of processes in the dataflow region."""
         return self.text.count("RSN_TASK(")
 
 
@@ -327,7 +329,9 @@ class _DynamicWriter:
 
 
 def native_call(made: DynamicHls) -> tuple[str, int]:
-    """Return the call of a program in a native run (`native_main`), and how many memories are written back."""
+    """Return the C++ statement that calls a program in a native run (`native_main`), and how many memories there are,
+    all of which are written back.
+    """
     order = {memory: k for k, memory in enumerate(made.memories)}
     given = []
     for a in made.arguments:

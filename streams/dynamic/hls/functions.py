@@ -32,8 +32,9 @@ ELEMENTWISE = {"+": "Add", "-": "Sub", "*": "Mul", "/": "Div"}
 
 
 def cpp_function(function: Base, operands: Sequence[DataType]) -> str:
-    """Return the C++ of a function, an update or an expansion. operands: types of its operands. Raises `Unbounded`,
-    with the reason, if there is none."""
+    """Return the C++ expression of a function, an update or an expansion. operands: types of its operands. Raises
+    `Unbounded`, with the reason, if there is none.
+    """
     write = FUNCTIONS.get(type(function))
     if write is None:
         raise Unbounded(f"{function.name} has no C++")
@@ -137,7 +138,7 @@ FUNCTIONS: Mapping[type[Base], Callable[[Any, Sequence[DataType]], str]] = {
 
 
 def number(value: float) -> str:
-    """Return a number as C++."""
+    """Return a number as a C++ expression of type double, infinities and NaN too."""
     if np.isnan(value):
         return "std::numeric_limits<double>::quiet_NaN()"
     if np.isinf(value):
@@ -146,8 +147,10 @@ def number(value: float) -> str:
 
 
 def cpp_start(element: Element, data: DataType, name: str = "state") -> list[str]:
-    """Return statements that give a variable the value of an element, such as the state before the first element of a
-    group. Raises `Unbounded` for one of several values, of which there is no loop."""
+    """Return C++ statements, one a line, that give the variable `name` the value of `element`, of the type `data`, such
+    as the state before the first element of a group. Raises `Unbounded` for a tile of several values, of which there is
+    no loop, and for an element that is no tile.
+    """
     if isinstance(element, tuple):
         assert isinstance(data, TupleType)
         parts = enumerate(zip(element, data.parts, strict=True))

@@ -25,7 +25,9 @@ from .functions import cpp_function, cpp_start, number
 
 @dataclass(frozen=True)
 class StreamEnd:
-    """An end of a stream at a process, or a copy of one. element: what it carries. heads, words: names of its FIFOs."""
+    """An end of a stream at a process, or a copy of one. element: the type of what it carries. heads, words: names of
+    its FIFOs.
+    """
 
     element: CppElement
     heads: str
@@ -41,8 +43,10 @@ class PortWriter:
     lines: list[str] = field(default_factory=list)
 
     def port(self, name: str, ends: Sequence[StreamEnd], element: CppElement | None = None) -> str:
-        """Declare streams side by side, and return their name. element: of which they are, where not that of the first
-        stream: streams whose elements differ in their bounds are read and written as those of the largest."""
+        """Declare streams side by side as one C++ variable `name`, and return that name. ends: of the streams. element:
+        of which they are, where not that of the first stream: streams whose elements differ in their bounds are read
+        and written as those of the largest.
+        """
         of = element or ends[0].element
         words = of.braces(iter([[end.words[k] for end in ends] for k in range(len(of.words))]))
         heads = fan([end.heads for end in ends])
@@ -50,15 +54,19 @@ class PortWriter:
         return name
 
     def input(self, port: int = 0, element: CppElement | None = None) -> str:
-        """Declare an input, and return its name."""
+        """Declare an input, and return the name of its C++ variable. port: its number, from 0. element: as for
+        `port`.
+        """
         return self.port(f"in{port}", [self.inputs[port]], element)
 
     def output(self, port: int = 0) -> str:
-        """Declare an output, and return its name."""
+        """Declare an output, and return the name of its C++ variable. port: its number, from 0."""
         return self.port(f"out{port}", [self.outputs[port]])
 
     def pair(self) -> str:
-        """Declare the only input and the first output, of one element; return them as arguments."""
+        """Declare the only input and the first output, of one element; return their names as the text of two
+        arguments.
+        """
         return f"{self.input(0, self.outputs[0].element)}, {self.output()}"
 
 
@@ -75,20 +83,27 @@ class ProcessWriter(PortWriter):
     written: bool = False
 
     def rank(self, port: int) -> int:
-        """Return the rank of an input."""
+        """Return the rank of the stream at an input. port: its number, from 0."""
         return self.node.inputs[port].type.rank
 
     def array(self, name: str, cpp: str, values: Sequence[object]) -> str:
-        """Declare constants, and return their name."""
+        """Declare an array of constants called `name`, and return the name. cpp: the C++ type of one. values: of the
+        constants, whose texts are C++.
+        """
         self.lines.append(f"const {cpp} {name}[] = {{{', '.join(map(str, values))}}};")
         return name
 
     def sizes(self, name: str, values: Sequence[int]) -> str:
-        """Declare sizes or strides, outermost first, as C++ has them: innermost first."""
+        """Declare an array of sizes or strides called `name`, and return the name. values: outermost first; C++ has
+        them innermost first.
+        """
         return self.array(name, "std::int32_t", list(reversed(values)))
 
     def off_chip(self, tensor: Tensor, size: tuple[int, int], written: bool) -> str:
-        """Declare a tensor in tiles of a size, and return its name."""
+        """Declare a tensor off the chip, which the process accesses in tiles, and return the name of its C++ variable.
+        size: rows and columns of a tile. written: the process stores there. Raises `StepError` or `InputRefused` if the
+        tensor is not whole in such tiles.
+        """
         element = cpp_element(tile(*size, tensor.dtype), self.program)
         self.tensor, self.written = tensor, written
         self.tensor_word = f"{'' if written else 'const '}{element.words[0].cpp}"

@@ -11,7 +11,9 @@ TESTBENCH_WORDS = 1 << 20
 
 
 def dynamic_project(made: DynamicHls, device: StreamDevice) -> dict[str, str]:
-    """Return the text of each file by its name."""
+    """Return the text of each file of the folder, by its name. device: whose clock and memory channels the files state.
+    Raises `OSError` if a header of this package cannot be read.
+    """
     return {
         "top.cpp": made.text,
         **{f"{name}.h": _header(f"{name}.h") for name in ("step", "kernels")},
@@ -27,7 +29,9 @@ def _header(name: str) -> str:
 
 
 def testbench(made: DynamicHls) -> str:
-    """Return a program that runs the region once on files with the bytes of its tensors and tokens."""
+    """Return the text of a C++ program that runs the region once on files with the bytes of its tensors and tokens, and
+    exits with 1 if a result differs from the file that holds the expected one.
+    """
     parameters, given = [], []
     for a in made.arguments:
         parameters.append(f"{a.moved} *{a.name}")
@@ -59,7 +63,7 @@ def connectivity(made: DynamicHls, device: StreamDevice) -> str:
 
 
 def readme(made: DynamicHls, device: StreamDevice) -> str:
-    """Return what is in the folder, and how it is built."""
+    """Return the text of README.md, in Markdown: what is in the folder, and how it is built for `device`."""
     return f"""# {made.name}: HLS C++ of a dynamic program
 
 | file | what it holds |

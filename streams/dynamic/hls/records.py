@@ -21,8 +21,9 @@ Words = npt.NDArray[np.uint32]
 
 
 def to_records(tokens: Sequence[Token], data: DataType) -> Words:
-    """Return the words of a stream. data: the type of its elements. Raises `ValueError` for tiles without data, and for
-    integers that their type does not have."""
+    """Return the words of a stream: a one-dimensional array of 32-bit words. data: the type of its elements. Raises
+    `ValueError` for tiles without data, and for integers that their type does not have.
+    """
     found: list[int] = []
     for token in tokens:
         if isinstance(token, Stop):
@@ -56,8 +57,10 @@ def _write(element: Any, data: DataType, found: list[int]) -> None:
 
 
 def element_words(values: npt.NDArray[Any], dtype: str) -> list[int]:
-    """Return values as words: of elements of 64 bits two each, the low one first. Values become ones of the element
-    type. Raises `ValueError` for an integer that the type does not have."""
+    """Return values as words of 32 bits, row-major: of elements of 64 bits two each, the low one first. dtype: the
+    element type. Values become ones of the element type. Raises `ValueError` for an integer that the type does not
+    have.
+    """
     facts, flat = SCALARS[dtype], values.reshape(-1)
     if facts.integer:
         low, high = facts.limits
@@ -77,8 +80,9 @@ def element_words(values: npt.NDArray[Any], dtype: str) -> list[int]:
 
 
 def from_records(words: Words, data: DataType) -> list[Token]:
-    """Return the tokens of a stream, up to D; floats in the type in which a run of tasks keeps them, integers of 64
-    bits."""
+    """Return the tokens of a stream, up to D, from its words of 32 bits. data: the type of its elements. The words
+    behind D are not read. Values are floats in the type in which a run of tasks keeps them, and integers of 64 bits.
+    """
     left = iter(int(one) for one in words)
     tokens: list[Token] = []
     for kind in left:

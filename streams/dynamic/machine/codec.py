@@ -76,7 +76,9 @@ FUNCTIONS = sorted(
 
 
 class OperatorCodec(TreeCodec):
-    """Operators and types of one program. tensors: by name."""
+    """Writes the operators and types of one program as nested lists, and reads them. tensors: of the program, by
+    name.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__({**NODES, **{node.__name__: node for node in TYPES}})
@@ -84,8 +86,9 @@ class OperatorCodec(TreeCodec):
         self._tensor_names = {tensor: name for name, tensor in tensors.items()}
 
     def encoded(self, node: Any) -> Any:
-        """Return a node as nested lists; numbers of NumPy that are as exact as Python's as these. Raises
-        `ProgramError`."""
+        """Return a node as nested lists; numbers of NumPy that are as exact as Python's as these. Raises `ProgramError`
+        for what files cannot hold.
+        """
         if isinstance(node, np.bool_ | np.integer | np.float64):
             return node.item()
         return super().encoded(node)
@@ -121,7 +124,9 @@ class OperatorCodec(TreeCodec):
             raise WrongTreeError(f"Retile along {made.along}; along is 0 or 1")
 
     def operator(self, operator: Operator, where: str) -> Any:
-        """Return an operator as nested lists. where: its line. Raises `StepError` for what no file holds."""
+        """Return an operator as nested lists. where: the user's line, as `file:line`. Raises `StepError` for what no
+        file holds.
+        """
         try:
             return self.encoded(operator)
         except ProgramError as error:
@@ -132,15 +137,19 @@ class OperatorCodec(TreeCodec):
             ) from None
 
     def stream_type(self, stream: StreamType) -> list[Any]:
-        """Return shape and type of elements as nested lists. Raises `ProgramError`."""
+        """Return shape and type of elements as nested lists. Raises `ProgramError` for a size that no file holds."""
         return [self.encoded(stream.shape), self.encoded(stream.data)]
 
     def read_stream_type(self, what: str, given: list[Any]) -> StreamType:
-        """Read what `stream_type` returned. what: names it in messages. Raises `ProgramError`."""
+        """Read what `stream_type` returned: two lists, shape and type of elements. what: names it in messages. Raises
+        `ProgramError` if `given` is no such type.
+        """
         return StreamType(self.read(what, given[0], tuple[Dimension, ...]), self.read(what, given[1], _DATA))
 
     def read(self, what: str, given: Any, hint: Any) -> Any:
-        """Read what `encoded` returned. what: names it in messages. Raises `ProgramError`."""
+        """Read what `encoded` returned. what: names it in messages. hint: the Python type that is expected, as for
+        `decoded`. Raises `ProgramError` if `given` is none of that type.
+        """
         try:
             return self.decoded(given, hint)
         except WrongTreeError as wrong:
@@ -154,7 +163,9 @@ assert set(typing.get_args(_DATA)) == set(TYPES), DataType
 
 
 def written_size(size: Dimension) -> Any:
-    """Return a size as nested lists. Raises `ProgramError` for an expression that no file holds."""
+    """Return a size as a number, the name of a symbol, or nested lists (module docstring). Raises `ProgramError` for an
+    expression that no file holds.
+    """
     if size == dimension(size.size):
         return _written(size.size)
     total = "" if size.total is None else _written(size.total)
@@ -162,7 +173,9 @@ def written_size(size: Dimension) -> Any:
 
 
 def read_size(given: Any) -> Dimension:
-    """Read what `written_size` returned. Raises `WrongTreeError`, or `StepError` for no size."""
+    """Read what `written_size` returned. Raises `WrongTreeError` for another form, `StepError` for a number or an
+    expression that is no size.
+    """
     if not isinstance(given, list) or given[:1] != ["dimension"]:
         return dimension(_read(given))
     if len(given) != 6 or type(given[2]) is not bool or type(given[3]) is not bool:

@@ -87,12 +87,12 @@ class OperatorMachine:
 
     @property
     def read(self) -> dict[str, Tensor]:
-        """The tensors that operators load, by name."""
+        """The tensors off the chip that operators load, by name."""
         return self._moved_by(LOADS)
 
     @property
     def written(self) -> dict[str, Tensor]:
-        """The tensors that operators store, by name."""
+        """The tensors off the chip that operators store into, by name."""
         return self._moved_by(STORES)
 
     @property
@@ -103,7 +103,9 @@ class OperatorMachine:
         return [name for name, one in self.tensors.items() if name in loaded or self.has_values(one)]
 
     def has_values(self, tensor: Tensor) -> bool:
-        """Whether the program states values for a tensor."""
+        """Whether the program states values for a tensor; for a machine from a file, whether the program that wrote the
+        file did.
+        """
         return tensor.data is not None or tensor in self.valued
 
     def _moved_by(self, kinds: tuple[type[Operator], ...]) -> dict[str, Tensor]:
@@ -126,7 +128,9 @@ def _tensors_of(node: OperatorNode) -> Iterator[Tensor]:
 
 def lines(machine: OperatorMachine) -> Iterator[str]:
     """Yield the lines of the overlay file, but for its name and base. Raises `StepError` for an operator that no file
-    holds, and `ProgramError` for a size that none holds."""
+    holds, for a feedback without a writer and a depth below 1, and `ProgramError` for a size that no file holds and two
+    feedbacks of one name.
+    """
     program = machine.program
     program.check_closed()
     codec = OperatorCodec(machine.tensors)
@@ -173,7 +177,8 @@ def _depth(machine: OperatorMachine, stream: Stream) -> int:
 
 
 def parsed(given: Mapping[str, Any], name: str) -> OperatorMachine:
-    """Return the machine that a parsed overlay file describes. Each operator is called anew, with all its checks.
+    """Return the machine that a parsed overlay file describes. given: the values of the file by key. name: of the
+    machine. Each operator is called anew, with all its checks.
 
     Raises `ProgramError` for what is none; the message begins with the key of the line that is at fault.
     """

@@ -50,7 +50,10 @@ class BoundMachine:
     _networks: WeakKeyDictionary[ProcessNetwork, OperatorNetwork] = field(default_factory=WeakKeyDictionary)
 
     def network(self, net: ProcessNetwork) -> OperatorNetwork:
-        """Return the operators of a run. Each run has its own. Raises `UndecidedError` without tokens."""
+        """Return the operators of a run. net: the run; each one has operators of its own, made at the first call.
+        Raises `UndecidedError` without `inputs`, `StepError` for inputs that do not fit the program, `StreamFault` for
+        a text that is no stream.
+        """
         if (known := self._networks.get(net)) is None:
             if self.inputs is None:
                 raise UndecidedError(f"tokens decide what the units of {self.machine.name} do: a run takes them")
@@ -88,7 +91,9 @@ class OperatorUnit(DynamicUnit):
     bound: ClassVar[BoundMachine]
 
     def kernel(self, uop: Any) -> Steps:
-        """The steps of its operator. Raises `UntraceableError` outside of a run."""
+        """Return the steps of the unit's operator, in a run. uop: a `RunOperator`; the unit has one operator only, so
+        its number is not read. Raises `UntraceableError` outside of a run.
+        """
         net: Wiring = self.net
         if not isinstance(net, ProcessNetwork) or net.progress[self.name].number == NEVER:
             raise UntraceableError("tokens decide how many words each stream carries")
@@ -96,13 +101,15 @@ class OperatorUnit(DynamicUnit):
 
 
 def behaviour_of(bound: BoundMachine) -> type[OperatorUnit]:
-    """Return the class of the units of a machine."""
+    """Return a class of units that run the operators of `bound`; all units of a machine have it."""
     return type("OperatorUnit", (OperatorUnit,), {"bound": bound})
 
 
 def overlay_of(machine: OperatorMachine, in_files: bool = True) -> Overlay:
-    """Return the machine of a program. in_files: whether files can hold it. Raises `StepError` for an operator that
-    none holds, if they are to, and `ProgramError` for a program without operators."""
+    """Return the overlay of a machine: a unit for each input and operator, in this order, and one for the memory off
+    the chip. in_files: whether files can hold it. Raises `StepError` for an operator that no file holds, if files are
+    to hold it, and `ProgramError` for a program without operators.
+    """
     if not machine.program.nodes:
         raise ProgramError("operators: there are none, so there is no machine to make")
     bound = BoundMachine(machine)
@@ -154,7 +161,9 @@ def bound_in(overlay: Overlay) -> BoundMachine:
 
 
 def made(given: Mapping[str, Any], name: str) -> Overlay:
-    """Return the machine that a parsed overlay file describes. Raises `ProgramError` for what is none."""
+    """Return the overlay that a parsed overlay file describes. given, name: as for `files.parsed`. Raises
+    `ProgramError` for what is no such machine.
+    """
     return overlay_of(parsed(given, name))
 
 
@@ -163,7 +172,8 @@ def lowered(machine: OperatorMachine, in_files: bool = True) -> instructions.Pro
     text. Values of tensors are not in it. in_files: false for a machine that only runs here, whose operators may apply
     functions of Python.
 
-    Raises `StepError`, at the user's line, for an operator that no file holds.
+    Raises `StepError`, at the user's line, for an operator that no file holds, and `ProgramError` for a program without
+    operators.
     """
     overlay = overlay_of(machine, in_files)
     where = {node.name: node.where for node in machine.program.nodes}

@@ -32,7 +32,7 @@ class MachineRun:
 
     @property
     def cycles(self) -> float:
-        """The length of the run."""
+        """The length of the run, in cycles."""
         return self.run.cycles
 
     @property
@@ -42,11 +42,13 @@ class MachineRun:
 
     @property
     def times(self) -> dict[str, list[float]]:
-        """The cycle in which each of these tokens was put."""
+        """The cycle in which each token of each result was put, by the name of the result, in the order of `tokens`."""
         return {name: list(self.run.times[stream]) for name, stream in self.machine.results.items()}
 
     def tensors(self) -> dict[str, Array]:
-        """Return the tensors that the program stores, by name. Raises `ProgramError` if they have no values."""
+        """Return the tensors that the program stores, by name, each an array of the tensor's shape. Raises
+        `ProgramError` if they have no values.
+        """
         try:
             return {name: self.run.tensor(tensor) for name, tensor in self.machine.written.items()}
         except ValueError as error:
@@ -84,8 +86,10 @@ def run_machine(
 
 
 def given_tensors(machine: OperatorMachine, given: Mapping[str, Array], with_data: bool) -> dict[Tensor, Array]:
-    """Return the values of tensors for a run. given: by name. Raises `TensorError` for those that do not fit, and for
-    missing ones."""
+    """Return the values of tensors for a run. given: arrays of the shapes of the tensors, by name. with_data: whether
+    tensors must have values. Raises `TensorError` for a name that the program does not have, for another shape, for
+    values that are no numbers, and, with data, for missing tensors.
+    """
     known, values = machine.tensors, {}
     for name, value in given.items():
         if name not in known:

@@ -36,7 +36,9 @@ STOPS, TIMES = ".stops", ".times"
 
 
 def text_of(streams: Mapping[str, Sequence[Token]]) -> str:
-    """Return streams as a text, a line for each."""
+    """Return streams as a text, a line for each, as the module docstring shows. streams: tokens by the name of the
+    stream.
+    """
     return "".join(f"{name}: {' '.join(map(_word, tokens))}\n" for name, tokens in streams.items())
 
 
@@ -56,8 +58,10 @@ def _number(value: float) -> str:
 
 
 def read_text(text: str, name: str) -> dict[str, str]:
-    """Return the streams of a text, each as the text of its tokens. name: of the file, for messages. Raises
-    `TensorError`."""
+    """Return the streams of a text, by name, each as the text of its tokens. Empty lines and those that begin with #
+    are skipped. name: of the file, for messages. Raises `TensorError` for a line that is no stream, and for a name that
+    is there twice.
+    """
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -74,8 +78,10 @@ def read_text(text: str, name: str) -> dict[str, str]:
 def arrays_of(
     stream: str, kind: StreamType, tokens: Sequence[Token], times: Sequence[float] | None
 ) -> dict[str, Array]:
-    """Return a stream as arrays by name. times: of each token, None for tokens without times. Raises `TensorError` for
-    tiles of one stream whose values no array holds exactly."""
+    """Return a stream as arrays by name, of the shapes in the table of the module docstring. stream: its name. kind:
+    its type. tokens: up to D, which is the last one. times: the cycle of each token, None for tokens without times.
+    Raises `TensorError` for tiles of one stream whose values no array holds exactly, or of which only some have values.
+    """
     elements = [one for one in tokens[:-1] if not isinstance(one, Stop)]
     stops = np.array([one.level if isinstance(one, Stop) else 0 for one in tokens[:-1]], np.int32)
     return {
@@ -123,8 +129,10 @@ def _joined(name: str, values: Sequence[Array]) -> Array:
 
 
 def streams_in(arrays: Mapping[str, Array], wanted: Mapping[str, StreamType], file: str) -> dict[str, Arrivals]:
-    """Return the streams that are in arrays. wanted: the types of the streams to look for, by name. file: for messages.
-    Raises `TensorError` for arrays that are no stream of such a type."""
+    """Return the streams that are in arrays, by name, with the cycle of each token (0 without `times`). arrays: by the
+    names that `arrays_of` gives. wanted: the types of the streams to look for, by name. file: for messages. Raises
+    `TensorError` for arrays that are no stream of such a type.
+    """
     found = {}
     for name, kind in wanted.items():
         if name + STOPS in arrays:

@@ -41,11 +41,13 @@ class Rules:
 
     @property
     def tiles_off_chip(self) -> int:
-        """Tiles that one operator for off-chip memory holds on chip."""
+        """The number of tiles that one operator for off-chip memory holds on chip: 2, or 1 with the accounting
+        "figures".
+        """
         return 2 if self.accounting == "paper" else 1
 
     def size(self, data: Any) -> Expression:
-        """Return the bytes of one element on chip: |data| in the paper."""
+        """Return the bytes of one element on chip: |data| in the paper. data: the type of the element."""
         return bytes_of(as_on_chip(data, self.on_chip_dtype))
 
 
@@ -54,7 +56,9 @@ FIGURES = Rules("figures", "f32")
 
 
 class InputReader:
-    """An input of a kernel, or what stands in it: follows its groups, and says what is wrong with a token."""
+    """Reads an input of a kernel: follows the groups of its stream, and says what is wrong with a token. label: such as
+    "input 0". groups: of the tokens so far.
+    """
 
     __slots__ = ("_context", "groups", "label")
 
@@ -72,12 +76,13 @@ class InputReader:
         return token
 
     def fault(self, text: str) -> StreamFault:
-        """Return an error for the caller to raise, at the position of the last token."""
+        """Return an error for the caller to raise, at the position of the last token. text: what is wrong."""
         return self._context.fault(self.label, text, self.groups.position)
 
     def apply(self, function: Callable[..., Any], *of: Any) -> Any:
-        """Return the result of a function of elements. Raises `StreamFault`, at the last token, if the function raises
-        an error: one of the user's, too, is shown with the line of its operator."""
+        """Return the result of a function. of: its arguments, elements. Raises `StreamFault`, at the last token, if the
+        function raises an error: one of the user's, too, is shown with the line of its operator.
+        """
         try:
             return function(*of)
         except ValueError as error:
@@ -86,18 +91,20 @@ class InputReader:
             raise self.fault(f"{type(error).__name__}: {error}") from error
 
     def ended(self, level: int, stop: Stop) -> bool:
-        """Whether a stop, which was the last token, ended a tensor of rank `level`."""
+        """Return whether a stop ended a tensor of rank `level`. stop: the last token that was read."""
         return self.groups.lowest <= level <= stop.level
 
     @property
     def empty(self) -> bool:
-        """Whether the last stop ended a tensor without children."""
+        """Whether the innermost tensor that the last stop ended had no children."""
         return self.groups.was_empty
 
 
 @dataclass(frozen=True)
 class KernelContext:
-    """What a kernel sees of its place. inputs, outputs: types. memory: off the chip; made anew for each run."""
+    """What a kernel sees of its place. node: the operator's name in the program. where: the user's line. inputs,
+    outputs: types of the streams, by port. memory: off the chip; made anew for each run.
+    """
 
     node: str
     where: str
@@ -106,12 +113,13 @@ class KernelContext:
     memory: TensorMemory
 
     def reader(self, port: int) -> InputReader:
-        """Return a reader of the input with this number."""
+        """Return a new reader of an input, before its first token. port: the number of the input, from 0."""
         return InputReader(self, f"input {port}", self.inputs[port].rank)
 
     def fault(self, stream: str, text: str, position: int | None) -> StreamFault:
-        """Return an error of this node for the caller to raise. stream: such as "input 0". position: of the token, from
-        0; None if there is none."""
+        """Return an error of this node for the caller to raise. stream: such as "input 0". text: what is wrong.
+        position: of the token, from 0; None if there is none.
+        """
         return StreamFault(self.node, self.where, stream, text, position)
 
 
@@ -138,15 +146,22 @@ class Operator(ABC):
 
     @abstractmethod
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
-        """Return the types of the outputs. symbols: makes new dimensions. Raises `InputRefused`, with the reason, for
-        inputs that the operator does not take."""
+        """Return the types of the outputs, by port. inputs: types of the input streams. limits: what the program
+        allows. symbols: makes new dimensions. Raises `InputRefused`, with the reason, for inputs that the operator does
+        not take.
+        """
 
     @abstractmethod
     def kernel(self, context: KernelContext) -> Kernel:
-        """Return the generator that runs this operator: it yields requests, such as `Get`, `Put` and `Busy`."""
+        """Return the generator that runs this operator once, at the place `context`, to the end of its streams: it
+        yields requests, such as `TakeToken`, `DeliverToken` and `Busy`. It raises `StreamFault` for tokens that the
+        operator must not meet.
+        """
 
     def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
-        """Return the bytes that the operator moves between the chip and off-chip memory in the whole run."""
+        """Return the bytes that the operator moves between the chip and off-chip memory in the whole run. inputs,
+        outputs: types of the streams, also for `memory` and `flops`.
+        """
         return sympy.Integer(0)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
@@ -181,7 +196,7 @@ BUILDING: ContextVar[Program | None] = ContextVar("BUILDING", default=None)
 
 
 def take(inputs: Sequence[StreamType], count: int) -> None:
-    """Raise `InputRefused` unless there are `count` inputs."""
+    """Raise `InputRefused` unless there are `count` inputs. inputs: their types."""
     if len(inputs) != count:
         raise InputRefused(f"takes {count} stream{'s' * (count != 1)}, not {len(inputs)}")
 
@@ -211,16 +226,18 @@ def check_flags(data: DataType) -> None:
 
 
 def flag_of(tile: Tile) -> bool:
-    """Return the flag in a [1,1] tile. Raises `ValueError` for a tile without data."""
+    """Return the flag in a [1,1] tile. Raises `ValueError` as `Tile.scalar`."""
     return bool(tile.scalar)
 
 
 def take_together(
     readers: Sequence[InputReader], unlike: str = "{} where input 0 has {}"
 ) -> Generator[Request, Any, tuple[Token, ...]]:
-    """Wait until inputs 0, 1 .. all have a token, then take one of each: as hardware joins streams, which holds no
-    token while it waits for another one. Raises `StreamFault`, with the text `unlike` of the two tokens, if stops or
-    ends do not agree."""
+    """Wait until inputs 0, 1 .. all have a token, then take one of each and return them, by port: as hardware joins
+    streams, which holds no token while it waits for another one. readers: of all inputs. unlike: a format of the
+    message, with {} for the token at fault and {} for that of input 0. Raises `StreamFault` if stops or ends do not
+    agree.
+    """
     for port in range(len(readers)):
         yield Peek(port)
     tokens: list[Token] = []
@@ -234,7 +251,8 @@ def take_together(
 
 
 def merged_stop(level: int, after_empty: bool, raised: int) -> tuple[int, ...]:
-    """Return the levels of the stops to put at the end of a tensor. level: its rank. raised: how many more ranks end
-    with it. One stop ends all of them, but a tensor without children (`after_empty`) keeps its own stop before that of
-    the outer ranks."""
+    """Return the levels of the stops to put at the end of a tensor, one or two, in order. level: its rank. raised: how
+    many more ranks end with it. One stop ends all of them, but a tensor without children (`after_empty`) keeps its own
+    stop before that of the outer ranks.
+    """
     return (level, level + raised) if after_empty and raised else (level + raised,)

@@ -48,8 +48,9 @@ class ComputeOperator(Operator):
             raise StepError(self.name, f"{self.compute} operations a cycle; the least is 1, None for no bound")
 
     def work(self, cost: Cost, operands: Sequence[Element], result: Element | None) -> ElementWork:
-        """Return the work of one element. cost: factor and sizes, whose product is the operations. operands: the
-        elements that are read. result: None if nothing is put."""
+        """Return the work of one element: bytes that pass memory units, and operations. cost: factor and sizes, whose
+        product is the operations. operands: the elements that are read. result: None if nothing is put.
+        """
         factor, sizes = cost
         read = tuple(size_in_bytes(one) for one, through in zip(operands, self.memory_in, strict=False) if through)
         written = size_in_bytes(result) if self.memory_out and result is not None else 0
@@ -64,8 +65,9 @@ def parts(data: Any) -> tuple[Any, ...]:
 
 
 def symbolic(stream: StreamType, cost: Cost) -> Expression | None:
-    """Return the operations of a function on all elements of a stream. None if several ragged sizes are multiplied, so
-    that no known sum gives the total."""
+    """Return the operations of a function on all elements of a stream. cost: of one element. None if several ragged
+    sizes are multiplied, so that no known sum gives the total.
+    """
     factor, sizes = cost
     if not factor:
         return sympy.Integer(0)
@@ -74,8 +76,9 @@ def symbolic(stream: StreamType, cost: Cost) -> Expression | None:
 
 
 def product_memory(data: DataType, rules: Rules) -> Expression:
-    """Return the bytes on chip of a product: some rows of the input tile, and the weight tile. 0 with the accounting
-    "figures"."""
+    """Return the bytes on chip of a product: `MATMUL_ROWS` rows of the first tile, the input, and the last tile, the
+    weights (v2, section 4.2). data: the tuple type of the operands. 0 with the accounting "figures".
+    """
     operands = parts(data)
     if rules.accounting == "figures":
         return sympy.Integer(0)
@@ -85,8 +88,9 @@ def product_memory(data: DataType, rules: Rules) -> Expression:
 
 
 def held_by_product(operands: Sequence[Tile]) -> int:
-    """Return the bytes on chip that a product of these tiles holds in a run: some rows of the first tile, and the last
-    tile."""
+    """Return the bytes on chip that a product of these tiles holds in a run: `MATMUL_ROWS` rows of the first tile, and
+    the last tile.
+    """
     return MATMUL_ROWS * operands[0].columns * BITS[operands[0].dtype] // 8 + operands[-1].bytes
 
 
@@ -109,7 +113,7 @@ class Map(ComputeOperator):
 
     @property
     def applied(self) -> Function:
-        """The function, of which a class may be given."""
+        """The function that is applied: an instance, also where its class was given."""
         assert isinstance(self.function, Function)
         return self.function
 
@@ -156,7 +160,7 @@ class Reduction(ComputeOperator):
 
     @property
     def fold(self) -> Update:
-        """The update that folds elements into the state."""
+        """The update that folds elements into the state: `update`, or a `Fold` of the function that was given."""
         assert not isinstance(self.update, type)
         return folded(self.update, self.initial)
 
@@ -171,7 +175,9 @@ class Reduction(ComputeOperator):
         return stream
 
     def held(self, element: Element, state: Element) -> int:
-        """Return the bytes on chip of the state, and of the operands of a product."""
+        """Return the bytes on chip of the state, and of the operands of a product. element: what was folded last.
+        state: after it.
+        """
         product = held_by_product(parts(element)) if self.fold.matmul else 0
         return product + size_in_bytes(state)
 
@@ -251,7 +257,7 @@ class FlatMap(ComputeOperator):
 
     @property
     def applied(self) -> Expansion:
-        """The expansion, of which a class may be given."""
+        """The expansion that is applied: an instance, also where its class was given."""
         assert isinstance(self.function, Expansion)
         return self.function
 

@@ -38,7 +38,9 @@ from .base import (
 
 
 def affine(shape: Sequence[int], stride: Sequence[int]) -> Iterator[int]:
-    """The indices of an affine read, row-major over the shape."""
+    """Yield the index of each element of an affine read, row-major over the shape: the sum of i_k * stride_k. shape:
+    how many steps each dimension has, outermost first. stride: indices from one step to the next.
+    """
     for at in product(*map(range, shape)):
         yield sum(i * step for i, step in zip(at, stride, strict=True))
 
@@ -119,7 +121,9 @@ class LinearOffChipLoad(SourceOperator):
 
 
 def stops_after(number: int, shape: Sequence[int]) -> int:
-    """The level of the stop after the first `number` elements of a row-major shape; 0 if none."""
+    """Return the level of the stop behind the first `number` elements, at least 1, of a tensor; 0 if none is there.
+    shape: of the tensor, outermost size first, read row-major.
+    """
     level, size = 0, 1
     for inner in reversed(shape):
         size *= inner
@@ -167,7 +171,9 @@ class LinearOffChipStore(Operator):
 
 
 def static_tile(stream: StreamType, what: str) -> TileType:
-    """The type of a stream's tiles. Raises `InputRefused` unless it is type S of the paper."""
+    """Return the type of a stream's tiles. what: begins the message, such as "tile". Raises `InputRefused` unless it is
+    type S of the paper, a tile of static size.
+    """
     if not isinstance(stream.data, TileType):
         raise InputRefused(f"takes tiles, not {stream.data}")
     if not stream.data.static:
@@ -176,7 +182,9 @@ def static_tile(stream: StreamType, what: str) -> TileType:
 
 
 def check_whole(tensor: Tensor, data: TileType) -> None:
-    """Raise `InputRefused` unless a tensor takes tiles of this type."""
+    """Raise `InputRefused` unless a tensor takes tiles of this type: it is whole in tiles of their static size, and has
+    the same element type.
+    """
     rows, columns = (int(one.size) for one in data.shape)
     tensor.tiled((rows, columns))
     if data.dtype != tensor.dtype:
@@ -184,7 +192,9 @@ def check_whole(tensor: Tensor, data: TileType) -> None:
 
 
 def place(context: KernelContext, tensor: Tensor, index: int, size: tuple[int, int], stream: str, position: int) -> int:
-    """The number of a tile. Raises `StreamFault` if the tensor has no such tile."""
+    """Return `index`, the number of a tile of a tensor, row-major. size: rows and columns of a tile. stream, position:
+    of the token that asks for it, for the message. Raises `StreamFault` if the tensor has no such tile.
+    """
     count = prod(tensor.tiled(size))
     if not 0 <= index < count:
         raise context.fault(stream, f"tile {index} of a tensor of {count} tiles", position)
@@ -194,7 +204,9 @@ def place(context: KernelContext, tensor: Tensor, index: int, size: tuple[int, i
 def write(
     context: KernelContext, tensor: Tensor, index: int, value: Tile, stream: str, position: int
 ) -> Generator[Request, Any, None]:
-    """Move a tile to its place off the chip."""
+    """Move the tile `value` to its place off the chip. index: of the place, row-major among tiles of this size. stream,
+    position: as for `place`. Yields requests; raises `StreamFault` if the tensor has no such tile.
+    """
     place(context, tensor, index, value.shape, stream, position)
     yield Keep(2 * value.bytes)
     yield _transfer(tensor, index, value.shape, read=False)
@@ -242,7 +254,7 @@ def _address(token: Tile) -> int:
 
 
 def check_address(stream: StreamType) -> None:
-    """Raise `InputRefused` unless a stream carries addresses."""
+    """Raise `InputRefused` unless a stream carries addresses: [1,1] tiles of integers."""
     if not is_address(stream.data):
         raise InputRefused("an address is a [1,1] tile of integers")
 

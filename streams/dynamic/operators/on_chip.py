@@ -77,7 +77,9 @@ class Bufferize(Operator):
 
 
 class BufferSizes:
-    """The sizes of a buffer that fills. All groups of a level must be of one size: a buffer is regular."""
+    """Counts the sizes of a buffer while it fills. All groups of a level must be of one size: a buffer is regular.
+    rank: dimensions of the buffer.
+    """
 
     def __init__(self, rank: int) -> None:
         self._open = [0] * (rank + 1)  # children so far of the open group of each rank; rank 0 is not used
@@ -88,8 +90,9 @@ class BufferSizes:
         self._open[1] += 1
 
     def stop(self, stop: Stop, reader: InputReader, rank: int) -> None:
-        """Close the groups that a stop ends. rank: of the buffer. Raises `StreamFault` if a group has another size than
-        the one before it."""
+        """Close the groups that a stop ends. stop: the last token of `reader`, which follows the stream. rank: of the
+        buffer. Raises `StreamFault` if a group has another size than the one before it.
+        """
         for level in range(reader.groups.lowest, min(stop.level, rank) + 1):
             size, known = self._open[level], self._known[level]
             if known is not None and known != size:
@@ -99,7 +102,7 @@ class BufferSizes:
                 self._open[level + 1] += 1
 
     def shape(self) -> tuple[int, ...]:
-        """Return the sizes, outermost first. A dimension inside an empty group has size 0."""
+        """Return the sizes of the buffer in elements, outermost first. A dimension inside an empty group has size 0."""
         return tuple(size or 0 for size in reversed(self._known[1:]))
 
 
@@ -222,7 +225,9 @@ class Streamify(Operator):
 
 
 def nested(shape: Sequence[int], elements: Iterator[Element]) -> Any:
-    """Return elements as nested lists of a shape, row-major."""
+    """Return elements as nested lists of a shape, row-major; a single element for the shape (). shape: outermost size
+    first. elements: as many as the shape has are taken. Raises `StopIteration` if there are fewer.
+    """
     return [nested(shape[1:], elements) for _ in range(shape[0])] if shape else next(elements)
 
 

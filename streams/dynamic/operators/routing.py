@@ -40,8 +40,9 @@ from .base import (
 
 
 def selectors(stream: StreamType, choices: int) -> SelectorType:
-    """Return the data type of a selector stream. Raises `InputRefused` if it carries no selectors, or chooses among
-    another number of streams than `choices`."""
+    """Return the type of the elements of a selector stream. Raises `InputRefused` if it carries no selectors, or
+    chooses among another number of streams than `choices`.
+    """
     if not isinstance(stream.data, SelectorType):
         raise InputRefused("selector stream carries no selectors")
     if stream.data.choices != choices:
@@ -50,14 +51,15 @@ def selectors(stream: StreamType, choices: int) -> SelectorType:
 
 
 def check_consumers(count: int) -> None:
-    """Raise `InputRefused` unless `count` is at least 1."""
+    """Raise `InputRefused` unless `count`, the number of output streams, is at least 1."""
     if count < 1:
         raise InputRefused(f"{count} consumers; the least is 1")
 
 
 def chosen(token: Selector, reader: InputReader, choices: int) -> tuple[int, ...]:
-    """Return the numbers of the streams that a selector chooses. Raises `StreamFault` for a number that is not below
-    `choices`."""
+    """Return the numbers of the streams that a selector chooses, from 0. reader: of the input that the selector came
+    from. Raises `StreamFault` for a number that is not below `choices`.
+    """
     if any(not 0 <= one < choices for one in token.chosen):
         raise reader.fault(f"selector {token} of {choices} streams")
     return token.chosen
@@ -77,7 +79,7 @@ class Partition(Operator):
 
     @property
     def several(self) -> bool:
-        """It has as many outputs as its parameter says."""
+        """True: a call returns a tuple of `consumers` streams."""
         return True
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
@@ -112,8 +114,9 @@ class Partition(Operator):
 
 
 def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[StreamType, ...]:
-    """Return the types of `count` streams over which the chunks of a stream are spread. rank: of a chunk. Each stream
-    gets new symbols, because only a run knows which chunks it gets."""
+    """Return the types of `count` streams over which the chunks of a stream are spread. rank: of a chunk. symbols:
+    makes the new ones. Each stream gets new symbols, because only a run knows which chunks it gets.
+    """
     number = symbols.number()
     made = []
     for port in range(count):
@@ -127,8 +130,10 @@ def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[
 
 
 def route(reader: InputReader, rank: int, ports: tuple[int, ...]) -> Generator[Request, Any, int]:
-    """Move one chunk of input 0 to the outputs `ports`. Return the level of the stop that ended it; 0 for a chunk of
-    one element. Raises `StreamFault` if the input ends before."""
+    """Move one chunk of input 0 to the outputs `ports`, given by their numbers. reader: of input 0. rank: of a chunk.
+    Yields requests. Return the level of the stop that ended it; 0 for a chunk of one element. Raises `StreamFault` if
+    the input ends before the chunk does, or has no chunk here.
+    """
     while True:
         token = reader((yield TakeToken(0)))
         if isinstance(token, Done):
@@ -162,7 +167,7 @@ class Parallelize(Operator):
 
     @property
     def several(self) -> bool:
-        """It has as many outputs as its parameter says."""
+        """True: a call returns a tuple of `consumers` streams."""
         return True
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
@@ -209,7 +214,9 @@ def mergeable(inputs: Sequence[StreamType]) -> None:
 
 
 def merged(inputs: Sequence[StreamType], symbols: Symbols) -> tuple[tuple[Dimension, ...], Any]:
-    """Return the dimensions, except the outermost one, and the data type of the stream into which streams merge."""
+    """Return the dimensions, except the outermost one, and the data type of the stream into which streams merge.
+    inputs: their types, which are `mergeable`. symbols: makes new ones where sizes differ.
+    """
     inner = []
     for level in range(inputs[0].rank):
         column = [stream.shape[level + 1] for stream in inputs]
@@ -276,8 +283,10 @@ class Reassemble(Operator):
 
 
 def collect(reader: InputReader, port: int, rank: int, keep_stop: bool = False) -> Generator[Request, Any, bool]:
-    """Move a chunk of an input to output 0. keep_stop: without the stop that ends it, which the caller puts. Returns
-    whether the chunk is a tensor without children (of a rank above 0)."""
+    """Move a chunk of an input to output 0. reader, port: of that input. rank: of the chunk. keep_stop: without the
+    stop that ends it, which the caller puts. Returns whether the chunk is a tensor without children (of a rank above
+    0). Yields requests. Raises `StreamFault` if the input ends before the chunk does.
+    """
     while True:
         token = reader((yield TakeToken(port)))
         if isinstance(token, Done):
@@ -343,8 +352,9 @@ class SortedMerge(Operator):
 
 
 def sort_key(element: Any) -> float:
-    """Return the value by which an element is sorted, an integer exactly. Raises `ValueError` for a tile without data,
-    and for NaN."""
+    """Return the value by which an element is sorted: of a [1,1] tile, or of the first part of a tuple; an integer
+    stays one, so that it is compared exactly. Raises `ValueError` for a tile without data, and for NaN.
+    """
     tile = element[0] if isinstance(element, tuple) else element
     if tile.data is None:
         raise ValueError("a tile without data has no order")

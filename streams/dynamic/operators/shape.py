@@ -426,7 +426,7 @@ class Broadcast(Operator):
 
     @property
     def several(self) -> bool:
-        """It has as many outputs as its parameter says."""
+        """True: a call returns a tuple of `count` streams."""
         return True
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:

@@ -16,7 +16,10 @@ from .base import KernelContext, Limits, SourceOperator
 
 
 def sizes_of(nested: Sequence[Any], rank: int, symbols: Symbols) -> tuple[Dimension, ...]:
-    """The shape of nested lists. A dimension with several sizes is ragged, and static: all sizes are known."""
+    """Return the shape of nested lists, `rank + 1` dimensions, outermost first. nested: tensors, each of them lists,
+    `rank` deep. symbols: names ragged dimensions. A dimension with several sizes is ragged, and static: all sizes are
+    known.
+    """
     groups: list[Any] = [nested]
     shape = []
     for level in range(rank + 1):
@@ -39,7 +42,9 @@ def _frozen(nested: Any, rank: int) -> Any:
 
 
 def leaves(nested: Any, rank: int) -> Iterator[Any]:
-    """What is in nested lists of this rank."""
+    """Yield what is in nested tuples, in order. nested: tensors, each of them tuples, `rank` deep; what is no tuple
+    counts as one child.
+    """
     for child in nested if isinstance(nested, tuple) else (nested,):
         yield from leaves(child, rank - 1) if rank else (child,)
 

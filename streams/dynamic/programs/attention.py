@@ -65,7 +65,9 @@ class Cache:
 
 @dataclass(frozen=True)
 class AttentionProgram:
-    """A program of a batch. result: [jobs * queries, columns]; `results` shapes it. depths: of its streams."""
+    """A program of a batch. result: [jobs * queries, columns]; `results` shapes it. depths: of its streams, in tokens,
+    for `timed`.
+    """
 
     program: Program
     result: Tensor
@@ -74,7 +76,9 @@ class AttentionProgram:
     depths: Mapping[Stream, int]
 
     def results(self, written: Array) -> Array:
-        """What a run has put into `result`, as [requests, kv, queries, columns]."""
+        """Return what a run has put into `result` as an array [requests, kv, queries, columns]. written: the array
+        [jobs * queries, columns].
+        """
         return written.reshape(self.requests, self.heads.kv, self.heads.queries, self.heads.columns)
 
 
@@ -91,15 +95,18 @@ def attention(
     cache: Cache | None = None,
     dtype: str = "bf16",
 ) -> AttentionProgram:
-    """The program of a batch.
+    """Return the program of one step of a batch that decodes (STeP v2, section 5.4).
 
-    lengths: of each request, in rows of its cache. block: requests of a region with `coarse`; by default, all requests
-    divided by the regions, rounded up; where it gives more blocks than there are regions, they begin again with the
-    first. queue: jobs that wait before a region, besides the one that it works on. compute: operations a cycle of each
-    unit. capacity: rows of each cache, whole in tiles; by default those of the longest. cache: the tensors; without
-    them the program has no data.
+    lengths: of each request, in rows of its cache. heads: their numbers and sizes. dispatch: how regions get their jobs
+    (module docstring). regions: how many work side by side. block: requests of a region with `coarse`; by default, all
+    requests divided by the regions, rounded up; where it gives more blocks than there are regions, they begin again
+    with the first. queue: jobs that wait before a region, besides the one that it works on. compute: operations a cycle
+    of each unit. capacity: rows of each cache, whole in tiles; by default those of the longest. cache: the tensors;
+    without them the program has no data. dtype: of elements off the chip.
 
-    Raises `StepError` for a batch without requests, and for a length below 1 or over the capacity, with the request.
+    Raises `StepError` for a batch without requests, for a length below 1 or over the capacity, with the request, for a
+    capacity that is not whole in tiles, for regions, blocks or a queue below the least, and for tensors of other
+    shapes.
     """
     if not lengths:
         raise StepError("attention", "a batch without requests")

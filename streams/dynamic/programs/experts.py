@@ -45,7 +45,7 @@ class ExpertLayerShape:
 
     @property
     def tiles(self) -> int:
-        """Tiles of each weight of an expert."""
+        """The number of tiles of each of the three weight matrices of an expert."""
         return self.hidden // self.columns
 
 
@@ -72,7 +72,9 @@ class ExpertProgram:
     depths: Mapping[Stream, int]
 
     def counts(self, rows: Sequence[int]) -> dict[str, int]:
-        """The values of the symbols for so many rows of each expert."""
+        """Return the values of the program's symbols by name. rows: the number of rows that each expert gets. Raises
+        `ValueError` for another number of experts.
+        """
         return dict(zip(self.rows_of, rows, strict=True))
 
 
@@ -130,12 +132,12 @@ def mixture(
     values: ExpertTensors | None = None,
     dtype: str = "bf16",
 ) -> ExpertProgram:
-    """The program of a layer.
+    """Return the program of a layer (STeP v2, sections 5.2 and 5.3).
 
     chosen: the experts of each row, as many as the layer says. tile_rows: rows of a tile, the last of an expert filled
     up; None for one tile of all rows of an expert. regions: how many sets of units there are; neighbouring experts
-    share one, and get it as their tiles come; None for a set for each expert. compute: operations a cycle of each
-    unit. values: tensors; without them the program has no data. dtype: of rows and all weights off the chip.
+    share one, and get it as their tiles come; None for a set for each expert. compute: operations a cycle of each unit.
+    values: tensors; without them the program has no data. dtype: of rows and all weights off the chip.
 
     Raises `StepError` for experts that are not there, rows with another number of them, regions that do not divide the
     experts, or values of other shapes.

@@ -56,15 +56,18 @@ The paper says that static and dynamic tiles get the same; the artifact has thes
 
 @cache
 def expert_counts() -> Mapping[str, Sequence[int]]:
-    """Rows of each expert in the authors' traces, by "model_batch": "mixtral_b64", "mixtral_b1024", "qwen_b64",
-    "qwen_b1024"."""
+    """Return the number of rows of each expert in the authors' traces, by "model_batch": "mixtral_b64",
+    "mixtral_b1024", "qwen_b64", "qwen_b1024".
+    """
     text = resources.files(__package__).joinpath("expert_counts.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 def deal(counts: Sequence[int], rows: int, chosen: int) -> list[tuple[int, ...]]:
-    """Give each row `chosen` experts, so that each expert gets its count of rows: a row gets the experts that have most
-    rows left (ties: those that have waited longest, then the first). Raises `StepError` if there is no such way."""
+    """Return for each row the numbers of its `chosen` experts, rising, so that each expert gets its count of rows.
+    counts: rows of each expert. rows: how many rows there are. The rule: a row gets the experts that have most rows
+    left (ties: those that have waited longest, then the first). Raises `StepError` if there is no such way.
+    """
     if sum(counts) != rows * chosen or max(counts, default=0) > rows or min(counts, default=0) < 0:
         raise StepError("deal", f"{sum(counts)} places of at most {max(counts, default=0)} an expert for {rows} rows")
     left = list(counts)
@@ -81,8 +84,9 @@ def deal(counts: Sequence[int], rows: int, chosen: int) -> list[tuple[int, ...]]
 
 @cache
 def cache_lengths() -> Mapping[str, tuple[int, ...]]:
-    """Rows of the cache of each request, by batch: "b64.low.rows_2019" are 64 requests whose lengths vary little. From
-    the Azure LLM inference trace 2023 (CC BY 4.0; Splitwise, ISCA 2024)."""
+    """Return the number of rows of the cache of each request, by batch: "b64.low.rows_2019" are 64 requests whose
+    lengths vary little. From the Azure LLM inference trace 2023 (CC BY 4.0; Splitwise, ISCA 2024).
+    """
     text = resources.files(__package__).joinpath("kv_lengths.toml").read_text(encoding="utf-8")
     return {
         f"{size}.{kind}.{rows}": tuple(batch["lengths"])
@@ -108,7 +112,7 @@ class PointResult:
 
 @dataclass(frozen=True)
 class FigurePoint(ABC):
-    """A point of a figure. key: its name. figure: the figure with its cycles."""
+    """A point of a figure. figure: the name of the figure. key: the name of the point."""
 
     figure: str
     key: str
@@ -264,8 +268,10 @@ EQUAL_COMPUTE = "fig10.mixtral.dynamic_4096"
 
 
 def pareto_improvement(point: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
-    """Return the Pareto improvement distance of a point (cycles, memory in bytes) from other points (v2, equation 2):
-    the smallest factor by which a Pareto-optimal one of the others must improve to be as good in both."""
+    """Return the Pareto improvement distance of a point (cycles, memory in bytes) from other such points (v2, equation
+    2), a ratio: the smallest factor by which a Pareto-optimal one of the others must improve to be as good in both.
+    Raises `ValueError` without other points.
+    """
     frontier = [
         one for one in others if not any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in others)
     ]

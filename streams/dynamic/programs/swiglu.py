@@ -19,7 +19,7 @@ from ..updates import MatmulAdd
 
 @dataclass(frozen=True)
 class SwigluTensors:
-    """x [B, model]; gate, up [model, hidden]; down [hidden, model]."""
+    """The tensors of a gated layer: x [B, model]; gate, up [model, hidden]; down [hidden, model]."""
 
     x: Array
     gate: Array
@@ -29,7 +29,7 @@ class SwigluTensors:
 
 @dataclass(frozen=True)
 class SwigluProgram:
-    """result: the tensor [B, model] that the store writes."""
+    """A program of a gated layer. result: the tensor [B, model] that the store writes."""
 
     program: Program
     result: Tensor
@@ -47,12 +47,12 @@ def swiglu(
     dtype: str = "f32",
     values: SwigluTensors | None = None,
 ) -> SwigluProgram:
-    """The program of a layer.
+    """Return the program of a layer (STeP v2, Fig. 8). batch: rows of x. model, hidden: columns of x, and of gate(x).
 
     tile_rows: of a tile of x, which is loaded anew for each tile of weights. tile_columns: of a tile of gate and up,
     rows of one of down. compute: operations a cycle of each unit. through_memory: products read both operands and write
-    their results through a memory unit. values: tensors; without them the program has no data. Raises `StepError` for
-    sizes below 1 or not whole in tiles, and for values of other shapes.
+    their results through a memory unit. dtype: of all elements. values: tensors; without them the program has no data.
+    Raises `StepError` for sizes below 1 or not whole in tiles, and for values of other shapes.
     """
     if min(batch, model, hidden, tile_rows, tile_columns) < 1:
         sizes = f"x [{batch},{model}], {hidden} columns, tiles of {tile_rows} rows and of {tile_columns} columns"
