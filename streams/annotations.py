@@ -19,7 +19,9 @@ Evaluate = Callable[[syn.ExpressionNode], Value]
 
 
 class StreamAnnotation(NamedTuple):
-    """What `Stream[T, N, P][shape] @ Order("...")` states. depth, packing, order: None if they are not written."""
+    """What `Stream[T, N, P][shape] @ Order("...")` states. type: T. depth: N, in elements. packing: P, elements of a
+    transfer. shape: of the array of streams, () for a single one. depth, packing, order: None if they are not written.
+    """
 
     type: ElementType
     depth: int | None
@@ -37,7 +39,9 @@ class TensorType(NamedTuple):
 
 
 def unquoted(node: syn.ExpressionNode) -> syn.ExpressionNode:
-    """Return the expression that a string holds, with the string's place; other nodes as they are."""
+    """Return the expression that a string holds, with the string's place; other nodes as they are. Raises `Refusal` for
+    a string that holds no expression.
+    """
     if not (isinstance(node, syn.Literal) and isinstance(node.value, str)):
         return node
     inner = parsed_expression(node.value, node.place)
@@ -47,14 +51,18 @@ def unquoted(node: syn.ExpressionNode) -> syn.ExpressionNode:
 
 
 def last_name(node: syn.ExpressionNode) -> str:
-    """Return the name of what is called, subscripted or named: `Stream` for `Stream[i32, 4][3]` and `x.Stream`."""
+    """Return the name of what is called, subscripted or named: `Stream` for `Stream[i32, 4][3]` and `x.Stream`; "" for
+    other expressions.
+    """
     while isinstance(node, syn.Subscript | syn.Invocation):
         node = node.base if isinstance(node, syn.Subscript) else node.function
     return node.name if isinstance(node, syn.Attribute | syn.Identifier) else ""
 
 
 def is_stream(node: syn.ExpressionNode) -> bool:
-    """Whether an expression is meant to be the type of a stream."""
+    """Return whether an expression is meant to be the type of a stream: whether it has the name `Stream`. Raises
+    `Refusal` as `unquoted`.
+    """
     return last_name(_parted(node)[0]) == "Stream"
 
 
@@ -67,7 +75,9 @@ def _parted(node: syn.ExpressionNode) -> tuple[syn.ExpressionNode, syn.Expressio
 
 
 def stream_type(node: syn.ExpressionNode, constants: Evaluate) -> StreamAnnotation:
-    """Read `Stream[T, N, P]` or `Stream[T, N, P][shape]`, alone or with an order. Raises `Refusal`."""
+    """Read `Stream[T, N, P]` or `Stream[T, N, P][shape]`, alone or with an order. constants: evaluates sizes. Raises
+    `Refusal` for what is no such type, and for numbers that are not known before the run.
+    """
     shape: tuple[int, ...] = ()
     node, added = _parted(node)
     if isinstance(node, syn.Subscript) and isinstance(node.base, syn.Subscript):
@@ -108,7 +118,8 @@ def _order(node: syn.ExpressionNode, kind: ElementType, constants: Evaluate) -> 
 def tensor_type(node: syn.ExpressionNode, constants: Evaluate) -> TensorType:
     """Read the annotation of a tensor or of a parameter: an element type, alone, with `@ Layout(...)`, or in
     `Annotated[..., Layout(...)]`. An annotation by names of other modules, or by Python's own types, states nothing.
-    Raises `Refusal`."""
+    constants: evaluates sizes and names. Raises `Refusal` for what is no type or no layout.
+    """
     node = unquoted(node)
     kind, layout = node, None
     if isinstance(node, syn.Infix) and node.op == "@":

@@ -51,9 +51,11 @@ def build(
     """Return the machine of a checked region, and its program.
 
     execute: tasks may call functions of their file and of the modules that it imports; then imports, functions and
-    constants of the file are executed, if a task calls one. Otherwise such tasks are refused. clock_hz: of the machine;
-    None for the usual one. device: the machine is for; channels: of its memory, in which tensors lie, by their names
-    (`OffChipTensor`). Raises `Refused`, or `ProgramError` for a region without tasks.
+    constants of the file are executed, if a task calls one. Otherwise such tasks are refused. clock_hz: of the machine,
+    in Hz; None for the usual one. device: the name of the device that the machine is for, "" for none. channels: the
+    numbers of the memory channels in which a tensor lies, by its name (`OffChipTensor`). Raises `Refused` for findings,
+    and for what a machine does not have; `ProgramError` for a region without tasks, a file whose execution fails, and a
+    region that is too large to find which beats fire together.
     """
     if report.code:
         raise Refused(report)
@@ -70,7 +72,9 @@ def build(
 
 
 def executed(source: Source) -> Mapping[str, Any]:
-    """Execute the imports, constants and plain functions of a file; return its names. Raises `ProgramError`."""
+    """Execute the imports, constants and plain functions of a file; return the values of its names. Raises
+    `ProgramError` with whatever the file raises.
+    """
     names: dict[str, Any] = {"__name__": Path(source.file).stem, "__file__": source.file}
     sys.path.insert(0, str(Path(source.file).resolve().parent))
     try:
@@ -93,8 +97,10 @@ def _is_plain(node: syn.StatementNode) -> bool:
 
 
 def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> tasks.TaskProgram:
-    """Return a checked region as a task program. externals: names that tasks may call. Raises `Refused` for what a
-    machine does not have."""
+    """Return a checked region as a task program. externals: values of the names of the executed file, whose functions
+    tasks may call; None if it is not executed. Raises `Refused` for what a machine does not have, and `ProgramError`
+    for a region that is too large to find which beats fire together.
+    """
     made, faults = [], []
     for declared in region.tasks:
         try:
@@ -147,8 +153,10 @@ def _together(region: Region) -> Together:
 
 
 def apart(together: Together, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[str, tuple[Place, ...]], ...]:
-    """The places, by unit, of operations that do not fire together with others of their beat, because the unit would
-    wait for ever. ends: the unit at each end of a stream."""
+    """Return, for each unit by name, the places of operations that do not fire together with others of their beat,
+    because the unit would wait for ever. ends: the unit at each end of a stream, by the stream's number and whether the
+    end puts.
+    """
     found: dict[str, set[Place]] = {}
     for beat in together.apart:
         for op in beat.ops:
@@ -190,7 +198,9 @@ def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.OffChipTenso
 
 
 def unit_names(instances: Sequence[str]) -> list[str]:
-    """Names of units, each once: letters, digits and underscores, such as `gemm_1_2` of `gemm[1,2]`."""
+    """Return names of units for the names of task instances, in order, each name once: letters, digits and underscores,
+    such as `gemm_1_2` of `gemm[1,2]`.
+    """
     names: list[str] = []
     taken: set[str] = set()
     for instance in instances:

@@ -48,8 +48,10 @@ class Report:
 
 
 def check(text: str, file: str = "<program>", strict: bool = False, region: str | None = None) -> Report:
-    """Check a program. file: its name in findings. strict: a value that some paths only read is an error. region: one
-    region function of the file, with its defaults; None for the file itself."""
+    """Check the text of a program. file: its name in findings. strict: a value that some paths only read is an error.
+    region: one region function of the file, with its defaults; None for the file itself. Mistakes become findings of
+    the report; nothing is raised for them.
+    """
     return report_on(read(text, file, region), strict)
 
 
@@ -377,7 +379,8 @@ Ends = dict[int, dict[int, int]]
 
 def compare_orders(region: Region, puts: Ends, gets: Ends) -> None:
     """Add a finding for each stream whose tokens come in another order than one of its ends, or its type, shows. puts,
-    gets: tokens of each end; every stream has one instance at either."""
+    gets: tokens of each end, by stream and instance; every stream has one instance at either.
+    """
     showing = {stream for instance in region.instances for stream, _ in instance.orders}
     for decl in region.streams:
         if decl.order is not None:

@@ -48,7 +48,9 @@ class CostExpressions(Expressions):
         self._sent: syn.ExpressionNode | None = None
 
     def charge(self, what: TileCost, node: syn.SyntaxNode, cycles: int, scales: bool = False) -> None:
-        """Take cycles at a node. scales: more units would take fewer."""
+        """Charge cycles to the statement at a node, and add them to the open beat. what: what takes them. scales: a
+        kernel with more units would take fewer.
+        """
         key = self.task.name, node.place, what.value
         self.context.reading.costs.setdefault(key, set()).add(cycles)
         self.charges += cycles > 0
@@ -61,7 +63,9 @@ class CostExpressions(Expressions):
         return held if isinstance(base, syn.Identifier) and held is not None and self.env[base.name] is held else None
 
     def loaded(self, value: Value, node: syn.ExpressionNode) -> None:
-        """Take the cycles in which a part of a tensor is read, if the node is one. One that is put is moved then."""
+        """Charge the cycles in which a part of a tensor is read, if the node is one. value: of the node. A part that is
+        put on a stream is charged where it is put.
+        """
         kind = value.type if isinstance(value, Data) else None
         if self.datapath is None or node is self._sent or kind is None or not kind.shape:
             return
@@ -70,7 +74,9 @@ class CostExpressions(Expressions):
             self.charge(TileCost.LOADED, node, self.datapath.moved(kind, shard.type.shape[-1]))
 
     def kept(self, value: Value, node: syn.ExpressionNode, what: TileCost = TileCost.KEPT) -> Value:
-        """Return a value that is kept; take the cycles of its loop if it is an expression of tiles."""
+        """Return a value as it is kept in a tile; charge the cycles of its loop if it is an expression of tiles. node:
+        where. what: takes the cycles.
+        """
         if self.datapath is None or not isinstance(value, Data) or value.unwritten is None:
             return value
         if value.type is not None and value.type.shape:
@@ -78,7 +84,9 @@ class CostExpressions(Expressions):
         return replace(value, unwritten=None)
 
     def assigned(self, value: Value, source: syn.ExpressionNode) -> Value:
-        """Return a value as a variable keeps it. source: where it comes from."""
+        """Return a value as a variable keeps it, and charge its cycles as `loaded` and `kept`. source: the expression
+        that it comes from.
+        """
         self.loaded(value, source)
         copied = isinstance(source, syn.Identifier) and self.shard_of(source) is None
         if copied and isinstance(value, Data) and value.unwritten is None:
@@ -89,7 +97,10 @@ class CostExpressions(Expressions):
         self, name: str, values: Sequence[Value], operands: Sequence[KernelOperand], result: KernelOperand,
         at: syn.SyntaxNode, options: Options,
     ) -> Unwritten | None:  # fmt: skip
-        """Take the cycles of a kernel; return what is left to compute where its result is read."""
+        """Charge the cycles of a call of the kernel `name`; return what is left to compute where its result is read,
+        None for nothing. values, operands: the arguments of the call, as values and as the kernel sees them. at: the
+        call. options: such as axis.
+        """
         path, known = self.datapath, [x.type for x in operands if x.type is not None and x.type.shape]
         kind = result.type or max(known, key=lambda kind: prod(kind.shape), default=None)
         given = operands[0].type if operands else None
@@ -163,12 +174,14 @@ class CostExpressions(Expressions):
         return None
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
-        """Take the cycles in which a tile comes."""
+        """Charge the cycles in which a tile comes over a stream. node: the get."""
         if self.datapath is not None and stream.type.shape and node is not self._sent:
             self.charge(TileCost.GOT, node, self.datapath.got(stream.type))
 
     def puts(self, stream: StreamDecl, node: syn.Invocation, value: Value) -> None:
-        """Take the cycles in which a tile goes, or a part of a tensor is read and goes."""
+        """Charge the cycles in which a tile goes over a stream, or a part of a tensor is read and goes. node: the put.
+        value: what is put.
+        """
         if self.datapath is None or not stream.type.shape or not isinstance(value, Data):
             return
         shard = self.shard_of(node.arguments[0])
@@ -179,7 +192,9 @@ class CostExpressions(Expressions):
         self.charge(TileCost.PUT, node, cycles, value.unwritten is not None and value.unwritten.scales)
 
     def given(self, node: syn.ExpressionNode) -> Value:
-        """Return the value that is put. A part of a tensor goes over the stream as it is read."""
+        """Return the value that is put. A part of a tensor goes over the stream as it is read, and takes no cycles of
+        its own. Raises `Refusal` for an expression that the language does not have.
+        """
         outer, self._sent = self._sent, node if self.shard_of(node) is not None else None
         try:
             return self.data(node)
@@ -187,8 +202,9 @@ class CostExpressions(Expressions):
             self._sent = outer
 
     def stores(self, target: syn.Subscript, kind: ElementType | None, value: Value, source: syn.ExpressionNode) -> None:
-        """Take the cycles in which a part of a tensor, or of a tile, is stored. kind: of the part. A tile that comes
-        over a stream is stored as it comes."""
+        """Charge the cycles in which a part of a tensor, or of a tile, is stored. target: the part. kind: its type.
+        value: what is stored, of the expression `source`. A tile that comes over a stream is stored as it comes.
+        """
         path = self.datapath
         if path is None or kind is None or not kind.shape:
             return
@@ -203,7 +219,9 @@ class CostExpressions(Expressions):
         self.charge(TileCost.STORED, target, cycles, shard is None and unwritten.scales)
 
     def exchanges(self, node: syn.SyntaxNode, made: Collective, others: int, first: bool) -> None:
-        """Take the cycles of a collective for one instance. others: of its group. first: it is the first one of it."""
+        """Charge the cycles of a collective for one instance. node: where it stands. others: how many other instances
+        its group has. first: it is the first one of its group.
+        """
         if self.datapath is None or not made.arrays[0].type.shape:
             return
         self.charges += 1
@@ -223,7 +241,9 @@ def datapath_of(
     task: TaskDecl, rates: Mapping[str, float], float_add: int, variants: Sequence[KernelVariant]
 ) -> Datapath | None:
     """Return the datapath whose cycles a task takes, None for a task without. rates, variants: stated for all tasks
-    that state no cycles; rates that a task states for a kernel come before them."""
+    that state no cycles; rates that a task states for a kernel come before them. float_add: cycles of an addition of
+    floats.
+    """
     own = dict(task.rates)
     if "cycles" in task.body.facts.calls:
         return Datapath(own, float_add) if own else None
@@ -233,8 +253,10 @@ def datapath_of(
 
 
 def exchange_cycles(path: Datapath, made: Collective, others: int, first: bool) -> int:
-    """Return the cycles of a collective for one instance. others: of its group. first: it is the first one of it, which
-    adds up in an all-reduce, while the others give one tile and get one."""
+    """Return the cycles of a collective for one instance. path: the instance's datapath. others: how many other
+    instances its group has. first: it is the first one of its group, which adds up in an all-reduce, while the others
+    give one tile and get one.
+    """
     kind = made.arrays[0].type
     tokens = path.got(kind) + path.put(kind, Unwritten())
     if made.what == "allreduce" and not first:

@@ -41,7 +41,9 @@ class Unwritten:
 
 
 def loop(iterations: int, depth: int, interval: int = 1) -> int:
-    """Return the cycles of a pipelined loop. depth: of an iteration, beyond its first cycle."""
+    """Return the cycles of a pipelined loop. iterations: at least 1. depth: cycles of an iteration beyond its first
+    one. interval: cycles from the beginning of one iteration to that of the next.
+    """
     return (iterations - 1) * interval + depth + 1
 
 
@@ -63,13 +65,15 @@ class TileOperand(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """A kernel of a library: what it computes, and its contract (Dato, section 5.1).
+    """A kernel of a library: what it computes, and its contract (Dato, section 5.1). kernel: the library kernel that it
+    computes.
 
     tile: sizes of one call: rows, depth and columns of a product; rows and columns of other kernels. Larger operands
     take several calls. vectors: for each operand the elements of a row that it takes in a cycle; the words in which the
     operand passes streams are whole vectors. layouts: of the operands, `rows` for a tile, `columns` for the transpose
     of one; without them, all are tiles. types: element types that operands may have, and shapes: sizes that they may
-    have; any if there are none. latency: cycles of a call. interval: cycles from one call to the next."""
+    have; any if there are none. latency: cycles of a call. interval: cycles from one call to the next.
+    """
 
     name: str
     kernel: str
@@ -83,11 +87,13 @@ class KernelVariant:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """What the sizes of a call are."""
+        """The names of the sizes in `tile`, in order."""
         return ("rows", "depth", "columns") if self.kernel == "matmul" else ("rows", "columns")
 
     def misfit(self, operands: Sequence[TileOperand], result: ElementType, sizes: Sequence[int]) -> str:
-        """Return which condition operands do not meet, "" if they meet all. sizes: as of `tile`, of the whole."""
+        """Return, in words, the first condition of the contract that operands do not meet, "" if they meet all. result:
+        its type. sizes: of the whole computation, in elements, in the order of `tile`.
+        """
         rule = CONTRACTS[self.kernel].rule
         layouts = self.layouts or ("rows",) * len(operands)
         vectors = self.vectors or (1,) * len(operands)
@@ -119,7 +125,9 @@ class KernelVariant:
 
 class VariantChoice(NamedTuple):
     """What was chosen for a call of a kernel. variant: None if none fits. cycles: of the variant, with the loops that
-    tile it. trips: of these loops. others: for each other variant, the cycles, or which condition fails."""
+    tile it. trips: iterations of each of these loops, outermost first. others: for each other variant, the cycles, or
+    which condition fails.
+    """
 
     variant: KernelVariant | None
     cycles: int
@@ -128,7 +136,7 @@ class VariantChoice(NamedTuple):
 
     @property
     def loops(self) -> str:
-        """The trips of the loops around the call, as text."""
+        """The trips of the loops around the call, as text: `4 x 2`."""
         return _by(self.trips)
 
 
@@ -172,13 +180,14 @@ class Datapath:
         return VariantChoice(best, cycles, (batch, *trips) if batch > 1 else trips, tuple(others))
 
     def lanes(self, kernel: str) -> float:
-        """Return the elements that a kernel takes in a cycle."""
+        """Return how many elements a kernel takes in a cycle. kernel: its name."""
         return self.rates.get(kernel, TURNED if kernel == "transpose" else self.rates.get(ELEMENTS, 1.0))
 
     def product_word(self, kind: ElementType, turned: int = 0) -> TileWord:
-        """Return the sums of a product that are added to in a cycle: of the rate, what is of use. A sum that is added
-        to can be added to again some cycles later, so there are at least as many words of sums, if they suffice. kind:
-        of the result. turned: as in `words.product_word`."""
+        """Return the word of sums of a product that are added to in one cycle: of the stated rate, what is of use. A
+        sum that is added to can be added to again some cycles later, so there are at least as many words of sums, if
+        they suffice. kind: of the result. turned: as in `words.product_word`.
+        """
         sums = prod(kind.shape[-2:])
         if sums <= MOVED:  # streams take all of it in a cycle, so it becomes registers, which no index tells apart
             return product_word(kind.shape, sums, turned)
@@ -186,17 +195,22 @@ class Datapath:
         return product_word(kind.shape, min(self.rates.get("matmul", 1.0), useful), turned)
 
     def multiply_adds(self, kind: ElementType) -> int:
-        """Return the multiply-adds of a product in a cycle. kind: of the result."""
+        """Return the multiply-adds of a product in a cycle, rounded up. kind: the type of the result [.., rows,
+        columns].
+        """
         taken = self.product_word(kind)
         return ceil(taken.elements / self._interval_of(kind, taken))
 
     def row_word(self, kernel: str, shape: Sequence[int]) -> TileWord:
-        """Return the elements that a kernel which combines rows takes in a cycle. shape: of its operand."""
+        """Return the word of elements that a kernel which combines rows takes in a cycle. kernel: its name. shape: of
+        its operand.
+        """
         return row_word(shape, min(self.lanes(kernel), MOVED))
 
     def product(self, kind: ElementType, depth: int, turned: bool = False) -> int:
-        """Return the cycles of a product. kind: of the result. depth: elements of each sum. turned: its right operand
-        is read as the transpose of a tile."""
+        """Return the cycles of a matrix product. kind: the type of the result [.., rows, columns]. depth: elements of
+        each sum. turned: its right operand is read as the transpose of a tile.
+        """
         taken = self.product_word(kind, depth if turned else 0)
         words = prod(kind.shape[-2:]) // taken.elements
         return prod(kind.shape[:-2]) * loop(depth * words, self.float_add + 2, self._interval_of(kind, taken))
@@ -207,7 +221,9 @@ class Datapath:
         return self._interval(kind.dtype, 1 if sums <= MOVED else sums // taken.elements)
 
     def rows(self, kernel: str, kind: ElementType) -> int:
-        """Return the cycles of softmax or a norm. kind: of the operand."""
+        """Return the cycles of a kernel on rows. kernel: softmax, layernorm or rmsnorm; `KeyError` for another. kind:
+        the type of the operand.
+        """
         taken = self.row_word(kernel, kind.shape)
         columns = kind.shape[-1]
         mean = 1 if columns & (columns - 1) == 0 else DEPTHS["div"]  # a power of 2 divides as a product
@@ -221,7 +237,9 @@ class Datapath:
         return last + sum(self._combined(kind, taken, before, behind) for before, behind in sums)
 
     def reduction(self, kernel: str, kind: ElementType, axes: Sequence[int] | None) -> int:
-        """Return the cycles of a sum or maximum along axes, None for all. kind: of the operand."""
+        """Return the cycles of a sum or maximum along axes. kernel: its name. kind: the type of the operand. axes: of
+        the operand, negative ones counted from the last; None for all.
+        """
         shape = list(kind.shape)
         cycles = 0
         for axis in sorted({a % len(shape) for a in (range(len(shape)) if axes is None else axes)}, reverse=True):
@@ -256,21 +274,26 @@ class Datapath:
         return (self.float_add if dtype in FLOATS else 0) + 2
 
     def elements(self, kind: ElementType, value: Unwritten) -> int:
-        """Return the cycles of the loop that computes an expression and keeps it in a tile."""
+        """Return the cycles of the loop that computes an expression and keeps it in a tile. kind: the type of the tile.
+        value: the expression.
+        """
         taken = word(kind.shape, min(value.lanes, MOVED))
         return _pass(kind, taken, value.depth + 1)
 
     def got(self, kind: ElementType) -> int:
-        """Return the cycles in which a tile comes from a stream."""
+        """Return the cycles in which a tile comes from a stream. kind: the type of the tile."""
         return _pass(kind, stream_word(kind.dtype, kind.shape), 1)
 
     def put(self, kind: ElementType, value: Unwritten) -> int:
-        """Return the cycles in which an expression, or a tile, is put on a stream."""
+        """Return the cycles in which an expression, or a tile, is put on a stream. kind: the type of the tile. value:
+        the expression.
+        """
         whole = stream_word(kind.dtype, kind.shape)
         part = part_of(word(kind.shape, min(value.lanes, whole.elements)), whole)
         return _pass(kind, part, value.depth)
 
     def moved(self, kind: ElementType, axis: int) -> int:
-        """Return the cycles in which a part of a tensor is read or written. axis: elements of the last axis of the
-        whole."""
+        """Return the cycles in which a part of a tensor off the chip is read or written. kind: the type of the part.
+        axis: elements of the last axis of the whole tensor.
+        """
         return _pass(kind, TileWord(1, port_elements(kind.dtype, kind.shape[-1], axis)), 0)

@@ -31,7 +31,9 @@ REGIONS = Limit(1 << 12)
 
 @dataclass
 class Declared:
-    """All that a region and the regions that it calls declare, in order."""
+    """All that a region and the regions that it calls declare, in order. tasks: each with the scope in which it stands.
+    size: streams so far, elements of arrays counted. regions: calls of regions so far.
+    """
 
     reading: FileReading
     streams: list[StreamDecl] = field(default_factory=list)
@@ -82,7 +84,9 @@ class Scope:
     # -- statements --------------------------------------------------------------------------------------------------
 
     def read(self, statements: syn.Block) -> None:
-        """Read declarations. Mistakes are added to the source."""
+        """Read the declarations among the statements of a file or a region. Mistakes are added to the source as
+        findings.
+        """
         for statement in statements:
             self.guard(self._declare, statement)
             if self.declared.reading.steps > STEPS:
@@ -92,7 +96,9 @@ class Scope:
         self._uses.update(self._users())
 
     def guard(self, action: Callable[..., None], node: syn.StatementNode | syn.ExpressionNode) -> None:
-        """Do something with a node; a mistake is added to the source."""
+        """Call `action` with a node; a `Refusal` or a `RecursionError` that it raises becomes a finding of the
+        source.
+        """
         try:
             action(node)
         except Refusal as r:
@@ -147,7 +153,9 @@ class Scope:
         raise Refusal("unsupported", what, node, *notes)
 
     def evaluate(self, node: syn.ExpressionNode) -> Value:
-        """Evaluate an expression at the top of the region. Raises `Refusal`."""
+        """Return the value of an expression at the top of the region. Raises `Refusal` for get_tid, streams, puts and
+        gets in it, and for what the language does not have.
+        """
         for part in syn.walk(node):
             if isinstance(part, syn.Identifier) and part.name == "get_tid":
                 self._fail(part, "get_tid stands in a task only")
@@ -381,7 +389,9 @@ class Scope:
 
     def call(self, region: RegionDecl, name: str, call: syn.Invocation | None) -> None:
         """Declare what a region holds, with the arguments of a call. call: None for the region itself, with its
-        defaults. Raises `Refusal`."""
+        defaults. name: under which the region is called. Raises `Refusal` for a call of itself, more calls than
+        `REGIONS`, and arguments that do not fit.
+        """
         body, node = region.body, call or region.body
         if body in self.active:
             raise Refusal("unsupported", f"{name} calls itself; regions do not", node)
@@ -406,7 +416,9 @@ class Scope:
 
     def bind(self, parameter: syn.FormalParameter, value: syn.ExpressionNode, scope: Scope) -> None:
         """Bind a parameter of the region to an argument: a static value, a stream, a part of an array of streams, or a
-        tensor. scope: where the argument is written. Raises `Refusal`."""
+        tensor. value: the argument. scope: where it is written. Raises `Refusal` for an argument of another type than
+        the parameter states, or that is not known before the run.
+        """
         name, note = parameter.name, None if parameter.annotation is None else unquoted(parameter.annotation)
         base = value.base if isinstance(value, syn.Subscript) else value
         if isinstance(base, syn.Identifier) and base.name in scope.streams:
@@ -434,8 +446,10 @@ class Scope:
             self._constant(name, found, parameter)
 
     def missing(self, parameter: syn.FormalParameter, name: str, call: syn.Invocation | None) -> None:
-        """A parameter without an argument: a tensor is an argument of the region that is read; anything else is a
-        mistake. Raises `Refusal`."""
+        """Declare a parameter that has neither an argument nor a default. In a region that is read by itself (call:
+        None) a parameter with the type of a tensor becomes such a tensor; anything else raises `Refusal`. name: of the
+        region, for messages.
+        """
         if call is not None:
             raise Refusal("unsupported", f"{name} needs an argument {parameter.name}", call)
         note = None if parameter.annotation is None else unquoted(parameter.annotation)
@@ -449,9 +463,10 @@ class Scope:
         self._tensor(parameter.name, TensorDecl(parameter.name, kind.type, parameter.place), parameter)
 
     def part(self, stream: StreamDecl, node: syn.ExpressionNode) -> StreamDecl:
-        """Return the streams of an array that an expression selects. node: `s[i]`, with leading indices of the array;
-        an expression without indices selects all. Raises `Refusal` for an index that is outside the array, or that is
-        not known before the run."""
+        """Return the part of an array of streams that an expression selects. node: `s[i]`, with leading indices of the
+        array; an expression without indices selects all. Raises `Refusal` for an index that is outside the array, or
+        that is not known before the run.
+        """
         if not isinstance(node, syn.Subscript):
             return stream
         parts = node.indices
@@ -500,7 +515,9 @@ def _text(value: object) -> str:
 
 
 def names_below(statements: syn.Block, region: str) -> frozenset[str]:
-    """Return the names in a function of a file, and in the functions of the file that it may call."""
+    """Return the names that stand in a function of a file, and in the functions of the file that it may call.
+    statements: of the file. region: the name of the function.
+    """
     functions = {node.name: node for node in statements if isinstance(node, syn.FunctionDefinition)}
     found: set[str] = set()
     todo, seen = [region], set[str]()

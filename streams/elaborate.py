@@ -41,7 +41,9 @@ class _EndsByData(Refusal):
 
 
 class Elaborator(Paths):
-    """Statements of an instance. deciding: variables that control or indices depend on; all others hold data."""
+    """Reads the statements of a task instance. tid: its point of the grid. deciding: variables that control or indices
+    depend on; all others hold data.
+    """
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -52,7 +54,9 @@ class Elaborator(Paths):
         self._loose = 0
 
     def instance(self) -> Instance:
-        """Read the body of the task. Mistakes are added to the source."""
+        """Read the body of the task; return the instance with its operations. Mistakes are added to the source, and
+        then the instance is not `whole`.
+        """
         whole = True
         try:
             for parameter in self.task.parameters:
@@ -74,8 +78,10 @@ class Elaborator(Paths):
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def block(self, statements: syn.Block, tail: syn.Block = ()) -> Exit:
-        """Read statements up to the first that leaves the block. tail: what follows the block, up to the end of the
-        innermost loop around it, or of the task."""
+        """Read statements up to the first that leaves the block; return how the block ends. tail: what follows the
+        block, up to the end of the innermost loop around it, or of the task. Raises `Refusal` for what the language
+        does not have, `RecursionError` for blocks that are nested too deeply.
+        """
         k = 0
         while k < len(statements):
             statement = statements[k]

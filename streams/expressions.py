@@ -76,8 +76,9 @@ class FileReading:
     renamed: set[tuple[str, str]] = field(default_factory=set)
 
     def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
-        """Make an array of streams of depth 1 for a collective, numbered behind all others. kind: of a token. shape: of
-        the array."""
+        """Return a new array of streams of depth 1 for a collective, numbered behind all others. kind: the type of a
+        token. shape: of the array. place: of the collective.
+        """
         stream = StreamDecl(name, kind, 1, 1, shape, place, self.streams)
         self.streams += stream.size
         return stream
@@ -105,16 +106,16 @@ class RegionContext:
 
     @property
     def source(self) -> Source:
-        """The file."""
+        """The text of the file, with its findings."""
         return self.reading.source
 
     @property
     def nodes(self) -> Nodes:
-        """Makes the nodes of trees."""
+        """What makes the nodes of trees, for all regions of the file."""
         return self.reading.nodes
 
     def step(self, node: syn.SyntaxNode, count: int = 1) -> None:
-        """Count steps. Raises `Refusal` beyond `STEPS`."""
+        """Count steps of the reading of this file. node: what is read. Raises `Refusal` beyond `STEPS`."""
         self.reading.steps += count
         if self.reading.steps > STEPS:
             raise Refusal("limit", f"reading this file takes more than {STEPS} steps", node)
@@ -122,7 +123,9 @@ class RegionContext:
 
 @dataclass
 class Future:
-    """A get. used: by none, by some, or by all of the paths so far (0, 1, 2). number: of the stream."""
+    """A get. used: whether none (0) or only some (1) of the paths so far have read its token; a future that all have
+    read is no longer kept. stream, number: the stream's name and number.
+    """
 
     place: Place
     stream: str
@@ -151,8 +154,9 @@ class Taken(IntEnum):
 
 
 class Expressions:
-    """Expressions of an instance. env: its variables. pending: futures that nothing has read on every path. tokens: how
-    those were taken that something has read on some path.
+    """Reads the expressions of a task instance. name, tid: of the instance, and its point of the grid. env: its
+    variables. pending: futures that nothing has read on every path. tokens: how those were taken that something has
+    read on some path.
 
     A *beat* is a straight run of statements in which no stream comes twice, and every get stands before the puts and
     before what takes cycles. Loops and branches with puts or gets begin and end one. Its operations fire together.
@@ -176,7 +180,7 @@ class Expressions:
     # -- beats -------------------------------------------------------------------------------------------------------
 
     def record(self, op: Op) -> None:
-        """Append a put or a get."""
+        """Append a put or a get to the operations, and, if the reading is timed, to the open beat, which it may end."""
         self.ops.append(op)
         if not self.context.reading.timed:
             return
@@ -194,8 +198,9 @@ class Expressions:
             self._beat, self._cycles, self._fixed, self._since = [], 0, 0, None
 
     def take_cycles(self, node: syn.Invocation) -> Value:
-        """Read `cycles(n)`: add n cycles to the open beat. Raises `Refusal` unless n is a whole number, at least 0,
-        known before the run."""
+        """Read `cycles(n)`: add n cycles to the open beat. The result is data of unknown type. Raises `Refusal` unless
+        n is a whole number, at least 0, known before the run.
+        """
         if len(node.arguments) != 1 or node.named:
             self.fail(node, "cycles takes one number")
         value = self.data(node.arguments[0])
@@ -205,8 +210,9 @@ class Expressions:
         return Data()
 
     def spend(self, count: int, place: Place, fixed: int = 0) -> None:
-        """Add cycles to the open beat. fixed: those of them that kernels with more units would take as well. Has no
-        effect if the program is read without beats."""
+        """Add `count` cycles to the open beat. place: of what takes them. fixed: those of them that kernels with more
+        units would take as well. Has no effect if the program is read without beats.
+        """
         if self.context.reading.timed:
             self._cycles += count
             self._fixed += fixed
@@ -219,21 +225,23 @@ class Expressions:
         return around
 
     def closed(self) -> WrittenBody:
-        """Return the operations and beats of the body that was read."""
+        """Return the operations and beats that were read since `begin`."""
         return WrittenBody(tuple(self.ops), tuple(self.beats))
 
     def resume(self, around: Around, made: WrittenBody = EMPTY) -> None:
-        """Continue behind a body. around: what `begin` returned. made: what the body adds."""
+        """Continue behind a body. around: what `begin` returned. made: what the body adds to them."""
         self.ops, self.beats = [*around[0], *made.ops], [*around[1], *made.beats]
 
     def chosen(self, arms: Sequence[WrittenBody], place: Place) -> WrittenBody:
-        """A branch on data."""
+        """Return a branch on data as a body. arms: what each of them does. place: of the condition."""
         nodes = self.context.nodes
         beats = nodes.choice([arm.beats for arm in arms], place) if self.context.reading.timed else ()
         return WrittenBody(nodes.choice([arm.ops for arm in arms], place), beats)
 
     def looped(self, iterations: Sequence[tuple[int, WrittenBody]]) -> WrittenBody:
-        """The body of all iterations of a loop. iterations: (times, what one of them is)."""
+        """Return the body of all iterations of a loop. iterations: (how often in a row, what one of these iterations
+        does).
+        """
         nodes = self.context.nodes
         beats = nodes.loop([(times, one.beats) for times, one in iterations]) if self.context.reading.timed else ()
         return WrittenBody(nodes.loop([(times, one.ops) for times, one in iterations]), beats)
@@ -241,10 +249,11 @@ class Expressions:
     # -- variables and futures ---------------------------------------------------------------------------------------
 
     def read(self, value: Value, node: syn.SyntaxNode | None = None, how: Taken = Taken.READ) -> None:
-        """Take the tokens of a value: its futures are used on this path. node: where.
+        """Take the tokens of a value: its futures are used on this path. node: where; None adds no findings. how: the
+        tokens are taken.
 
-        The compiler awaits a future where it is first read. From then on it is a value: it may be read again, but not
-        awaited, or used after drop.
+        A future that is used after its drop, or awaited again, is a finding. The compiler awaits a future where it is
+        first read. From then on it is a value: it may be read again, but not awaited, or used after drop.
         """
         if not isinstance(value, Data):
             return
@@ -265,7 +274,7 @@ class Expressions:
         self.context.source.add("future", message, node.place, note, subject=self.name)
 
     def data(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression, which is read here. Raises `Refusal`."""
+        """Return the value of an expression, whose tokens are taken here. Raises `Refusal` as `eval`."""
         value = self.eval(node)
         self.read(value, node)
         return value
@@ -287,7 +296,9 @@ class Expressions:
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def eval(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression. Raises `Refusal`."""
+        """Return the value of an expression; its tokens are not yet taken. Raises `Refusal` for what the language does
+        not have, what cannot be computed before the run, and more steps than `STEPS`.
+        """
         self.context.step(node)
         match node:
             case syn.Literal():
@@ -407,7 +418,9 @@ class Expressions:
         return Static(tuple(known)) if len(known) == len(values) else Data()
 
     def rename(self, values: Sequence[Value]) -> None:
-        """Note the tensors among some values, one of which has another name from here on."""
+        """Called where an expression gives one of several values, such as tensors, another name. This class does
+        nothing with it.
+        """
 
     def _subscript(self, node: syn.Subscript) -> Value:
         base, index = self.data(node.base), self.data(node.index)
@@ -551,18 +564,20 @@ class Expressions:
         return Data(stream.type, frozenset((self._futures,)))
 
     def given(self, node: syn.ExpressionNode) -> Value:
-        """Return the value that is put. Raises `Refusal`."""
+        """Return the value that a put takes. node: its argument. Raises `Refusal` as `eval`."""
         return self.data(node)
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
-        """Take the cycles of a get."""
+        """Charge the cycles of a get from a stream. node: the get. This class charges none."""
 
     def puts(self, stream: StreamDecl, node: syn.Invocation, value: Value) -> None:
-        """Take the cycles of a put."""
+        """Charge the cycles of a put on a stream. node: the put. value: what is put. This class charges none."""
 
     def shows(self, stream: int, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
-        """Take the order in which an end of a stream goes through a tensor, if it shows one. part: what is put, or
-        where what was got is stored. at: the put or the store."""
+        """Note the order in which an end of a stream goes through a tensor, if it shows one. This class notes none.
+        stream: its number. put: whether the end puts. part: what is put, or where what was got is stored. at: the put
+        or the store.
+        """
 
     def _index(self, stream: StreamDecl, base: syn.ExpressionNode) -> int | None:
         """Return the number of a stream, or None after a finding: its index is wrong."""
@@ -587,7 +602,7 @@ class Expressions:
         return stream.first + number
 
     def element(self, stream: StreamDecl, number: int) -> str:
-        """The name of an element of an array of streams by its number."""
+        """Return the name of one stream of an array, with its indices. number: among all streams of the region."""
         return stream.element(number - stream.first)
 
     def _bad_index(self, node: syn.SyntaxNode, message: str) -> None:
@@ -598,7 +613,9 @@ class Expressions:
 def either(
     a: Mapping[int, tuple[Taken, Future]], b: Mapping[int, tuple[Taken, Future]]
 ) -> dict[int, tuple[Taken, Future]]:
-    """How futures were taken after one of two paths: the later kind of both."""
+    """Return how futures were taken after one of two paths, by the number of the future: of both kinds the one that
+    comes last in `Taken`.
+    """
     return {number: max((x for x in (a.get(number), b.get(number)) if x), key=itemgetter(0)) for number in {**a, **b}}
 
 

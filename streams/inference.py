@@ -44,7 +44,9 @@ class FittingLayouts:
 
     def relayouts(self, reader: FittingLayouts) -> list[tuple[TaskParameter, Relayout]]:
         """Return what moves between tasks that share tensors: for each tensor that this task stores and `reader` reads
-        in another layout, the parameter of the reader. Nothing is known of instances on grids of other sizes."""
+        in another layout, the parameter of the reader, and the change with its bytes. Nothing is known of instances on
+        grids of other sizes.
+        """
         found = []
         for p, q in product(self.task.parameters, reader.task.parameters):
             if p.tensor is None or p.tensor != q.tensor or self.task.mapping != reader.task.mapping:
@@ -63,8 +65,9 @@ class FittingLayouts:
 
 
 def infer_layouts(declared: Declared) -> None:
-    """Put labels in place of every ? of a region's tasks, and add a note for each layout that is found. Where no labels
-    fit, add a finding, and take R."""
+    """Put labels in place of every ? in the layouts of a region's tasks (`declared.tasks` is changed), and add a note
+    for each layout that is found. Where no labels fit, add a finding, and take R.
+    """
     asking = [k for k, (task, _) in enumerate(declared.tasks) if any(map(_is_open, task.parameters))]
     if not asking:
         return

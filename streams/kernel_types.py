@@ -19,8 +19,9 @@ from .values import FLOAT, INT, accepts, is_whole, joined
 
 
 def element(kernel: LibraryKernel, operands: Sequence[KernelOperand]) -> str | None:
-    """Return the element type of the result, None if it is unknown. Raises `Refusal` if tiles of one type meet
-    elements of another one."""
+    """Return the element type of a kernel's result, such as "f32", None if it is unknown. Raises `Refusal` if tiles of
+    one type meet elements of another one, or if the kernel takes floats and gets others.
+    """
     found: ElementType | None = None
     for operand in operands:
         if operand.type is None:
@@ -62,8 +63,10 @@ def _elementwise(call: Call) -> Result:
 
 
 def broadcast(name: str, operands: Sequence[KernelOperand], mesh: Sequence[int]) -> tuple[Labels | None, Shape]:
-    """Return labels and shape of the shards of an elementwise result, axes aligned from the last one. Raises
-    `Refusal`."""
+    """Return labels (None if they are not known) and shape of the shards of an elementwise result, axes aligned from
+    the last one. name: of the kernel, for messages. mesh: size of each axis. Raises `Refusal` for shapes or labels that
+    do not meet.
+    """
     rank = max((len(operand.shape) for operand in operands), default=0)
     local = any(operand.dist.local for operand in operands)
     labels: list[int | None] = []
@@ -179,7 +182,10 @@ def _reduce(call: Call) -> Result:
 
 
 def axis_of(axis: object, rank: int, name: str) -> int:
-    """Return a stated axis, counted from the front. Raises `Refusal`."""
+    """Return a stated axis of a tile, counted from the front. axis: as the program states it, negative ones counted
+    from the last. rank: axes of the tile. name: of the kernel, for messages. Raises `Refusal` for what is no axis of
+    it.
+    """
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise Refusal("type", f"{name}: an axis is an integer that is known before the run", None)
     if not -rank <= axis < rank:
@@ -271,8 +277,10 @@ pending."""
 def apply(
     name: str, operands: Sequence[KernelOperand], mesh: Sequence[int], options: Options | None = None
 ) -> KernelOperand:
-    """Return the result of a kernel: the type of its shard, its labels and what is pending. Raises `Refusal` without a
-    node: type for shapes and element types, layout for labels, pending for operands that are not complete."""
+    """Return the result of the kernel `name`: the type of its shard, its labels and what is pending. mesh: size of each
+    axis. Raises `Refusal` without a node: type for shapes and element types, layout for labels, pending for operands
+    that are not complete.
+    """
     call = Call(KERNELS[name], operands, mesh, options or {})
     dtype = element(call.kernel, operands)
     labels, shape, extra = RULES[call.kernel.rule](call)
@@ -291,7 +299,9 @@ def apply(
 
 
 def concat(operands: Sequence[KernelOperand], axis: object, mesh: Sequence[int]) -> KernelOperand:
-    """Return tiles joined along an axis. Raises `Refusal`."""
+    """Return tiles joined along an axis, as an operand. axis: as for `axis_of`. mesh: size of each axis. Raises
+    `Refusal` for ranks or sizes that differ, and for an axis that is cut.
+    """
     kernel = LibraryKernel("concat", no_kernel, "concat", tuple(f"x{k}" for k in range(len(operands))), jointly=True)
     dtype = element(kernel, operands)
     if dtype is None or any(operand.type is None for operand in operands):
@@ -326,8 +336,11 @@ def concat(operands: Sequence[KernelOperand], axis: object, mesh: Sequence[int])
 def allreduce(
     x: KernelOperand, op: str, axes: tuple[int, ...] | None, mesh: Sequence[int]
 ) -> tuple[KernelOperand, str]:
-    """Return the result of `x.allreduce(op, axes)`, and what to warn of, "" for nothing. axes: None for those over
-    which op is pending; of a local value, all. Raises `Refusal`."""
+    """Return the result of `x.allreduce(op, axes)`, and what to warn of, "" for nothing. op: "+" or "max". axes: of the
+    mesh, None for those over which op is pending. mesh: size of each axis. A local value of which nothing is pending
+    stays as it is. Raises `Refusal` where another reduction is pending, or none, and for an axis that the mesh does not
+    have.
+    """
     dist = x.dist
     for axis in axes or ():
         if not 0 <= axis < len(mesh):
@@ -371,7 +384,7 @@ class CollectiveStep(NamedTuple):
 
     @property
     def call(self) -> str:
-        """Its call, as the program writes it behind the tile."""
+        """The text of its call, as the program writes it behind the tile."""
         if self.what == "allreduce":
             return f'.allreduce("{self.op}", axes={self.axes})'
         if self.what == "allgather":
@@ -380,8 +393,9 @@ class CollectiveStep(NamedTuple):
 
 
 def allgather(x: KernelOperand, axis: object, mesh: Sequence[int]) -> tuple[KernelOperand, CollectiveStep]:
-    """Return the result of `x.allgather(axis)`, and the collective. axis: None for the only one that is cut. Raises
-    `Refusal`."""
+    """Return the result of `x.allgather(axis)`, and the collective. axis: of the tile, None for the only one that is
+    cut. mesh: size of each axis. Raises `Refusal` for an axis that is not cut, and for an unknown layout.
+    """
     labels, shape = _laid(x, "allgather")
     cut = [k for k, label in enumerate(labels) if label is not None]
     if axis is None:
@@ -402,8 +416,11 @@ def allgather(x: KernelOperand, axis: object, mesh: Sequence[int]) -> tuple[Kern
 def reduce_scatter(
     x: KernelOperand, op: str, axis: object, mesh_axis: object, mesh: Sequence[int]
 ) -> tuple[KernelOperand, CollectiveStep]:
-    """Return the result of `x.reduce_scatter(op, axis, mesh_axis)`, and the collective. mesh_axis: None for the only
-    one over which op is pending. Raises `Refusal`."""
+    """Return the result of `x.reduce_scatter(op, axis, mesh_axis)`, and the collective. op: "+" or "max". axis: of the
+    tile, which is cut. mesh_axis: None for the only one over which op is pending. mesh: size of each axis. Raises
+    `Refusal` where op is not pending, for an axis that is cut already or no multiple of the mesh axis, and for an
+    unknown layout.
+    """
     labels, shape = _laid(x, "reduce_scatter")
     axis = axis_of(axis, len(shape), "reduce_scatter")
     mine = sorted(a for o, a in x.dist.pending if o == op)
@@ -428,7 +445,8 @@ def reduce_scatter(
 
 def steps_to(value: KernelOperand, labels: Labels | None, mesh: Sequence[int]) -> list[CollectiveStep]:
     """Return the collectives that complete a value and give it other labels, in the order in which the fewest bytes
-    move; none if no collectives do. labels: wanted; None if any will do."""
+    move; none if no collectives do. labels: wanted; None if any will do. mesh: size of each axis.
+    """
     dist = value.dist
     if any(op == "?" for op, _ in dist.pending):
         return []
@@ -452,7 +470,9 @@ def steps_to(value: KernelOperand, labels: Labels | None, mesh: Sequence[int]) -
 
 
 def after(x: KernelOperand, step: CollectiveStep, mesh: Sequence[int]) -> KernelOperand:
-    """Return the result of a collective. Raises `Refusal`."""
+    """Return the result of the collective `step` on a tile. mesh: size of each axis. Raises `Refusal` as the function
+    of that collective.
+    """
     if step.what == "allreduce":
         return allreduce(x, step.op, step.axes, mesh)[0]
     if step.what == "allgather":
@@ -481,8 +501,9 @@ def _changed(x: KernelOperand, axis: int, label: int | None, size: int, pending:
 
 
 def stored(part: KernelOperand, value: KernelOperand, mesh: Sequence[int]) -> None:
-    """Check that a value can be stored in a part of a tensor: element type, shape, labels; not what is pending. Raises
-    `Refusal`."""
+    """Check that a value can be stored in a part of a tensor: element type, shape, labels; not what is pending. mesh:
+    size of each axis. Raises `Refusal` if it cannot.
+    """
     if part.type is None or value.type is None:
         return
     if not accepts(ElementType(part.type.dtype), ElementType(value.type.dtype)):
@@ -507,7 +528,7 @@ def stored(part: KernelOperand, value: KernelOperand, mesh: Sequence[int]) -> No
 
 
 def typed(dtype: str | None, shape: Shape | None) -> ElementType | None:
-    """Return an element type, or None if its number type or its shape is unknown."""
+    """Return the type of tiles of numbers `dtype` with this shape, or None if either is unknown."""
     return None if dtype is None or shape is None else ElementType(dtype, shape)
 
 

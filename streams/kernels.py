@@ -46,8 +46,9 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class KernelOperand:
-    """A value as a kernel sees it. type: of its shard, None if unknown. written: what the program has for it, or what
-    it is called."""
+    """A value as a kernel sees it. type: of its shard, None if unknown. dist: its distribution over the instances.
+    written: what the program has for it, or what it is called.
+    """
 
     type: ElementType | None
     dist: Distribution = LOCAL
@@ -55,12 +56,12 @@ class KernelOperand:
 
     @property
     def text(self) -> str:
-        """How the program writes it."""
+        """What the program writes for it, or what it is called; for messages."""
         return self.written if isinstance(self.written, str) else short(self.written)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the shard."""
+        """Shape of the shard in elements; () for a number, and if the type is unknown."""
         return self.type.shape if self.type is not None else ()
 
 
@@ -165,7 +166,9 @@ def _first(operand: KernelOperand) -> str:
 
 
 def collective(text: str, pending: Pending) -> str:
-    """Return the calls that complete a value."""
+    """Return the text of the calls that complete a value. text: the value's expression. pending: what is not
+    complete.
+    """
     parts = []
     for op in sorted({op for op, _ in pending}):
         axes = sorted(axis for o, axis in pending if o == op)
@@ -176,6 +179,8 @@ def collective(text: str, pending: Pending) -> str:
 
 
 def called(text: str, calls: Sequence[str]) -> str:
-    """Return an expression with calls of its methods behind it."""
+    """Return the text of an expression with calls of its methods behind it, and parentheses around it where they are
+    needed. calls: their texts, each beginning with a dot.
+    """
     simple = isinstance(parsed_expression(text), Identifier | Invocation | Subscript | Attribute)  # it may be cut
     return (text if simple else f"({text})") + "".join(calls)

@@ -18,7 +18,9 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class ScalarType:
-    """A scalar type, such as i32. `i32[4, 4]` is the type of a tile; `i32(x)` converts a value."""
+    """A scalar type, such as i32. shape: sizes of the axes of a tile, empty for a scalar. `i32[4, 4]` is the type of a
+    tile; `i32(x)` converts a value.
+    """
 
     name: str
     shape: tuple[int, ...] = ()
@@ -62,11 +64,15 @@ class StreamDeclaration:
         return self
 
     def put(self, value: Any) -> None:
-        """Append a value; wait while the stream is full."""
+        """Append a value; wait while the stream is full. value: of the stream's element type and shape. A call raises
+        `UnsupportedError`: it is read, not executed.
+        """
         _only_in_a_task("put")
 
     def get(self) -> Any:
-        """Take the oldest value; wait while the stream is empty."""
+        """Take and return the oldest value, of the stream's element type and shape; wait while the stream is empty. A
+        call raises `UnsupportedError`: it is read, not executed.
+        """
         return _only_in_a_task("get")
 
 
@@ -100,7 +106,9 @@ def task(
     *, mapping: Sequence[int], args: Sequence[Any] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., NoReturn]]:
     """Declare a task. mapping: sizes of the grid; there is one instance for each of its points. args: tensors off the
-    chip, one for each parameter; in the task, a parameter is the part of its tensor that the instance holds."""
+    chip, one for each parameter; in the task, a parameter is the part of its tensor that the instance holds. A call of
+    the task raises `UnsupportedError`: its body is read, not executed.
+    """
 
     def declare(function: Callable[..., Any]) -> Callable[..., NoReturn]:
         def refuse(*values: Any, **named: Any) -> NoReturn:
@@ -113,7 +121,9 @@ def task(
 
 def region() -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Declare a region: a function that holds streams, tasks and calls of other regions. A call of it at the top of a
-    file, or of another region, makes them once more. Its parameters are numbers, streams and tensors."""
+    file, or of another region, makes them once more. Its parameters are numbers, streams and tensors. When a file is
+    imported, a call does nothing.
+    """
 
     def declare(function: Callable[P, None]) -> Callable[P, None]:
         def nothing(*values: P.args, **named: P.kwargs) -> None:
@@ -125,7 +135,9 @@ def region() -> Callable[[Callable[P, None]], Callable[P, None]]:
 
 
 def get_tid() -> Any:
-    """The point of the grid at which the instance is: an int for one axis, otherwise a tuple."""
+    """The point of the grid at which the instance is, each coordinate from 0: an int for one axis, otherwise a tuple of
+    ints. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("get_tid")
 
 
@@ -135,71 +147,96 @@ def meta_if(condition: Any) -> AbstractContextManager[None]:
 
 
 def meta_elif(condition: Any) -> AbstractContextManager[None]:
-    """Another arm of the `meta_if` before it."""
+    """Another arm of the `meta_if` before it. condition: as for `meta_if`; the body is kept where it holds and none of
+    the conditions before it does.
+    """
     return nullcontext()
 
 
 def meta_else() -> AbstractContextManager[None]:
-    """The last arm of the `meta_if` before it."""
+    """The last arm of the `meta_if` before it. Its body is kept in those instances where no condition of the arms
+    before it holds.
+    """
     return nullcontext()
 
 
 def meta_for(*bounds: int) -> Any:
-    """`for i in meta_for(n):` or `with meta_for(n) as i:` repeats its body for each i, before the run."""
+    """`for i in meta_for(n):` or `with meta_for(n) as i:` repeats its body for each i, before the run. bounds: as those
+    of `range`, known before the run. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("meta_for")
 
 
 def grid(*sizes: int) -> Iterator[Any]:
-    """`for i, j in grid(a, b):` is a nest of loops, the last index innermost."""
+    """`for i, j in grid(a, b):` is a nest of loops, the last index innermost. sizes: iterations of each loop, outermost
+    first. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("grid")
 
 
 def tile(element: Any, *shape: int) -> Any:
-    """A tile of an element type, such as `tile("f32", 4, 4)`."""
+    """A tile of an element type, such as `tile("f32", 4, 4)`, whose values the program does not state; a run takes 0.
+    shape: sizes of its axes. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("tile")
 
 
 def use(*values: Any) -> Any:
-    """Read the arguments. The result is data."""
+    """Read the arguments, and do nothing with them. The result is data: a value that is known in the run only. A call
+    raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("use")
 
 
 def drop(value: Any) -> None:
-    """Discard a value on purpose."""
+    """Discard a value on purpose, such as the result of a get. A call raises `UnsupportedError`: it is read, not
+    executed.
+    """
     _only_in_a_task("drop")
 
 
 def data() -> bool:
-    """A Boolean that is known in the run only."""
+    """A Boolean that is known in the run only: a condition of which the check tries both values. A call raises
+    `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("data")
 
 
 def cycles(count: int) -> None:
-    """State how many cycles the operations around it take together, 1 if nothing is stated."""
+    """State how many clock cycles the puts and gets around it take together; without it they take 1. count: known
+    before the run, 0 or more. A call raises `UnsupportedError`: it is read, not executed.
+    """
     _only_in_a_task("cycles")
 
 
 def local(x: Any) -> Any:
-    """A tile as this instance's own: its layout, and what is pending in it, are the program's own business."""
+    """A tile as this instance's own: from here on nothing is checked of its layout, and of what is pending in it. x: a
+    tile, which is returned. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("local")
 
 
 def allreduce(x: Any, op: str, axes: Any = None) -> Any:
-    """Combine the tiles of all instances along mesh axes, as `x.allreduce(op, axes)`. op: "+" or "max". axes: an int or
-    a tuple; without them, those over which the reduction is pending."""
+    """Combine the tiles of all instances along mesh axes, as `x.allreduce(op, axes)`: each instance gets the result, of
+    the shape of x. op: "+" or "max". axes: an int or a tuple; without them, those over which the reduction is pending.
+    A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("allreduce")
 
 
 def allgather(x: Any, axis: Any = None) -> Any:
     """The tiles that the instances along a mesh axis hold of x, one after the other along the axis of x that this mesh
-    axis cuts, as `x.allgather(axis)`. axis: of x; without it, the one that is cut."""
+    axis cuts, as `x.allgather(axis)`. axis: of x; without it, the one that is cut. A call raises `UnsupportedError`: it
+    is read, not executed.
+    """
     return _only_in_a_task("allgather")
 
 
 def reduce_scatter(x: Any, op: str, axis: int, mesh_axis: Any = None) -> Any:
     """Combine the tiles of all instances along a mesh axis, as `allreduce` does, and cut the result along that mesh
     axis, as `x.reduce_scatter(op, axis, mesh_axis)`. op: "+" or "max". axis: of x, which is cut. mesh_axis: without it,
-    the one over which the reduction is pending."""
+    the one over which the reduction is pending. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("reduce_scatter")
 
 
@@ -207,132 +244,177 @@ def reduce_scatter(x: Any, op: str, axis: int, mesh_axis: Any = None) -> Any:
 
 
 def matmul(a: Any, b: Any) -> Any:
-    """Matrix product, as `a @ b`: (m, k) and (k, n) give (m, n)."""
+    """Matrix product, as `a @ b`: (m, k) and (k, n) give (m, n). A call raises `UnsupportedError`: it is read, not
+    executed.
+    """
     return _only_in_a_task("matmul")
 
 
 def add(a: Any, b: Any) -> Any:
-    """Sum of two tiles of one shape, or of a tile and a number, as `a + b`."""
+    """Sum of each pair of elements, as `a + b`. a, b: tiles, or one of them a number; their axes are aligned from the
+    last one, and an axis of size 1 is repeated. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("add")
 
 
 def sub(a: Any, b: Any) -> Any:
-    """Difference, as `a - b`."""
+    """Difference of each pair of elements, as `a - b`. a, b: as for `add`. A call raises `UnsupportedError`: it is
+    read, not executed.
+    """
     return _only_in_a_task("sub")
 
 
 def mul(a: Any, b: Any) -> Any:
-    """Product of each pair of elements, as `a * b`."""
+    """Product of each pair of elements, as `a * b`. a, b: as for `add`. A call raises `UnsupportedError`: it is read,
+    not executed.
+    """
     return _only_in_a_task("mul")
 
 
 def div(a: Any, b: Any) -> Any:
-    """Quotient of each pair of elements, as `a / b`."""
+    """Quotient of each pair of elements, as `a / b`. a, b: as for `add`, of floats. A call raises `UnsupportedError`:
+    it is read, not executed.
+    """
     return _only_in_a_task("div")
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """The larger one of each pair of elements."""
+    """The larger one of each pair of elements. a, b: as for `add`. A call raises `UnsupportedError`: it is read, not
+    executed.
+    """
     return _only_in_a_task("maximum")
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """The smaller one of each pair of elements."""
+    """The smaller one of each pair of elements. a, b: as for `add`. A call raises `UnsupportedError`: it is read, not
+    executed.
+    """
     return _only_in_a_task("minimum")
 
 
 def scale(x: Any, c: Any) -> Any:
-    """A tile times a number."""
+    """A tile x times a number c. A call raises `UnsupportedError`: it is read, not executed."""
     return _only_in_a_task("scale")
 
 
 def transpose(x: Any, axes: Any = None) -> Any:
     """A tile with its axes in another order, as `numpy.transpose`: axis i of the result is axis axes[i] of x. axes: a
-    tuple of integers that are known before the run; None reverses all axes, so that (m, n) gives (n, m)."""
+    tuple of integers that are known before the run; None reverses all axes, so that (m, n) gives (n, m). A call raises
+    `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("transpose")
 
 
 def reshape(x: Any, shape: Any) -> Any:
-    """A tile with the same elements in another shape; a size of -1 follows from the others."""
+    """A tile with the same elements, row-major, in another shape. shape: a tuple of sizes that are known before the
+    run; a size of -1 follows from the others. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("reshape")
 
 
 def relu(x: Any) -> Any:
-    """max(x, 0) of each element."""
+    """max(x, 0) of each element. x: a tile; the result has its shape. A call raises `UnsupportedError`: it is read, not
+    executed.
+    """
     return _only_in_a_task("relu")
 
 
 def gelu(x: Any) -> Any:
-    """GELU of each element."""
+    """GELU of each element. x: a tile of floats; the result has its shape. A call raises `UnsupportedError`: it is
+    read, not executed.
+    """
     return _only_in_a_task("gelu")
 
 
 def silu(x: Any) -> Any:
-    """x / (1 + exp(-x)) of each element."""
+    """x / (1 + exp(-x)) of each element. x: a tile of floats; the result has its shape. A call raises
+    `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("silu")
 
 
 def tanh(x: Any) -> Any:
-    """The hyperbolic tangent of each element."""
+    """The hyperbolic tangent of each element. x: a tile of floats; the result has its shape. A call raises
+    `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("tanh")
 
 
 def banded(x: Any, first: int, last: int) -> Any:
-    """x where first <= j - i <= last, and minus infinity elsewhere. i, j: row and column of an element in its tile.
-    Scores with a causal mask: `banded(scores, -rows, offset)`, if row i may see columns up to i + offset."""
+    """x where first <= j - i <= last, and minus infinity elsewhere. i, j: row and column of an element in its tile. x:
+    a tile of floats. Scores with a causal mask: `banded(scores, -rows, offset)`, if row i may see columns up to i +
+    offset. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("banded")
 
 
 def exp(x: Any) -> Any:
-    """The exponential of each element."""
+    """The exponential of each element. x: a tile of floats; the result has its shape. A call raises `UnsupportedError`:
+    it is read, not executed.
+    """
     return _only_in_a_task("exp")
 
 
 def sqrt(x: Any) -> Any:
-    """The square root of each element."""
+    """The square root of each element. x: a tile of floats; the result has its shape. A call raises `UnsupportedError`:
+    it is read, not executed.
+    """
     return _only_in_a_task("sqrt")
 
 
 def softmax(x: Any) -> Any:
-    """Softmax along the last axis."""
+    """Softmax along the last axis. x: a tile of floats; the result has its shape. A call raises `UnsupportedError`: it
+    is read, not executed.
+    """
     return _only_in_a_task("softmax")
 
 
 def layernorm(x: Any, gamma: Any = None, beta: Any = None, eps: float = 1e-5) -> Any:
-    """Normalization of the last axis to mean 0 and variance 1; times gamma, plus beta if they are given. eps: added to
-    the variance."""
+    """Normalization of the last axis to mean 0 and variance 1; times gamma, plus beta if they are given. x: a tile of
+    floats; the result has its shape. gamma, beta: one number for each element of that axis. eps: added to the variance.
+    A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("layernorm")
 
 
 def rmsnorm(x: Any, gamma: Any = None, eps: float = 1e-5) -> Any:
-    """Normalization of the last axis to a mean square of 1; times gamma if it is given. eps: added to the mean
-    square."""
+    """Normalization of the last axis to a mean square of 1; times gamma if it is given. x, gamma: as for `layernorm`.
+    eps: added to the mean square. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("rmsnorm")
 
 
 def reduce_sum(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """Sum along an axis, some (a tuple) or all of them (None). The result does not have them, or one element along
-    each of them with `keepdims`."""
+    """Sum along an axis, some (a tuple) or all of them (None). The result does not have them, or one element along each
+    of them with `keepdims`. A call raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("reduce_sum")
 
 
 def reduce_max(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """Maximum along axes, as for `reduce_sum`."""
+    """Maximum along axes, as for `reduce_sum`. A call raises `UnsupportedError`: it is read, not executed."""
     return _only_in_a_task("reduce_max")
 
 
 def zeros(element: Any, *shape: int) -> Any:
-    """A tile of zeros, such as `zeros(f32, 4, 4)`."""
+    """A tile of zeros, such as `zeros(f32, 4, 4)`. element: its element type. shape: sizes of its axes. A call raises
+    `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("zeros")
 
 
 def full(element: Any, value: Any, *shape: int) -> Any:
-    """A tile of one value, such as `full(f32, 1.0, 4, 4)`."""
+    """A tile of one value, such as `full(f32, 1.0, 4, 4)`. element: its element type. shape: sizes of its axes. A call
+    raises `UnsupportedError`: it is read, not executed.
+    """
     return _only_in_a_task("full")
 
 
 def concat(*tiles: Any, axis: int = 0) -> Any:
-    """Tiles one after the other along an axis."""
+    """Tiles one after the other along an axis, as `numpy.concatenate`. tiles: of one element type, and of one shape but
+    for that axis. axis: known before the run; a negative one counts from the last. A call raises `UnsupportedError`: it
+    is read, not executed.
+    """
     return _only_in_a_task("concat")
 
 

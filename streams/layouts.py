@@ -45,7 +45,7 @@ class Distribution:
 
     @property
     def local(self) -> bool:
-        """Whether nothing is known about what the other instances hold."""
+        """Whether nothing is known about what other instances hold of the value."""
         return self.labels is None and not self.uniform
 
     @property
@@ -54,7 +54,7 @@ class Distribution:
         return frozenset(axis for _, axis in self.pending)
 
     def alike(self, axes: frozenset[int]) -> bool:
-        """Whether instances that differ along these mesh axes only are known to hold equal copies."""
+        """Return whether instances that differ along these mesh axes only are known to hold equal copies."""
         if self.uniform:
             return True
         return self.labels is not None and not axes & {a for a in self.labels if a is not None} and not self.axes & axes
@@ -65,7 +65,9 @@ UNIFORM = Distribution(uniform=True)
 
 
 def constant(number: int | float | None) -> Distribution:
-    """Return the distribution of a number that is equal in all instances."""
+    """Return the distribution of a number that is equal in all instances. number: None if it is not known before the
+    run.
+    """
     return Distribution(uniform=True, number=number)
 
 
@@ -105,7 +107,8 @@ def closed(text: str, shape: Sequence[int], mesh: Sequence[int]) -> list[str]:
 @cache
 def moved(shape: tuple[int, ...], before: Labels, after: Labels, mesh: tuple[int, ...]) -> int:
     """Return how many elements of a tensor its instances need in one layout and do not hold in another one, counted for
-    each instance. shape: of the whole tensor."""
+    each instance. shape: of the whole tensor. before, after: its labels. mesh: size of each axis.
+    """
     count = 0
     axes = {*before, *after}
     for tid in product(*(range(size if axis in axes else 1) for axis, size in enumerate(mesh))):
@@ -116,12 +119,12 @@ def moved(shape: tuple[int, ...], before: Labels, after: Labels, mesh: tuple[int
 
 
 def shown(labels: Labels) -> str:
-    """Return labels as text, in the form that `parse` reads."""
+    """Return labels as text, in the form that `parse` reads; "no axes" for none."""
     return "".join("R" if axis is None else f"S{axis}" for axis in labels) or "no axes"
 
 
 def described(pending: Pending) -> str:
-    """Say what is pending: `+ over mesh axes 0, 1`."""
+    """Return in words what is pending: `+ over mesh axes 0, 1`."""
     parts = []
     for op in sorted({op for op, _ in pending}):
         axes = sorted(axis for o, axis in pending if o == op)
@@ -130,14 +133,16 @@ def described(pending: Pending) -> str:
 
 
 def state(dist: Distribution) -> str:
-    """Say how a value lies: its labels, and what is pending."""
+    """Return in words how a value lies: its labels, and what is pending."""
     labels = "tiles of its instances" if dist.labels is None else shown(dist.labels)
     return f"{labels} with {described(dist.pending)} pending" if dist.pending else labels
 
 
 def validate(shape: Sequence[int], labels: Labels, mesh: Sequence[int], name: str) -> None:
     """Raise `Refusal` unless a tensor can be cut: it has one label for each axis; each mesh axis that is named exists,
-    is named once, and its size divides that of the tensor's axis. mesh: size of each axis. name: for the message."""
+    is named once, and its size divides that of the tensor's axis. shape: of the whole tensor. mesh: size of each axis.
+    name: for the message.
+    """
     text, grid = shown(labels), f"the mesh {list(mesh)}"
     if len(labels) != len(shape):
         message = f"{name}: {text} has {len(labels)} labels, and the tensor has {len(shape)} axes"
@@ -158,28 +163,38 @@ def validate(shape: Sequence[int], labels: Labels, mesh: Sequence[int], name: st
 
 
 def shard_shape(shape: Sequence[int], labels: Labels, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of one shard of a tensor of this shape."""
+    """Return the shape of one shard of a tensor of the shape `shape`. labels: one for each axis. mesh: size of each of
+    its axes. `validate` has checked that they fit.
+    """
     return tuple(size if a is None else size // mesh[a] for size, a in zip(shape, labels, strict=True))
 
 
 def whole_shape(shape: Sequence[int], labels: Labels, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of the tensor with shards of this shape."""
+    """Return the shape of the whole tensor whose shards have the shape `shape`. labels: one for each axis. mesh: size
+    of each of its axes.
+    """
     return tuple(size if a is None else size * mesh[a] for size, a in zip(shape, labels, strict=True))
 
 
 def tile_of(labels: Labels, tid: Sequence[int]) -> tuple[int, ...]:
-    """Return which tile of a tensor the instance at `tid` holds: one coordinate for each axis of the tensor."""
+    """Return which tile of a tensor the instance at `tid` holds: one coordinate, counted in tiles from 0, for each axis
+    of the tensor.
+    """
     return tuple(0 if axis is None else tid[axis] for axis in labels)
 
 
 def part_of(shape: Sequence[int], labels: Labels, mesh: Sequence[int], tid: Sequence[int]) -> tuple[slice, ...]:
-    """Return the part of the whole tensor that the instance at `tid` holds. shape: of the whole tensor."""
+    """Return the part of the whole tensor that the instance at `tid` holds. a slice of each axis, in elements. shape:
+    of the whole tensor. mesh: size of each axis.
+    """
     sizes = shard_shape(shape, labels, mesh)
     return tuple(slice(c * n, (c + 1) * n) for c, n in zip(tile_of(labels, tid), sizes, strict=True))
 
 
 def holders(labels: Labels, mesh: Sequence[int]) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
-    """Return for each tile of a tensor the instances that hold a copy of it, in order; the first one stores it."""
+    """Return for each tile of a tensor, by its coordinates (`tile_of`), the points of the mesh whose instances hold a
+    copy of it, in order; the first one stores it.
+    """
     found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for tid in product(*map(range, mesh)):
         found.setdefault(tile_of(labels, tid), []).append(tid)
@@ -187,7 +202,9 @@ def holders(labels: Labels, mesh: Sequence[int]) -> dict[tuple[int, ...], list[t
 
 
 def group_of(axes: Sequence[int], mesh: Sequence[int], tid: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the instances that a collective along these mesh axes joins with the one at `tid`, in order."""
+    """Return the points of the instances that a collective along these mesh axes joins with the one at `tid`, in order,
+    that one included. mesh: size of each axis.
+    """
     ranges = [range(size) if axis in axes else range(tid[axis], tid[axis] + 1) for axis, size in enumerate(mesh)]
     return list(product(*ranges))
 
@@ -210,7 +227,9 @@ def localised(dist: Distribution) -> Distribution:
 
 
 def remedy(have: Labels, want: Labels, pending: Pending = NONE) -> str:
-    """Say which collective turns one layout into another, or what else would."""
+    """Return in words which collectives turn the layout `have` into `want`, or what else would; "" if they are
+    equal.
+    """
     steps = []
     for k, (a, b) in enumerate(zip(have, want, strict=False)):
         if a == b:

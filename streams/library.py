@@ -39,7 +39,7 @@ MODULES = ("np", "numpy")
 
 
 class KernelExpressions(TileExpressions):
-    """Expressions of a task instance, with calls of kernels. exchanging: what reads a collective, by its name."""
+    """Reads expressions of a task instance, with calls of kernels. exchanging: what reads a collective, by its name."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -302,7 +302,9 @@ class KernelExpressions(TileExpressions):
         instance of a group gets a value of each of the others, and puts the result to each of them. In the others, each
         instance puts a tile, or a part of one, to each other one, and then gets one of each. So an instance that does
         not take part is found as any other missing end is. Return the collective, None if each of its groups is one
-        instance. kind: of the tile before."""
+        instance. kind: the type of the tile before. node: where the collective stands. inserted: a layout asks for it,
+        no call is written.
+        """
         over = tuple(axis for axis in step.axes if self.mesh[axis] > 1)
         if not over:
             return None
@@ -326,7 +328,7 @@ class KernelExpressions(TileExpressions):
         return made
 
     def numbered(self, made: Collective, stream: int) -> int:
-        """Return how the reader numbers a stream of a collective."""
+        """Return the number under which operations name a stream of a collective: here that stream's own number."""
         return stream
 
     def _collective(

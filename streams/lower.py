@@ -457,8 +457,10 @@ def lowered_task(
     parameters: tuple[tasks.TensorParameter, ...],
     externals: Mapping[str, Any] | None,
 ) -> tasks.Task:
-    """Lower a task. externals: the names of the executed file, None if it is not executed; then tasks that call a
-    function of the host are refused. Raises `Refusal` for what trees cannot hold."""
+    """Return a task as a tree of operations. declared: the task of `region`. parameters: its tensors. externals: values
+    of the names of the executed file, None if it is not executed; then tasks that call a function of the host are
+    refused. Raises `Refusal` for what trees cannot hold.
+    """
     body = _Body(region, declared, externals).block(declared.body.body)
     place = declared.place.start
     rates = tuple((k, float(r)) for k, r in {**region.rates, **dict(declared.rates)}.items())

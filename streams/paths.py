@@ -14,7 +14,7 @@ from .values import Data, Static, Value, distribution_of, joined, type_of
 
 
 class PathState(NamedTuple):
-    """What a path has come to."""
+    """What a path has come to: variables by name, unread futures by number, and how futures were taken."""
 
     env: dict[str, Value]
     pending: dict[int, Future]
@@ -22,20 +22,24 @@ class PathState(NamedTuple):
 
 
 class Paths(Stores):
-    """Paths of an instance. before: number of the last future from before the innermost branch on data."""
+    """Follows the paths through a task instance. before: number of the last future from before the innermost branch on
+    data.
+    """
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
         self.before = 0
 
     def save(self) -> PathState:
-        """Return a copy of the state of this path: variables, unread futures, and how futures were used."""
+        """Return a copy of the state of this path: variables, unread futures, and how futures were taken. Raises
+        `Refusal` beyond `STEPS`, as `merge` and `key` do.
+        """
         size = len(self.env) + len(self.pending) + len(self.tokens)
         self.context.step(self.task.body, size // 8)
         return PathState(dict(self.env), {n: replace(future) for n, future in self.pending.items()}, dict(self.tokens))
 
     def restore(self, state: PathState) -> None:
-        """Continue from a state that `save` returned."""
+        """Continue from a state that `save` returned; the state belongs to this path from then on."""
         self.env, self.pending, self.tokens = state
 
     def merge(self, a: PathState, b: PathState) -> None:
@@ -71,8 +75,9 @@ class Paths(Stores):
         self.env, self.pending, self.tokens = env, pending, tokens
 
     def key(self, without: Container[str] = ()) -> object:
-        """The variables, with futures numbered as they appear: equal keys mean that nothing differs from here on.
-        without: names that do not count."""
+        """Return the variables as a key, with futures numbered as they appear: equal keys mean that nothing differs
+        from here on. without: names that do not count.
+        """
         self.context.step(self.task.body, len(self.env) // 8)
         numbers: dict[int, int] = {}
         out: list[object] = []
@@ -105,7 +110,9 @@ class Paths(Stores):
             self.unread(self.pending.keys() - held)
 
     def unread(self, numbers: set[int]) -> None:
-        """Report futures that nothing reads, or some paths only."""
+        """Add a finding for each of these futures, which nothing reads, or some paths only; they are forgotten.
+        numbers: of the futures.
+        """
         source = self.context.source
         for number in sorted(numbers):
             future = self.pending.pop(number)

@@ -41,11 +41,12 @@ def read(
     float_add: int = 1,
     variants: tuple[KernelVariant, ...] = (),
 ) -> Region:
-    """Read a program. file: its name in findings. region: one function with `@region()` of the file, its parameters at
-    their defaults; None for the file itself. A file without tasks of its own that holds a single region is that region.
-    timed: the operations of instances are also given in beats, with cycles. rates: of library kernels. float_add:
-    cycles of an addition of floats on the device. variants: of library kernels. Mistakes are in `source.findings` of
-    the result."""
+    """Return the region that the text of a program declares. file: its name in findings. region: one function with
+    `@region()` of the file, its parameters at their defaults; None for the file itself. A file without tasks of its own
+    that holds a single region is that region. timed: the operations of instances are also given in beats, with cycles.
+    rates: work of library kernels in a cycle. float_add: cycles of an addition of floats on the device. variants: of
+    library kernels. Mistakes are in `source.findings` of the result.
+    """
     return read_source(Source(text, file), region, timed, rates, float_add, variants)
 
 
@@ -92,7 +93,9 @@ def read_source(
     float_add: int = 1,
     variants: tuple[KernelVariant, ...] = (),
 ) -> Region:
-    """Read a program whose text is at hand, or its tree. region: as for `read`."""
+    """Return the region of a program whose text is at hand, or its tree. The other arguments are those of `read`, and
+    mistakes go to `source.findings` as there.
+    """
     tree = parse(source)
     if tree is None:
         return Region(source, (), (), (), (), region or "")
@@ -132,7 +135,9 @@ def read_source(
 
 
 def beats_of(region: Region) -> list[Body]:
-    """The bodies of a region's instances in beats. A region that was not read with them is read again."""
+    """Return the bodies of a region's instances in beats, in the order of the instances. A region that was not read
+    with them is read again.
+    """
     if not region.timed:
         source = Source(region.source.text, region.source.file, tree=region.source.tree)
         region = read_source(source, region.name or None, True, region.rates, region.float_add, region.variants)
@@ -142,8 +147,10 @@ def beats_of(region: Region) -> list[Body]:
 def declare(
     declared: Declared, tree: Block, region: str | None, constants: Mapping[str, Value] | None = None
 ) -> str | None:
-    """Collect what a file declares, or one of its regions; return the region's name. constants: names that are known
-    before. Mistakes are added to the source."""
+    """Collect in `declared` what a file declares, or one of its regions; return the name of the region that was read,
+    None for the file itself. tree: statements of the file. region: as for `read`. constants: values of names that are
+    known before. Mistakes are added to the source.
+    """
     root = Scope(declared, wanted=None if region is None else names_below(tree, region))
     root.constants.update(constants or {})
     root.read(tree)
@@ -156,7 +163,9 @@ def declare(
 
 
 def parse(source: Source) -> Block | None:
-    """Return the statements of a file, which is parsed once, or None after a finding."""
+    """Return the statements of a file, which is parsed once, or None after a finding: no Python, or more than `LETTERS`
+    characters.
+    """
     if len(source.text) > LETTERS:
         source.add("limit", f"the file has more than {LETTERS} characters", None)
     elif source.tree is None:

@@ -45,13 +45,13 @@ class Unending(Exception):
 
 
 class Effort:
-    """How much all runs of one check may do. moves: left of `MOVES`, or of fewer."""
+    """How much all runs of one check may do. moves: how many are left, `MOVES` at first unless fewer are given."""
 
     def __init__(self, moves: int = MOVES) -> None:
         self.moves = moves
 
     def spend(self, moves: int) -> None:
-        """Count moves. Raises `Unending`."""
+        """Count moves. Raises `Unending` if more were made than allowed."""
         self.moves -= moves
         if self.moves < 0:
             raise Unending
@@ -59,7 +59,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class InstanceWait:
-    """An instance that waits for ever at `op` on a stream with `used` tokens of `depth`.
+    """An instance that waits for ever at `op` on a stream with `used` tokens of `depth`. instance: its number in the
+    region.
 
     node: the operation, or the beat that it is part of. held: all operations of the beat that cannot be done.
     """
@@ -74,8 +75,9 @@ class InstanceWait:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ends. waits: empty if all instances end. left: tokens left on streams at the end. by_data: a branch on
-    data was taken in one arm before, so that other runs may end otherwise."""
+    """How a run ends. waits: empty if all instances end. left: tokens left on each stream at the end, by its number.
+    by_data: a branch on data was taken in one arm before, so that other runs may end otherwise.
+    """
 
     waits: tuple[InstanceWait, ...]
     left: Mapping[int, int]
@@ -112,9 +114,10 @@ class _RunState:
 
 
 class BodyRun:
-    """A run of bodies. depths: of every stream that has ends, in elements. packing: elements of a transfer of those
-    streams that move more than one; the reader sees a transfer once it is full. effort: what it may do; a new one
-    unless stated."""
+    """A run of bodies. bodies: one for each instance. depths: of every stream that has ends, by its number, in
+    elements. packing: elements of a transfer of those streams that move more than one; the reader sees a transfer once
+    it is full. effort: what it may do; a new one unless stated.
+    """
 
     def __init__(
         self,
@@ -134,7 +137,9 @@ class BodyRun:
                 self._ends[s].append(k)
 
     def outcome(self) -> RunEnd:
-        """Run; return the first bad outcome, or a good one if there is none. Raises `Unending`."""
+        """Run; return the first outcome in which an instance waits for ever or tokens are left, or a good one if there
+        is none. Raises `Unending` beyond the limits of `effort` and `STATES`.
+        """
         stacks = [[_BodyPlace(body)] if body else [] for body in self.bodies]
         todo = [_RunState(stacks, dict.fromkeys(self.depths, 0), dict.fromkeys(self.packing, 0))]
         seen: set[object] = set()
@@ -292,7 +297,9 @@ def _skip(state: _RunState, memory: dict[object, list[int]], free: int) -> None:
 
 
 def bridges(ends: Mapping[int, tuple[int, int]]) -> set[int]:
-    """Return the streams that are on no circle. ends: stream -> its two instances."""
+    """Return the numbers of the streams that are on no circle of instances and streams, whichever way the streams go.
+    ends: the numbers of the two instances of each stream, by its number.
+    """
     links: dict[int, list[tuple[int, int]]] = {}
     for stream, (a, b) in ends.items():
         links.setdefault(a, []).append((b, stream))
@@ -327,7 +334,7 @@ def bridges(ends: Mapping[int, tuple[int, int]]) -> set[int]:
 
 
 def without(bodies: Sequence[Body], streams: Container[int], nodes: Nodes) -> list[Body]:
-    """Return bodies without the operations on some streams."""
+    """Return bodies without the operations on some streams, given by their numbers. nodes: makes the new nodes."""
     done: dict[Node, Body] = {}
 
     def left(node: Node) -> Body:
@@ -359,8 +366,9 @@ def without(bodies: Sequence[Body], streams: Container[int], nodes: Nodes) -> li
 
 @dataclass(frozen=True)
 class Together:
-    """The bodies of all instances at some depths. apart: the beats that were taken apart. live: whether every outcome
-    of the data runs to its end."""
+    """The bodies of all instances, one each in order, at some depths. apart: the beats that were taken apart. live:
+    whether every outcome of the data runs to its end.
+    """
 
     bodies: tuple[Body, ...]
     apart: tuple[Beat, ...]
@@ -368,8 +376,9 @@ class Together:
 
 
 def stream_depths(region: Region, depths: Mapping[str, int] | None = None) -> tuple[dict[int, int], dict[int, int]]:
-    """Return depth and packing of every stream that has ends, in elements. depths: by declared name, others than
-    declared."""
+    """Return depth and packing of every stream that has ends, in elements, by the stream's number. depths: by the name
+    of a declared stream or array, to take in place of the declared ones.
+    """
     deep, packing = dict[int, int](), dict[int, int]()
     for s in sorted({s for instance in region.instances for node in instance.body for s, _, _ in node.needs}):
         decl = region.stream(s)[0]
@@ -385,7 +394,7 @@ def fire_together(bodies: Sequence[Body], depths: Mapping[int, int], packing: Ma
     other ends: in each group of instances that wait for each other and for no other instance, the beats whose first
     operation can be done are taken apart, and the run begins anew. In such a group there is one, unless the program
     waits for ever with one operation after another too; then the result is not live. The number of runs is at most the
-    number of beats. Raises `run.Unending`.
+    number of beats. Raises `Unending` if a run exceeds the limits.
     """
     now = tuple(bodies)
     writers: dict[int, int] = {}

@@ -111,14 +111,16 @@ class Source:
         uncounted: bool = False,
         relayouts: tuple[Relayout, ...] = (),
     ) -> None:
-        """Record a finding, once for each code, place and subject. The arguments are those of `SourceFinding`."""
+        """Record a finding, once for each code, place and subject. The arguments are those of `SourceFinding`. code:
+        key of `CODES` or in `NOTES`.
+        """
         key = code, place, "" if place is not None and not warning and code == "unsupported" else subject, warning
         if key not in self._seen:
             self._seen.add(key)
             self.findings.append(SourceFinding(code, message, place, notes, warning, subject, uncounted, relayouts))
 
     def render(self, d: SourceFinding) -> str:
-        """Format a finding: place, code and message, the source line, a caret line, notes."""
+        """Return a finding as text of several lines: place, code and message, the source line, a caret line, notes."""
         notes = [f"note: {n}" for n in (*d.notes, *d.relayouts)]
         kind = "note" if d.code in NOTES else "warning" if d.warning else "error"
         if d.place is None:

@@ -24,8 +24,9 @@ from .values import FUNCTIONS, Data, Static, Value, distribution_of, type_of
 
 
 class Stores(KernelExpressions):
-    """Expressions of a task instance, its parameters, and its stores. shown: the order that each end of a stream
-    shows. several: the statement assigns to several targets."""
+    """Reads expressions of a task instance, its parameters, and its stores. shown: the order that each end of a stream
+    shows. several: the statement assigns to several targets.
+    """
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -33,7 +34,9 @@ class Stores(KernelExpressions):
         self.several = False
 
     def shard(self, parameter: TaskParameter) -> Data:
-        """Return what an instance holds of a parameter."""
+        """Return what this instance holds of a parameter: its shard of the tensor. A layout that does not fit is a
+        finding; then the shard's type is unknown.
+        """
         if parameter.type is None:
             return Data(tensor=parameter.name)
         shape = parameter.type.shape
@@ -52,7 +55,8 @@ class Stores(KernelExpressions):
 
     def annotated(self, statement: syn.Declaration) -> tuple[Data, bool]:
         """Return the value of `x: f32[4, 4] = value`, and whether collectives made it. A layout states what the shards
-        of all instances are together."""
+        of all instances are together. A value that does not fit is a finding. Raises `Refusal` for what is no type.
+        """
         stated = tensor_type(statement.annotation, self.eval)
         value: Value = Data() if statement.value is None else self.eval(statement.value)
         kind, given = stated.type, value
@@ -93,7 +97,9 @@ class Stores(KernelExpressions):
             self.report(r, statement.value)
 
     def returned(self, source: syn.ExpressionNode) -> None:
-        """A task that returns a value stores it: it must be complete, and have the layout that `->` states."""
+        """Check the value that a task returns, which is a store of it: it must be complete, and have the layout that
+        `->` states; otherwise a finding is added. source: the expression. Raises `Refusal` as `eval`.
+        """
         value = self.whole(source)
         operand, note, made = self.operand(source, value), self.task.body.returns, value
         self.by_layout |= operand.dist.local or self._branches > 0 or "get_tid" in self.task.body.facts.names
@@ -123,7 +129,7 @@ class Stores(KernelExpressions):
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def shows(self, stream: int, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
-        """Take the order that an end of a stream shows; none if two of its statements show different ones."""
+        """Note the order that an end of a stream shows; none if two of its statements show different ones."""
         found, known = None, self.shown.get((stream, put), self)
         if known is None:
             return
@@ -134,7 +140,9 @@ class Stores(KernelExpressions):
         self.shown[stream, put] = found if known is self or known == found else None
 
     def enter(self, target: syn.ExpressionNode | None, values: range | Grid | Sequence[Static]) -> None:
-        """Add a loop to those around the statements that follow."""
+        """Add a loop to those around the statements that follow. target: its index or indices, None for none. values:
+        those of the index.
+        """
         parts = target.items if syn.is_listed(target) else [target]
         names = [part.name if isinstance(part, syn.Identifier) else "" for part in parts]
         if isinstance(values, Grid):
@@ -173,7 +181,9 @@ class Stores(KernelExpressions):
     # -- stores ------------------------------------------------------------------------------------------------------
 
     def store(self, target: syn.Subscript, value: Value, source: syn.ExpressionNode) -> None:
-        """`target = source`, for a part of a tensor or of a tile in a variable."""
+        """Read `target = source`, for a part of a tensor or of a tile in a variable. value: of `source`. What does not
+        fit, or is not complete, is a finding. Raises `Refusal` if the target cannot be assigned to.
+        """
         base = self.whole(target.base)
         if not isinstance(base, Data):
             self.fail(target, f"{short(target.base)} cannot be assigned to")
@@ -281,7 +291,9 @@ class Stores(KernelExpressions):
         return replace(value, type=made.type, dist=made.dist, tensor="")
 
     def settled(self, operand: KernelOperand, what: str, source: syn.ExpressionNode) -> None:
-        """A value that is stored in a tensor, or returned, must be complete."""
+        """Add a finding if a value that is stored in a tensor, or returned, is not complete. what: stores it, for the
+        message. source: its expression.
+        """
         if operand.dist.pending:
             self.incomplete(operand, source, f"{what} stores {operand.text}")
 
@@ -314,7 +326,9 @@ class Stores(KernelExpressions):
     # -- variables and control ---------------------------------------------------------------------------------------
 
     def localise(self, node: syn.Block) -> None:
-        """After statements that some instances run and others do not: variables that they assign are local."""
+        """Make the variables local that statements assign which some instances run and others do not: nothing is known
+        of what other instances hold of them. node: those statements.
+        """
         # Loops that stand for a grid are made here; what they hold are statements of the body.
         todo = [*node]
         names: set[str] = set()

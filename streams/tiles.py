@@ -33,10 +33,11 @@ KERNEL_OF = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul"}
 
 
 class TileExpressions(CostExpressions):
-    """Expressions of a task instance. varying: variables whose static values differ between instances. asking: tensors
-    whose layouts ask for collectives. by_layout: what is computed or stored depends on how tensors are cut by more than
-    the rules of layouts, so that other labels may give another result. nest, bound: the loops around what is read, and
-    the value of each one's index. entered: how many of these the innermost statement made."""
+    """Reads expressions of a task instance. varying: variables whose static values differ between instances. asking:
+    tensors whose layouts ask for collectives. by_layout: what is computed or stored depends on how tensors are cut by
+    more than the rules of layouts, so that other labels may give another result. nest, bound: the loops around what is
+    read, and the value of each one's index. entered: how many of these the innermost statement made.
+    """
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -61,7 +62,7 @@ class TileExpressions(CostExpressions):
         self.context.source.add(refusal.code, refusal.message, place, *refusal.notes, subject=self.task.name)
 
     def varies(self, node: syn.SyntaxNode) -> bool:
-        """Whether the value of an expression may differ between instances, judged by the static names in it."""
+        """Return whether the value of an expression may differ between instances, judged by the static names in it."""
         if isinstance(node, syn.Identifier | syn.Literal):
             return isinstance(node, syn.Identifier) and node.name in self.varying
         known = self.context.varies.get(node)
@@ -71,28 +72,33 @@ class TileExpressions(CostExpressions):
 
     def taken(self, node: syn.ExpressionNode) -> Value:
         """Return the value of an expression, and take its tokens and cycles. The value may have a pending reduction.
-        Raises `Refusal`."""
+        Raises `Refusal` as `eval`.
+        """
         value = self.whole(node)
         self.loaded(value, node)
         return value
 
     def whole(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression of which a part is taken, or that is stored into. Raises `Refusal`."""
+        """Return the value of an expression of which a part is taken, or that is stored into; take its tokens, but no
+        cycles. Raises `Refusal` as `eval`.
+        """
         value = self.eval(node)
         self.read(value, node)
         return value
 
     def argument(self, name: str, node: syn.ExpressionNode) -> Value:
-        """Return the value of an operand of a kernel: those on elements take expressions, others tiles. Raises
-        `Refusal`."""
+        """Return the value of an operand of a kernel: those on elements take expressions, others tiles. name: of the
+        kernel. Raises `Refusal` as `eval`.
+        """
         value = self.taken(node)
         turned = name == "matmul" and isinstance(value, Data) and value.unwritten and value.unwritten.turned
         return value if turned or KERNELS[name].rule == "elementwise" else self.kept(value, node)
 
     def factor(self, node: syn.ExpressionNode, left: Value, at: syn.ExpressionNode) -> Value:
-        """Return the right operand of a product. A tile comes over its stream while the product is computed, if each
-        step of the sum takes a part of one of its rows, and no variant of the kernel needs all of it. at: the left
-        operand."""
+        """Return the value of the right operand of a product, the expression `node`. A tile comes over its stream while
+        the product is computed, if each step of the sum takes a part of one of its rows, and no variant of the kernel
+        needs all of it. left, at: the value and the expression of the left operand. Raises `Refusal` as `eval`.
+        """
         shape = left.type.shape if isinstance(left, Data) and left.type is not None else ()
         stream = self._matrices(node)
         comes = False
@@ -125,7 +131,8 @@ class TileExpressions(CostExpressions):
 
     def data(self, node: syn.ExpressionNode) -> Value:
         """Return the value of an expression that is read, and take its tokens. Add a finding if a reduction of it is
-        pending. Raises `Refusal`."""
+        pending. Raises `Refusal` as `eval`.
+        """
         value = self.taken(node)
         if isinstance(value, Data) and value.dist.pending:
             self.incomplete(self.operand(node, value), node, f"{short(node)} is read here")
@@ -152,7 +159,9 @@ class TileExpressions(CostExpressions):
         self, name: str, nodes: Sequence[syn.ExpressionNode], at: syn.SyntaxNode, options: Options | None = None
     ) -> Value:
         """Return the result of a library kernel, and take its tokens and cycles. name: of the kernel. nodes: the
-        operands. at: the node at which findings stand. On a mistake, add a finding and return data of unknown type."""
+        operands. at: the node at which findings stand. options: such as axis. On a mistake, add a finding and return
+        data of unknown type.
+        """
         values = [self.argument(name, node) for node in nodes]
         return self._applied(name, nodes, values, at, options)
 
@@ -175,18 +184,22 @@ class TileExpressions(CostExpressions):
         return Data(result.type, dist=result.dist, unwritten=unwritten)
 
     def stated(self, node: syn.SyntaxNode, kind: ElementType | None) -> None:
-        """Record the type that stands at a node: the machine has it there."""
+        """Record the type that stands at a node, from which machines take it. kind: None if it is no type of this
+        language.
+        """
         self.context.reading.types.setdefault((self.task.name, node.place), set()).add(kind)
 
     def sized(self, node: syn.SyntaxNode, known: Static) -> None:
-        """Record what `x.shape` or `x.ndim` is at a node: the machine has it there."""
+        """Record what `x.shape` or `x.ndim` is at a node, from which machines take it; None where instances or
+        iterations differ.
+        """
         shapes, at = self.context.reading.shapes, (self.task.name, node.place)
         shapes[at] = known if shapes.get(at, known) == known else None
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def eval(self, node: syn.ExpressionNode) -> Value:
-        """Evaluate an expression. Raises `Refusal`."""
+        """Return the value of an expression. Raises `Refusal` as `Expressions.eval`."""
         if not isinstance(node, syn.Prefix | syn.Attribute):
             return super().eval(node)
         match node:
@@ -241,7 +254,10 @@ class TileExpressions(CostExpressions):
     # -- slices ------------------------------------------------------------------------------------------------------
 
     def select(self, base: Data, node: syn.Subscript) -> Data:
-        """Return a part of a tile or of a tensor."""
+        """Return the part of a tile or of a tensor that `node` selects; data of unknown type if its size is not known.
+        base: the value of what is indexed. An index outside its axis is a finding. Raises `Refusal` for more indices
+        than axes.
+        """
         parts = list(node.indices)
         unknown = Data(None, dist=layouts.localised(base.dist), tensor=base.tensor)
         if base.type is None:
@@ -366,8 +382,9 @@ class TileExpressions(CostExpressions):
         return None, same
 
     def extent(self, low: int, high: int, bounds: Sequence[int | None], size: int) -> int:
-        """Return how many elements of an axis a slice has. low, high: where it begins and ends. bounds: as written,
-        with the step. size: of the axis."""
+        """Return how many elements of an axis a slice has. low, high: where it begins and ends. bounds: first, end and
+        step as written, None for each that is not. size: of the axis.
+        """
         return len(range(*slice(*bounds).indices(size)))
 
     def _loop_index(self, name: str) -> Value | None:
@@ -376,15 +393,18 @@ class TileExpressions(CostExpressions):
         return found[-1] if found and self.env.get(name) is found[-1] else None
 
     def sum_of(self, source: syn.ExpressionNode | None) -> dict[str, int] | None:
-        """Return an expression as a sum of indices of loops, None if it is none, or if data decide whether it is
-        evaluated."""
+        """Return an expression as a sum of indices of loops: the factor of each by its name, and the constant under "".
+        Return None if it is no such sum, or if data decide whether it is evaluated.
+        """
         if source is None or self._branches:
             return None
         terms = self._terms(source)
         return terms if all(not name or self._loop_index(name) is not None for name in terms) else None
 
     def note_sum(self, name: str, terms: dict[str, int] | None) -> None:
-        """Note that a variable is a sum of indices of loops, from here to its next assignment; or that it is none."""
+        """Note that a variable is a sum of indices of loops, from here to its next assignment; or that it is none.
+        terms: what `sum_of` returned.
+        """
         self._sums.pop(name, None)
         value = self.env.get(name)
         if terms is not None and isinstance(value, Data) and value.type == INT:

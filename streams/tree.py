@@ -49,7 +49,7 @@ class StreamDecl:
 
     @property
     def size(self) -> int:
-        """Number of streams."""
+        """How many streams the array has; 1 for a single stream."""
         return prod(self.shape)
 
     def element(self, number: int) -> str:
@@ -87,7 +87,7 @@ class Collective:
 
     @property
     def size(self) -> int:
-        """Bytes that one execution moves, in all groups together."""
+        """Bytes that one execution moves over streams, in all groups together."""
         return sum(array.size * bytes_of(array.type) for array in self.arrays)
 
 
@@ -123,7 +123,8 @@ class TaskParameter:
 @dataclass(frozen=True)
 class TaskDecl:
     """A declared task. name: with the regions around it, such as pair.producer. mapping: sizes of its grid of
-    instances. rates: what its datapath does in a cycle, by kernel, as stated."""
+    instances. rates: work that its datapath does in a cycle, by kernel, as stated.
+    """
 
     name: str
     mapping: tuple[int, ...]
@@ -148,7 +149,7 @@ class Node:
 
 
 class Op(Node):
-    """A put or a get."""
+    """A put or a get of one token. stream: its number. put: whether it is a put."""
 
     __slots__ = ("place", "put", "stream")
 
@@ -200,7 +201,9 @@ Body = tuple[Node, ...]
 
 
 def total(body: Iterable[Node]) -> tuple[Needs, bool]:
-    """Return the counts of all operations of a body, sorted, and whether they hold for every outcome."""
+    """Return how many tokens all operations of a body put on and get from each stream, sorted, and whether these counts
+    hold for every outcome of its branches.
+    """
     counts: dict[tuple[int, bool], int] = {}
     even = True
     for node in body:
@@ -211,7 +214,7 @@ def total(body: Iterable[Node]) -> tuple[Needs, bool]:
 
 
 def branches(body: Body) -> bool:
-    """Whether data decides anything in a body."""
+    """Return whether a body has a branch on data."""
     return any(isinstance(node, Choice) or (isinstance(node, FixedLoop) and branches(node.body)) for node in body)
 
 
@@ -222,19 +225,21 @@ class Nodes:
         self._made: dict[tuple[object, ...], Node] = {}
 
     def op(self, stream: int, put: bool, place: Place) -> Op:
-        """Return a put or a get."""
+        """Return a put or a get of one token. stream: its number. put: whether it is a put."""
         key = (stream, put, place)
         made = self._made.get(key) or self._made.setdefault(key, Op(stream, put, place))
         assert isinstance(made, Op)
         return made
 
     def beat(self, ops: tuple[Op, ...], cycles: int, place: Place, fixed: int = 0) -> Node:
-        """Return a beat."""
+        """Return a beat. ops: fire together. cycles: that they take. fixed: as of `Beat`."""
         key = ("beat", ops, cycles, place, fixed)
         return self._made.get(key) or self._made.setdefault(key, Beat(ops, cycles, place, fixed))
 
     def repeat(self, times: int, body: Body) -> Body:
-        """Return a body that repeats `body`; a loop that holds nothing but a loop is one loop."""
+        """Return a body that repeats `body` so many times, an empty one for 0; a loop that holds nothing but a loop is
+        one loop.
+        """
         if times <= 0 or not body:
             return ()
         if times == 1:
@@ -245,14 +250,18 @@ class Nodes:
         return (self._made.get(key) or self._made.setdefault(key, FixedLoop(times, body)),)
 
     def choice(self, arms: Sequence[Body], place: Place) -> Body:
-        """Return a branch; arms with the same operations in the same order are no branch."""
+        """Return a branch on data as a body. place: of its condition. At least one arm is needed; arms with the same
+        operations in the same order are no branch.
+        """
         if all(same(arm, arms[0]) for arm in arms[1:]):
             return arms[0]
         key = ("choice", place, *arms)
         return (self._made.get(key) or self._made.setdefault(key, Choice(tuple(arms), place)),)
 
     def loop(self, iterations: Sequence[tuple[int, Body]]) -> Body:
-        """Return the body of all iterations. iterations: (times, operations of one of them)."""
+        """Return the body of all iterations. iterations: (how often in a row, operations of one of these iterations).
+        Iterations that repeat with a period of at most `PERIOD` become one loop.
+        """
         runs: list[tuple[int, Body]] = []
         for times, body in iterations:
             if not body:
@@ -271,7 +280,9 @@ class Nodes:
 
 
 def same(a: Body, b: Body) -> bool:
-    """Whether two bodies have the same operations in the same order, wherever they are written."""
+    """Return whether two bodies have the same operations, with the same cycles, in the same order, wherever they are
+    written.
+    """
     if a == b:
         return True
     if len(a) != len(b):
@@ -332,7 +343,9 @@ class Region:
     variants: tuple[KernelVariant, ...] = ()
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:
-        """Return the declaration of a stream, and its name with indices."""
+        """Return the declaration of a stream, and its name with indices. number: of the stream, among all of the
+        region, from 0.
+        """
         decl = self.streams[bisect_right(self._firsts, number) - 1]
         return decl, decl.element(number - decl.first)
 

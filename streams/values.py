@@ -23,7 +23,7 @@ ELEMENTS = 1 << 12
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a static value is a whole number; one that stands for many is used as one."""
+    """Return whether a static value is a whole number; one that stands for many is used as one."""
     return isinstance(value, int) or (isinstance(value, SymbolicNumber) and value.element is INT)
 
 
@@ -83,7 +83,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def compute(function: Callable[..., Any], arguments: list[Any], node: syn.SyntaxNode) -> Static:
-    """Apply an operator to static values. Raises `Refusal` if it fails, or if an integer exceeds `LARGEST`."""
+    """Return the result of `function` for the static values `arguments`. Raises `Refusal`, at the node, if it fails or
+    is not a number, or if an integer exceeds `LARGEST`.
+    """
     bad = isinstance(node, syn.Infix) and not all(isinstance(a, int | float | SymbolicNumber) for a in arguments)
     if function in (operator.pow, operator.lshift) and not any(isinstance(a, float) for a in arguments):
         shortest = -64 if function is operator.pow and isinstance(arguments[0], int) else 0
@@ -103,7 +105,7 @@ def compute(function: Callable[..., Any], arguments: list[Any], node: syn.Syntax
 
 
 def type_of(value: Value) -> ElementType | None:
-    """Return the element type of a value, None if it is not known."""
+    """Return the type of a value, of data that of its shard; None if it is not known."""
     if isinstance(value, Data):
         return value.type
     if isinstance(value.value, SymbolicNumber):
@@ -114,14 +116,16 @@ def type_of(value: Value) -> ElementType | None:
 
 
 def distribution_of(value: Value, varies: bool) -> Distribution:
-    """Return the distribution of a value. varies: a static value differs between instances."""
+    """Return the distribution of a value. varies: a static value differs between instances; not read for data."""
     if isinstance(value, Data):
         return value.dist
     return LOCAL if varies else constant(value.value if isinstance(value.value, int | float) else None)
 
 
 def joined(a: ElementType | None, b: ElementType | None) -> ElementType | None:
-    """Return the type of a value that is of one type or the other, or of arithmetic with both."""
+    """Return the type of a value that is of one type or the other, or of arithmetic with both; None if there is no such
+    type.
+    """
     if a == b:
         return a
     if a is None or b is None:
@@ -135,7 +139,9 @@ def joined(a: ElementType | None, b: ElementType | None) -> ElementType | None:
 
 
 def accepts(stream: ElementType, value: ElementType | None) -> bool:
-    """Whether a stream takes a value of this type. A value of unknown type is taken."""
+    """Return whether a stream of the type `stream` takes a value of the type `value`. Numbers without a stated type fit
+    any number type that has their kind. A value of unknown type is taken.
+    """
     if value is None or value == stream:
         return True
     if stream.shape or value.shape:
@@ -144,7 +150,9 @@ def accepts(stream: ElementType, value: ElementType | None) -> bool:
 
 
 def element_type(node: syn.ExpressionNode, constants: Callable[[syn.ExpressionNode], Value]) -> ElementType:
-    """Read a type, such as `i32` or `f32[4, 4]`. constants: evaluates sizes. Raises `Refusal`."""
+    """Read a type, such as `i32` or `f32[4, 4]`. constants: evaluates sizes and names. Raises `Refusal` for what is no
+    element type, and for sizes that are not known before the run or below 1.
+    """
     if isinstance(node, syn.Infix) and node.op == "@":
         return element_type(node.left, constants)
     if isinstance(node, syn.Identifier):
@@ -162,7 +170,9 @@ def element_type(node: syn.ExpressionNode, constants: Callable[[syn.ExpressionNo
 
 
 def sizes(node: syn.ExpressionNode, constants: Callable[[syn.ExpressionNode], Value]) -> tuple[int, ...]:
-    """Read positive sizes: one, several separated by commas, or a constant that is a tuple. Raises `Refusal`."""
+    """Read positive sizes: one, several separated by commas, or a constant that is a tuple. constants: evaluates them.
+    Raises `Refusal` for what is no whole number of at least 1.
+    """
     if syn.is_listed(node):
         return tuple(positive(part, constants) for part in node.items)
     value = constants(node)
@@ -175,7 +185,7 @@ def sizes(node: syn.ExpressionNode, constants: Callable[[syn.ExpressionNode], Va
 
 
 def positive(node: syn.ExpressionNode, constants: Callable[[syn.ExpressionNode], Value]) -> int:
-    """Read a positive constant. Raises `Refusal`."""
+    """Read a whole number of at least 1. constants: evaluates it. Raises `Refusal` for anything else."""
     return _positive(constants(node), node)
 
 
@@ -187,7 +197,9 @@ def _positive(value: Value, node: syn.ExpressionNode) -> int:
 
 
 def integer(node: syn.ExpressionNode, constants: Callable[[syn.ExpressionNode], Value]) -> int:
-    """Read an integer constant. Raises `Refusal`."""
+    """Read a whole number. constants: evaluates it. Raises `Refusal` for what is no integer that is known before the
+    run.
+    """
     return _integer(constants(node), node)
 
 

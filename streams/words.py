@@ -26,7 +26,7 @@ class TileWord(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many they are."""
+        """How many elements a word has: rows times columns."""
         return self.rows * self.columns
 
     def __str__(self) -> str:
@@ -34,35 +34,40 @@ class TileWord(NamedTuple):
 
 
 def matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """The rows and columns of a tile: all axes but the last one are its rows."""
+    """Return (rows, columns) of a tile of this shape: all axes but the last one together are its rows."""
     return prod(shape[:-1]), shape[-1]
 
 
 def divisor(size: int, most: float) -> int:
-    """The largest divisor of a size that is at most `most`, and at least 1."""
+    """Return the largest divisor of a size that is at most `most`, and at least 1."""
     return next(n for n in range(max(1, min(size, int(most))), 0, -1) if size % n == 0)
 
 
 def word(shape: Sequence[int], most: float) -> TileWord:
-    """The largest word of whole rows, or of a part of a row, with at most `most` elements."""
+    """Return the largest word of whole rows, or of a part of a row, with at most `most` elements. shape: of the
+    tile.
+    """
     rows, columns = matrix(shape)
     part = divisor(columns, most)
     return TileWord(divisor(rows, most / columns) if part == columns else 1, part)
 
 
 def row_word(shape: Sequence[int], most: float) -> TileWord:
-    """The word of a kernel that combines the elements of each row pair by pair: its columns are a power of 2."""
+    """Return the word of a kernel that combines the elements of each row pair by pair: its columns are a power of 2.
+    shape: of the kernel's operand. most: elements of the word.
+    """
     rows, columns = matrix(shape)
     part = gcd(columns, 1 << max(0, min(columns, int(most)).bit_length() - 1))
     return TileWord(divisor(rows, most / part), part)
 
 
 def product_word(shape: Sequence[int], most: float, turned: int = 0) -> TileWord:
-    """The sums of a product that are added to in a cycle: most of them, and of several ways that with most columns.
-    shape: of the product. turned: the length of the sum, if the right operand is read as the transpose of a tile, else
-    0. Then a word takes a row of a tile for each of its columns too, and streams cut each row into its elements: of
-    several ways that with fewest rows and columns is taken, and none with all rows of a tile of more than `REGISTERS`
-    elements."""
+    """Return the word of sums of a product that are added to in a cycle: the largest one of at most `most` sums, and of
+    several that with most columns. shape: of the product, its last two sizes rows and columns. turned: the length of
+    the sum, if the right operand is read as the transpose of a tile, else 0. Then a word takes a row of a tile for each
+    of its columns too, and streams cut each row into its elements: of several ways that with fewest rows and columns is
+    taken, and none with all rows of a tile of more than `REGISTERS` elements.
+    """
     rows, columns = shape[-2:]
     most = max(1, most)
     if not turned:
@@ -76,28 +81,34 @@ def product_word(shape: Sequence[int], most: float, turned: int = 0) -> TileWord
 
 def comes_by_row(dtype: str, shape: Sequence[int], taken: TileWord) -> bool:
     """Return whether a product can take its right operand from a stream while it is computed: a row for each step of
-    the sum. shape: of the operand. taken: the sums that are added to in a cycle."""
+    the sum. dtype, shape: of the operand. taken: the word of sums that are added to in a cycle.
+    """
     return len(shape) == 2 and stream_word(dtype, shape).columns % taken.columns == 0
 
 
 def part_of(part: TileWord, whole: TileWord) -> TileWord:
-    """The largest part of a word that divides it, of no more elements than another one."""
+    """Return the largest word that divides both `part` and `whole`, in rows and in columns."""
     return TileWord(gcd(part.rows, whole.rows), gcd(part.columns, whole.columns))
 
 
 def stream_word(dtype: str, shape: Sequence[int]) -> TileWord:
-    """The word in which a tile goes over a stream."""
+    """Return the word in which a tile goes over a stream: as `word`, of at most `STREAM_BITS` bits. dtype, shape: of
+    the tile.
+    """
     return word(shape, max(1, STREAM_BITS // max(8, BITS[dtype])))
 
 
 def port_elements(dtype: str, *ends: int) -> int:
-    """How many elements a port to the memory off the chip moves in a cycle. ends: numbers of elements, at multiples of
-    which all accesses begin and end."""
+    """Return how many elements a port to the memory off the chip moves in a cycle, at most `PORT_BITS` bits. dtype: of
+    the elements. ends: numbers of elements, at multiples of which all accesses begin and end.
+    """
     return gcd(PORT_BITS // max(8, BITS[dtype]), *ends)
 
 
 def round_elements(dtype: str, channels: int) -> int:
-    """Elements of a round of words: one of `PORT_BITS` in each memory channel of a tensor."""
+    """Return the elements of a round of words: one word of `PORT_BITS` bits in each memory channel of a tensor.
+    channels: how many there are.
+    """
     return channels * port_elements(dtype)
 
 
@@ -113,17 +124,20 @@ class MovedRounds(NamedTuple):
 
 
 def moved_rounds(dtype: str, channels: int, taken: int) -> MovedRounds:
-    """How a tile moves between a tensor in several memory channels and a stream: each port moves a word in a cycle at
-    most, and the stream one too. taken: elements of a word of the stream (`stream_word`). The tile has a whole number
-    of rounds (`round_elements`) and of words."""
+    """Return how a tile moves between a tensor in several memory channels and a stream: each port moves a word in a
+    cycle at most, and the stream one too. channels: how many there are. taken: elements of a word of the stream
+    (`stream_word`). The tile has a whole number of rounds (`round_elements`) and of words.
+    """
     each = round_elements(dtype, channels)
     elements = lcm(each, taken)
     return MovedRounds(elements, max(elements // each, elements // taken))
 
 
 def round_word(dtype: str, shape: Sequence[int], channels: int) -> TileWord | None:
-    """The part of a tile that is a round of words, which a cycle takes where the tile is loaded or stored in one piece;
-    None if it is not a part of a row, or whole rows."""
+    """Return the part of a tile that is a round of words, which a cycle takes where the tile is loaded or stored in one
+    piece; None if it is not a part of a row, or whole rows. dtype, shape: of the tile. channels: memory channels of the
+    tensor.
+    """
     rows, columns = matrix(shape)
     count = round_elements(dtype, channels)
     taken = TileWord(max(1, count // columns), min(count, columns))
