@@ -83,8 +83,9 @@ class _Class:
 
 
 def cpp_program(program: TaskProgram, name: str = "", float_add: int = 1) -> HlsProgram:
-    """Return the C++ of a program. name: of its top function; "" takes the program's. float_add: cycles of an addition
-    of floats on the device. Raises `HlsError` with the place in the user's file for what has no C++."""
+    """Return the HLS C++ of a task program. name: of its top function; "" takes the program's. float_add: cycles of an
+    addition of floats on the device. Raises `HlsError` with the place in the user's file for what has no C++.
+    """
     return _ProjectWriter(program, name, float_add).write()
 
 
@@ -347,13 +348,15 @@ class _ProjectWriter:
 
 
 def element_type(stream: StreamArray) -> str:
-    """Return the C++ type of one element of a stream."""
+    """Return the C++ type of one element of a stream: of a tile, or of a number."""
     kind = stream.type
     return tile_type(kind.dtype, kind.shape) if kind.shape else CPP[kind.dtype]
 
 
 def word_type(tensor: OffChipTensor, packed: int) -> str:
-    """Return the C++ type of what a port moves in a cycle. packed: elements of it."""
+    """Return the C++ type of what a port moves in a cycle. tensor: off the chip. packed: elements that the port moves
+    in a cycle.
+    """
     element = CPP[tensor.type.dtype]
     return f"hls::vector<{element}, {packed}>" if packed > 1 else element
 

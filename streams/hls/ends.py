@@ -45,7 +45,9 @@ Chosen = tuple[Val | None, list[tuple[int, EndParameter]]]
 
 
 class StreamEndWriter(Variables):
-    """Writes puts and gets."""
+    """Writes puts and gets of one task instance. unit: the unit of the machine that runs the instance. float_add:
+    cycles of an addition of floats.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,9 @@ class StreamEndWriter(Variables):
             self.env[p.name], self.parts[p.name] = part, part
 
     def bound(self, value: Value) -> Val:
-        """Return a whole number: a bound of a loop, or an index of a stream. Raises `HlsError` for another value."""
+        """Return a value that is a bound of a loop, or an index of a stream, as a whole number. Raises `HlsError` for
+        another value.
+        """
         made = self.plain(value)
         if not made.kind.is_int:
             self.fail(f"a bound of a loop and an index of a stream are whole numbers, not {made.kind}")
@@ -135,7 +139,8 @@ class StreamEndWriter(Variables):
 
     def get(self, name: str, stream: str, index: tuple[t.Expression, ...]) -> None:
         """Write the C++ that reads one element from an array of streams, and bind it to `name`. index: of the stream in
-        the array. Raises `HlsError`."""
+        the array. Raises `HlsError` for an index that is no whole number, or that no stream of the array has.
+        """
         chosen, ports = self._ends(stream, index, put=False)
         kind = self.streams[stream].type
         out = of_element(kind.dtype, kind.shape)
@@ -157,8 +162,9 @@ class StreamEndWriter(Variables):
             self.env[name] = self.keep(name, value, kind.dtype)
 
     def comes(self, node: t.Get, behind: t.Statement | None) -> bool:
-        """Let the statement behind a get take its tile as it comes, if a product of it is all that reads it. Returns
-        whether it does."""
+        """Let `behind`, the statement behind a get, take the tile as it comes, if a product of it is all that reads it.
+        Returns whether it does.
+        """
         kind = self.streams[node.stream].type
         if len(kind.shape) != 2 or self.streams[node.stream].packing > 1 or self.reads[node.name] != 1:
             return False
@@ -197,7 +203,8 @@ class StreamEndWriter(Variables):
 
     def put(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression) -> None:
         """Write the C++ that writes the value of `node` to an array of streams. index: of the stream in the array.
-        Raises `HlsError` if the shape differs from that of the stream."""
+        Raises `HlsError` if the shape differs from that of the stream, and for a value or an index that has no C++.
+        """
         kind = self.streams[stream].type
         if self._move_words(stream, index, node, put=True):
             return
@@ -258,8 +265,9 @@ class StreamEndWriter(Variables):
         return True
 
     def receive(self, node: t.Get, store: t.Store) -> bool:
-        """Write the C++ that moves a tile of a stream to a part of a tensor as it comes. Returns whether the statements
-        do that."""
+        """Write the C++ that moves a tile of a stream to a part of a tensor as it comes. node, store: the get, and the
+        store behind it. Returns whether the C++ is written; else nothing is.
+        """
         if RUN[1] in t.nodes((*node.index, store.index)):  # bits are drawn in the order of the statements
             return False
         return self._move_words(node.stream, node.index, t.Item(t.Name(store.name), store.index), put=False)

@@ -35,7 +35,9 @@ class ExpressionWriter(KernelWriter):
     """Computes the C++ text of expressions."""
 
     def value(self, node: t.Expression) -> Value:
-        """The value of an expression. Raises `HlsError` for what has no C++."""
+        """Return the value of an expression: its C++ text with its kind. Statements that it needs are emitted before.
+        Raises `HlsError` for what has no C++.
+        """
         match node:
             case t.Constant(value):
                 return literal(value)
@@ -71,7 +73,9 @@ class ExpressionWriter(KernelWriter):
         return value
 
     def truth(self, node: t.Expression) -> Val:
-        """A Boolean: whether the value of an expression is true."""
+        """Return whether the value of an expression is true, as a C++ Boolean. Raises `HlsError` for a tile, and for
+        what has no C++.
+        """
         return self.truth_of(self.value(node))
 
     def _select(self, test: t.Expression, body: t.Expression, other: t.Expression) -> Value:
@@ -108,7 +112,9 @@ class ExpressionWriter(KernelWriter):
         return Val(kind, name, low, high, wide=wide)
 
     def shard_part(self, node: t.Expression) -> tuple[ShardKind, list[Index]] | None:
-        """The part of a tensor that an expression is, None if it is none. Raises `HlsError`."""
+        """Return the part of a tensor that an expression is: the shard, and an index for each of its axes; None if it
+        is none. Raises `HlsError` for indices that do not fit.
+        """
         base, index = (node.base, node.index) if isinstance(node, t.Item) else (node, None)
         shard = self.env.get(base.name) if isinstance(base, t.Name) else None
         if not isinstance(shard, ShardKind) or not shard.shape:
@@ -153,7 +159,9 @@ class ExpressionWriter(KernelWriter):
         return made
 
     def loaded(self, shard: ShardKind, parts: Sequence[Index]) -> Val:
-        """Return a part of a tensor as a tile."""
+        """Write the load of a part of a tensor into a new tile, and return the tile. parts: one index for each axis of
+        the shard.
+        """
         kind = of_element(shard.dtype, tuple(part.length for part in parts if part.step))
         taken = self.round_word(shard, parts)
         self.access(shard, parts, taken is not None)
@@ -174,8 +182,9 @@ class ExpressionWriter(KernelWriter):
         return self.element(f"{value.name}.at()", value.dtype)
 
     def access(self, shard: ShardKind, parts: Sequence[Index], rounds: bool = False) -> bool:
-        """Note where an access of a shard begins and ends in its last axis. rounds: it takes rounds of words, one in
-        each memory channel. Returns the same."""
+        """Note where an access of a shard begins and ends in its last axis. parts: an index for each axis. rounds: the
+        access takes rounds of words, one in each memory channel. Returns `rounds`.
+        """
         last = parts[-1] if parts else Index("0")
         found = gcd(last.factor, last.length, shard.shape[-1]) if last.step == 1 else 1
         if rounds:
@@ -184,7 +193,9 @@ class ExpressionWriter(KernelWriter):
         return rounds
 
     def in_rounds(self, shard: ShardKind, parts: Sequence[Index]) -> bool:
-        """Whether a part of a tensor in several memory channels lies in one piece, and is so many rounds of words."""
+        """Return whether a part of a tensor in several memory channels lies in one piece that is a whole number of
+        rounds of words. parts: an index for each axis.
+        """
         if shard.channels == 1:
             return False
         inner = 1
@@ -200,8 +211,9 @@ class ExpressionWriter(KernelWriter):
         return inner % round_elements(shard.dtype, shard.channels) == 0
 
     def round_word(self, shard: ShardKind, parts: Sequence[Index]) -> TileWord | None:
-        """Return the elements of a part of a tensor that move in a cycle as a round of words; None if it moves word by
-        word."""
+        """Return the word of elements of a part of a tensor that moves in a cycle as a round of words; None if it moves
+        word by word.
+        """
         shape = [part.length for part in parts if part.step]
         return round_word(shard.dtype, shape, shard.channels) if self.in_rounds(shard, parts) else None
 
@@ -226,12 +238,12 @@ class ExpressionWriter(KernelWriter):
 
 
 def steps_of(parts: Sequence[Index]) -> str:
-    """The steps of indices, 0 for one that drops its axis."""
+    """Return the steps of indices as template arguments of C++, 0 for one that drops its axis."""
     return ", ".join(str(part.step) for part in parts)
 
 
 def starts_of(parts: Sequence[Index]) -> str:
-    """Where indices begin."""
+    """Return where indices begin, as arguments of C++."""
     return ", ".join(part.start for part in parts)
 
 

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Index:
-    """An index of one axis. step: 0 for a single element, which drops the axis. length: elements that it takes. factor:
-    a number that divides the start, 0 if that is 0."""
+    """An index of one axis. start: C++ text of the first element that it takes. step: from one element to the next, 0
+    for a single element, which drops the axis. length: elements that it takes. factor: a number that divides the start,
+    0 if that is 0.
+    """
 
     start: str
     step: int = 0
@@ -33,7 +35,9 @@ Affine = tuple[dict[t.Expression, int], int]
 
 def indices(owner: ExpressionWriter, node: t.Expression, shape: tuple[int, ...]) -> list[Index]:
     """Return one index for each axis of a shape. A tuple gives the indices of the first axes; the other axes are taken
-    whole. Raises `HlsError` for more indices than axes."""
+    whole. owner: writes what the indices need. node: the index. Raises `HlsError` for more indices than axes, and for
+    an index or a slice that has no C++.
+    """
     given = node.items if isinstance(node, t.Group) else (node,)
     if not shape:  # a tensor without axes: any index is the whole
         return []
@@ -56,14 +60,16 @@ def indices(owner: ExpressionWriter, node: t.Expression, shape: tuple[int, ...])
 
 
 def without_new_axes(node: t.Expression) -> tuple[t.Expression, tuple[int, ...]]:
-    """Return an index without its `None` parts, and the positions of these among its parts."""
+    """Return an index without its `None` parts, and the positions of these among its parts, from 0."""
     given = node.items if isinstance(node, t.Group) else (node,)
     axes = tuple(k for k, part in enumerate(given) if part == NEW_AXIS)
     return (t.Group(tuple(part for part in given if part != NEW_AXIS)), axes) if axes else (node, ())
 
 
 def with_new_axes(parts: list[Index], axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a part of a tile with new axes of size 1."""
+    """Return the shape of a part of a tile with new axes of size 1. parts: an index for each axis of the tile. axes:
+    what `without_new_axes` returned.
+    """
     sizes: list[int | None] = [part.length if part.step else None for part in parts]
     for axis in axes:
         sizes.insert(axis, 1)

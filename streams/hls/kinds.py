@@ -47,7 +47,7 @@ class ValueKind:
 
     @property
     def cpp(self) -> str:
-        """The C++ type of a tile, or of a number that is no integer of Python."""
+        """The C++ type of a tile or of a number; of an integer of Python the widest one, rsn::Int."""
         if self.shape:
             return tile_type(self.dtype, self.shape)
         return {"bool": "bool", "int": "rsn::Int", "float": "double", "f32": "float", "f64": "double"}[self.dtype]
@@ -57,7 +57,7 @@ BOOL, INT, FLOAT, F32, F64 = (ValueKind(name) for name in ("bool", "int", "float
 
 
 def tile_type(dtype: str, shape: tuple[int, ...]) -> str:
-    """The C++ type of a tile."""
+    """Return the C++ type of a tile. dtype: of its elements. shape: sizes of its axes."""
     return f"rsn::Tile<{CPP[dtype]}, {', '.join(map(str, shape))}>"
 
 
@@ -65,12 +65,14 @@ _NUMPY = {DTYPES[name].name: name for name in DTYPES if name not in NARROW}
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The element type of an array of a run."""
+    """Return the name of the element type of an array of a run, such as "f32". Raises `KeyError` for one that runs do
+    not have.
+    """
     return _NUMPY[dtype.name]
 
 
 def kind_of(value: Any) -> ValueKind | None:
-    """The kind of a number or an array; None for other values."""
+    """Return the kind of a number or an array; None for other values, and for arrays without axes or elements."""
     if isinstance(value, np.ndarray):
         return ValueKind(dtype_name(value.dtype), value.shape) if value.shape and value.size else None
     if isinstance(value, bool | np.bool_):
@@ -85,7 +87,7 @@ def kind_of(value: Any) -> ValueKind | None:
 
 
 def sample(kind: ValueKind) -> Any:
-    """A value of a kind."""
+    """Return a value of a kind: 1, True, or a tile of ones."""
     if kind.shape:
         return np.ones(kind.shape, DTYPES[kind.dtype])
     return {"bool": True, "int": 1, "float": 1.0, "f32": np.float32(1), "f64": np.float64(1)}[kind.dtype]
@@ -93,8 +95,10 @@ def sample(kind: ValueKind) -> Any:
 
 @lru_cache(maxsize=4096)
 def result(function: Callable[..., Any], kinds: tuple[Any, ...], named: tuple[tuple[str, Any], ...] = ()) -> ValueKind:
-    """The kind of what a function returns. kinds: of its arguments; an argument that is no `ValueKind` is passed as it
-    is. Raises what the function raises, and `TypeError` where the result is no number and no tile."""
+    """Return the kind of what a function returns. kinds: of its arguments; an argument that is no `ValueKind` is passed
+    as it is. named: further arguments by name. Raises what the function raises, and `TypeError` where the result is no
+    number and no tile.
+    """
     values = [sample(k) if isinstance(k, ValueKind) else k for k in kinds]
     with np.errstate(all="ignore"):
         made = scalar(function(*values, **dict(named)))
@@ -105,7 +109,9 @@ def result(function: Callable[..., Any], kinds: tuple[Any, ...], named: tuple[tu
 
 
 def of_element(dtype: str, shape: tuple[int, ...] = ()) -> ValueKind:
-    """The kind of a value that has become an element type, or of a tile with it."""
+    """Return the kind of a number that was converted to the element type `dtype`, or of a tile of this shape with such
+    elements.
+    """
     if shape:
         return ValueKind("f32" if dtype in NARROW else dtype, shape)
     if dtype in LIMITS:
@@ -136,12 +142,14 @@ class Val:
     elsewhere: tuple[str, ...] = ()
 
     def moves(self, name: str) -> bool:
-        """Whether the expression takes elements of a variable from other places than that of the result."""
+        """Return whether the expression takes elements of the variable `name` from other places than that of the
+        result.
+        """
         return any(re.search(rf"\b{re.escape(name)}\b", text) for text in self.elsewhere)
 
     @property
     def operand(self) -> str:
-        """The text as an operand."""
+        """The C++ text as an operand: in brackets where it needs them."""
         return self.text if self.simple else f"({self.text})"
 
     @property
@@ -163,7 +171,7 @@ class ItemsKind:
 
     @property
     def known(self) -> tuple[Any, ...]:
-        """The items, if they are known."""
+        """The values of the items, if they are known before the run."""
         return tuple(item.known for item in self.items)
 
 
@@ -213,7 +221,9 @@ WIDTHS = ("int", "std::int64_t", "rsn::Int")
 
 def literal(value: Any, text: str = "") -> Value:
     """Return a value that is known at compile time as a C++ constant, or as a tuple or text. text: the C++ name of the
-    constant, if it has one. Raises `TypeError` for a tile or for another kind of value."""
+    constant, if it has one. Raises `TypeError` for a tile, and for what is neither a number, a text, nor a tuple or set
+    of these.
+    """
     if isinstance(value, tuple | list | set | frozenset):
         return ItemsKind(tuple(literal(v) for v in value))
     if isinstance(value, str):
@@ -272,7 +282,7 @@ def joined(a: ValueKind, b: ValueKind) -> ValueKind | None:
 
 
 def count(shape: tuple[int, ...]) -> int:
-    """Return the number of elements of a shape."""
+    """Return the number of elements of a shape, 1 for a number."""
     return prod(shape)
 
 
@@ -289,26 +299,26 @@ def retold(value: Val, **changes: Any) -> Val:
 
 
 def known_bool(value: bool) -> Val:
-    """Return a Boolean constant."""
+    """Return a Boolean that is known before the run, as a C++ constant."""
     made = literal(bool(value))
     assert isinstance(made, Val)
     return made
 
 
 def known_int(value: int) -> Val:
-    """Return an integer constant."""
+    """Return an integer that is known before the run, as a C++ constant."""
     made = literal(value)
     assert isinstance(made, Val)
     return made
 
 
 def element_type(kind: ValueKind) -> str:
-    """Return the C++ type of one element of a kind."""
+    """Return the C++ type of one element of a kind of tile, or of a number."""
     if kind.dtype in CPP:
         return CPP[kind.dtype]
     return {"bool": "bool", "int": "rsn::Int", "float": "double"}[kind.dtype]
 
 
 def inside(value: Val, low: int, high: int) -> bool:
-    """Whether an integer surely lies between `low` and `high`, both included."""
+    """Return whether an integer lies between `low` and `high`, both included, for certain."""
     return value.low is not None and value.high is not None and low <= value.low and value.high <= high

@@ -55,10 +55,12 @@ EPSILON = 1e-5
 
 
 class KernelWriter(Operators):
-    """Writes kernels."""
+    """Writes calls of library kernels, and of functions of Python that tasks may use."""
 
     def kernel(self, name: str, given: list[Value], named: dict[str, Value]) -> Value:
-        """What a kernel gives. given, named: its arguments."""
+        """Return the value of a call of the kernel `name`; what it needs is emitted before. given: operands. named:
+        options by name. Raises `HlsError` for operands or options that have no C++.
+        """
         if name == "data":
             self.draws = True
             drawn = self.fresh("drawn")

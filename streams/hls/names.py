@@ -22,7 +22,7 @@ RESERVED = frozenset(
 
 
 class CppNames:
-    """Gives each name of a function one of C++, each different."""
+    """Gives each name of a function a name of C++, each a different one. taken: names of C++ that are in use."""
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
         self._given: dict[tuple[str, str], str] = {}
@@ -35,7 +35,9 @@ class CppNames:
         return out
 
     def of(self, name: str, suffix: str = "") -> str:
-        """The C++ name of a name, the same each time. suffix: tells apart what has the same name."""
+        """Return the C++ name of a name, the same each time. suffix: of the C++ name; it tells apart what has the same
+        name.
+        """
         key = name, suffix
         if key not in self._given:
             made = identifier(name) + suffix
@@ -47,7 +49,7 @@ class CppNames:
 
 
 def identifier(name: str) -> str:
-    """A name as an identifier of C++ that is none of its words."""
+    """Return a name as an identifier of C++ that is none of its words, and none that the generated text uses."""
     made = re.sub(r"[^A-Za-z0-9_]", lambda m: "_" if m[0] in ".#[,]" else f"u{ord(m[0]):x}_", name.replace("%", "t"))
     made = re.sub(r"_{2,}", "_", made).strip("_") or "x"
     generated = re.fullmatch(r"(tid\d+|(tile|chosen|drawn|table|part|token|bound|index)_\d+|RSN_\w+|E[A-Z0-9]+)", made)

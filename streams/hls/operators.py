@@ -49,11 +49,13 @@ KERNEL_OF = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
 
 
 class Operators(ValueWriter):
-    """Writes operators."""
+    """Writes operators of Python on values."""
 
     def folded(self, function: Callable[..., Any], values: Sequence[Value], made: Val | None) -> Val | None:
-        """Return the result of a function of known values as a constant; `made` if one is not known. If a value is
-        symbolic, return `made` with that constant as its known value. Raises `HlsError` if the function fails."""
+        """Return the result of a function of known values as a constant; made: the C++ value of the same, None if there
+        is none. Return `made` if one is not known. If a value is symbolic, return `made` with that constant as its
+        known value. Raises `HlsError` if the function fails.
+        """
         if not all(v.has_known for v in values):
             return made
         try:
@@ -69,7 +71,8 @@ class Operators(ValueWriter):
 
     def unary(self, op: str, given: Value) -> Value:
         """Return the C++ value of a unary operator, folded to a constant if the operand is known. op: `not`, `+`, `-`
-        or `~`. Raises `HlsError`."""
+        or `~`. Raises `HlsError` for an operand that the operator does not take.
+        """
         if op == "not":
             value = self.truth_of(given)
             made = Val(BOOL, f"!{value.operand}", 0, 1)
@@ -97,13 +100,16 @@ class Operators(ValueWriter):
         return self.folded(UNARY[op], [value], made) or made
 
     def integer(self, value: Val, wide: int) -> str:
-        """Return the C++ text of an integer as an operand. wide: an index of `WIDTHS`; an integer of a narrower type is
-        cast to that type."""
+        """Return the C++ text of an integer as an operand. wide: the width that is needed, an index of `WIDTHS`; an
+        integer of a narrower type is cast to that type.
+        """
         return value.operand if value.width >= wide else f"{WIDTHS[wide]}({value.text})"
 
     def binary(self, op: str, a: Value, b: Value) -> Value:
         """Return the C++ value of a binary operator, folded to a constant if both operands are known. op: as written in
-        Python, such as `//` or `not in`. Raises `HlsError`."""
+        Python, such as `//` or `not in`. Raises `HlsError` for operands that the operator does not take, and for a
+        constant result that fails.
+        """
         if op in ("in", "not in"):
             return self._contains(op, a, b)
         if isinstance(a, ItemsKind | TextKind) or isinstance(b, ItemsKind | TextKind):
@@ -170,7 +176,9 @@ class Operators(ValueWriter):
         self, op: str, x: Val, y: Val, function: Callable[..., Any] | None = None, name: str = "", kernel: str = ""
     ) -> Val:
         """Return the C++ value of an operation on floats, or on the elements of tiles. op: as for `binary`. function,
-        name, kernel: for a kernel, what it computes, and its names in C++ and in the library. Raises `HlsError`."""
+        name, kernel: for a kernel, what it computes, and its names in C++ and in the library. Raises `HlsError` for
+        operands that the operation does not take.
+        """
         function = function or BINARY[op]
         kind = self.result_of(function, (x.kind, y.kind))
         if name == "" and op in COMPARISONS:
@@ -195,8 +203,10 @@ class Operators(ValueWriter):
         return self.passed(kernel, Val(kind, text, simple=False), x, y)
 
     def passed(self, kernel: str, made: Val, *operands: Val) -> Val:
-        """Return `made`, an expression of tiles, with the number of elements that it computes in a cycle. A kernel with
-        a rate of its own gets a loop over the tile of its own. operands: what the expression reads."""
+        """Return `made`, an expression of tiles, with the number of elements that it computes in a cycle. kernel: the
+        name under which its rate is stated. A kernel with a rate of its own gets a loop of its own over the tile.
+        operands: what the expression reads.
+        """
         lanes = min(self.datapath.lanes(kernel), *(v.lanes for v in operands))
         spread = [v.text for v in operands if v.kind.shape not in ((), made.kind.shape)]
         made = replace(made, lanes=lanes, elsewhere=(*spread, *(text for v in operands for text in v.elsewhere)))

@@ -11,7 +11,9 @@ from ...isa.overlays.tasks import tree as t
 
 
 def plain_indices(body: Sequence[t.Statement]) -> frozenset[str]:
-    """Names that are indices of loops, and nothing else: no statement changes them, and they are read inside only."""
+    """Return the names that are indices of loops, and nothing else: no statement changes them, and they are read inside
+    only.
+    """
     bound: set[str] = set()
     spoiled: set[str] = set()
 
@@ -56,8 +58,10 @@ def _children(node: Any) -> list[Any]:
 
 
 def fused(body: Sequence[t.Statement], reads: Mapping[str, int]) -> tuple[t.Statement, ...]:
-    """A get into a name of the lowering whose only use is the assignment behind it gets into the user's name. What
-    takes cycles only is left out."""
+    """Return statements in which a get into a name of the lowering, whose only use is the assignment behind it, gets
+    into the user's name instead. Statements that only take cycles are left out. reads: how often each name is read in
+    the task.
+    """
     out: list[t.Statement] = []
     for node in body:
         before = out[-1] if out else None

@@ -17,8 +17,10 @@ DEVICE = VC1902
 
 
 def device_of(program: TaskProgram, name: str | None = None) -> StreamDevice:
-    """Return the device that a program is for, or the one of this name. Raises `ProgramError` for an unknown name, and
-    for another device than the one whose memory channels the program's tensors have."""
+    """Return the device called `name`; without a name, the one that the program is for, and `DEVICE` for a program that
+    is for none. Raises `ProgramError` for an unknown name, and for another device than the one whose memory channels
+    the program's tensors have.
+    """
     own = device_named(program.device) if program.device else None
     device = device_named(name) if name else own or DEVICE
     if own is not None and device is not own and any(t.channels for t in program.tensors):
@@ -28,7 +30,9 @@ def device_of(program: TaskProgram, name: str | None = None) -> StreamDevice:
 
 
 def project(made: HlsProgram, device: StreamDevice) -> dict[str, str]:
-    """Return the text of each file by its name."""
+    """Return the text of each file of the folder, by its name. device: whose part and memory channels the files state.
+    Raises `OSError` if kernels.h cannot be read.
+    """
     return {
         "top.cpp": made.text,
         "kernels.h": (HEADERS / "kernels.h").read_text(encoding="utf-8"),
@@ -40,7 +44,9 @@ def project(made: HlsProgram, device: StreamDevice) -> dict[str, str]:
 
 
 def testbench(made: HlsProgram) -> str:
-    """A program that runs the region once on files with the bytes of its tensors."""
+    """Return the text of a C++ program that runs the region once on files with the bytes of its tensors, and exits with
+    1 if a result differs from the file that holds the expected one.
+    """
     tensors = {t.name: t for t in made.program.tensors}
     used = [t for t in made.program.tensors if any(a.tensor == t.name for a in made.arguments)]
     parameters, given, lines = [], [], []
@@ -72,8 +78,9 @@ def testbench(made: HlsProgram) -> str:
 
 
 def testbench_text(header: str, declaration: str, lines: list[str]) -> str:
-    """Return a testbench. header: what it includes. declaration: of the top function. lines: of `main`, in which a
-    `Memory` is what lies in a file."""
+    """Return the text of a testbench in C++. header: the file that it includes. declaration: of the top function.
+    lines: of the body of `main`, in which a `Memory` is what lies in a file.
+    """
     return f"""// Runs the region once. NAME.bin holds the bytes of a tensor (zeros if there is no such file),
 // NAME.expected.bin those that it must have after the run; without that file they are written to NAME.out.bin.
 // SPDX-License-Identifier: Apache-2.0
@@ -133,7 +140,9 @@ int main() {{
 
 
 def script(name: str, clock_hz: float, device: StreamDevice) -> str:
-    """Return the commands for the HLS tool. name: of the top function, without its end."""
+    """Return the Tcl commands for the HLS tool. name: of the top function, without `_top`. clock_hz: the clock that is
+    asked for, in Hz. device: for whose part.
+    """
     period = 1e9 / clock_hz
     return f"""# vitis_hls -f hls.tcl
 open_project -reset {name}
@@ -150,28 +159,33 @@ csynth_design
 
 
 def channels_of(made: HlsProgram, device: StreamDevice) -> dict[str, tuple[int, ...]]:
-    """Return the memory channels of each tensor, by its name: its own, or one in turn where none are chosen."""
+    """Return the numbers of the memory channels of each tensor, by its name: its own, or one in turn where none are
+    chosen.
+    """
     names = dict.fromkeys(a.tensor for a in made.arguments)
     chosen = {t.name: t.channels for t in made.program.tensors}
     return {name: chosen[name] or (turn % len(device.channels),) for turn, name in enumerate(names)}
 
 
 def connectivity(made: HlsProgram, device: StreamDevice) -> str:
-    """The options of the linker (UG1393, v++ --config): the memory channel of each argument."""
+    """Return the text of the options of the linker (UG1393, v++ --config): the memory channel of each argument of the
+    top function.
+    """
     of_tensor = channels_of(made, device)
     return connectivity_text(made.name, device, {a.name: of_tensor[a.tensor][a.channel or 0] for a in made.arguments})
 
 
 def connectivity_text(name: str, device: StreamDevice, channels: Mapping[str, int]) -> str:
-    """Return the options of the linker. name: of the top function, without its end. channels: the number of the memory
-    channel of each argument."""
+    """Return the text of the options of the linker (UG1393, v++ --config). name: of the top function, without `_top`.
+    channels: the number of the memory channel of each argument, by the argument's name.
+    """
     lines = [f"# v++ --link --config connectivity.cfg: {device.name}", "[connectivity]", f"nk={name}_top:1:{name}_1"]
     lines += [f"sp={name}_1.{argument}:{device.channels[of].name}" for argument, of in channels.items()]
     return "\n".join(lines) + "\n"
 
 
 def readme(made: HlsProgram, device: StreamDevice) -> str:
-    """What is in the folder, and how it is built."""
+    """Return the text of README.md, in Markdown: what is in the folder, and how it is built for `device`."""
     return f"""# {made.program.name}: HLS C++ of {made.program.file}
 
 | file | what it holds |

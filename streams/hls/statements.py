@@ -46,7 +46,9 @@ class OpenLoop:
 
 
 class BodyWriter(StreamEndWriter):
-    """Writes the body of a task instance. unit: the unit that runs it, whose ends of streams it uses."""
+    """Writes the body of a task instance. float_add: cycles of an addition of floats. unit: the unit that runs it,
+    whose ends of streams it uses.
+    """
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class BodyWriter(StreamEndWriter):
         self._header = 0
 
     def write(self) -> list[str]:
-        """Return the C++ lines of the body of a task. Raises `HlsError`."""
+        """Return the C++ lines of the body of a task. Raises `HlsError` for what has no C++, and for more than
+        `LONGEST` lines.
+        """
         try:
             self.block(fused(self.task.body, self.reads))
         except NeedsUnrolling:
@@ -72,8 +76,10 @@ class BodyWriter(StreamEndWriter):
         return self.lines
 
     def block(self, body: Sequence[t.Statement]) -> None:
-        """Write statements up to the first that leaves the block. Raises `HlsError` if the function becomes longer than
-        `LONGEST` lines."""
+        """Write statements up to the first that leaves the block. Raises `HlsError` for what has no C++ and for more
+        than `LONGEST` lines, `NeedsUnrolling` for what must be known before the run. `statement` and `captured` raise
+        the same.
+        """
         done: t.Statement | None = None
         for k, statement in enumerate(body):
             behind = body[k + 1] if k + 1 < len(body) else None
@@ -93,8 +99,9 @@ class BodyWriter(StreamEndWriter):
                 done = behind
 
     def statement(self, node: t.Statement, into: t.Store | None = None) -> bool:
-        """Write one statement, with a mark of its line in the user's file before it. into: what stores that which the
-        statement gets. Returns whether that is written too."""
+        """Write one statement, with a mark of its line in the user's file before it. into: the store behind it, if it
+        stores what this statement gets. Returns whether the store is written too.
+        """
         self.place = node.place
         at, start = self.line, len(self.lines)
         self.line = node.place.line

@@ -42,7 +42,7 @@ from .kinds import (
 
 
 class HlsError(ProgramError):
-    """A task that has no C++."""
+    """A task program has no C++. The message begins with the place in the user's file."""
 
 
 class NeedsUnrolling(Exception):
@@ -57,13 +57,15 @@ class Poison:
 
 
 def names(name: str, text: str) -> bool:
-    """Whether a C++ text has a name."""
+    """Return whether a C++ text has the name `name`, as a whole word."""
     return re.search(rf"\b{re.escape(name)}\b", text) is not None
 
 
 @dataclass(frozen=True)
 class ComingTile:
-    """A tile that a product takes from a stream while it is computed. port: of the stream."""
+    """A tile that a product takes from a stream while it is computed. port: the C++ name of the stream's port. dtype:
+    the element type of the tile.
+    """
 
     port: str
     dtype: str
@@ -92,7 +94,7 @@ class ValueWriter:
         self._count = 0
 
     def fail(self, what: str) -> NoReturn:
-        """Raise `HlsError` with the file, line and column of the statement that is being written."""
+        """Raise `HlsError` with the file, line and column of the statement that is being written. what: is wrong."""
         raise HlsError(f"{self.file}:{self.place.line}:{self.place.column}: hls: {what}")
 
     def emit(self, line: str) -> None:
@@ -105,14 +107,15 @@ class ValueWriter:
         return f"{prefix}_{self._count}"
 
     def number(self, value: Value) -> Val:
-        """Return a value that is a number or a tile. Raises `HlsError` for a tuple or a text."""
+        """Return `value`, which must be a number or a tile. Raises `HlsError` for a tuple or a text."""
         if isinstance(value, Val):
             return value
         self.fail("a tuple or a text where a number or a tile is expected")
 
     def plain(self, value: Value) -> Val:
-        """Return a number or a tile; store a tile in a C++ variable. Raises `HlsError` for a variable that changes its
-        type."""
+        """Return a number or a tile; store a tile in a C++ variable. Raises `HlsError` for a tuple or a text, and for a
+        variable that changes its type.
+        """
         made = self.number(value)
         if made.adapted:
             self.fail_adapted(made)
@@ -136,7 +139,7 @@ class ValueWriter:
         return Val(value.kind, name)
 
     def tile(self, kind: ValueKind, prefix: str = "tile") -> str:
-        """Declare a variable that is a tile, and return its name."""
+        """Declare a new C++ variable that is a tile, and return its name. prefix: of the name."""
         name = self.fresh(prefix)
         self.emit(f"{kind.cpp} {name};")
         self.tiles[name] = kind
@@ -145,7 +148,7 @@ class ValueWriter:
         return name
 
     def assign(self, target: str, value: Val) -> None:
-        """Write the loop that stores an expression in a tile."""
+        """Write the loop that stores an expression in a tile. target: the C++ name of the tile."""
         if value.moves(target):
             value = self.held(value)
         if value.simple and self._renamed(value.text, target):
@@ -171,8 +174,9 @@ class ValueWriter:
         return True
 
     def takes(self, shape: tuple[int, ...], taken: TileWord) -> str:
-        """Note the cycles of a tile. Returns "" if it takes a loop, and else what C++ calls a single access outside of
-        pipelines."""
+        """Note that a tile of this shape is passed over, a word `taken` in a cycle. Returns "" if it takes a loop, and
+        else what C++ calls a single access outside of pipelines.
+        """
         if prod(shape) != taken.elements:
             self.marks.append("loop")
         return "" if prod(shape) != taken.elements else "_apart"
@@ -192,19 +196,24 @@ class ValueWriter:
         return replace(made, known=bool(value.known), has_known=True, symbolic=True) if value.has_known else made
 
     def result_of(self, function: Callable[..., Any], kinds: tuple[Any, ...], **named: Any) -> ValueKind:
-        """Return the kind of the result of a function. kinds: of its arguments. Raises `HlsError` if the function
-        raises an error."""
+        """Return the kind of the result of a function. kinds, named: as for `kinds.result`. Raises `HlsError` if the
+        function raises an error.
+        """
         try:
             return result(function, kinds, tuple(named.items()))
         except (ArithmeticError, TypeError, ValueError, IndexError, AttributeError, ProgramError) as e:
             self.fail(str(e).replace("\n", " "))
 
     def scalar_as(self, value: Val, kind: ValueKind) -> str:
-        """A number as an operand of a computation in a kind of float."""
+        """Return the C++ text of a number as an operand of a computation in floats of the kind `kind`. Raises
+        `HlsError` for a tile.
+        """
         return self.as_kind(value, ValueKind(kind.dtype)).operand
 
     def as_kind(self, value: Val, kind: ValueKind) -> Val:
-        """A value as a variable of this kind holds it. A number becomes a tile of it."""
+        """Return a value as a variable of this kind holds it. A number becomes a tile in which it is each element.
+        Raises `HlsError` for a tile of another kind.
+        """
         if value.kind == kind or (value.kind.is_int and kind.is_int):
             return replace(value, kind=kind)
         if kind.shape:
@@ -241,14 +250,15 @@ class ValueWriter:
         return f"rsn::beside<{compute}>({value.text})"
 
     def as_tile(self, value: Val, kind: ValueKind) -> Val:
-        """Return a tile with another element type."""
+        """Return a tile converted to the element type of `kind`; the shape is the same."""
         if value.kind == kind:
             return value
         return replace(value, kind=kind, text=f"rsn::convert_tile<{kind.cpp}>({value.text})", simple=False)
 
     def converted(self, given: Value, kind: ElementType) -> Val:
         """Return a value converted to an element type, as a put or a typed assignment does. Raises `HlsError` if the
-        shapes differ."""
+        shapes differ, for a tuple or a text, and for a variable that changes its type.
+        """
         value = self.number(given)
         if value.kind.shape != kind.shape:
             what = f"a tile of shape {value.kind.shape}" if value.kind.shape else "a number"
@@ -277,7 +287,7 @@ class ValueWriter:
         return made
 
     def scalar_converted(self, value: Val, dtype: str) -> str:
-        """Return the C++ text of a number, converted to the C++ type of an element."""
+        """Return the C++ text of a number, converted to the C++ type of an element. dtype: of the element."""
         if dtype in ("f32", "f64") and value.has_known and not value.symbolic:
             made = literal(np.asarray(value.known).astype(np.float32 if dtype == "f32" else np.float64)[()])
             assert isinstance(made, Val)

@@ -49,7 +49,7 @@ class Variable:
 
     @property
     def declaration(self) -> str:
-        """The statement that declares it."""
+        """The C++ statement that declares it; numbers begin with 0."""
         if self.kind.shape:
             return f"{self.kind.cpp} {self.text};"
         if self.kind == BOOL:
@@ -63,7 +63,9 @@ NO_WIDTHS: Mapping[str, int] = {}
 
 
 class Variables(ExpressionWriter):
-    """Keeps values in variables. widths: of those integers that the first writing of a task has found to be wide."""
+    """Keeps values in variables of C++. widths: of integers that the first writing of a task has found to be wide, an
+    index of `WIDTHS` by the variable's name.
+    """
 
     def __init__(self, file: str, widths: Mapping[str, int]) -> None:
         super().__init__(file)
@@ -116,7 +118,9 @@ class Variables(ExpressionWriter):
                 variable.dtype = ""
 
     def bind(self, name: str, value: Value, dtype: str = "") -> None:
-        """Give a name a value. A value that is known at compile time gets no C++ variable."""
+        """Give a name a value, and write the assignment to its C++ variable. dtype: as for `keep`. A value that is
+        known at compile time gets no C++ variable.
+        """
         if isinstance(value, ItemsKind):
             self.env[name] = self._kept_items(name, value)
         elif isinstance(value, Val) and value.text in self.fresh_tiles and name.startswith("%"):
@@ -137,7 +141,9 @@ class Variables(ExpressionWriter):
         return ItemsKind(tuple(made))
 
     def join(self, a: Env, b: Env, widen: bool = False) -> Env:
-        """The values of names where two paths meet. widen: limits that differ are given up."""
+        """Return the values of names where two paths with the values a and b meet; a name that has no one kind there
+        becomes a `Poison`. widen: limits of integers that differ are given up.
+        """
         out: Env = {}
         for name in {**a, **b}:
             one, other = a.get(name), b.get(name)
@@ -178,7 +184,9 @@ class Variables(ExpressionWriter):
 
     def settle(self, now: Env, wanted: Env) -> list[str]:
         """Return the C++ assignments at the end of a path, so that variables hold the values that the other paths
-        expect. now: values of this path. wanted: values after the join."""
+        expect. now: values of this path. wanted: values after the join. Raises `HlsError` for a value that no variable
+        of the wanted kind holds.
+        """
         outer, self.lines = self.lines, []
         for name, target in wanted.items():
             value = now.get(name)

@@ -21,8 +21,10 @@ _BY_OPERAND = {
 
 
 def banks(lines: Sequence[str], tiles: Mapping[str, ValueKind], packed: Mapping[str, int]) -> dict[str, TileWord]:
-    """How many banks the rows and the columns of each tile need. lines: of a function. tiles: the kinds of its
-    variables. packed: the elements that a port moves in a cycle, by the name of its shard."""
+    """Return into how many banks the rows and the columns of each tile are cut, by the name of its variable. lines: C++
+    of a function. tiles: the kinds of its variables. packed: the elements that a port moves in a cycle, by the name of
+    its shard.
+    """
     out = {name: TileWord(1, 1) for name in tiles}
     for line in lines:
         found = _WORD.search(line)
@@ -47,7 +49,9 @@ def banks(lines: Sequence[str], tiles: Mapping[str, ValueKind], packed: Mapping[
 
 
 def partitioned(lines: Sequence[str], tiles: Mapping[str, ValueKind], packed: Mapping[str, int]) -> Iterator[str]:
-    """Yield the lines of a function, with a pragma behind the declaration of each tile that is cut into banks."""
+    """Yield the lines of a function, with a pragma behind the declaration of each tile that is cut into banks. lines,
+    tiles, packed: as for `banks`.
+    """
     found = banks(lines, tiles, packed)
     for line in lines:
         yield line

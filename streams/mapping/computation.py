@@ -11,7 +11,8 @@ Ran = frozenset[tuple[int, ...]]
 
 
 def computation(task: TaskDecl, ran: Ran) -> tuple[str, ...]:
-    """Return the statements that an instance runs, one text each, in the order of the file. ran: of the instance.
+    """Return the statements that an instance runs, one text each, in the order of the file. task: of the instance. ran:
+    `Instance.ran`, the places of the statements that it runs.
 
     Streams, their indices and local variables are renamed as they come; conditions of meta_if are left out, and loops
     with known trips hold their number. Tasks that differ in these names only have equal results.

@@ -24,7 +24,8 @@ from .transfers import off_chip
 class Cost:
     """Less is better, the first that differs decides. cycles: of one run. off_chip: bytes of tensor tiles that are
     loaded or stored; a tile that the shot before on the same node had is not loaded again, and one that several nodes
-    load in one epoch is loaded once. on_chip: bytes on physical streams. ports: of all nodes."""
+    load in one epoch is loaded once. on_chip: bytes on physical streams. ports: how many all nodes take together.
+    """
 
     cycles: int
     off_chip: int
@@ -37,7 +38,9 @@ class Cost:
 
 
 def cost(mapped: Mapped, machine: MeshDescription | None = None) -> Cost:
-    """Return the cost of a mapping. machine: for costs that depend on it, which this one does not."""
+    """Return the cost of a mapping; cycles are those of `cycles`, and the estimate of `makespan` where that gives none.
+    machine: for costs that depend on it, which this one does not.
+    """
     on_chip = sum(stream.size for stream in mapped.streams)
     ports = sum(len(holders) for k in range(len(mapped.groups)) for holders in mapped.ports(k))
     found = cycles(mapped)

@@ -29,5 +29,7 @@ class MappingError(RsnError):
         self.code, self.message, self.place, self.notes = code, message, place, notes
 
     def rendered(self, source: Source) -> str:
-        """Return the message with the user's line and a caret."""
+        """Return the message with the user's line and a caret below it. source: the file that the program was read
+        from.
+        """
         return source.render(SourceFinding(self.code, self.message, self.place, self.notes))

@@ -17,9 +17,10 @@ MAPPINGS = 10_000
 
 
 def every_mapping(start: Mapped, worth: Callable[[Mapped], bool]) -> Iterator[Mapped | None]:
-    """Yield the mappings that primitives make of one, that one first, each once. In bundles, streams whose peer moves
-    their tokens in another order stay apart: a chain may make them local. worth: whether to look at what a
-    mapping becomes. Yield None at last if there are more than `MAPPINGS`."""
+    """Yield the mappings that primitives make of `start`, that one first, each once. In bundles, streams whose peer
+    moves their tokens in another order stay apart: a chain may make them local. worth: whether to look at what a
+    mapping becomes. Yield None at last if there are more than `MAPPINGS`.
+    """
     seen = {_key(start)}
     todo = [start]
     while todo:

@@ -47,7 +47,9 @@ class Footprint:
 
 
 def footprint(region: Region, instance: Instance) -> Footprint | None:
-    """Return the footprint of an instance; None for a task whose tensors have several names, or are not typed."""
+    """Return the footprint of an instance; None for a task whose tensors have several names, or are not typed, and for
+    an instance that does not read without a mistake.
+    """
     context = region.contexts.get(instance.task.name)
     if context is None or any(name == instance.task.name for name, _ in context.reading.renamed):
         return None
@@ -74,8 +76,9 @@ def footprint(region: Region, instance: Instance) -> Footprint | None:
 
 
 def whole_tiles(tiles: Sequence[TensorTile]) -> Footprint:
-    """Return the footprint of an instance of which only the tiles are known: it holds and moves all of them all the
-    time."""
+    """Return the footprint of an instance of which only the tiles are known: it holds all of them, and moves them in
+    one moment that lasts as long as it runs.
+    """
     moved = [(tile, write) for tile in tiles for write in (False, True) if (tile.writes if write else tile.reads)]
     held = sum(tile.size for tile in tiles)
     return Footprint(held, held, 1, {(tile.parameter, write): (0, 0) for tile, write in moved})

@@ -46,7 +46,9 @@ class VirtualNode:
 
 @dataclass(frozen=True)
 class NodeStream:
-    """A stream from one node to another. depth, tokens: in elements."""
+    """A stream from one node to another. stream, writer, reader: numbers of the stream and the nodes. type: of an
+    element. depth: in elements. packing: elements of one transfer. tokens: elements that pass it in one run.
+    """
 
     stream: int
     name: str
@@ -60,14 +62,16 @@ class NodeStream:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of one element."""
+        """Bytes of one element of the stream."""
         return bytes_of(self.type)
 
 
 @dataclass(frozen=True)
 class MappingGraph:
-    """nodes: task instances that move or compute something. idle: names of the others. edges: by stream.
-    exchanges: streams of collectives, over which instances give each other their parts and the result."""
+    """The virtual mapping graph of a region. nodes: task instances that move or compute something. idle: names of the
+    others. edges: by stream. exchanges: streams of collectives, over which instances give each other their parts and
+    the result.
+    """
 
     region: Region
     nodes: tuple[VirtualNode, ...]
@@ -82,7 +86,7 @@ class MappingGraph:
 
     @cached_property
     def into(self) -> Sequence[Sequence[NodeStream]]:
-        """The streams that each node reads."""
+        """The streams that each node reads, by the number of the node."""
         found: list[list[NodeStream]] = [[] for _ in self.nodes]
         for edge in self.edges.values():
             found[edge.reader].append(edge)
@@ -90,7 +94,7 @@ class MappingGraph:
 
     @cached_property
     def outof(self) -> Sequence[Sequence[NodeStream]]:
-        """The streams that each node writes."""
+        """The streams that each node writes, by the number of the node."""
         found: list[list[NodeStream]] = [[] for _ in self.nodes]
         for edge in self.edges.values():
             found[edge.writer].append(edge)
@@ -106,8 +110,9 @@ class MappingGraph:
 
 
 def mapping_graph(region: Region) -> MappingGraph:
-    """Build the graph of a program that `report_on` finds well-typed. A put or a get counts as one cycle if the program
-    was not read in beats."""
+    """Return the graph of a program that `report_on` finds well-typed (Dato, section 6). A put or a get counts as one
+    cycle if the program was not read in beats.
+    """
     kernels: dict[object, int] = {}
     nodes: list[VirtualNode] = []
     idle: list[str] = []
@@ -165,7 +170,8 @@ def _end(region: Region, stream: int, put: bool) -> tuple[object, ...]:
 
 def canonical(body: Body, order: dict[int, int]) -> tuple[object, ...]:
     """Return a body in a form that is equal for bodies that differ only in stream numbers: streams are renumbered in
-    the order of first use. order: new number of each stream; new streams are added to it."""
+    the order of first use. order: the new number of each stream, by the old one; streams that are not in it are added.
+    """
     out: list[object] = []
     for node in body:
         if isinstance(node, Op):
@@ -180,8 +186,9 @@ def canonical(body: Body, order: dict[int, int]) -> tuple[object, ...]:
 
 
 def cycles(body: Sequence[Node]) -> int:
-    """Return the cycles of a body: those of its beats, 1 for a put or a get outside of beats, the larger arm of a
-    branch."""
+    """Return the cycles of a body, with nothing that waits: those of its beats, 1 for a put or a get outside of beats,
+    the larger arm of a branch.
+    """
     count = 0
     for node in body:
         if isinstance(node, Beat):

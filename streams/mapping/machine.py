@@ -47,11 +47,11 @@ class MeshDescription:
 
     @property
     def tiles(self) -> int:
-        """Number of tiles."""
+        """How many tiles the mesh has."""
         return self.rows * self.columns
 
     def tiled(self, limits: Mapping[str, int]) -> MeshDescription:
-        """Return the same mesh with other limits of its tiles, by field."""
+        """Return the same mesh with other limits of its tiles: ports or bytes, by the name of the field."""
         return MeshDescription(**{**asdict(self), **limits})
 
 
@@ -60,7 +60,9 @@ MESHES = {"mesh4x4": MeshDescription()}
 
 
 def mesh(name: str) -> MeshDescription:
-    """Return a mesh, given its name or the path of a TOML file. Raises `MeshError`."""
+    """Return a mesh, given its name or the path of a TOML file. Raises `MeshError` for another name, for a file that
+    cannot be read or is no TOML, and for wrong fields.
+    """
     if name in MESHES:
         return MESHES[name]
     path = Path(name)

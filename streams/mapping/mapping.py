@@ -18,8 +18,9 @@ from .shots import Collocations, Shots, agree
 
 @dataclass(frozen=True)
 class PhysicalStream:
-    """A stream between two nodes. logical: the streams of the program that take turns on it. apart: streams of the same
-    position that need another physical stream, because the order at its ends differs."""
+    """A stream between two nodes, given by their numbers. logical: the streams of the program that take turns on it.
+    apart: streams of the same position that need another physical stream, because the order at its ends differs.
+    """
 
     number: int
     writer: int
@@ -86,7 +87,8 @@ class AppliedPrimitive:
 
 
 class Mapped:
-    """A mapping of a graph. groups: its nodes. steps: the primitives that made it, in order.
+    """A mapping of a graph. made: makes its nodes. groups: its nodes. of: for each instance, by number, the number of
+    the node that runs it. steps: the primitives that made it, in order.
 
     It does not change: primitives return a new one.
     """
@@ -110,7 +112,7 @@ class Mapped:
 
     @classmethod
     def start(cls, graph: MappingGraph, fuse: bool = True) -> Mapped:
-        """Return the mapping in which each instance is a node of its own."""
+        """Return the mapping in which each instance is a node of its own. fuse: as for `Collocations`."""
         made = Collocations(graph, fuse)
         return cls(made, [made.single(node.number) for node in graph.nodes])
 
@@ -129,18 +131,23 @@ class Mapped:
         return group
 
     def name(self, group: int) -> str:
-        """Return a short name of a node: that of its first instance, and how many others it runs."""
+        """Return a short name of a node: that of its first instance, and how many others it runs, such as
+        `gemm[0,1]+3`. group: the number of the node.
+        """
         shots = self.groups[group].shots
         first = self.graph.nodes[shots[0]].name
         return first if len(shots) == 1 else f"{first}+{len(shots) - 1}"
 
     def members(self, group: int) -> tuple[str, ...]:
-        """Return the names of the instances of a node, in the order in which they run."""
+        """Return the names of the instances of a node, in the order in which they run. group: the number of the
+        node.
+        """
         return tuple(self.graph.nodes[shot].name for shot in self.groups[group].shots)
 
     def joined(self, components: Sequence[tuple[Shots, Sequence[int]]], *steps: AppliedPrimitive) -> Mapped:
-        """Return the mapping in which each of some sets of nodes, given by number, is one new node, at the place of its
-        first member. steps: the primitives that do so."""
+        """Return the mapping in which each of some sets of nodes is one new node, at the place of its first member.
+        components: the new node, and the numbers of the nodes that it replaces. steps: the primitives that do so.
+        """
         gone = {k for _, members in components for k in members}
         put = {min(members): node for node, members in components}
         groups = [put.get(k, group) for k, group in enumerate(self.groups) if k in put or k not in gone]
@@ -192,9 +199,10 @@ class Mapped:
         return tuple(out)
 
     def shared(self, a: int, b: int) -> list[tuple[tuple[NodeStream, ...], tuple[NodeStream, ...]]]:
-        """Return the streams from a to b by the physical stream that they share, each with those of the same
-        position that do not fit on it. Streams share one if they have the same place in bundled parts at one of its
-        ends, and both ends move their tokens in the same order."""
+        """Return the logical streams from node a to node b: for each physical stream those that share it, and those of
+        the same position that do not fit on it. Streams share one if they have the same place in bundled parts at one
+        of its ends, and both ends move their tokens in the same order.
+        """
         streams = self.between[a, b]
         if len(streams) == 1:
             return [((self.graph.edges[streams[0]],), ())]
@@ -240,11 +248,13 @@ class Mapped:
         ]
 
     def taken(self, group: int) -> list[PhysicalStream]:
-        """Return the physical streams that a node reads; their numbers count for this node only."""
+        """Return the physical streams that a node reads; they are numbered for this node only, from 0. group: the
+        number of the node.
+        """
         return self._of([(a, group) for a in sorted(self.predecessors[group])])
 
     def given(self, group: int) -> list[PhysicalStream]:
-        """Return the physical streams that a node writes, as `taken`."""
+        """Return the physical streams that a node writes, numbered as in `taken`. group: the number of the node."""
         return self._of([(group, b) for b in sorted(self.successors[group])])
 
     def _of(self, pairs: Sequence[tuple[int, int]]) -> list[PhysicalStream]:
@@ -255,7 +265,9 @@ class Mapped:
 
     def ports(self, group: int) -> tuple[list[Holder], list[Holder]]:
         """Return what takes the input and the output ports of a node: each physical stream, all the time; and loads and
-        stores of tensors, each from its first to its last access. Those that do not meet take turns on one port."""
+        stores of tensors, each from its first to its last access. Those that do not meet take turns on one port. group:
+        the number of the node.
+        """
         ins = [Holder(f"{self.stream_name(s)} from {self.name(s.writer)}", 1) for s in self.taken(group)]
         outs = [Holder(f"{self.stream_name(s)} to {self.name(s.reader)}", 1) for s in self.given(group)]
         for write, holders in ((False, ins), (True, outs)):
@@ -294,7 +306,8 @@ class Mapped:
 
     def memory(self, group: int) -> list[Holder]:
         """Return what takes the bytes of a node in the phase that takes most: tiles and variables that its shots hold
-        there, local buffers, and the slots of the streams that it takes."""
+        there, local buffers, and the slots of the streams that it reads. group: the number of the node.
+        """
         node = self.groups[group]
         phases = node.phases[-1] + 1
         held: list[list[Holder]] = [[] for _ in range(phases)]
@@ -331,7 +344,9 @@ class Mapped:
         return out
 
     def over(self, group: int, machine: MeshDescription) -> Sequence[Excess]:
-        """Return where a node exceeds a tile."""
+        """Return where a node needs more ports or bytes than a tile of the machine has; empty if it fits. group: the
+        number of the node.
+        """
         found = self._over.get((group, machine))
         if found is None:
             ins, outs = self.ports(group)
@@ -345,7 +360,7 @@ class Mapped:
         return found
 
     def stream_name(self, stream: PhysicalStream) -> str:
-        """Return the name of a physical stream: those of its logical ones."""
+        """Return the name of a physical stream: that of its logical one, or of the first three of several."""
         names = [edge.name for edge in stream.logical]
         if len(names) == 1:
             return names[0]
@@ -372,5 +387,5 @@ def _tokens(count: int, size: int) -> str:
 
 
 def names(mapped: Mapped, groups: Iterable[int]) -> tuple[str, ...]:
-    """Return the names of nodes."""
+    """Return the names of nodes, in order. groups: their numbers."""
     return tuple(mapped.name(k) for k in groups)

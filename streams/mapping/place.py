@@ -32,8 +32,9 @@ Weights = Sequence[dict[int, int]]
 
 @dataclass(frozen=True)
 class Placement:
-    """tiles: (row, column) of each node. length: of all streams together, in steps from tile to tile. bound: no
-    placement is shorter."""
+    """Where nodes are on a mesh. tiles: (row, column) of each node, by its number. length: of all streams together, in
+    steps from tile to tile. bound: no placement is shorter.
+    """
 
     tiles: tuple[tuple[int, int], ...]
     length: int
@@ -71,7 +72,9 @@ def place(mapped: Mapped, machine: MeshDescription) -> Placement:
 
 
 def best_placement(weights: Weights, rows: int, columns: int, tried: int = TRIED) -> Placement:
-    """Place nodes on a mesh. tried: limit of partial placements that are looked at for a proof."""
+    """Place nodes on a mesh of `rows` by `columns` tiles, which are at least as many as the nodes. weights: how many
+    streams join which nodes. tried: limit of partial placements that are looked at for a proof.
+    """
     order = _order(weights)
     at = _improved(weights, _greedy(weights, order, rows, columns), rows, columns)
     bound = _bound(weights)

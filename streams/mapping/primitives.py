@@ -22,7 +22,9 @@ from .shots import Shots, alternated
 def chain(mapped: Mapped, a: str, b: str, machine: MeshDescription | None = None) -> Mapped:
     """Return the mapping in which one node runs a, then b. Streams from a to b become local buffers.
 
-    a, b: names of nodes, or of instances; one of these stands for the node that runs it. Raises `MappingError`.
+    a, b: names of nodes, or of instances; one of these stands for the node that runs it. machine: whose ports and bytes
+    limit the node; None for no limits. Raises `MappingError` for a name that there is not, nodes that wait for each
+    other, and a node that does not fit a tile.
     """
     x, y = mapped.group(a), mapped.group(b)
     if x == y:
@@ -35,15 +37,18 @@ def chain(mapped: Mapped, a: str, b: str, machine: MeshDescription | None = None
 
 
 def links(mapped: Mapped, group: int) -> tuple[Shots, ...]:
-    """Return the parts of a chain, which is the same however it came about; of a collective, and of any other node, the
-    node itself."""
+    """Return the parts of a node that is a chain, which is the same however it came about; of a collective, and of any
+    other node, the node itself.
+    """
     node = mapped.groups[group]
     exchanged = not mapped.graph.exchanges.isdisjoint(local.stream for local in node.local)
     return node.parts if node.kind == "chain" and not exchanged else (node,)
 
 
 def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
-    """Raise `MappingError` if the graph does not allow that one node runs x, then y."""
+    """Raise `MappingError` if the graph does not allow that one node runs node x, then node y, given by their
+    numbers.
+    """
     what = f"chain({mapped.name(x)}, {mapped.name(y)})"
     if exchanges(mapped, x, y):
         return
@@ -74,8 +79,9 @@ def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
 
 
 def exchanges(mapped: Mapped, x: int, y: int) -> bool:
-    """Whether what two nodes give each other both ways is the exchange of a collective, and one node can run both: it
-    changes from one to the other where they wait, which loops do not allow."""
+    """Return whether what two nodes, given by their numbers, send each other both ways is the exchange of a collective,
+    and one node can run both: it changes from one to the other where they wait, which loops do not allow.
+    """
     back, forth = mapped.between.get((y, x), ()), mapped.between.get((x, y), ())
     if not (back and forth) or not {*back, *forth} <= mapped.graph.exchanges:
         return False
@@ -90,8 +96,10 @@ def bundle(
     """Return the mapping in which one node runs equal nodes in turn, in the order given. Their streams to a common peer
     become one.
 
-    nodes: names as for `chain`; of a bundle its parts are taken. separate: where a
-    peer moves the tokens in another order, the streams stay apart, instead of a refusal. Raises `MappingError`.
+    nodes: names as for `chain`; of a bundle its parts are taken. machine: as for `chain`. separate: where a peer moves
+    the tokens in another order, the streams stay apart, instead of a refusal. Raises `MappingError` for a name that
+    there is not, fewer than two nodes, nodes that differ or feed each other, a peer with another order, and a node that
+    does not fit a tile.
     """
     groups = list(dict.fromkeys(mapped.group(name) for name in nodes))
     what = f"bundle({', '.join(nodes if len(nodes) < 5 else [*nodes[:3], f'... {len(nodes)} nodes'])})"
@@ -109,7 +117,9 @@ def bundle(
 
 
 def refuse_bundle(mapped: Mapped, groups: Sequence[int], what: str) -> list[Shots]:
-    """Return the parts of a bundle of nodes. Raises `MappingError` if the nodes differ, or a path joins two of them."""
+    """Return the parts of a bundle of nodes. groups: their numbers. what: begins the message. Raises `MappingError` if
+    the nodes differ, or a path joins two of them.
+    """
     parts = _parts([mapped.groups[k] for k in groups])
     for part in parts[1:]:
         if part.kernel != parts[0].kernel:
@@ -132,8 +142,9 @@ def _parts(groups: Sequence[Shots]) -> list[Shots]:
 
 
 def path(mapped: Mapped, starts: Sequence[int], ends: set[int]) -> list[int]:
-    """Return a shortest path from one of the starts to one of the ends other than it, empty if there is none; it passes
-    no other start or end. From a single start, a path of one edge does not count."""
+    """Return a shortest path, as numbers of nodes, from one of the starts to one of the ends other than it, empty if
+    there is none; it passes no other start or end. From a single start, a path of one edge does not count.
+    """
     direct = len(starts) > 1
     inner = set(starts)
     before: dict[int, int] = {}

@@ -21,8 +21,10 @@ from .shots import renamed
 
 
 def mapped_program(mapped: Mapped, externals: Mapping[str, Any] | None = None) -> TaskProgram:
-    """Return a mapped program as a task program. externals: names that tasks may call. Raises `MappingError` for shots
-    of one node that wait for each other, which take turns only if their loops are fused; a unit does not fuse them."""
+    """Return a mapped program as a task program. externals: as for `build.task_program`. Raises `Refused` and
+    `ProgramError` as that function, and `MappingError` for shots of one node that wait for each other, which take turns
+    only if their loops are fused; a unit does not fuse them.
+    """
     mapped = mapped.unfused()
     graph = mapped.graph
     program = task_program(graph.region, externals)

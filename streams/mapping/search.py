@@ -68,12 +68,12 @@ class BestMapping:
 
     @property
     def chains(self) -> int:
-        """Nodes that `chain` has joined to others."""
+        """How many nodes `chain` has joined to others."""
         return sum(step.times for step in self.mapped.steps if step.primitive == "chain")
 
     @property
     def bundles(self) -> list[int]:
-        """The sizes of the bundles, in parts."""
+        """The number of parts of each bundle."""
         return [len(parts) for group in self.mapped.groups for parts in _bundles(group)]
 
 
@@ -123,12 +123,13 @@ def search(
     patience: int | None = None,
     start: Mapped | None = None,
 ) -> BestMapping:
-    """Return the best mapping of at most so many nodes: of graphs of a few nodes, of all that primitives make.
+    """Return the best mapping that is found of at most `at_most` nodes: of graphs of a few nodes, of all that
+    primitives make.
 
     machine: its ports and bytes limit each node. measure: its cost. states: how many are looked at in classes, by
     default `WORK` instances in all. patience: states without a better mapping than the best so far, after which the
-    search stops. start: where it begins, by default with an instance on each node. Raises `MappingError` with the
-    nearest miss if none fits.
+    search stops. start: where it begins, by default with an instance on each node. Raises `MappingError`, with the
+    nearest miss, if no mapping fits or is proved.
     """
     start = start or Mapped.start(graph)
     found, all_seen = _looked_at(start, at_most, machine, measure, states, patience)
@@ -172,8 +173,10 @@ def _look(start: Mapped, found: _Candidates, states: int | None, patience: int |
 
 
 def least_cycles(start: Mapped, at_most: int) -> int:
-    """Return cycles that no mapping has fewer of: a node takes the work of its instances one after the other, and they
-    are no faster than on nodes of their own with streams that have no limit. start: what primitives are applied to."""
+    """Return a number of cycles that no mapping of at most `at_most` nodes is below: a node takes the work of its
+    instances one after the other, and they are no faster than on nodes of their own with streams that have no limit.
+    start: what primitives are applied to.
+    """
     work = sum(node.cycles for node in start.graph.nodes)
     share = max(-(-work // at_most), max((node.cycles for node in start.graph.nodes), default=0))
     return max(share, cycles(start, endless=True) or 0)
@@ -274,8 +277,9 @@ def _feeds_itself(mapped: Mapped, group: int) -> bool:
 
 
 def least_changes(start: Mapped, at_most: int, machine: MeshDescription) -> list[str]:
-    """Return the changes of a machine with which a program fits: of one limit of its tiles, each as small as was found;
-    if no one limit suffices, of all together."""
+    """Return, in words, the changes of a machine with which a program fits on at most `at_most` nodes: of one limit of
+    its tiles, each as small as was found; if no one limit suffices, of all together.
+    """
     out = []
     for limit in LIMITS:
         found = _least(start, at_most, machine.tiled({limit: LARGEST}), (limit,), machine)
@@ -346,8 +350,10 @@ def _bundles(group: Shots) -> Iterator[Sequence[Shots]]:
 def moves(
     mapped: Mapped, at_most: int, machine: MeshDescription | None = None, dropped: list[Mapped] | None = None
 ) -> Iterator[Mapped]:
-    """Yield the mappings that one move on a class reaches, and whose nodes are allowed. dropped: to it, the smallest of
-    the others is appended."""
+    """Yield the mappings that one move on a class reaches, and whose new nodes need no more ports and bytes than a tile
+    has, or than the worst node before. at_most: nodes that are wanted in the end. dropped: the smallest of the other
+    mappings is appended to it.
+    """
     worst: dict[str, int] = {}
     if machine is not None:
         for k in _first_of_each(mapped, set()):
@@ -451,7 +457,9 @@ def _closes(after: dict[int, int], a: int, b: int) -> bool:
 
 
 def keeps_order(mapped: Mapped, components: Sequence[Sequence[int]]) -> bool:
-    """Whether sets of nodes, each one node that runs them in the order given, make no new cycle."""
+    """Return whether no new cycle of nodes comes about if each of some sets of nodes becomes one node, which runs them
+    in the order given. components: the numbers of the nodes of each set.
+    """
     of = list(range(len(mapped.groups)))
     turn = [0] * len(of)
     for members in components:
@@ -468,7 +476,7 @@ def keeps_order(mapped: Mapped, components: Sequence[Sequence[int]]) -> bool:
 
 
 def acyclic(edges: Collection[tuple[int, int]]) -> bool:
-    """Whether a graph without repeated edges has no cycle."""
+    """Return whether a directed graph has no cycle. edges: (from, to), each once."""
     after: dict[int, list[int]] = defaultdict(list)
     count: Counter[int] = Counter()
     for a, b in edges:

@@ -21,8 +21,10 @@ HALVINGS = 12
 
 
 def sequences(mapped: Mapped) -> Iterator[list[int]]:
-    """Yield orders of the nodes in which each stands behind all that feed it: level by level; along paths; and each one
-    where it is needed first, so that few tokens wait. None if the nodes feed each other."""
+    """Yield orders of the nodes, as their numbers, in which each stands behind all that feed it: level by level; along
+    paths; and each one where it is needed first, so that few tokens wait. It yields nothing if the nodes feed each
+    other.
+    """
     levels = _along(mapped, 0)
     if len(levels) < len(mapped.groups):
         return
@@ -61,8 +63,9 @@ def _along(mapped: Mapped, which: int) -> list[int]:
 
 
 def cuts(mapped: Mapped, at_most: int, machine: MeshDescription | None) -> Iterator[Mapped]:
-    """Yield mappings of at most so many nodes that fit a tile each, made of runs of nodes: those in which the node with
-    the most cycles has the fewest."""
+    """Yield mappings of at most `at_most` nodes, each of which fits a tile of the machine (None: any), made of runs of
+    nodes. Of each order, they come with fewer and fewer cycles of the node that has most.
+    """
     for order in sequences(mapped):
         runs = _Runs(mapped, order, machine)
         low, high = 0, runs.work[-1]

@@ -21,8 +21,9 @@ RUNS = 1 << 16
 
 @dataclass(frozen=True)
 class Local:
-    """A stream inside a node. tokens: that its buffer holds. first, last: numbers of the shots that write and read
-    it."""
+    """A stream inside a node. stream: its number. tokens: elements that its buffer holds. first, last: numbers of the
+    shots that write and read it.
+    """
 
     stream: int
     tokens: int
@@ -31,12 +32,13 @@ class Local:
 
 
 class Shots:
-    """A node of a mapping. Made by `Collocations`, which makes each distinct one once.
+    """A node of a mapping. number: among all that its `Collocations` has made. kind: single, chain or bundle. Made by
+    `Collocations`, which makes each distinct one once.
 
-    parts: none for a single instance. shots: instances in the order in which they run. phases: of each
-    shot; shots of one phase run at the same time, their loops fused. positions: its streams to the
-    outside: streams at one position have the same place in each part of a bundle. kernel: equal numbers
-    mean equal nodes up to names. body: operations on outer streams, in order.
+    parts: none for a single instance. shots: instances in the order in which they run. phases: of each shot; shots of
+    one phase run at the same time, their loops fused. positions: its streams to the outside: streams at one position
+    have the same place in each part of a bundle. kernel: equal numbers mean equal nodes up to names. body: operations
+    on outer streams, in order.
     """
 
     __slots__ = ("body", "kernel", "kind", "local", "number", "parts", "phases", "positions", "shots")
@@ -67,7 +69,7 @@ class Collocations:
         self._loaded: dict[int, int] = {}
 
     def single(self, number: int) -> Shots:
-        """Return the node of one instance."""
+        """Return the node of one instance, which is given by its number in the graph."""
         node = self.graph.nodes[number]
         positions = tuple((stream,) for stream, _ in node.ends)
         return self._make("single", (), number, (number,), (0,), positions, ("single", node.kernel), node.body, ())
@@ -119,7 +121,9 @@ class Collocations:
         return self._make("bundle", tuple(parts), None, shots, tuple(phases), positions, kernel, body, tuple(local))
 
     def loaded(self, node: Shots) -> int:
-        """Return the bytes of tiles that a node loads and stores, however often other nodes load them."""
+        """Return the bytes of tiles that a node loads and stores in one run, also of those that other nodes load too; a
+        tile that the shot before has is not loaded again.
+        """
         found = self._loaded.get(node.number)
         if found is None:
             found = 0
@@ -212,7 +216,8 @@ def _moved(part: Shots, base: int) -> list[Local]:
 
 def alternated(bodies: Sequence[Body], inside: Set[int]) -> Body | None:
     """Return the operations of bodies as one: each goes on until it would wait for a token of a stream inside, then the
-    next one does. None if all of them wait."""
+    next one does. inside: the numbers of these streams. None if all of them wait.
+    """
     at = [0] * len(bodies)
     fill: dict[int, int] = {}
     out: list[Node] = []
@@ -234,7 +239,9 @@ def alternated(bodies: Sequence[Body], inside: Set[int]) -> Body | None:
 
 
 def without(body: Body, streams: Set[int], memo: dict[int, Body]) -> Body:
-    """Return a body without the operations on some streams. memo: of the nodes done so far, by identity."""
+    """Return a body without the operations on some streams, given by their numbers. memo: what became of nodes so far,
+    by their `id`; it is added to.
+    """
     out: list[Node] = []
     for node in body:
         if not any(s in streams for s, _, _ in node.needs):
@@ -262,7 +269,9 @@ def _without(node: Node, streams: Set[int], memo: dict[int, Body]) -> Iterator[N
 
 def renamed(body: Body, names: Mapping[int, int], made: dict[object, Body]) -> Body:
     """Return a body on other streams. Of a beat that has a stream twice by that, a beat is made for each time, as a
-    unit does. names: new number of each. made: what became of nodes so far; equal ones stay the same object."""
+    unit does. names: the new number of each stream, by the old one. made: what became of nodes so far; equal ones stay
+    the same object.
+    """
     out: list[Node] = []
     for node in body:
         key: object = ("op", node.stream, node.put, node.place) if isinstance(node, Op) else id(node)
@@ -306,7 +315,9 @@ class DataOrder(Exception):
 
 
 def runs(body: Sequence[Node], streams: Set[int]) -> Iterator[Run]:
-    """Yield the order in which a body moves tokens of some streams. Raises `DataOrder`."""
+    """Yield the order in which a body moves tokens of some streams, given by their numbers: which stream, and how many
+    of its tokens in a row. Raises `DataOrder` if data decides it.
+    """
     last, count = -1, 0
     for stream, n in _runs(body, streams):
         if stream == last:
@@ -346,8 +357,9 @@ def _short(word: Iterator[Run]) -> Iterator[Run]:
 
 
 def agree(one: Body, two: Body, streams: Set[int]) -> bool:
-    """Whether two bodies move the tokens of some streams in the same order; not if data decides it, or beyond
-    `RUNS`."""
+    """Return whether two bodies move the tokens of some streams, given by their numbers, in the same order. False if
+    data decides the order, or if it has more than `RUNS` runs.
+    """
     a, b = runs(one, streams), runs(two, streams)
     try:
         for _ in range(RUNS):

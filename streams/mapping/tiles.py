@@ -30,7 +30,7 @@ class TensorTile:
 
     @cached_property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of the tile."""
         return bytes_of(self.type)
 
 
@@ -41,7 +41,9 @@ def _labels(parameter: TaskParameter, rank: int) -> tuple[int | None, ...]:
 
 
 def tiles(instance: Instance, used: tuple[frozenset[str], frozenset[str]]) -> list[TensorTile]:
-    """Return the tiles of an instance. used: the names of parameters that it reads, and those that it writes."""
+    """Return the tiles of tensors that an instance reads or writes, in the order of the task's parameters. used: the
+    names of parameters that it reads, and those that it writes.
+    """
     found = []
     grid = instance.task.mapping
     for parameter in instance.task.parameters:
@@ -59,7 +61,8 @@ def tiles(instance: Instance, used: tuple[frozenset[str], frozenset[str]]) -> li
 
 def used_names(task: TaskDecl) -> dict[tuple[int, int], tuple[frozenset[str], frozenset[str]]]:
     """Return for each statement of a task, by (line, column), the names it reads and those whose elements it writes. Of
-    a loop or a branch: its head."""
+    a loop or a branch, only its head counts.
+    """
     found = {}
     for statement in syn.walk(task.body):
         parts = own_parts(statement) if isinstance(statement, syn.StatementNode) else ()
@@ -78,7 +81,7 @@ def used_names(task: TaskDecl) -> dict[tuple[int, int], tuple[frozenset[str], fr
 
 
 def own_parts(statement: syn.StatementNode) -> Sequence[syn.SyntaxNode]:
-    """Return what a statement evaluates and assigns by itself: of a loop or a branch, its head."""
+    """Return the nodes that a statement evaluates and assigns by itself: of a loop or a branch, those of its head."""
     match statement:
         case syn.Branching(test=test) | syn.WhileLoop(test=test):
             return (test,)

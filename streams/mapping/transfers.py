@@ -49,8 +49,9 @@ class Epoch:
 
 
 def levels(mapped: Mapped) -> list[list[int]]:
-    """Return the epoch of each phase of each node, from 0 on; of phases that feed each other, or that stand behind such
-    ones, numbers of their own."""
+    """Return, for each node, the number of the epoch of each of its phases, from 0 on; of phases that feed each other,
+    or that stand behind such ones, numbers of their own.
+    """
     first = [0, *accumulate(group.phases[-1] + 1 for group in mapped.groups)]
     at = [0] * len(mapped.graph.nodes)
     edges: set[tuple[int, int]] = set()
@@ -81,7 +82,9 @@ Move = tuple[int, bool, TensorTile]
 
 
 def moved(mapped: Mapped) -> dict[int, list[Move]]:
-    """Return what is moved in each epoch. A tile that the shot before on a node has loaded is not loaded again."""
+    """Return, by the number of the epoch, what is moved in it: node, whether it stores, and tile. A tile that the shot
+    before on a node has loaded is not loaded again.
+    """
     out: dict[int, list[Move]] = defaultdict(list)
     nodes = mapped.graph.nodes
     for k, (group, level) in enumerate(zip(mapped.groups, levels(mapped), strict=True)):
@@ -98,7 +101,9 @@ def moved(mapped: Mapped) -> dict[int, list[Move]]:
 
 
 def off_chip(mapped: Mapped) -> int:
-    """Return the bytes of tiles that are loaded and stored; of a tile that several nodes load in one epoch, once."""
+    """Return the bytes of tiles that are loaded and stored in one run; of a tile that several nodes load in one epoch,
+    once.
+    """
     count = 0
     for moves in moved(mapped).values():
         known = set[tuple[str, Point]]()
@@ -111,7 +116,7 @@ def off_chip(mapped: Mapped) -> int:
 
 
 def epochs(mapped: Mapped, machine: MeshDescription) -> list[Epoch]:
-    """Return what each epoch moves, in order, and through which ports of the mesh."""
+    """Return what each epoch moves, in order, and through which ports of the mesh (Dato, section 6)."""
     out = []
     for _, moves in sorted(moved(mapped).items()):
         sides = []
@@ -147,7 +152,9 @@ Box = tuple[Point, Point]
 
 
 def boxes(tiles: Collection[Point]) -> list[Box]:
-    """Return boxes that cover some tiles, each once: rows of tiles along the last axis, then equal rows together."""
+    """Return boxes that cover some tiles, at least one, each once: rows of tiles along the last axis, then equal rows
+    together.
+    """
     found = [(point, tuple(at + 1 for at in point)) for point in sorted(tiles)]
     for axis in reversed(range(len(found[0][0]))):
 

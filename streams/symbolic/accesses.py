@@ -29,7 +29,9 @@ class _Meeting:
 
 
 def separate(groups: Sequence[InstanceGroup], domain: Domain) -> None:
-    """Check that no two instances access the same element of a tensor, one of them to store. Raises `Undecided`."""
+    """Check that no two instances access the same element of a tensor, one of them to store. Raises `Undecided`, with
+    the lines, if it is not proved, and otherwise as `Domain.at_least`.
+    """
     tensors: dict[str, list[tuple[InstanceGroup, AccessBox]]] = defaultdict(list)
     for group in groups:
         for access in dict.fromkeys(group.accesses):
@@ -80,7 +82,9 @@ def _apart(meeting: _Meeting, domain: Domain) -> bool:
 
 
 def same_orders(groups: Sequence[InstanceGroup], domain: Domain) -> None:
-    """Check that no stream is got in another order than it is put, as far as its ends show one. Raises `Undecided`."""
+    """Check that no stream is got in another order than it is put, as far as its ends show one. Raises `Undecided`,
+    with the line, if it is not proved.
+    """
     ends: dict[str, dict[bool, list[tuple[InstanceGroup, list[SlicePassage]]]]] = {}
     for group in groups:
         of_end: dict[tuple[str, bool], list[SlicePassage]] = defaultdict(list)

@@ -30,7 +30,9 @@ class Undecided(Exception):
 
 @contextmanager
 def at_line(line: int) -> Iterator[None]:
-    """Name a line in the reason of what is undecided, unless the reason names one."""
+    """Give the reason of an `Undecided` that is raised inside of the `with` the number of a line, unless the reason
+    names one.
+    """
     try:
         yield
     except Undecided as why:
@@ -40,7 +42,9 @@ def at_line(line: int) -> Iterator[None]:
 
 
 class SplitSizes(Exception):
-    """A question has several answers. parts: replacements of sizes, which together cover the domain."""
+    """A question has several answers, and each part of the domain is to be asked for itself. parts: replacements of
+    sizes, which together cover the domain.
+    """
 
     def __init__(self, parts: Sequence[Mapping[str, Polynomial]]) -> None:
         super().__init__("the sizes must be cut")
@@ -48,7 +52,7 @@ class SplitSizes(Exception):
 
 
 class SplitIndex(Exception):
-    """A question has one answer below `at`, and another from there on."""
+    """A question has one answer where the index `name` is below `at`, and another from there on."""
 
     def __init__(self, name: str, at: Polynomial) -> None:
         super().__init__(f"an index must be cut at {at}")
@@ -56,7 +60,7 @@ class SplitIndex(Exception):
 
 
 class SplitRests(Exception):
-    """The answer depends on the rest of an index when divided by `divisor`."""
+    """The answer depends on the rest of the index `name` when divided by `divisor`."""
 
     def __init__(self, name: str, divisor: int) -> None:
         super().__init__(f"an index must be taken {divisor} at a time")
@@ -80,13 +84,17 @@ class Domain:
 
     @contextmanager
     def bound(self, name: str, times: Polynomial) -> Iterator[Polynomial]:
-        """Bind an index that runs from 0 to `times` - 1, and yield it. times: at least 1 at all points."""
+        """Bind the index `name`, which runs from 0 to `times` - 1, inside of the `with`, and yield it as a form. times:
+        at least 1 at all points.
+        """
         with self.within([(name, times)]):
             yield Polynomial.variable(name)
 
     @contextmanager
     def within(self, bound: Sequence[tuple[str, Polynomial]]) -> Iterator[None]:
-        """Bind several indices, outer ones first."""
+        """Bind several indices inside of the `with`. bound: (name, count) of each, outer ones first; an index runs from
+        0 to its count - 1.
+        """
         before = len(self.indices)
         self.indices += bound
         try:
@@ -97,8 +105,9 @@ class Domain:
     # -- proofs -------------------------------------------------------------------------------------------------------
 
     def proves(self, p: Polynomial) -> bool:
-        """Whether p >= 0 can be proved for all points. False means that there is no proof, not that p is negative
-        somewhere. If p is linear in an index, the proof tests both ends of the index."""
+        """Return whether p >= 0 can be proved for all points. False means that there is no proof, not that p is
+        negative somewhere. If p is linear in an index, the proof tests both ends of the index.
+        """
         for name, times in reversed(self.indices):
             degree = p.degree(name)
             if degree == 0:
@@ -273,8 +282,9 @@ def _without_content(p: Polynomial) -> Polynomial:
 
 
 def never_negative(p: Polynomial, depth: int) -> bool:
-    """Whether p >= 0 is seen to hold for all sizes from 0 on: no negative coefficient, or so on each face where a size
-    is 0 and after a step away from all faces."""
+    """Return whether p >= 0 is seen to hold for all sizes from 0 on: no negative coefficient, or so on each face where
+    a size is 0 and after a step away from all faces. depth: how many such steps are tried.
+    """
     if all(c >= 0 for c in p.terms.values()):
         return True
     if p.terms.get((), 0) < 0 or depth == 0:
@@ -466,13 +476,13 @@ def _quotient(a: Any, b: Any) -> RealNumber:
 
 
 def number(form: Polynomial, domain: Domain) -> Number | int:
-    """Return a plain number where the form has no variables."""
+    """Return a form as a number of the program: a plain integer where it has no variables."""
     value = form.number
     return Number(form, domain) if value is None else value
 
 
 def form_of(value: Number | int) -> Polynomial:
-    """Return the form of a number."""
+    """Return the form of a number of the program; of a plain one, a constant."""
     return value.form if isinstance(value, Number) else Polynomial.of(int(value))
 
 

@@ -22,7 +22,9 @@ CELLS = 20_000
 
 
 class Wrong(Exception):
-    """A rule does not hold. unequal: a form that is not 0 where it does not hold, None if it is so for all sizes."""
+    """A rule does not hold. code: key of `source.CODES`. unequal: a form that is not 0 where it does not hold, None if
+    it is so for all sizes.
+    """
 
     def __init__(self, code: str, message: str, place: Place | None, unequal: Polynomial | None = None) -> None:
         super().__init__(message)
@@ -31,7 +33,9 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class LoopedOperation:
-    """An operation of a group, with the loops around it."""
+    """An operation of a group of instances. group: its number. loops: the variables of the loops around it, with their
+    trips, outer ones first.
+    """
 
     group: int
     step: SymbolicOperation
@@ -40,7 +44,9 @@ class LoopedOperation:
 
 @dataclass(frozen=True)
 class End:
-    """One end of the streams of a cell. tid: of the instance, in the coordinates of the cell. count: tokens."""
+    """One end of the streams of a cell. group: the number of the group of instances. tid: of the instance, in the
+    coordinates of the cell. count: tokens.
+    """
 
     group: int
     tid: tuple[Polynomial, ...]
@@ -61,11 +67,11 @@ class Cell:
 
     @property
     def bound(self) -> Variables:
-        """The coordinates that vary."""
+        """The coordinates that vary, with their counts."""
         return tuple((name, count) for name, count in self.axes if name)
 
     def shown(self, domain: Domain) -> str:
-        """Write the name of the stream, with the first element of the cell."""
+        """Return the name of the array, with the first element of the cell, and a colon where a coordinate varies."""
         if not self.first:
             return self.stream
         parts = [domain.shown(at) + (":" if name else "") for at, (name, _) in zip(self.first, self.axes, strict=True)]
@@ -73,7 +79,9 @@ class Cell:
 
 
 def records(groups: Sequence[InstanceGroup]) -> list[LoopedOperation]:
-    """Return all operations. Of a branch on data, those of the first arm: `joins` sees that the others are equal."""
+    """Return all puts and gets, with the group and the loops of each. Of a branch on data, those of the first arm:
+    `joins` sees that the others are equal.
+    """
     out: list[LoopedOperation] = []
 
     def walk(k: int, body: Iterable[Item], loops: Variables) -> None:
@@ -91,7 +99,9 @@ def records(groups: Sequence[InstanceGroup]) -> list[LoopedOperation]:
 
 
 def joins(groups: Sequence[InstanceGroup]) -> None:
-    """Check that the arms of every branch leave the same tokens. Raises `Wrong`, `Undecided`."""
+    """Check that the arms of every branch leave the same tokens. Raises `Wrong` where they do not, `Undecided` as
+    `tokens`.
+    """
     todo: list[Item] = [node for group in groups for node in group.body]
     while todo:
         node = todo.pop()
@@ -107,8 +117,9 @@ def joins(groups: Sequence[InstanceGroup]) -> None:
 
 
 def tokens(body: Body) -> dict[tuple[str, tuple[Polynomial, ...], bool], Polynomial]:
-    """Return how often a body puts on, or gets from, each stream. Raises `Undecided` where a loop within the body goes
-    over streams."""
+    """Return how often a body puts on, or gets from, each stream, by (array, index, whether it is put). Raises
+    `Undecided` where a loop within the body goes over streams.
+    """
     out: dict[tuple[str, tuple[Polynomial, ...], bool], Polynomial] = {}
 
     def walk(body: Iterable[Item], loops: Variables) -> None:
@@ -178,7 +189,9 @@ def _box(record: LoopedOperation, group: InstanceGroup) -> _Box:
 
 def cells(program: SymbolicProgram, groups: Sequence[InstanceGroup], domain: Domain) -> list[Cell]:
     """Return the cells of all streams that have ends in these bodies. Raises `Wrong` where a stream has two writers,
-    two readers, or both ends in one instance; splits; `Undecided`."""
+    two readers, or both ends in one instance, `Undecided` for indices that are no boxes and for more than `CELLS`
+    parts, and otherwise as `Domain.at_least`.
+    """
     boxes: dict[str, list[_Box]] = {}
     for record in records(groups):
         boxes.setdefault(record.step.stream, []).append(_box(record, groups[record.group]))
@@ -281,7 +294,9 @@ def _apart(cell: Cell, groups: Sequence[InstanceGroup], domain: Domain) -> None:
 
 
 def balanced(found: Sequence[Cell], domain: Domain) -> None:
-    """Check that every stream has as many puts as gets. Raises `Wrong`."""
+    """Check that every stream has as many puts as gets. found: the cells of all streams. Raises `Wrong` for the first
+    one that has not.
+    """
     for cell in found:
         put = cell.writer.count if cell.writer else ZERO
         got = cell.reader.count if cell.reader else ZERO
@@ -294,7 +309,9 @@ def balanced(found: Sequence[Cell], domain: Domain) -> None:
 
 
 def packed(program: SymbolicProgram, found: Sequence[Cell], domain: Domain) -> None:
-    """Check that elements fill whole transfers. Raises `Wrong`, splits, `Undecided`."""
+    """Check that the elements of each stream fill whole transfers. found: the cells. Raises `Wrong` where they do not,
+    `Undecided` where streams of one array differ, and otherwise as `Domain.floor`.
+    """
     for cell in found:
         packing = program.streams[cell.stream].packing
         if packing == 1 or cell.writer is None:
@@ -315,7 +332,7 @@ def _at_first(form: Polynomial, cell: Cell) -> Polynomial | None:
 
 
 def restricted(groups: Sequence[InstanceGroup], bodies: Mapping[int, Body]) -> list[InstanceGroup]:
-    """Return the groups with other bodies; the bodies of those that are not named are empty."""
+    """Return the groups with other bodies. bodies: by the number of the group; the others become empty."""
     return [
         InstanceGroup(group.name, group.task, group.tid, group.axes, bodies.get(k, ()))
         for k, group in enumerate(groups)

@@ -97,7 +97,7 @@ class Proof:
         )
 
     def json(self) -> dict[str, Any]:
-        """Return the result as plain data."""
+        """Return the result as data for JSON: the fields by name, and the findings of the report in place of it."""
         findings = self.report.findings if self.report else ()
         return {
             "verdict": self.verdict,
@@ -128,7 +128,9 @@ def prove(text: str, file: str, domain: str, strict: bool = False, region: str |
 
 
 def bounds_of(domain: str) -> dict[str, SizeRange]:
-    """Read a domain, such as "n >= 1, m >= 2, n % m == 0". Raises `DomainError`."""
+    """Read a domain, such as "n >= 1, m >= 2, n % m == 0". Return the values of each size, by its name. Raises
+    `DomainError` for other text, and for a size without a least value, without any value, or above 2^40.
+    """
     bounds: dict[str, SizeRange] = {}
     multiples: dict[str, int | str] = {}
     given = parsed_expression(domain.strip().replace(" and ", ", "))
@@ -209,8 +211,9 @@ def _number(node: syn.ExpressionNode) -> int | None:
 
 
 def with_constants(text: str, sizes: Mapping[str, int]) -> str:
-    """Return the text of a program with other values of constants; names that it does not declare are declared in its
-    first line."""
+    """Return the text of a program with the values `sizes` of constants, by their names; names that it does not declare
+    are declared in its first line.
+    """
     values = constants(parsed(text))
     lines = text.split("\n")
     for name in sorted(sizes.keys() & values.keys(), key=lambda name: values[name].place, reverse=True):

@@ -22,7 +22,10 @@ Proves = Callable[[Cell, Polynomial], bool]
 
 
 def is_forest(groups: Sequence[InstanceGroup], found: Sequence[Cell], proves: Proves) -> bool:
-    """Whether a ranking shows that there is no cycle; two streams between the same instances are one."""
+    """Return whether a ranking shows that the undirected graph of streams has no cycle; two streams between the same
+    instances are a cycle. found: the cells of the streams. proves: a form at least 0. False means that no ranking of
+    the `ORDERS` first ones shows it.
+    """
     tasks = list({groups[end.group].task: None for cell in found for end in (cell.writer, cell.reader) if end})
     axes = max((len(group.tid) for group in groups), default=0)
     signs = [one for one in product((1, -1, 0), repeat=axes) if any(one)]

@@ -8,7 +8,9 @@ from .run import Channel
 
 
 def components(edges: Mapping[Channel, tuple[int, int]]) -> Iterator[set[Channel]]:
-    """Return the biconnected components of the undirected graph, each as its streams."""
+    """Yield the biconnected components of the undirected graph of streams, each as its streams. edges: the two
+    instances of each stream.
+    """
     near: dict[int, list[tuple[int, Channel]]] = {}
     for key, (a, b) in edges.items():
         near.setdefault(a, []).append((b, key))
@@ -50,7 +52,9 @@ def components(edges: Mapping[Channel, tuple[int, int]]) -> Iterator[set[Channel
 
 
 def knots(arcs: Mapping[int, set[int]]) -> list[set[int]]:
-    """Return the strongly connected components of a directed graph."""
+    """Return the strongly connected components of a directed graph, each as its nodes. arcs: the successors of each
+    node; every node is a key.
+    """
     reach: dict[int, set[int]] = {}
     for k in arcs:
         seen: set[int] = set()

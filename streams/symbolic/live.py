@@ -53,8 +53,9 @@ class Liveness:
         self.used: dict[str, None] = {}
 
     def prove(self, groups: Sequence[InstanceGroup], found: Sequence[Cell]) -> None:
-        """Prove that every instance ends. found: the cells of the groups. Raises `Stuck` if none does so for any size,
-        splits, `Undecided`."""
+        """Prove that every instance ends. found: the cells of the groups. Raises `Stuck` if instances wait for each
+        other for ever whatever the sizes are, `Undecided` if no rule applies, and otherwise as `Domain.at_least`.
+        """
         bodies = {k: group.body for k, group in enumerate(groups) if group.body}
         lines = [step.place.line for body in bodies.values() for step in steps_of(body)]
         with at_line(min(lines, default=1)):

@@ -23,7 +23,9 @@ class TooHigh(ArithmeticError):
 
 
 class Polynomial:
-    """A polynomial; equal polynomials are equal functions. Immutable."""
+    """A polynomial; equal polynomials are equal functions. Immutable. terms: the coefficient of each monomial. A
+    product of a degree above `LARGEST_DEGREE` raises `TooHigh`.
+    """
 
     __slots__ = ("_hash", "terms")
 
@@ -33,7 +35,7 @@ class Polynomial:
 
     @staticmethod
     def of(value: Polynomial | Fraction | int) -> Polynomial:
-        """Return a constant as a polynomial."""
+        """Return a constant as a polynomial, and a polynomial as it is."""
         return value if isinstance(value, Polynomial) else Polynomial({(): Fraction(value)})
 
     @staticmethod
@@ -95,11 +97,13 @@ class Polynomial:
         return {name for monomial in self.terms for name, _ in monomial}
 
     def degree(self, name: str) -> int:
-        """Return the highest exponent of a variable."""
+        """Return the highest exponent of the variable `name`, 0 if it does not occur."""
         return max((power for monomial in self.terms for other, power in monomial if other == name), default=0)
 
     def coefficients(self, name: str) -> list[Polynomial]:
-        """Return the coefficients of the powers of a variable, from power 0 to its degree."""
+        """Return the coefficients of the powers of the variable `name`, polynomials in the other variables, from power
+        0 to its degree.
+        """
         parts: list[dict[Monomial, Fraction]] = [{} for _ in range(self.degree(name) + 1)]
         for monomial, c in self.terms.items():
             powers = dict(monomial)
@@ -108,7 +112,9 @@ class Polynomial:
         return [Polynomial(part) for part in parts]
 
     def put(self, values: Mapping[str, Polynomial | int]) -> Polynomial:
-        """Replace variables, all at once."""
+        """Return the polynomial with variables replaced, all at once. values: what takes the place of each. Raises
+        `TooHigh` for a degree above `LARGEST_DEGREE`.
+        """
         if not self.variables() & values.keys():
             return self
         out = Polynomial({})
@@ -125,7 +131,7 @@ class Polynomial:
         return out
 
     def at(self, values: Mapping[str, int]) -> Fraction:
-        """Evaluate at a point, which has all variables."""
+        """Return the value at a point. values: of all variables; `KeyError` if one is missing."""
         total = Fraction(0)
         for monomial, c in self.terms.items():
             for name, power in monomial:
@@ -134,7 +140,9 @@ class Polynomial:
         return total
 
     def integral(self) -> bool:
-        """Whether its value at every point of whole numbers is whole: it is one on as many points as its degree has."""
+        """Return whether its value is whole at every point of whole numbers. That holds if it is whole at the points
+        from 0 to the degree in each variable; with more than `GRID` such points the answer is False.
+        """
         if all(c.denominator == 1 for c in self.terms.values()):
             return True
         names = sorted(self.variables())
@@ -148,7 +156,9 @@ class Polynomial:
         return all(self.at(dict(zip(names, point, strict=True))).denominator == 1 for point in points)
 
     def sum_below(self, name: str, count: Polynomial) -> Polynomial:
-        """Return the sum over a variable from 0 to count - 1, for a count of at least 0."""
+        """Return the sum of the polynomial over the variable `name` from 0 to count - 1, for a count of at least 0.
+        Raises `TooHigh` as `put`.
+        """
         out = Polynomial({})
         for power, c in enumerate(self.coefficients(name)):
             out = out + c * power_sum(power).put({"": count})
@@ -156,7 +166,9 @@ class Polynomial:
 
     def divided(self, other: Polynomial) -> tuple[Polynomial, Polynomial]:
         """Return quotient and rest of a division, both with whole coefficients where those of the operands are: no term
-        of the rest is a whole multiple of the leading term of `other`, which is not 0."""
+        of the rest is a whole multiple of the leading term of `other`, which is not 0. Variables are compared by their
+        names, to find leading terms.
+        """
         lead, factor = _lead(other)
         quotient, rest, left = ZERO, ZERO, self
         for _ in range(GRID):
@@ -206,7 +218,9 @@ def _lead(p: Polynomial) -> tuple[Monomial, Fraction]:
 
 @cache
 def power_sum(power: int) -> Polynomial:
-    """Return the sum of x^power for x from 0 to T - 1, as a polynomial in T, which has the name ""."""
+    """Return the sum of x^power for x from 0 to T - 1, as a polynomial in T, a variable that is called "". power: at
+    least 0.
+    """
     t = Polynomial.variable("")
     top = Polynomial.of(1)
     for _ in range(power + 1):

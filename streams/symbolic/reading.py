@@ -68,8 +68,9 @@ def read(
     text: str, file: str, sizes: Mapping[str, Polynomial], domain: Domain, region: str | None = None
 ) -> tuple[SymbolicProgram, Source]:
     """Read a program. sizes: constants at the top of the file, or names that it does not declare, as forms in the sizes
-    of the domain. region: as for `reader.read`. Mistakes are in the findings of the source. Raises splits and
-    `Undecided`."""
+    of the domain. region: as for `reader.read`. Mistakes are in the findings of the source. Return the program, and its
+    source. Raises `Undecided` for what no proof covers, and otherwise as `Domain.at_least`.
+    """
     source = Source(text, file)
     tree = parsed(source.text)
     values = {name: number(form, domain) for name, form in sizes.items()}
@@ -94,7 +95,9 @@ def read(
 
 
 def constants(tree: syn.Block) -> dict[str, syn.ExpressionNode]:
-    """Return the names that the top of a file gives a value once, with that value."""
+    """Return the names that the top of a file gives a value once, with the expression of that value. tree: statements
+    of the file.
+    """
     found: dict[str, syn.ExpressionNode] = {}
     twice: set[str] = set()
     for target, value in (pair for statement in tree for pair in _assigned(statement)):
@@ -117,7 +120,9 @@ def _assigned(statement: syn.StatementNode) -> list[tuple[syn.ExpressionNode, sy
 
 
 def with_sizes(tree: syn.Block, values: Mapping[str, Any]) -> syn.Block:
-    """Return a tree in which constants have other values."""
+    """Return a tree in which constants at the top of the file have other values. values: by the name of the
+    constant.
+    """
     return tuple(_with_sizes(statement, values) for statement in tree)
 
 
@@ -141,7 +146,9 @@ def _with_sizes(statement: syn.StatementNode, values: Mapping[str, Any]) -> syn.
 
 
 class Ranges:
-    """Takes a range apart until each part is read as one."""
+    """Takes a range apart until each part is read as one. what: is read, for messages. pieces: the parts that are
+    left.
+    """
 
     def __init__(self, domain: Domain, what: str) -> None:
         self.domain, self.what = domain, what
@@ -149,7 +156,7 @@ class Ranges:
         self.left = PIECES
 
     def begin(self, count: Polynomial) -> None:
-        """Set the whole range."""
+        """Begin with one piece, the range from 0 to count - 1."""
         self.pieces = [(ZERO, count, 1)]
 
     def __iter__(self) -> Iterator[Piece]:
@@ -161,7 +168,10 @@ class Ranges:
     def attempt(
         self, piece: Piece, name: str, action: Callable[[Polynomial], Read], undo: Callable[[], None]
     ) -> Read | None:
-        """Do something with the index of a piece, or cut the piece and return None."""
+        """Return the result of `action` for the index of a piece, which is bound to `name`; or cut the piece, call
+        `undo` and return None. Raises `Undecided` for more than `PIECES` parts, and the splits of other variables
+        (`SplitSizes`, `SplitIndex`, `SplitRests`).
+        """
         first, count, stride = piece
         self.left -= 1
         if self.left < 0:
@@ -187,13 +197,13 @@ class Ranges:
         return None
 
     def peel(self, piece: Piece) -> None:
-        """Take the first stride apart."""
+        """Put back a piece as two: its first stride, and the others."""
         first, count, stride = piece
         self.pieces += [(first + stride, count - 1, stride), (first, ONE, stride)]
 
 
 class InstanceGrid:
-    """The instances of one task."""
+    """The instances of one task. streams: of the program, by name."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, domain: Domain, streams: dict[str, StreamDecl]) -> None:
         self.context, self.task, self.domain, self.streams = context, task, domain, streams
@@ -202,7 +212,9 @@ class InstanceGrid:
         self.few = None not in known and prod(size or 0 for size in known) <= FEW
 
     def groups(self) -> list[InstanceGroup]:
-        """Read all instances."""
+        """Read all instances; return them in groups with the same operations. Raises `Undecided` for a grid that falls
+        into more than `PIECES` parts, and for what no proof covers; otherwise as `Domain.at_least`.
+        """
         return self._axis((), ())
 
     def _axis(self, tid: tuple[Polynomial, ...], axes: tuple[tuple[str, Polynomial], ...]) -> list[InstanceGroup]:
@@ -270,7 +282,9 @@ class SymbolicElaborator(Elaborator):
         self.passages: list[SlicePassage] = []
 
     def instance(self) -> Instance:
-        """Read the body of the task, as the ordinary reader does."""
+        """Read the body of the task, as the ordinary reader does. Raises `Undecided`, with the line, for what no proof
+        covers, and otherwise as `Domain.at_least`.
+        """
         try:
             made = super().instance()
             for parameter in self.task.parameters:
@@ -282,7 +296,9 @@ class SymbolicElaborator(Elaborator):
                 raise why from None
 
     def eval(self, node: syn.ExpressionNode) -> Value:
-        """Evaluate an expression."""
+        """Return the value of an expression, as the ordinary reader does, and remember its place for messages. Raises
+        as `instance`, and `Refusal`.
+        """
         self.node = node
         return super().eval(node)
 
@@ -361,7 +377,7 @@ class SymbolicElaborator(Elaborator):
         return form_of(known) if isinstance(known, int | Number) else None
 
     def shows(self, stream: Any, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
-        """Take what an end of a stream moves of a tensor."""
+        """Note in `passages` what an end of a stream moves of a tensor. stream: an `Element`."""
         held = self.shard_of(part) if isinstance(part, syn.Subscript) else None
         box, single = None, list[bool]()
         if isinstance(part, syn.Subscript) and held is not None and held.type is not None:
@@ -373,7 +389,9 @@ class SymbolicElaborator(Elaborator):
         self.passages.append(SlicePassage(stream.name, put, box, tuple(single), bound, at.place))
 
     def extent(self, low: Any, high: Any, bounds: Sequence[Any], size: Any) -> Any:
-        """Return how many elements of an axis a slice has."""
+        """Return how many elements of an axis a slice has, as a number of the program. Raises `Undecided` for a step,
+        where the bounds or the axis are symbolic.
+        """
         if not any(isinstance(bound, Number) for bound in (*bounds, size)):
             return super().extent(low, high, bounds, size)
         if bounds[2] not in (None, 1):
@@ -389,7 +407,9 @@ class SymbolicElaborator(Elaborator):
     def exchange(
         self, step: CollectiveStep, kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
     ) -> Collective | None:
-        """Record the tokens of an all-reduce on a grid of known size: of other collectives nothing is proved."""
+        """Record the tokens of an all-reduce on a grid of known size: of other collectives nothing is proved, and they
+        raise `Undecided`.
+        """
         known = not any(isinstance(size, Number) for size in (*self.mesh, *self.tid))
         if step.what != "allreduce" or not known:
             where = "" if known else " on a grid of symbolic size"
@@ -397,21 +417,23 @@ class SymbolicElaborator(Elaborator):
         return super().exchange(step, kind, node, inserted=inserted)
 
     def numbered(self, made: Collective, stream: int) -> Any:
-        """Return an element of the streams of a collective."""
+        """Return a stream of a collective as an `Element`. stream: its number."""
         array = next(array for array in made.arrays if array.first <= stream < array.first + array.size)
         self.all_streams.setdefault(array.name, array)
         index = array.index(stream - array.first)
         return Element(array.name, tuple(map(Polynomial.of, index)), tuple(map(str, index)))
 
     def element(self, stream: StreamDecl, number: Any) -> str:
-        """The name of an element; here its number is an `Element`."""
+        """Return the name of one stream of an array, with its index. number: here an `Element`."""
         return str(number)
 
     def _stream_name(self, number: Any) -> str:
         return str(number)
 
     def take_cycles(self, node: syn.Invocation) -> Value:
-        """`cycles(n)`, n at least 0 for every size."""
+        """Read `cycles(n)`, where n may depend on sizes and must be at least 0 for all of them. Raises `Refusal` as the
+        ordinary reader does, and as `Domain.at_least`.
+        """
         if len(node.arguments) == 1 and not node.named:
             value = self.data(node.arguments[0])
             if isinstance(value, Static) and isinstance(value.value, Number):
@@ -573,7 +595,9 @@ class SymbolicElaborator(Elaborator):
         self.context.source._seen = set(mark[4])
 
     def key(self, without: Any = ()) -> object:
-        """The variables, with numbers that stand for many compared as forms."""
+        """Return the variables as a key, in which numbers that stand for many are compared as forms. without: names
+        that do not count.
+        """
         env = self.env
         self.env = {name: self._plain(value) for name, value in env.items()}
         try:
@@ -597,7 +621,9 @@ class SymbolicElaborator(Elaborator):
 
 
 def add_chunk(chunks: list[Chunk], name: str, times: Polynomial, body: Body) -> None:
-    """Append the next iterations of a loop. If they and those before have the same operations, they are one chunk."""
+    """Append the next iterations of a loop to `chunks`. name, times, body: as of `Chunk`. If they and those before have
+    the same operations, they are one chunk.
+    """
     if not body:
         return
     if chunks:
@@ -612,7 +638,7 @@ def add_chunk(chunks: list[Chunk], name: str, times: Polynomial, body: Body) -> 
 
 
 def written(chunk: Chunk) -> Body:
-    """Return a chunk as a loop."""
+    """Return a chunk as a body: a loop, or the operations of a single iteration."""
     name, times, body = chunk
     return (Loop(name, times, body),) if name else body
 
@@ -629,7 +655,7 @@ def _is_sliced(body: syn.FunctionDefinition, name: str) -> bool:
 
 
 def set_before_read(body: syn.Block) -> set[str]:
-    """Return the variables that every iteration sets before it reads them."""
+    """Return the names of variables that every iteration of a loop sets before it reads them. body: of the loop."""
     read: set[str] = set()
     found: set[str] = set()
     for statement in body:

@@ -48,7 +48,7 @@ class _SymbolicPlace:
 
 @dataclass
 class SymbolicRun:
-    """A run. depths: of each stream, in elements."""
+    """A run of bodies, one for each instance. depths: of each stream, in elements."""
 
     domain: Domain
     bodies: Sequence[Body]
@@ -65,7 +65,9 @@ class SymbolicRun:
             self.fill = dict.fromkeys(self.depths, ZERO)
 
     def finish(self) -> None:
-        """Run to the end. Raises `Stuck`, splits, `Undecided`."""
+        """Run to the end. Raises `Stuck` if instances wait for each other for ever, `Undecided` beyond `MOVES` or where
+        no induction is found, and otherwise as `Domain.at_least`.
+        """
         self._run(None, MOVES)
         if any(self.stacks):
             raise Stuck

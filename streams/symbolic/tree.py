@@ -26,7 +26,9 @@ class Element:
 
 @dataclass(frozen=True)
 class SymbolicOperation:
-    """A put or a get."""
+    """A put or a get of one token. stream: the name of the array. index: in it, () for a single stream. put: whether it
+    is a put.
+    """
 
     stream: str
     index: tuple[Polynomial, ...]
@@ -35,7 +37,9 @@ class SymbolicOperation:
 
     @property
     def needs(self) -> tuple[tuple[Any, bool, int], ...]:
-        """What the reader asks of a node: the streams that it touches, here by their names."""
+        """The tokens that it moves, as `tree.Needs`, with the name of the stream in place of its number. The reader
+        asks only which streams a node touches.
+        """
         return ((self.stream, self.put, 1),)
 
 
@@ -49,7 +53,7 @@ class Loop:
 
     @property
     def needs(self) -> tuple[tuple[Any, bool, int], ...]:
-        """As for `SymbolicOperation`."""
+        """Those of all operations in the body, of one iteration, as for `SymbolicOperation`."""
         return tuple(need for node in self.body for need in node.needs)
 
 
@@ -62,7 +66,7 @@ class Branch:
 
     @property
     def needs(self) -> tuple[tuple[Any, bool, int], ...]:
-        """As for `SymbolicOperation`."""
+        """Those of all operations in the arms, as for `SymbolicOperation`."""
         return tuple(need for arm in self.arms for node in arm for need in node.needs)
 
 
@@ -122,7 +126,7 @@ class InstanceGroup:
 
 @dataclass(frozen=True)
 class SymbolicProgram:
-    """A program that is read for every size of a domain."""
+    """A program that is read for every size of a domain. streams: declared arrays, by name."""
 
     streams: Mapping[str, StreamDecl]
     groups: tuple[InstanceGroup, ...]
@@ -136,22 +140,26 @@ class SymbolicNodes(Nodes):
         self.names = names
 
     def op(self, stream: Any, put: bool, place: Place, variable: str = "") -> Any:
-        """Return a put or a get. stream: an `Element`."""
+        """Return a put or a get of one token. stream: an `Element`. variable: not used."""
         return SymbolicOperation(stream.name, stream.index, put, place)
 
     def repeat(self, times: int, body: Any) -> Any:
-        """Return the body of a loop with a known number of equal iterations."""
+        """Return the body of a loop with a known number of equal iterations; an empty one for 0."""
         if times <= 0 or not body:
             return ()
         return body if times == 1 else (Loop(next(self.names), Polynomial.of(times), tuple(body)),)
 
     def loop(self, iterations: Sequence[tuple[int, Any]]) -> Any:
-        """Return the body of all iterations; those with the same operations are told by their shape."""
+        """Return the body of all iterations; those with the same operations are told by their shape. iterations: as for
+        `Nodes.loop`.
+        """
         alike: dict[object, Any] = {}
         return super().loop([(times, alike.setdefault(shape(tuple(body)), tuple(body))) for times, body in iterations])
 
     def choice(self, arms: Sequence[Any], place: Place) -> Any:
-        """Return a branch; arms with the same operations in the same order are no branch."""
+        """Return a branch on data as a body. place: of its condition; arms with the same operations in the same order
+        are no branch.
+        """
         if all(shape(arm) == shape(arms[0]) for arm in arms[1:]):
             return arms[0]
         return (Branch(tuple(tuple(arm) for arm in arms), place),)
@@ -159,7 +167,8 @@ class SymbolicNodes(Nodes):
 
 def shape(body: Body, names: Mapping[str, Polynomial] | None = None) -> tuple[object, ...]:
     """Return what two bodies with the same operations in the same order have in common, wherever they are written and
-    whatever their loop variables are called."""
+    whatever their loop variables are called. names: forms of variables of loops around the body.
+    """
     names = dict(names or {})
     out: list[object] = []
     for node in body:
@@ -174,7 +183,7 @@ def shape(body: Body, names: Mapping[str, Polynomial] | None = None) -> tuple[ob
 
 
 def replaced(body: Body, values: Mapping[str, Polynomial | int]) -> Body:
-    """Return a body with variables replaced."""
+    """Return a body with variables replaced. values: what takes the place of each, by its name."""
     out: list[Item] = []
     for node in body:
         if isinstance(node, SymbolicOperation):
@@ -188,7 +197,7 @@ def replaced(body: Body, values: Mapping[str, Polynomial | int]) -> Body:
 
 
 def steps_of(body: Body) -> Iterator[SymbolicOperation]:
-    """All puts and gets in a body, those of both arms of a branch included."""
+    """Yield all puts and gets in a body, those of all arms of a branch included; of a loop, those of one iteration."""
     for node in body:
         if isinstance(node, SymbolicOperation):
             yield node
