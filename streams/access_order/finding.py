@@ -320,8 +320,9 @@ class _RaceCheck:
 
 
 def uneven_stores(region: Region, task: TaskDecl) -> list[syn.Subscript]:
-    """Return the stores of a task that two instances may make in other iterations of a loop, or another number of
-    times."""
+    """Return the stores of a task that one instance may make in other iterations of a loop than another instance, or
+    another number of times.
+    """
     names = region.contexts[task.name].varying[task.body]
     out: list[syn.Subscript] = []
     todo: list[tuple[syn.SyntaxNode, bool, bool]] = [(statement, False, False) for statement in task.body.body]
@@ -354,8 +355,9 @@ def _packing(region: Region) -> dict[int, int]:
 
 
 def straight(body: Body) -> Body:
-    """Return the puts and gets of a body without branches on data: where an order differs between two arms, no order
-    inside the branch is relied on."""
+    """Return the puts and gets of a body without branches on data: in place of each stand its puts, then its gets
+    (`trace.apart`), so that no order inside of a branch is relied on.
+    """
     if not any(isinstance(node, Choice | FixedLoop) for node in body):
         return body
     out: list[Node] = []

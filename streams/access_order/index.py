@@ -38,7 +38,9 @@ class AffineIndex:
         return AffineIndex(0).plus(self, factor)
 
     def limits(self, ranges: CounterRanges) -> tuple[int, int]:
-        """Return the least and the largest value. ranges: of the counters; of others, all of their iterations."""
+        """Return the least and the largest value. ranges: iterations that counters are in; the other counters go
+        through all of theirs.
+        """
         low = high = self.constant
         for counter, factor in self.terms:
             first, last = ranges.get(counter) or (0, counter.times - 1)

@@ -37,7 +37,8 @@ class TokenStep:
 
 
 class ProgramOrder:
-    """The order of all instances of a program. bodies: without branches. packing: of streams that have more than 1.
+    """The order of all instances of a program. bodies: one for each instance, without branches. packing: elements of a
+    transfer, by number, of streams that have more than 1.
 
     Streams of any depth: a put that waits for a free slot orders nothing.
     """
@@ -58,14 +59,16 @@ class ProgramOrder:
                     self.tokens[stream] = self._total(body, stream)
 
     def spend(self, count: int) -> None:
-        """Count work. Raises `TooMuchOrder`."""
+        """Count work. Raises `TooMuchOrder` beyond `WORK`."""
         self._work -= count
         if self._work < 0:
             raise TooMuchOrder
 
     def after(self, instance: int, moment: Moment) -> tuple[dict[int, Moment], dict[int, TokenStep]]:
         """Return for each instance the first moment behind which everything comes after `moment`, and the token that
-        the path to it takes last. Instances in which nothing does are left out. Raises `TooMuchOrder`."""
+        the path to it takes last. Instances in which nothing does are left out. instance: the number of that in which
+        `moment` is. Raises `TooMuchOrder` beyond `WORK`.
+        """
         moments, steps = {instance: moment}, dict[int, TokenStep]()
         todo = deque([instance])
         while todo:
@@ -87,7 +90,9 @@ class ProgramOrder:
         return moments, steps
 
     def ahead(self, instance: int, moment: Moment) -> tuple[dict[int, Moment], dict[int, TokenStep]]:
-        """Return for each instance the last moment before which everything comes before `moment`, as `after`."""
+        """Return for each instance the last moment before which everything comes before `moment`, and the token that
+        the path from it takes first. The arguments, and what is raised, are those of `after`.
+        """
         moments, steps = {instance: moment}, dict[int, TokenStep]()
         todo = deque([instance])
         while todo:
@@ -127,7 +132,7 @@ class ProgramOrder:
         return self._of(body)[stream][1][-1] if stream in self._of(body) else 0
 
     def before(self, body: Body, moment: Moment, stream: int) -> int:
-        """Return how many tokens of a stream a body moves before a moment."""
+        """Return how many tokens of a stream, given by its number, a body moves before a moment in it."""
         places, counts = self._of(body).get(stream, ([], []))
         k = bisect_right(places, moment[0] - 1)
         found = counts[k - 1] if k else 0
@@ -138,7 +143,9 @@ class ProgramOrder:
         return found
 
     def nth(self, body: Body, stream: int, n: int) -> Moment:
-        """Return the moment right before the operation that moves token n of a stream, counted from 0."""
+        """Return the moment right before the operation that moves token n of a stream, counted from 0. stream: its
+        number. The body must move as many.
+        """
         places, counts = self._of(body)[stream]
         k = bisect_right(counts, n)
         rest = n - (counts[k - 1] if k else 0)
@@ -165,7 +172,7 @@ class AccessFinder:
         self._touching: dict[int, tuple[Body, list[int]]] = {}
 
     def touching(self, body: Body) -> list[int]:
-        """Return which nodes of a body access the tensor."""
+        """Return the indices of the nodes of a body that access the tensor, or hold such an access, in order."""
         found = self._touching.get(id(body))
         if found is None:
             found = self._touching[id(body)] = body, [k for k, node in enumerate(body) if self._touches(node)]
@@ -179,8 +186,9 @@ class AccessFinder:
     def between(
         self, body: Body, low: Moment | None, high: Moment | None, ranges: CounterRanges, out: list[AccessRange]
     ) -> None:
-        """Append the accesses between two moments. low, high: None for the beginning, and the end. ranges: of the
-        counters of the loops around the body."""
+        """Append to `out` the accesses of a body between two moments. low, high: None for the beginning, and the end.
+        ranges: of the counters of the loops around the body.
+        """
         nodes = self.touching(body)
         first = bisect_right(nodes, low[0] - 1) if low else 0
         last = bisect_right(nodes, high[0]) if high else len(nodes)
@@ -221,10 +229,10 @@ class AccessFinder:
 
 
 def counters(moment: Moment) -> tuple[int, ...]:
-    """Return the iterations of a moment."""
+    """Return the iterations of the loops that a moment is in, outermost first."""
     return moment[1::2]
 
 
 def nodes_of(moment: Moment) -> tuple[int, ...]:
-    """Return which nodes a moment goes through."""
+    """Return the index of the node in each body that a moment goes through, outermost first."""
     return moment[::2]

@@ -57,14 +57,16 @@ class DisjointProof:
 
 
 class PairSearch:
-    """Compares the accesses of two instances to one tensor. alike: whether instances of one task run the same
-    statements; None if they are of two tasks. Then stores that are alike give equal values; else the same one does."""
+    """Compares the accesses of two instances to one tensor. one, two: numbers of the instances. alike: whether
+    instances of one task run the same statements; None if they are of two tasks. Then stores that are alike give equal
+    values; else the same one does.
+    """
 
     def __init__(self, order: ProgramOrder, one: int, two: int, finder: AccessFinder, alike: bool | None) -> None:
         self.order, self.one, self.two, self.finder, self.alike = order, one, two, finder, alike
 
     def race(self) -> AccessRace | None:
-        """Return a race of the two instances, None if there is none. Raises `TooMuchOrder`."""
+        """Return a race of the two instances, None if there is none. Raises `TooMuchOrder` as `ProgramOrder.spend`."""
         body = self.order.bodies[self.one]
         try:
             self._nodes(body, self.finder.touching(body), (), {})
@@ -235,7 +237,9 @@ class _LoopProof:
 
 
 def joined(one: DisjointProof, two: DisjointProof, times: int) -> DisjointProof | None:
-    """Return the proof for all iterations between two, `times` steps apart; None if they do not follow from these."""
+    """Return the proof for all iterations between two that are `times` steps apart, of the proofs for these two; None
+    if it does not follow from them.
+    """
     if one.form != two.form:
         return None
     steps = [b - a for a, b in zip(one.numbers, two.numbers, strict=True)]
@@ -255,7 +259,9 @@ def _listed(accesses: Sequence[AccessRange]) -> DisjointProof:
 
 
 def hull(accesses: Sequence[AccessRange]) -> list[tuple[int, int]]:
-    """Return the first and the last element that some accesses touch along each axis."""
+    """Return the first and the last element that some accesses touch along each axis, in all of their iterations. At
+    least one access is needed.
+    """
     ends = [
         [(part.low.limits(found.ranges)[0], part.high.limits(found.ranges)[1]) for part in found.access.axes]
         for found in accesses

@@ -88,8 +88,9 @@ _PLAIN = bool | int | float | str
 
 
 class InstanceTracer:
-    """Follows instances of one task. body: of the task. streams: the arrays of the region by name. steps: statements
-    that were followed in the last instance."""
+    """Follows instances of one task. body: of the task. streams: the arrays of the region by name. nodes: makes the
+    operations. steps: statements that were followed in the last instance.
+    """
 
     def __init__(self, body: tuple[t.Statement, ...], streams: Mapping[str, StreamDecl], nodes: Nodes) -> None:
         self.root, self.streams, self.nodes = body, streams, nodes
@@ -103,7 +104,9 @@ class InstanceTracer:
 
     def trace(self, tid: tuple[int, ...], parts: Collection[TensorRef], most: int) -> Body:
         """Return the puts, gets and accesses of an instance. parts: of the tensors that are looked at. most: how many
-        statements may be followed. Raises `Untraceable`."""
+        statements may be followed. tid: the point of the instance. Raises `Untraceable` for more statements, and where
+        data decide what is done in a way that is not followed.
+        """
         self.steps, self._most = 0, most
         self._single = set()
         while True:
@@ -694,7 +697,8 @@ def _flat(body: Sequence[t.Statement]) -> list[t.Statement]:
 
 
 def merged(one: Body, two: Body) -> Body:
-    """Return the operations of a branch on data as those of one body: accesses of both arms, each of which may happen.
+    """Return the operations of a branch on data as those of one body: accesses of both arms, `one` and `two`, each of
+    which may happen.
 
     If both arms have the same puts and gets in the same order, accesses stay between theirs. Otherwise all puts come
     first, and all gets last, so that a token orders no access of the branch.
@@ -731,12 +735,14 @@ def _alike(one: Any, two: Any) -> bool:
 
 
 def accesses(node: Any) -> bool:
-    """Whether a node has accesses."""
+    """Return whether a node is an access, or a loop that has some."""
     return isinstance(node, TensorAccess) or (isinstance(node, FixedLoop) and any(map(accesses, node.body)))
 
 
 def apart(arms: Sequence[Body]) -> Body:
-    """Return a branch whose tokens order none of its accesses: all puts, the accesses, all gets."""
+    """Return the operations of a branch, whose arms have equal puts and gets, in an order in which tokens order none of
+    its accesses: all puts, the accesses, all gets.
+    """
     needs = total(arms[0])[0]
     places = {(op.stream, op.put): op for arm in arms for op in _ops(arm)}
     nodes = Nodes()

@@ -118,9 +118,10 @@ def _part(space: FusionSpace, nodes: Sequence[int]) -> FusionSpace:
 
 
 def improved(space: FusionSpace, limit: int, group: Sequence[int]) -> list[int]:
-    """Merge groups and move nodes, best gain first, while more bytes stay on chip, and return the groups.
+    """Merge groups and move nodes, best gain first, while more bytes stay on chip, and return the group of each node.
 
-    group: of each node; groups within the limit, without a cycle.
+    limit: in bytes. group: the number of the group of each node, to begin with; groups within the limit, without a
+    cycle.
     """
     now = list(group)
     while True:

@@ -83,7 +83,7 @@ class FusionSpace:
         """Build a space from numbers: costs as (source, target, bytes of the converter).
 
         own_bytes: of each node, 0 if not given. tensor_bytes: of each stream, 1 if not given, so that the bytes kept on
-        chip count streams.
+        chip count streams. Raises `ProgramError` for a name that no node has, and as the class.
         """
         position = {name: k for k, name in enumerate(names)}
         for source, target, _ in costs:
@@ -99,7 +99,7 @@ class FusionSpace:
 
     @cached_property
     def into(self) -> tuple[tuple[FusedStream, ...], ...]:
-        """The streams that each node reads."""
+        """The streams that each node reads, by the position of the node."""
         found: list[list[FusedStream]] = [[] for _ in self.names]
         for stream in self.streams:
             found[stream.target].append(stream)
@@ -107,7 +107,7 @@ class FusionSpace:
 
     @cached_property
     def tensor_bytes(self) -> int:
-        """Bytes of the tensors of all streams."""
+        """Bytes of the tensors of all streams together."""
         return sum(stream.tensor_bytes for stream in self.streams)
 
     def check_budget(self, limit: int) -> None:
@@ -125,14 +125,16 @@ class FusionSpace:
                 )
 
     def groups_of(self, group: Sequence[int]) -> dict[int, list[int]]:
-        """Return the nodes of each group. group: of each node."""
+        """Return the positions of the nodes of each group, by the group's number. group: the number of the group of
+        each node.
+        """
         found: dict[int, list[int]] = {}
         for node, number in enumerate(group):
             found.setdefault(number, []).append(node)
         return found
 
     def bytes_of(self, nodes: Sequence[int]) -> int:
-        """Return the bytes on chip that a group of these nodes takes."""
+        """Return the bytes on chip that a group of these nodes, given by their positions, takes."""
         inside = set(nodes)
         converters: set[int] = set()
         total = sum(self.own_bytes[node] for node in inside)
@@ -145,11 +147,12 @@ class FusionSpace:
         return total + sum(self.converter_bytes[k] for k in converters)
 
     def kept_bytes(self, group: Sequence[int]) -> int:
-        """Return the bytes of the tensors that stay on chip. group: of each node."""
+        """Return the bytes of the tensors that stay on chip. group: the number of the group of each node."""
         return sum(s.tensor_bytes for s in self.streams if group[s.source] == group[s.target])
 
     def quotient_order(self, group: Sequence[int]) -> list[int]:
-        """Return the groups so that each comes after all that it reads; of several, that with the first node first.
+        """Return the numbers of the groups so that each comes after all that it reads; of several, that with the first
+        node first. group: the number of the group of each node.
 
         Raises `CycleError`, which names the groups of a cycle by their nodes.
         """
@@ -162,7 +165,7 @@ class FusionSpace:
         ]
 
     def title(self, nodes: Sequence[int]) -> str:
-        """Return a group's nodes as text, such as {ln q k}."""
+        """Return the names of a group's nodes as text, such as {ln q k}. nodes: their positions."""
         return "{" + " ".join(self.names[node] for node in nodes) + "}"
 
 

@@ -36,7 +36,7 @@ class Timing:
 
     @property
     def last(self) -> int:
-        """Cycles from the start to the last token: L = D + (T - 1) * II."""
+        """Cycles from the start of the kernel to its last token: L = D + (T - 1) * II."""
         return self.first + (self.tokens - 1) * self.interval
 
 
@@ -111,7 +111,9 @@ class Dataflow:
 
     @classmethod
     def of(cls, nodes: Iterable[KernelNode], edges: Iterable[Edge]) -> Dataflow:
-        """Build a graph of nodes in any order: among the nodes that could come next, the first given one does."""
+        """Build a graph of nodes in any order: among the nodes that could come next, the first given one does. Raises
+        `ProgramError` and `CycleError` as the class.
+        """
         given, streams = tuple(nodes), tuple(edges)
         by_name = {node.name: node for node in given}
         order = topological_order([node.name for node in given], [(edge.source, edge.target) for edge in streams])
@@ -119,7 +121,7 @@ class Dataflow:
 
     @cached_property
     def index(self) -> Mapping[str, int]:
-        """Position of each node by its name."""
+        """Position of each node in `nodes`, by its name."""
         return {node.name: k for k, node in enumerate(self.nodes)}
 
     @cached_property
@@ -142,15 +144,15 @@ class Dataflow:
         return {name: tuple(edges) for name, edges in found.items()}
 
     def node(self, name: str) -> KernelNode:
-        """Return the node of this name."""
+        """Return the node of this name. Raises `ProgramError` if there is none."""
         if name not in self.index:
             raise ProgramError(f"no node has the name {name}; there are {', '.join(self.index)}")
         return self.nodes[self.index[name]]
 
     def into(self, name: str) -> tuple[Edge, ...]:
-        """Return the streams that a node reads, by operand."""
+        """Return the streams that a node reads, in the order of its operands. Raises as `node`."""
         return self._into[self.node(name).name]
 
     def outof(self, name: str) -> tuple[Edge, ...]:
-        """Return the streams that a node writes, in the order of the edges."""
+        """Return the streams that a node writes, in the order of the edges. Raises as `node`."""
         return self._outof[self.node(name).name]

@@ -34,9 +34,10 @@ def fusion_space(
 ) -> FusionSpace:
     """Return what fusion decides about: bytes of kernels, converters, FIFOs, and of the tensors that streams move.
 
-    shared: streams of one kernel that need equal converters share one. depths: of FIFOs in tokens, by position of the
-    edge, 2 where none is given; an edge with a converter has two FIFOs of this depth, one on each side, and streams
-    that share a converter share the one before it, the deepest.
+    counted: what takes memory. shared: streams of one kernel that need equal converters share one. depths: of FIFOs in
+    tokens, by position of the edge, 2 where none is given; an edge with a converter has two FIFOs of this depth, one on
+    each side, and streams that share a converter share the one before it, the deepest. Raises `ProgramError` for a
+    depth below 1.
     """
     converters: list[int] = []
     numbers: dict[tuple[object, ...], int] = {}
@@ -87,17 +88,19 @@ class MemoryUse:
 
     @property
     def ratio(self) -> float:
-        """Converters over whole tensors; 0 for a graph without streams."""
+        """Bytes of converters over those of whole tensors; 0 for a graph without streams."""
         return self._of_whole(self.converters)
 
     @property
     def shared_ratio(self) -> float:
-        """Shared converters over whole tensors."""
+        """Bytes of shared converters over those of whole tensors; 0 for a graph without streams."""
         return self._of_whole(self.shared)
 
     @property
     def fused_ratio(self) -> float:
-        """Shared converters and FIFOs over whole tensors: what streams take on chip after fusion, and before it."""
+        """Bytes of shared converters and FIFOs, which streams take on chip after fusion, over those of whole tensors,
+        which they take before it; 0 for a graph without streams.
+        """
         return self._of_whole(self.shared + self.fifos)
 
     def _of_whole(self, size: int) -> float:
@@ -105,7 +108,9 @@ class MemoryUse:
 
 
 def memory_use(graph: Dataflow, depths: Mapping[int, int] | None = None) -> MemoryUse:
-    """Return the bytes on chip of a graph that runs as one group. depths: of FIFOs, as for `fusion_space`."""
+    """Return the bytes on chip of a graph that runs as one group. depths: of FIFOs, as for `fusion_space`. Raises
+    `ProgramError` for a depth below 1.
+    """
 
     def total(counted: Counted, shared: bool = True) -> int:
         space = fusion_space(graph, counted, shared=shared, depths=depths)

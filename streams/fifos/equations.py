@@ -29,7 +29,8 @@ NEXT_CYCLE = 1
 def max_tokens(
     source: Timing, target: Timing, delay: int, equation: Equation = "exact", free_after: int = AT_ONCE
 ) -> int:
-    """Return the most tokens that wait: the depth with which the source is never stopped.
+    """Return the most tokens that wait: the depth, in tokens, with which the source is never stopped (StreamTensor,
+    section 5.3.2).
 
     source: its tokens are those of the FIFO. target: its interval counts. delay: cycles from the start of the source to
     that of the target. free_after: `AT_ONCE` or `NEXT_CYCLE`, of which the printed equations know the first only.

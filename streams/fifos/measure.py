@@ -39,7 +39,7 @@ class Trace:
 
     @property
     def tokens(self) -> int:
-        """Number of operations."""
+        """How many tokens there are, one for each operation."""
         return len(self.end)
 
     def timing(self) -> Timing | None:
@@ -54,7 +54,9 @@ class Trace:
 
 @dataclass(frozen=True)
 class TaskTimes:
-    """A task. first: when its first beat begins. last: when its last beat ends. puts, gets: by number of the stream."""
+    """When a task works, in cycles. first: when its first beat begins. last: when its last beat ends. puts, gets: its
+    operations on each stream, by the stream's number.
+    """
 
     first: int
     last: int
@@ -79,11 +81,12 @@ def alone(body: Body) -> TaskTimes:
 def together(
     bodies: Sequence[Body], packing: Mapping[int, int] | None = None, starts: Mapping[int, int] | None = None
 ) -> tuple[TaskTimes, ...]:
-    """Return the times of all tasks of a program on endless FIFOs.
+    """Return the times of all tasks of a program on endless FIFOs, in the order of `bodies`.
 
     bodies: of beats, without branches on data; every stream has one task that puts and one that gets. packing: elements
-    of a transfer of each stream, 1 if not given. starts: cycles before which a task does nothing. Raises `CycleError`
-    for tasks that lead to each other (then `normal.peaks` has an answer), and `ProgramError`.
+    of a transfer of each stream, 1 if not given. starts: the cycle before which a task does nothing, by its number, 0
+    if not given. Raises `CycleError` for tasks that lead to each other (then `normal.peaks` has an answer), and
+    `ProgramError` for a task of more than `BEATS` beats.
     """
     listed = [_listed(body) for body in bodies]
     writers = {s: k for k, one in enumerate(listed) for s, put in one.ops if put}
@@ -103,7 +106,9 @@ def together(
 
 
 def peak(put: Trace, get: Trace) -> int:
-    """Return the most slots of a FIFO in use at once: each from the begin of a put to the end of its get."""
+    """Return the most slots of a FIFO, one for each token, that are in use at once: each from the begin of a put to the
+    end of its get.
+    """
     freed = np.searchsorted(get.end, put.begin, side="right")
     return int((np.arange(1, put.tokens + 1) - freed).max(initial=0))
 

@@ -31,8 +31,10 @@ from .starts import Fifo, KernelGraph, schedule
 
 @dataclass(frozen=True)
 class NormalDepths:
-    """depths: in elements, by name of the declared stream. bits: of all slots. starts: cycles that a task waits before
-    its first beat, by number of the instance; only tasks that wait. latency: cycles of an execution, modelled."""
+    """The normal depths of a program. depths: in elements, by name of the declared stream. bits: of all slots together.
+    starts: cycles that a task waits before its first beat, by number of the instance; only tasks that wait. latency:
+    cycles of an execution, modelled.
+    """
 
     depths: Mapping[str, int]
     bits: int
@@ -41,11 +43,12 @@ class NormalDepths:
 
 
 def normal_depths(program: SizedProgram, later: bool = False) -> NormalDepths:
-    """Find the normal depths of one execution.
+    """Return the normal depths for one execution.
 
     All elements of an array of streams get the depth of the deepest. Where data decides between outcomes, the depths
     are enough for each of them. later: tasks may start later (`later_starts`), if this takes fewer bits in all; the
-    latency stays. Raises `TimeError` if the time of the program is not known before the run, or it is too large.
+    latency stays. Raises `TimeError` if the time of the program is not known before the run, or it is too large, and
+    `ProgramError` if a beat waits for ever to fire.
     """
     bodies = program.outcomes.bodies
     soon = _normal(program, bodies, {})
@@ -57,14 +60,14 @@ def normal_depths(program: SizedProgram, later: bool = False) -> NormalDepths:
 
 
 def fast_depths(program: SizedProgram, slack: float = 0.0, tries: int = 200) -> Least:
-    """Find depths with which every execution ends when it does with endless FIFOs, each at most the normal one.
+    """Return depths with which every execution ends when it does with endless FIFOs, each at most the normal one.
 
     slack: executions may end later by this share of that time, for fewer bits.
 
-    It begins at the normal depths of all executions, which takes a few runs. `sizing.depths.sizes` begins
-    at the number of tokens and takes far longer; it may find fewer bits, where one FIFO that is deeper than its normal
-    depth lets others be less deep. So `bound` and `proved` hold among depths up to the normal ones. tries: as for
-    `sizing.least.least`. Raises `TimeError` as `normal_depths` does, and `ProgramError` for a slack below 0.
+    It begins at the normal depths of all executions, which takes a few runs. `sizing.depths.sizes` begins at the number
+    of tokens and takes far longer; it may find fewer bits, where one FIFO that is deeper than its normal depth lets
+    others be less deep. So `bound` and `proved` hold among depths up to the normal ones. tries: as for
+    `sizing.least.least`. Raises as `normal_depths`, and `ProgramError` for a slack below 0.
     """
     if slack < 0:
         raise ProgramError(f"the slack is {slack}; the least is 0, which is no later end")
@@ -124,8 +127,8 @@ def _place(body: Body) -> Place:
 def peaks(model: TimedProgram) -> tuple[dict[int, int], int]:
     """Return the most slots in use on each stream, by its number, and the latency, on endless FIFOs.
 
-    Long streams begin with a limit that is doubled until no put waits for a slot. Raises
-    `TooManyTokens`, and `ProgramError` if a beat waits for ever to fire.
+    The latency is that of one run of the model, in cycles. Long streams begin with a limit that is doubled until no put
+    waits for a slot. Raises `TooManyTokens` as `TimedProgram.run`, and `ProgramError` if a beat waits for ever to fire.
     """
     depths = {s: n if n < COUNTED else COUNTED - 1 for s, n in model.tokens.items()}
     while True:
@@ -146,12 +149,13 @@ def peaks(model: TimedProgram) -> tuple[dict[int, int], int]:
 
 
 def later_starts(program: SizedProgram) -> dict[int, int]:
-    """Find tasks that may start later without delaying the end of the program, so that FIFOs hold fewer bits.
+    """Return by how much tasks may start later without delaying the end of the program, so that FIFOs hold fewer bits.
 
     In the run on endless FIFOs a token waits at least `slack` cycles on a stream before it is got. A task with slack on
     all its outputs can move towards its targets: a linear program finds by how much, with bits a cycle as weights.
     Returns cycles before the first beat, by number of the instance, for those that move. For programs with several
     outcomes of the data, with tasks that lead to each other, or with too many beats to be listed it returns none.
+    Raises `TimeError` if the time of the program is not known before the run.
     """
     outcomes = program.outcomes.bodies
     if len(outcomes) != 1:

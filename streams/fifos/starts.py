@@ -72,7 +72,7 @@ class KernelGraph:
 
     @classmethod
     def of_dataflow(cls, graph: Dataflow) -> KernelGraph:
-        """Take the timings of a graph, and its streams as FIFOs.
+        """Return the timings of a dataflow graph, and its streams as FIFOs, each of the bits of a token.
 
         Raises `ProgramError` for a kernel without a timing, and for a stream whose ends have two orders: its converter
         is a kernel too, so make it a node, with a timing of its own.
@@ -92,15 +92,19 @@ class KernelGraph:
         return cls(tuple(node.name for node in graph.nodes), tuple(node.timing for node in graph.nodes), tuple(fifos))
 
     def after(self, fifo: Fifo) -> int:
-        """Return the smallest delay, in cycles, from the start of the source to that of the target."""
+        """Return the smallest delay, in cycles, from the start of the source to that of the target. Raises
+        `ProgramError` as `timing`.
+        """
         return self.timing(fifo.source).first if fifo.after is None else fifo.after
 
     def last(self, kernel: int) -> int:
-        """Return the cycles from the start of a kernel to its end."""
+        """Return the cycles from the start of a kernel to its end. kernel: its position. Raises `ProgramError` as
+        `timing`.
+        """
         return self.lasts[kernel] if self.lasts else self.timing(kernel).last
 
     def timing(self, kernel: int) -> Timing:
-        """Return the timing of a kernel. Raises `ProgramError` if it has none."""
+        """Return the timing of a kernel. kernel: its position. Raises `ProgramError` if it has none."""
         found = self.timings[kernel]
         if found is None:
             raise ProgramError(f"kernel {self.names[kernel]} has no single rate; measure the program (normal_depths)")
@@ -127,17 +131,21 @@ class KernelGraph:
 
     @cached_property
     def sources(self) -> frozenset[int]:
-        """Kernels that no FIFO leads to."""
+        """Positions of the kernels that no FIFO leads to."""
         return frozenset(range(len(self.names))) - {fifo.target for fifo in self.fifos}
 
     def weight(self, fifo: Fifo, weights: Weights) -> Fraction:
-        """Return the cost of a cycle of delay on an edge."""
+        """Return the cost of a cycle of delay on an edge: bits that its source puts in a cycle, or 1, as `weights`
+        says. Raises `ProgramError` as `timing`.
+        """
         if weights == "cycles":
             return Fraction(1)
         return fifo.bits * (fifo.rate or Fraction(1, self.timing(fifo.source).interval))
 
     def as_soon_as_possible(self) -> tuple[int, ...]:
-        """Return the least start times; sources start at 0."""
+        """Return the least start time of each kernel, in cycles; sources start at 0. Raises `ProgramError` as
+        `timing`.
+        """
         starts = [0] * len(self.names)
         into: dict[int, list[Fifo]] = {}
         for fifo in self.fifos:
@@ -166,7 +174,7 @@ class StartTimes:
 
     @cached_property
     def delays(self) -> tuple[int, ...]:
-        """Cycles from the start of the source to that of the target, of each FIFO."""
+        """Cycles from the start of the source to that of the target, of each FIFO, in order."""
         return tuple(self.starts[fifo.target] - self.starts[fifo.source] for fifo in self.graph.fifos)
 
     @property
@@ -175,31 +183,34 @@ class StartTimes:
         return max((start + self.graph.last(k) for k, start in enumerate(self.starts)), default=0)
 
     def objective(self, weights: Weights = "cycles") -> Fraction:
-        """Return the weighted sum of all delays."""
+        """Return the weighted sum of all delays, in bits or in cycles, as `weights` says."""
         pairs = zip(self.graph.fifos, self.delays, strict=True)
         return sum((self.graph.weight(fifo, weights) * delay for fifo, delay in pairs), Fraction(0))
 
     def depths(self, equation: Equation = "exact", free_after: int = AT_ONCE) -> tuple[int, ...]:
-        """Return the depth of each FIFO by the equations, at least 1."""
+        """Return the depth of each FIFO by the equations, in tokens, at least 1. equation, free_after: as for
+        `max_tokens`. Raises `ProgramError` as `KernelGraph.pair` and `max_tokens`.
+        """
         return tuple(
             max(1, max_tokens(*self.graph.pair(fifo), delay, equation, free_after))
             for fifo, delay in zip(self.graph.fifos, self.delays, strict=True)
         )
 
     def bits(self, depths: Sequence[int]) -> int:
-        """Return the bits of FIFOs with these depths."""
+        """Return the bits of all FIFOs with these depths, in tokens, one for each FIFO."""
         return sum(fifo.bits * depth for fifo, depth in zip(self.graph.fifos, depths, strict=True))
 
 
 def schedule(
     graph: KernelGraph, weights: Weights = "bits", latency: int | None = None, sources_wait: bool = False
 ) -> StartTimes:
-    """Find start times with the least weighted sum of delays, by a linear program (HiGHS).
+    """Return start times with the least weighted sum of delays, by a linear program (HiGHS; StreamTensor, section
+    5.3.3).
 
     Tie break: of all optimal schedules the one in which every kernel starts as soon as possible. There is always one,
-    because the earlier of two start times, kernel by kernel, makes a schedule of two optimal ones. latency: the last
-    token of no kernel comes later than that; None: no limit. sources_wait: sources may start after 0 too. Raises
-    `ProgramError` for a latency that is too short.
+    because the earlier of two start times, kernel by kernel, makes a schedule of two optimal ones. weights: what a
+    cycle of delay costs. latency: the cycle after which no kernel puts its last token; None: no limit. sources_wait:
+    sources may start after 0 too. Raises `ProgramError` for a latency that is too short, and as `KernelGraph.timing`.
     """
     soon = StartTimes(graph, graph.as_soon_as_possible())
     if latency is not None and latency < soon.latency:
@@ -272,10 +283,11 @@ def _least(graph: KernelGraph, tight: frozenset[int], fixed: Mapping[int, int]) 
 
 
 def conservative(graph: KernelGraph) -> KernelGraph:
-    """Slow every kernel to the pace of the slowest one (the paper's conservative equalisation).
+    """Return a graph in which every kernel has the pace of the slowest one (StreamTensor's conservative equalisation).
 
     II' = II * max(II * T) / (II * T) of each kernel, rounded down, so that none becomes slower than the slowest. The
-    kernels must then be built with these intervals: FIFOs of these depths do not fit faster ones.
+    kernels must then be built with these intervals: FIFOs of these depths do not fit faster ones. Raises `ProgramError`
+    for a kernel without a timing.
     """
     timings = [graph.timing(k) for k in range(len(graph.names))]
     slowest = max((timing.interval * timing.tokens for timing in timings), default=1)

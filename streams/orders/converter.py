@@ -23,7 +23,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Converter:
-    """A converter. put, get: the orders, canonical. buffer: its shape. shared_loops: around both sides."""
+    """A converter. put, get: the orders, canonical. buffer: its shape, in elements. shared_loops: how many outer loops
+    both sides share.
+    """
 
     put: Order
     get: Order
@@ -37,12 +39,14 @@ class Converter:
 
     @property
     def ping_pong_bytes(self) -> int:
-        """Bytes of two buffers."""
+        """Bytes of two buffers, rounded up."""
         return -(-self.ping_pong_elements * self.put.bytes_per_token // prod(self.put.element))
 
 
 def converter(put: Order, get: Order) -> Converter | None:
-    """Return what converts one order into the other, None if they are equal. Raises `ProgramError` for two tensors."""
+    """Return what converts one order into the other, None if they are equal (StreamTensor, section 5.2.1). Raises
+    `ProgramError` for orders of two tensors: of other shapes, types or first elements.
+    """
     _check_one_tensor(put, get)
     source, target = put.canonical, get.canonical
     if source == target:
@@ -76,8 +80,9 @@ def _shared(source: Order, target: Order) -> tuple[int, set[int]]:
 
 
 def parting(put: Order, get: Order, verbs: tuple[str, str] = ("put", "got")) -> str:
-    """Say at which loop two orders part, and what either does there; an empty text if they are equal. verbs: of the
-    first and of the second one."""
+    """Return in words at which loop two orders part, and what either does there; an empty text if they are equal.
+    verbs: for the first and for the second one, in the past.
+    """
     source, target = put.canonical, get.canonical
     if source == target:
         return ""
@@ -103,8 +108,10 @@ def _doing(order: Order, loop: int) -> str:
 
 
 def buffer_as_printed(put: Order, get: Order) -> Shape:
-    """The buffer by Algorithm 1 of StreamTensor as it is listed: data axes from the first on, up to the first that the
-    sides do not drive by the same loop. The paper's own example (Fig. 5) takes less: `buffer_as_described`."""
+    """Return the shape of the buffer, in elements, by Algorithm 1 of StreamTensor as it is listed: data axes from the
+    first on, up to the first that the sides do not drive by the same loop. The paper's own example (Fig. 5) takes less:
+    `buffer_as_described`. Raises `ProgramError` as `converter`.
+    """
     _check_one_tensor(put, get)
     shape: list[int] = []
     loops: list[int | None] = []
@@ -122,9 +129,11 @@ def buffer_as_printed(put: Order, get: Order) -> Shape:
 
 
 def buffer_as_described(put: Order, get: Order) -> Shape:
-    """The buffer as the text of StreamTensor, section 5.2.1, describes it: each data axis by itself has one token's
-    size if both sides drive it by the same loop, and by no loop inside one that they do not share. Loops of one trip
-    count, and loops that give tokens again are never shared: `converter` does better there."""
+    """Return the shape of the buffer, in elements, as the text of StreamTensor, section 5.2.1, describes it: each data
+    axis by itself has one token's size if both sides drive it by the same loop, and by no loop inside one that they do
+    not share. Loops of one trip count, and loops that give tokens again are never shared: `converter` does better
+    there. Raises `ProgramError` as `converter`.
+    """
     _check_one_tensor(put, get)
     equal = {
         mine.loop: axis
@@ -136,12 +145,13 @@ def buffer_as_described(put: Order, get: Order) -> Shape:
 
 
 def least_elements(put: Order, get: Order) -> int:
-    """The most elements that any converter at all must hold at a time, its tokens on their way included: each token is
-    got as soon as all of its elements were put, and an element is held until the last token with it is got.
+    """Return the number of elements that any converter at all must hold at its fullest, its tokens on their way
+    included: each token is got as soon as all of its elements were put, and an element is held until the last token
+    with it is got.
 
     A lower bound to quote beside `Converter.ping_pong_elements`, which is for two whole buffers. Takes time in
     proportion to the tensor and the tokens. Where tokens are put again, their first puts count: a converter that waits
-    for later ones may hold less, and it is no lower bound there.
+    for later ones may hold less, and it is no lower bound there. Raises `ProgramError` as `converter`.
     """
     _check_one_tensor(put, get)
     start = tuple(axis.start for axis in put.axes)

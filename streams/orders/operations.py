@@ -16,15 +16,19 @@ from .order import Axis, Order
 
 
 def fork(order: Order, streams: int) -> tuple[Order, ...]:
-    """Return the orders of `streams` streams that each get every token. Raises `ProgramError` for less than 1."""
+    """Return the orders of `streams` streams that each get every token. Raises `ProgramError` for fewer than one
+    stream.
+    """
     if streams < 1:
         raise ProgramError(f"a fork into {streams} streams; the least is 1")
     return (order,) * streams
 
 
 def chunk(order: Order, axis: int, parts: int) -> tuple[Order, ...]:
-    """Orders of the parts of a tensor that is cut along an axis into equal ones, one stream each: a token goes to the
-    part that it lies in. Raises `ProgramError` if a cut goes through tokens."""
+    """Return the orders of the parts of a tensor that is cut along an axis into `parts` equal ones, one stream each: a
+    token goes to the part that it lies in. axis: of the tensor, from 0. Raises `ProgramError` if a cut goes through
+    tokens, and for an axis that the order does not have.
+    """
     loop = _loop(order, axis)
     trips = 1 if loop is None else order.trips[loop]
     if parts < 1 or trips % parts:
@@ -35,9 +39,11 @@ def chunk(order: Order, axis: int, parts: int) -> tuple[Order, ...]:
 
 
 def concat(orders: Sequence[Order], axis: int) -> Order:
-    """The order of a tensor that is put together along an axis from equal parts, one stream each: the stream to get
-    from is the part that the next token lies in. Without a loop along the axis, the parts come one after the other.
-    Raises `ProgramError` for parts in orders that differ."""
+    """Return the order of a tensor that is put together along an axis from equal parts, one stream each: the stream to
+    get from is the part that the next token lies in. Without a loop along the axis, the parts come one after the other.
+    axis: of the tensor, from 0. Raises `ProgramError` for no parts, for parts in orders that differ, and for an axis
+    that the order does not have.
+    """
     order = _same(orders, "concat")
     loop = _loop(order, axis)
     if loop is not None:
@@ -49,8 +55,9 @@ def concat(orders: Sequence[Order], axis: int) -> Order:
 
 
 def deal(order: Order, streams: int) -> tuple[Order, ...]:
-    """Orders of streams that get one token each in turn: of each, in a tensor made of its own tokens. Raises
-    `ProgramError` unless the innermost loop moves along an axis, in a multiple of `streams` trips."""
+    """Return the orders of `streams` streams that get one token each in turn: of each, in a tensor made of its own
+    tokens. Raises `ProgramError` unless the innermost loop moves along an axis, in a multiple of `streams` trips.
+    """
     order = order.canonical
     loop = len(order.trips) - 1
     if loop < 0 or order.axis_of(loop) is None or streams < 1 or order.trips[loop] % streams:
@@ -62,8 +69,10 @@ def deal(order: Order, streams: int) -> tuple[Order, ...]:
 
 
 def join(orders: Sequence[Order]) -> Order:
-    """The order of one token from each stream in turn, which undoes `deal`: the innermost loop, even one of one trip,
-    says along which axis. Raises `ProgramError` for orders that differ, or whose innermost loop moves along none."""
+    """Return the order of one token from each stream in turn, which undoes `deal`: the innermost loop, even one of one
+    trip, says along which axis. Raises `ProgramError` for no streams, for orders that differ, or whose innermost loop
+    moves along none.
+    """
     order = _same(orders, "join")
     loop = len(order.trips) - 1
     if loop < 0 or order.axis_of(loop) is None:
@@ -72,8 +81,10 @@ def join(orders: Sequence[Order]) -> Order:
 
 
 def expand(order: Order, axis: int, sizes: Sequence[int]) -> Order:
-    """The order of the same tokens where an axis is several, the last of these the innermost. Raises `ProgramError` if
-    the sizes do not make up the axis, or tokens are no boxes of the new axes."""
+    """Return the order of the same tokens in a tensor in which the axis `axis` is several, of these sizes in elements,
+    the last of them the innermost. Raises `ProgramError` if the sizes do not make up the axis, or tokens are no boxes
+    of the new axes.
+    """
     loop, element = _loop(order, axis), order.element[axis]
     if not sizes or min(sizes) < 1 or prod(sizes) != order.tensor[axis] or order.axes[axis].start:
         raise ProgramError(f"order {order}: axis {axis} of {order.tensor[axis]} elements is no {list(sizes)}")
@@ -99,8 +110,10 @@ def expand(order: Order, axis: int, sizes: Sequence[int]) -> Order:
 
 
 def collapse(order: Order, axis: int, count: int) -> Order:
-    """The order of the same tokens where `count` axes from `axis` on are one, which undoes `expand`. Raises
-    `ProgramError` if that is not the order of any tensor: the axes' loops must follow each other in the axes' order."""
+    """Return the order of the same tokens in a tensor in which the `count` axes from `axis` on are one, which undoes
+    `expand`. Raises `ProgramError` if that is not the order of any tensor: the axes' loops must follow each other in
+    the axes' order.
+    """
     order = order.canonical
     if count < 1 or not 0 <= axis <= len(order.element) - count:
         raise ProgramError(f"order {order} has no {count} axes from {axis} on")

@@ -99,17 +99,19 @@ class Order:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that the loops give. A token that is given again counts again."""
+        """How many tokens the loops give. A token that is given again counts again."""
         return prod(self.trips)
 
     @cached_property
     def tensor(self) -> tuple[int, ...]:
-        """Shape of the tensor: the box around all tokens."""
+        """Shape of the tensor, in elements: the box around all tokens."""
         trips = (1 if axis.loop is None else self.trips[axis.loop] for axis in self.axes)
         return tuple(count * size for count, size in zip(trips, self.element, strict=True))
 
     def axis_of(self, loop: int) -> int | None:
-        """Return the data axis along which a loop moves; None for a loop that repeats the same tokens."""
+        """Return the data axis, from 0, along which a loop moves; None for a loop that repeats the same tokens. loop:
+        counted from the outermost one as 0.
+        """
         return next((k for k, axis in enumerate(self.axes) if axis.loop == loop), None)
 
     @property
@@ -118,14 +120,17 @@ class Order:
         return -(-prod(self.element) * BITS[self.dtype] // 8)
 
     def indices(self) -> Iterator[tuple[int, ...]]:
-        """Yield the first index of each token, in order."""
+        """Yield the index of the first element of each token, one number for each data axis, in the order of the
+        tokens.
+        """
         for at in product(*map(range, self.trips)):
             yield tuple(a.start if a.loop is None else a.start + at[a.loop] * self.steps[a.loop] for a in self.axes)
 
     @classmethod
     def parse(cls, text: str, dtype: str = "f32") -> Order:
-        """Read an order from its text form. dtype: of the elements where the text states none. Raises
-        `ProgramError`."""
+        """Read an order from its text form. dtype: of the elements where the text states none. Raises `ProgramError`
+        for another form, and as `verify`.
+        """
         form = r"\s*(\d+(?:x\d+)*)(?:x([a-z]+\w*))?\s*\[([\d,\s]*)\]\s*\*\s*\[([\d,\s]*)\]\s*\(([^()]*)\)\s*"
         found = re.fullmatch(form, text)
         if found is None:

@@ -55,14 +55,16 @@ class PackedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Tiles along each axis of `nesting`, vectors of a tile along each axis, and the vector."""
+        """The shape in which the tensor lies: tiles along each axis of `nesting`, vectors of a tile along each axis,
+        and elements of a vector along each axis.
+        """
         tiles = (self.tensor[axis] // self.tile[axis] for axis in self._nesting)
         vectors = (tile // vector for tile, vector in zip(self.tile, self.vector, strict=True))
         return (*tiles, *vectors, *self.vector)
 
     @property
     def words(self) -> int:
-        """Vectors of the whole tensor."""
+        """The number of vectors of the whole tensor."""
         return prod(self.tensor) // prod(self.vector)
 
     def tokens_in_a_row(self, order: Order) -> int:
@@ -77,12 +79,16 @@ class PackedTensor:
         return count
 
     def pack(self, x: Array) -> Array:
-        """A tensor as it lies in memory, of `shape`."""
+        """Return an array of the shape `tensor` as it lies in memory, an array of `shape`. Raises `ValueError` for
+        another number of elements.
+        """
         split = [n for axis in self._axes for n in axis]
         return np.ascontiguousarray(np.asarray(x).reshape(split).transpose(self._order))
 
     def unpack(self, x: Array) -> Array:
-        """The tensor of what lies in memory: the inverse of `pack`."""
+        """Return the tensor, an array of the shape `tensor`, of what lies in memory: the inverse of `pack`. Raises
+        `ValueError` for another number of elements than that of `shape`.
+        """
         order = np.argsort(self._order)
         return np.ascontiguousarray(np.asarray(x).reshape(self.shape).transpose(order)).reshape(self.tensor)
 
@@ -110,8 +116,10 @@ def _bits(dtype: str) -> int:
 
 
 def widened(tensor: Sequence[int], tile: Sequence[int], dtype: str, port_bits: int) -> PackedTensor:
-    """Pack a tensor in the largest vectors that fit the port and divide a tile, the closest to square among these, and
-    with more columns than rows if two are equally close. Raises `ProgramError` if no element fits the port."""
+    """Return a tensor packed in the largest vectors that fit a port of `port_bits` bits and divide a tile, the closest
+    to square among these, and with more columns than rows if two are equally close. tensor, tile: shapes, of the same
+    rank. dtype: of the elements. Raises `ProgramError` if no element fits the port, and as `PackedTensor`.
+    """
     bits = _bits(dtype)
     if port_bits < bits:
         raise ProgramError(

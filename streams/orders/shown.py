@@ -39,7 +39,7 @@ class ShownOrder:
 
 
 def squeezed(order: Order) -> Order:
-    """The canonical order without starts, and without axes along which the tensor has one element."""
+    """Return the canonical order without starts, and without axes along which the tensor has one element."""
     order = order.canonical
     kept = [k for k, size in enumerate(order.tensor) if size > 1] or [0]
     axes = tuple(replace(order.axes[k], start=0) for k in kept)
@@ -50,7 +50,9 @@ def shown_order(
     node: syn.Subscript, shape: tuple[int, ...], dtype: str, nest: Nest, known: Known, place: Place
 ) -> ShownOrder | None:
     """Return the order in which a statement in loops goes through a tensor, None if it shows none. node: the slice.
-    shape, dtype: of the tensor."""
+    shape, dtype: of the tensor. nest: the loops around the statement. known: the numbers of other names. place: of the
+    statement.
+    """
     parts = list(node.indices)
     if len(parts) > len(shape) or any(isinstance(part, syn.Literal) and part.value in (None, ...) for part in parts):
         return None

@@ -21,26 +21,33 @@ INDICES = "ijklmnop"
 
 
 def span(index: str, size: int, whole: int) -> slice:
-    """The part of an axis of `whole` elements that tile number `index` of `size` elements covers."""
+    """Return the part of an axis of `whole` elements that a tile of `size` elements covers, as a slice. index: the name
+    of the loop's index, which numbers the tiles.
+    """
     return slice(None) if size == whole else slice(named(index) * size, named(index) * size + size)
 
 
 def loops_of(order: Order) -> list[tuple[str, int]]:
-    """The loops of an order: index and trips. Raises `ProgramError` for more loops than there are names."""
+    """Return the loops of an order, outermost first: the name of the index, and the trips. Raises `ProgramError` for
+    more loops than there are names.
+    """
     if len(order.trips) > len(INDICES):
         raise ProgramError(f"order {order} has {len(order.trips)} loops; the most that a task is written with are 8")
     return list(zip(INDICES, order.trips, strict=False))
 
 
 def token_shape(order: Order) -> tuple[int, ...]:
-    """The tile that a stream carries: a token without the axes in front of its last two if all of these have one
-    element, the whole token otherwise."""
+    """Return the shape of the tile that a stream carries: a token without the axes in front of its last two if all of
+    these have one element, the whole token otherwise.
+    """
     front = max(0, len(order.element) - 2)
     return order.element if any(size != 1 for size in order.element[:front]) else order.element[front:]
 
 
 def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> Term:
-    """Return a token as a slice of a tensor. kept: axes along which `tensor` is a buffer of one token only."""
+    """Return a token as a slice of a tensor. kept: axes along which `tensor` is a buffer of one token only. Raises
+    `ProgramError` for an axis that does not begin at 0.
+    """
     parts: list[Operand] = []
     front = len(order.element) - len(token_shape(order))
     for k, (axis, size, whole) in enumerate(zip(order.axes, order.element, order.tensor, strict=True)):
@@ -53,7 +60,9 @@ def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> Term:
 
 
 def packed_token_of(tensor: str, order: Order, packed: PackedTensor) -> Term:
-    """A token as a part of a tensor that lies token by token: tiles along each axis, then the tile."""
+    """Return a token as a part of a tensor that lies token by token: tiles along each axis, then the tile. tensor: its
+    name. packed: how it lies.
+    """
     token_shape(order)
     loops = (order.axes[axis].loop for axis in packed.nesting or range(len(order.axes)))
     return named(tensor)[tuple(0 if loop is None or order.trips[loop] == 1 else INDICES[loop] for loop in loops)]
@@ -62,8 +71,10 @@ def packed_token_of(tensor: str, order: Order, packed: PackedTensor) -> Term:
 def load(
     tensor: str, order: Order, stream: str, after: Sequence[StatementNode] = (), packed: PackedTensor | None = None
 ) -> list[StatementNode]:
-    """Put a tensor on a stream, token by token. after: statements behind each put. packed: how it lies token by token,
-    None if it does not."""
+    """Return statements that put a tensor on a stream, token by token. tensor, stream: their names. after: statements
+    behind each put. packed: how it lies token by token, None if it does not. Raises `ProgramError` as `token_of` and
+    `loops_of`.
+    """
     token = packed_token_of(tensor, order, packed) if packed else token_of(tensor, order)
     return nest(loops_of(order), [named(stream).put(token), *after])
 
@@ -71,20 +82,26 @@ def load(
 def store(
     tensor: str, order: Order, stream: str, after: Sequence[StatementNode] = (), packed: PackedTensor | None = None
 ) -> list[StatementNode]:
-    """Store a tensor from a stream, token by token. after: statements behind each get. packed: as for `load`."""
+    """Return statements that store a tensor from a stream, token by token. tensor, stream: their names. after:
+    statements behind each get. packed: as for `load`. Raises as `load`.
+    """
     token = packed_token_of(tensor, order, packed) if packed else token_of(tensor, order)
     return nest(loops_of(order), [assign(token, named(stream).get()), *after])
 
 
 def converted(made: Converter, source: str, targets: Sequence[str], dtype: str = "f32") -> list[StatementNode]:
-    """Get a tensor in one order and put it in another one: in each iteration of the loops that both share, a buffer is
-    filled and then read. targets: streams that all get the same."""
+    """Return statements that get a tensor in one order and put it in another one: in each iteration of the loops that
+    both share, a buffer is filled and then read. source: the name of the stream that gives it. targets: names of
+    streams that all get the same. dtype: of the elements. Raises `ProgramError` as `token_of` and `loops_of`.
+    """
     return nest(_shared(made), [*_fill(made, source, dtype), *_read(made, targets)])
 
 
 def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[str]) -> list[str]:
-    """The lines of a converter as two tasks at the top of a program, so that one buffer is filled while the one before
-    is read; a stream hands them over. The arguments are those of `converted`."""
+    """Return the lines of the text of a converter as two tasks at the top of a program, so that one buffer is filled
+    while the one before is read; a stream hands them over. name: begins the names of the tasks and of that stream. The
+    other arguments, and what is raised, are those of `converted`.
+    """
     dtype, buffers = made.put.dtype, f"{name}_buffers"
     fill = [*_fill(made, source, dtype), named(buffers).put("buffer")]
     read = [assign("buffer", named(buffers).get()), *_read(made, targets)]
@@ -95,10 +112,11 @@ def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[s
 def ping_pong(
     made: Converter, source: str, targets: Sequence[str], buffers: str, wanted: str, dtype: str = "f32"
 ) -> tuple[list[StatementNode], list[StatementNode]]:
-    """A converter as the statements of two tasks, one that fills a buffer while the other reads the one before, with
-    two buffers: the first task hands a buffer over when the other one wants it, and only then fills the next one.
-    buffers, wanted: streams of depth 1 between them, of buffers and of Booleans. The other arguments are those of
-    `converted`."""
+    """Return a converter as the statements of two tasks, one that fills a buffer while the other reads the one before,
+    with two buffers: the first task hands a buffer over when the other one wants it, and only then fills the next one.
+    buffers, wanted: streams of depth 1 between them, of buffers and of Booleans. The other arguments, and what is
+    raised, are those of `converted`.
+    """
     fill = [*_fill(made, source, dtype), do("drop", named(wanted).get()), named(buffers).put("buffer")]
     read = [named(wanted).put(True), assign("buffer", named(buffers).get()), *_read(made, targets)]
     return nest(_shared(made), fill), nest(_shared(made), read)

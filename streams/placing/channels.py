@@ -44,32 +44,41 @@ class MovedTensor:
 
 @dataclass(frozen=True)
 class ChannelShares:
-    """channels: of each tensor, in order. bytes: in a cycle of each port, on all channels of its tensor together."""
+    """How tensors share memory channels. channels: numbers of the channels of each tensor, in order. bytes: in a cycle
+    of each port, on all channels of its tensor together.
+    """
 
     channels: Mapping[str, tuple[int, ...]]
     bytes: Mapping[str, int]
 
     def share(self, tensor: str, port: str) -> int:
-        """Return the bytes in a cycle of a port on each channel of its tensor."""
+        """Return the bytes in a cycle of a port on each channel of its tensor, rounded up. tensor, port: their
+        names.
+        """
         return -(-self.bytes[port] // len(self.channels[tensor]))
 
 
 def widest(device: StreamDevice, pieces: int, ports: int = 1) -> int:
-    """Return the most bytes a cycle of each of so many equal ports of a tensor, on all channels together."""
+    """Return the most bytes a cycle that each of `ports` equal ports of a tensor can have, on all channels together.
+    pieces: as of `MovedTensor`.
+    """
     return _most(pieces, len(device.channels)) * max(1, min(PORT_BYTES, _least_room(device) // ports))
 
 
 def burst_bytes(channel: MemoryChannel, size: int, apart: int) -> int:
-    """Return the bytes that contiguous ones cost on a channel: those of the words that they may touch, and for each
-    burst what could be moved while it begins. size: in bytes. apart: they begin at a multiple of this."""
+    """Return how many bytes the channel could move in the time that it takes to move contiguous ones: those of the
+    words that they may touch, and for each burst what could be moved while it begins. size: of them, in bytes. apart:
+    they begin at an address that is a multiple of this, in bytes.
+    """
     words = _touched(size, apart, PORT_BYTES) * PORT_BYTES
     return words + _touched(size, apart, BURST_BYTES) * ceil(channel.begin_ns * channel.gbs)
 
 
 def shares(tensors: Mapping[str, MovedTensor], device: StreamDevice, most: int) -> Iterator[ChannelShares]:
-    """Give ways to share the channels, for each of `CROWDS` one at most: in each, all ports that are not given get the
-    same part of what they want, the largest with which they find room, and then what room is left. most: bytes a cycle
-    of such a port. Raises `ChannelError` if there is no way."""
+    """Yield ways to share the channels of the device, for each of `CROWDS` one at most: in each, all ports that are not
+    given get the same part of what they want, the largest with which they find room, and then what room is left.
+    tensors: by name. most: bytes a cycle of such a port. Raises `ChannelError` if there is no way.
+    """
     found: list[ChannelShares] = []
     for crowd in CROWDS:
         made = _shares(tensors, device, max(1, _least_room(device) // crowd), most)

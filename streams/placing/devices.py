@@ -78,7 +78,7 @@ class StreamDevice:
 
     @cached_property
     def total(self) -> Mapping[str, int]:
-        """The amounts of all dies together."""
+        """The amount of each of `RESOURCES` of all dies together, in blocks."""
         return {name: sum(die[name] for die in self.dies) for name in RESOURCES}
 
     @property
@@ -92,7 +92,7 @@ class StreamDevice:
         return tuple(channel for memory in self.off_chip for channel in memory.channels)
 
     def bytes_a_cycle(self, gbs: float) -> float:
-        """Return a bandwidth in bytes in a clock cycle. gbs: in GB/s."""
+        """Return a bandwidth in bytes in a clock cycle of the device. gbs: in GB/s, 10**9 bytes a second."""
         return gbs * 1e9 / (self.mhz * 1e6)
 
 

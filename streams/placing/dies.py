@@ -35,8 +35,10 @@ class Wire:
 
 @dataclass(frozen=True)
 class DiePlacement:
-    """die: of each kernel, counted from 0. cut: bits that cross borders between dies, each border counted. loads: used
-    amounts of each die by resource. bound: no placement has a smaller objective. proved: this one has it."""
+    """Which kernel is on which die. die: of each kernel, counted from 0. cut: bits that cross borders between dies,
+    each border counted. loads: used amounts of each die by resource. bound: no placement has a smaller objective.
+    proved: this one has it.
+    """
 
     die: Mapping[str, int]
     cut: int
@@ -53,13 +55,13 @@ def place_on_dies(
     balance: float = 0.0,
     fill: float = 1.0,
 ) -> DiePlacement:
-    """Find the placement with the least objective (HiGHS, at most `SECONDS`).
+    """Return the placement with the least objective that is found in `SECONDS` (HiGHS; StreamTensor, section 5.3).
 
     areas: what each kernel needs, by resource. dies: what each die has, by resource, in the order in which they are
     connected: a stream from die 0 to die 2 crosses two borders. balance: bits that a fully used die costs. fill: share
-    of a die that kernels may use. Raises `DieError` if a kernel fits on no die, all together need more than there is,
-    or no placement exists; `ProgramError` for wires to unknown kernels, negative bits and areas, and a search that ends
-    without any placement.
+    of a die that kernels may use, 1 for all. Raises `DieError` if a kernel fits on no die, all together need more than
+    there is, or no placement exists; `ProgramError` for wires to unknown kernels, negative bits and areas, and a search
+    that ends without any placement.
     """
     _check(areas, wires, dies, fill)
     if not areas:

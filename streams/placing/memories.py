@@ -47,25 +47,29 @@ class Memories:
 
     @classmethod
     def of_device(cls, device: StreamDevice) -> Memories:
-        """The memories of all dies of a device."""
+        """Return the memories of all dies of a device together."""
         return cls(device.lutram_bytes, device.total["BRAM"], device.total["URAM"])
 
     @classmethod
     def of_die(cls, device: StreamDevice, die: int) -> Memories:
-        """The memories of one die of a device; of the LUTs that can be memory it has the share that it has of all."""
+        """Return the memories of one die of a device; of the LUTs that can be memory it has the share that it has of
+        all LUTs. die: counted from 0.
+        """
         own, total = device.dies[die], device.total
         return cls(device.lutram_bytes * own["LUT"] // total["LUT"], own["BRAM"], own["URAM"])
 
     def amount(self, kind: str) -> int:
-        """Return how many blocks, or bytes of LUTs, there are."""
+        """Return how many blocks, or bytes of LUTs, there are. kind: one of `KINDS`; `KeyError` for another."""
         return {"LUTRAM": self.lutram, "BRAM": self.bram, "URAM": self.uram}[kind]
 
     def needed(self, size: int, kind: str) -> int:
-        """Return how many blocks, or bytes of LUTs, a buffer takes. size: in bytes."""
+        """Return how many blocks, or bytes of LUTs, a buffer takes. size: in bytes. kind: one of `KINDS`; `KeyError`
+        for another.
+        """
         return {"LUTRAM": size, "BRAM": -(-size // self.bram_bytes), "URAM": -(-size // self.uram_bytes)}[kind]
 
     def choices(self, size: int) -> tuple[str, ...]:
-        """Return the kinds in which a buffer may be, the best one first."""
+        """Return the kinds of memory in which a buffer may be, the best one first. size: in bytes."""
         if size < LUTRAM_BELOW:
             return KINDS
         return ("URAM", "BRAM") if size >= self.uram_bytes else ("BRAM", "URAM")
@@ -81,17 +85,17 @@ class BufferPlace:
 
 @dataclass(frozen=True)
 class Allocation:
-    """places: of buffers by name."""
+    """Where all buffers are. places: by name of the buffer."""
 
     places: Mapping[str, BufferPlace]
 
     def used(self, kind: str) -> int:
-        """Return the blocks of one kind that buffers take, or the bytes of LUTs."""
+        """Return the blocks of one kind that buffers take, or the bytes of LUTs. kind: one of `KINDS`."""
         return sum(place.amount for place in self.places.values() if place.kind == kind)
 
 
 def allocate(buffers: Mapping[str, int], memories: Memories) -> Allocation:
-    """Put each buffer into a memory. buffers: bytes by name.
+    """Return a place in a memory for each buffer (StreamTensor, section 5.3). buffers: bytes by name.
 
     Raises `MemoryFitError` for a buffer that fits nowhere, which names it, what it needs, what is left and who holds
     the rest; `ProgramError` for sizes below 1, and a search through all ways that takes too long to prove anything.

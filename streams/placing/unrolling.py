@@ -14,7 +14,9 @@ from ...base.errors import ProgramError, ResourceError
 
 @dataclass(frozen=True)
 class Unrolling:
-    """unroll: of each kernel. cycles: of each kernel with it. raised: kernels that were unrolled further, in order."""
+    """How far kernels are unrolled. unroll: the number of units of each kernel. cycles: of each kernel with these.
+    raised: kernels that were unrolled further, in order.
+    """
 
     unroll: Mapping[str, int]
     cycles: Mapping[str, int]
@@ -27,13 +29,13 @@ class Unrolling:
 
 
 def unroll(work: Mapping[str, int], budget: int, most: Mapping[str, int] | None = None, factor: int = 2) -> Unrolling:
-    """Unroll by a max-heap of latencies: the slowest kernel gets `factor` times as many units, until the next step
-    would exceed the budget, or the slowest kernel can be unrolled no further.
+    """Unroll by a max-heap of latencies (StreamTensor, section 5.1): the slowest kernel gets `factor` times as many
+    units, until the next step would exceed the budget, or the slowest kernel can be unrolled no further.
 
-    work: operations of each kernel; every one begins with one unit. budget: limit of the sum of all (the paper's
-    overall_unroll_size). most: limit of a kernel, its work if not given. Of equally slow kernels the first one by
-    name is unrolled. Raises `ResourceError` if the budget is less than one unit a kernel, and `ProgramError` for work
-    or a factor that is too small, and limits of kernels that do not exist.
+    work: operations of each kernel; every one begins with one unit. budget: limit of the units of all kernels together
+    (the paper's overall_unroll_size). most: limit of the units of a kernel, its work if not given. Of equally slow
+    kernels the first one by name is unrolled. Raises `ResourceError` if the budget is less than one unit a kernel, and
+    `ProgramError` for work or a factor that is too small, and limits of kernels that do not exist.
     """
     if factor < 2:
         raise ProgramError(f"the factor is {factor}; the least is 2")

@@ -15,7 +15,7 @@ NODES = 100_000
 
 @dataclass(frozen=True)
 class Cover:
-    """The cheapest levels that were found, a cost below which there are none, and whether they are the cheapest."""
+    """The cheapest levels that were found. bound: a cost below which there are none. proved: they are the cheapest."""
 
     levels: Levels
     bound: int
@@ -23,12 +23,14 @@ class Cover:
 
 
 def cost(levels: Mapping[str, int], weights: Mapping[str, int]) -> int:
-    """Return the sum of level x weight over all names."""
+    """Return the sum of level times weight over all names, such as the bits of depths."""
     return sum(level * weights[name] for name, level in levels.items())
 
 
 def cover(low: Mapping[str, int], weights: Mapping[str, int], clauses: Sequence[Clause]) -> Cover:
-    """Find the cheapest levels that are at least `low` and satisfy all clauses. weights: cost of one level, above 0."""
+    """Return the cheapest levels that are at least `low` and satisfy all clauses. weights: cost of one level, above
+    0.
+    """
     return _CoverSearch(weights, clauses).run(dict(low))
 
 

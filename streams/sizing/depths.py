@@ -27,7 +27,9 @@ Depths = dict[str, int]
 
 @dataclass(frozen=True)
 class DepthPoint:
-    """A point between safe and fast. deeper: the depths that differ from the point before. times: modelled."""
+    """A point between safe and fast. deeper: the depths that differ from the point before. bits: of all slots together.
+    times: modelled, in cycles.
+    """
 
     depths: Depths
     deeper: Depths
@@ -58,8 +60,9 @@ class KnownDepths:
 
 
 def sizes(program: SizedProgram, chosen: Mapping[str, int] | None = None) -> KnownDepths:
-    """Find safe and fast depths. chosen: depths that replace declared ones. Raises `TimeError` if the program is too
-    large to be run without time."""
+    """Return safe and fast depths, and the steps between them. chosen: depths that replace declared ones, in elements
+    by name of the stream. Raises `TimeError` if the program is too large to be run without time.
+    """
     declared = {**program.declared, **(chosen or {})}
     finder = _DepthFinder(program)
     safe = finder.safe(finder.tokens)
@@ -77,7 +80,9 @@ def sizes(program: SizedProgram, chosen: Mapping[str, int] | None = None) -> Kno
 
 
 def safe_depths(program: SizedProgram) -> Least:
-    """Find the cheapest safe depths, in bits of all streams together, with a proof or a bound."""
+    """Return the cheapest safe depths, in elements by name of the stream, with a proof or a bound. Their cost is the
+    bits of all streams together. Raises `TimeError` if the program is too large to be run without time.
+    """
     finder = _DepthFinder(program)
     return finder.safe(finder.tokens)
 

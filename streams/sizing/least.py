@@ -30,7 +30,8 @@ class Least:
 
 
 def lowest(low: int, high: int, step: int, holds: Callable[[int], bool]) -> int:
-    """Return the lowest level low, low + step ... at which `holds`; it holds at `high`, and above any at which it does.
+    """Return the lowest of the levels low, low + step ... up to high at which `holds` is true. It must be true at
+    `high`, and at all levels above one at which it is.
 
     Levels near `low` are tried first.
     """
@@ -58,17 +59,17 @@ def least(
     tries: int = TRIES,
     enough: Callable[[], bool] = lambda: False,
 ) -> Least:
-    """Find the cheapest levels.
+    """Return the cheapest levels at which a property holds.
 
     low: the lowest levels. high: levels, each a whole number of `steps` above `low`, at which the property holds and
-    beyond which no level matters. weights: cost of one level. The property must be monotone: it holds at all levels
-    above some at which it holds.
+    beyond which no level matters. weights: cost of one level. fails: whether the property fails. The property must be
+    monotone: it holds at all levels above some at which it holds.
 
     First each name is searched with all others high: nothing below holds. Then any levels are lowered one name after
     the other, dearest first, until none can be lower: they hold. Levels at which the property fails are raised as far
     as it still does; one of the names must be above them, which is a clause. The cheapest levels that satisfy all
-    clauses hold, and then are the cheapest, or give another clause. After `tries` levels, or as soon as
-    `enough`, the search ends with what it has.
+    clauses hold, and then are the cheapest, or give another clause. After `tries` levels, or as soon as `enough`, the
+    search ends with what it has.
     """
     search = _LeastSearch(low, high, steps, weights, fails)
     return search.run(tries, enough)

@@ -77,7 +77,7 @@ class Times:
 
     @property
     def converged(self) -> bool:
-        """Whether the last two intervals are equal."""
+        """Whether the last two intervals are equal, in all outcomes."""
         return all(run.converged for run in self.runs)
 
 
@@ -120,27 +120,31 @@ class SizedProgram:
 
     @cached_property
     def declared(self) -> dict[str, int]:
-        """The declared depths."""
+        """The declared depths, in elements, by name of the stream."""
         return {name: group.decl.depth for name, group in self.groups.items()}
 
     @cached_property
     def packing(self) -> dict[int, int]:
-        """Elements of a transfer, of every stream that has ends."""
+        """Elements of a transfer, by the number of each stream that has ends."""
         return {s: group.decl.packing for group in self.groups.values() for s in group.elements}
 
     def of_streams(self, depths: Mapping[str, int]) -> dict[int, int]:
-        """Return depths by number of the stream."""
+        """Return depths by number of the stream, those that have ends. depths: in elements, by name, also for the other
+        methods.
+        """
         return {s: depths[name] for name, group in self.groups.items() if name in depths for s in group.elements}
 
     def bits(self, depths: Mapping[str, int]) -> int:
-        """Return the bits of all slots."""
+        """Return the bits of all slots with these depths."""
         return sum(depth * self.groups[name].weight for name, depth in depths.items())
 
     # -- untimed ------------------------------------------------------------------------------------------------------
 
     def waits(self, depths: Mapping[str, int]) -> Mapping[int, tuple[int, bool]]:
         """Run with these depths, one operation after another: for each instance that waits for ever, in the first
-        outcome of the data in which one does, the stream, and whether it waits to put. Raises `TimeError`."""
+        outcome of the data in which one does, the stream, and whether it waits to put. Raises `TimeError` for a program
+        that is too large.
+        """
         return self._waits(self._capped(depths, 1))
 
     def _capped(self, depths: Mapping[str, int], executions: int) -> CappedDepths:
@@ -175,12 +179,13 @@ class SizedProgram:
             raise self._limit(f"it has more than {LONGEST} puts and gets") from None
 
     def live(self, depths: Mapping[str, int]) -> bool:
-        """Whether every outcome of the data runs to its end."""
+        """Return whether every outcome of the data runs to its end with these depths. Raises as `waits`."""
         return not self.waits(depths)
 
     def held(self, depths: Mapping[str, int]) -> frozenset[str] | None:
-        """Return None if every outcome runs to its end; otherwise streams of which one must be deeper, however deep all
-        others are: those that are full in one cycle of waits."""
+        """Return None if every outcome runs to its end; otherwise the names of streams of which one must be deeper,
+        however deep all others are: those that are full in one cycle of waits. Raises as `waits`.
+        """
         waits = self.waits(depths)
         if not waits:
             return None
@@ -214,7 +219,9 @@ class SizedProgram:
 
     @cached_property
     def outcomes(self) -> Outcomes:
-        """The outcomes of branches on data. Raises `TimeError`."""
+        """The outcomes of branches on data. Raises `TimeError` where data decide the time in more ways than can be told
+        apart.
+        """
         if self.region.by_data:
             raise self._error(self.region.by_data[0], "data decides how often this loop runs, and it takes time")
         return self._outcomes(tuple(self.bodies))
@@ -230,13 +237,15 @@ class SizedProgram:
 
     def together(self, depths: Mapping[str, int]) -> Times | None:
         """Return the times with these depths. A stream that `depths` does not name has no bound. None if a beat waits
-        for ever. Raises `TimeError`."""
+        for ever. Raises `TimeError` as `outcomes`, and for a program that is too large.
+        """
         return self._all_outcomes(self._models, depths, ())
 
     def later(self, depths: Mapping[str, int], than: Times) -> frozenset[str] | None:
         """Return None if these depths delay no execution against `than`, a run on streams without bound. Otherwise
         return streams of which at least one must become deeper, whatever the depths of the others. Raises `TimeError`
-        for too many tokens."""
+        as `together`.
+        """
         numbers = self.of_streams(depths)
         try:
             for model, run in zip(self._models, than.runs, strict=True):
@@ -252,7 +261,8 @@ class SizedProgram:
 
     def times(self, depths: Mapping[str, int]) -> Times | None:
         """Return the times with these depths; beats that cannot fire at once are taken apart. None if an instance waits
-        for ever even then. Raises `TimeError`."""
+        for ever even then. Raises `TimeError` as `together`.
+        """
         return self._times(self._capped(depths, self.executions))
 
     def _run_timed(self, capped: CappedDepths) -> Times | None:

@@ -25,7 +25,7 @@ class Term:
         self.node = node
 
     def joined(self, op: str, other: Operand) -> Term:
-        """An operator between two expressions."""
+        """Return this expression and another one with an operator of Python, `op`, between them."""
         return Term(n.Infix(AT, self.node, op, expression(other)))
 
     def __add__(self, other: Operand) -> Term:
@@ -57,22 +57,22 @@ class Term:
     __iter__ = None  # an index of any number gives a part, so there would be no end
 
     def get(self) -> Term:
-        """The next token of a stream."""
+        """Return the expression `.get()`: the next token of the stream that this expression is."""
         return Term(n.Invocation(AT, n.Attribute(AT, self.node, "get"), ()))
 
     def put(self, value: Operand) -> n.StatementNode:
-        """Put a token on a stream."""
+        """Return the statement `.put(value)`: it puts a token on the stream that this expression is."""
         return n.Evaluation(AT, n.Invocation(AT, n.Attribute(AT, self.node, "put"), (expression(value),)))
 
     def in_brackets(self) -> Term:
-        """The same, printed with brackets around it even where it needs none."""
+        """Return the same expression, printed with brackets around it even where it needs none."""
         made = n.copied(self.node)
         made.bracketed = True
         return Term(made)
 
 
 def expression(value: Operand) -> n.ExpressionNode:
-    """The node of a value."""
+    """Return the node that a value becomes, as `Operand` says; of a `Term`, the node that it holds."""
     match value:
         case Term():
             return value.node
@@ -90,18 +90,18 @@ def expression(value: Operand) -> n.ExpressionNode:
 
 
 def named(text: str) -> Term:
-    """A variable, a stream, a tensor or a type."""
+    """Return a name as an expression: of a variable, a stream, a tensor or a type."""
     return Term(n.Identifier(AT, text))
 
 
 def call(function: str, *arguments: Operand, **keywords: Operand) -> Term:
-    """A call of a function."""
+    """Return a call of a function as an expression. function: its name. arguments, keywords: as of the call."""
     given = tuple(n.NamedArgument(AT, key, expression(value)) for key, value in keywords.items())
     return Term(n.Invocation(AT, expression(function), tuple(map(expression, arguments)), given))
 
 
 def both(a: Term, b: Term) -> Term:
-    """`a and b`"""
+    """Return the expression `a and b`."""
     return Term(n.Logical(AT, "and", (a.node, b.node)))
 
 
@@ -109,12 +109,14 @@ def both(a: Term, b: Term) -> Term:
 
 
 def do(function: str, *arguments: Operand) -> n.StatementNode:
-    """Call a function for what it does, such as `drop` or `cycles`."""
+    """Return a statement that calls a function for what it does, such as `drop` or `cycles`. function: its name."""
     return n.Evaluation(AT, call(function, *arguments).node)
 
 
 def assign(target: Operand, value: Operand) -> n.StatementNode:
-    """Assign a name or a part."""
+    """Return the statement `target = value`. target: a name, or a part of something; anything else is an
+    `AssertionError`.
+    """
     match expression(target):
         case n.Identifier(name=name):
             stored: n.ExpressionNode = n.Identifier(AT, name, True)
@@ -126,18 +128,19 @@ def assign(target: Operand, value: Operand) -> n.StatementNode:
 
 
 def declare(target: str, annotation: Term) -> n.StatementNode:
-    """`target: annotation`"""
+    """Return the statement `target: annotation`. target: a name."""
     return n.Declaration(AT, n.Identifier(AT, target, True), annotation.node, None)
 
 
 def when(test: Term, body: Sequence[n.StatementNode]) -> n.StatementNode:
-    """Do something if a test holds."""
+    """Return the statement `if test:` around other statements."""
     return n.Branching(AT, test.node, tuple(body), ())
 
 
 def nest(loops: Sequence[tuple[str, int]], body: Sequence[n.StatementNode]) -> list[n.StatementNode]:
-    """Return loops around statements, outermost first. loops: index and number of iterations. For a loop of one
-    iteration there is none: its index is 0."""
+    """Return loops around statements, outermost first. loops: the name of the index, and the number of iterations, at
+    least 1. For a loop of one iteration there is none: its index is 0.
+    """
     inner = [(index, trips) for index, trips in loops if trips > 1]
     once = [index for index, trips in loops if trips == 1]
     fixed = [assign(index, 0) for index in once if any(index in statement.facts.names for statement in body)]
@@ -156,8 +159,9 @@ def task(
     comment: str = "",
     rates: Mapping[str, int] | None = None,
 ) -> n.StatementNode:
-    """A task of one instance. tensors: that it takes, with their types, under their own names. comment: above its
-    body. rates: work in a cycle, by kernel."""
+    """Return the definition of a task of one instance. tensors: those that it takes, by name, with their types; the
+    parameters have the same names. comment: above its body. rates: work in a cycle, by kernel.
+    """
     given = tensors or {}
     first, *others = body
     first = copy(first)
@@ -173,7 +177,9 @@ def task(
 
 
 def program(title: str, *parts: Sequence[n.StatementNode]) -> list[n.StatementNode]:
-    """The statements of a file. title: its documentation. parts: what is declared, an empty line above each part."""
+    """Return the statements of a file. title: its documentation. parts: what is declared, an empty line above each
+    part.
+    """
     heading = n.Evaluation(AT, n.Literal(AT, title))
     language: list[n.StatementNode] = [n.ImportNames(AT, "rsn.streams", (("*", None),))]
     for first, *_ in (language, *parts):

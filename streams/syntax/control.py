@@ -15,7 +15,7 @@ LONGEST = 1 << 12
 
 
 class Grid:
-    """The points of a grid in order, the last index innermost."""
+    """The points of a grid in order, the last index innermost. sizes: of its axes. count: how many points there are."""
 
     def __init__(self, sizes: list[int], count: int) -> None:
         self.sizes, self.count = sizes, count
@@ -32,8 +32,9 @@ class Grid:
 
 
 def deciding(body: syn.FunctionDefinition, streams: Container[str] | None) -> frozenset[str]:
-    """Return the variables that conditions, trips and indices of streams depend on, directly or through others.
-    streams: their names; None for indices of tensors and tiles as well."""
+    """Return the names of the variables that conditions, trips and indices of streams depend on, directly or through
+    others. streams: their names; None for indices of tensors and tiles as well.
+    """
     found: set[str] = set()
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
     for node in syn.walk(body):
@@ -61,8 +62,9 @@ def deciding(body: syn.FunctionDefinition, streams: Container[str] | None) -> fr
 
 
 def varying(body: syn.FunctionDefinition) -> frozenset[str]:
-    """Return the variables whose static values depend on the point of the instance, directly, through others, or
-    because it decides which of their assignments is run; `get_tid` is among them."""
+    """Return the names of the variables whose static values depend on the point of the instance, directly, through
+    others, or because it decides which of their assignments is run; `get_tid` is among them.
+    """
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
     for node in syn.walk(body):
         match node:
@@ -97,7 +99,9 @@ class Deciding(NamedTuple):
 
 
 def deciding_parts(body: syn.Block, decisive: Container[str], streams: Container[str]) -> Deciding:
-    """Collect what decides in a body."""
+    """Return what decides in the body of a loop. decisive: variables on which control depends (`deciding`). streams:
+    names of streams.
+    """
     parts: list[syn.ExpressionNode] = []
     stored: set[str] = set()
     for node in (part for statement in body for part in syn.walk(statement)):
@@ -133,8 +137,10 @@ class Pieces(NamedTuple):
 
 
 def pieces(name: str, values: range, body: Deciding, known: Callable[[str], object]) -> Pieces | None:
-    """Split a loop where the index is compared with constants, and find the period of `index % constant`; None if the
-    index decides in another way. known: value of another name, None if it is not known or not constant in the loop."""
+    """Split a loop over `values`, whose index is called `name`, where the index is compared with constants, and find
+    the period of `index % constant`; None if the index decides in another way. body: what decides in the loop. known:
+    value of another name, None if it is not known or not constant in the loop.
+    """
     if name in body.stored:
         return None
     index = _Index(name, known)
@@ -231,7 +237,7 @@ class _Index:
 
 
 def leaves(body: syn.Block) -> bool:
-    """Whether a body holds a `break` of the loop around it."""
+    """Return whether a body holds a `break` of the loop around it."""
     todo: list[syn.SyntaxNode] = [*body]
     while todo:
         node = todo.pop()
@@ -243,7 +249,10 @@ def leaves(body: syn.Block) -> bool:
 
 
 def nested(target: syn.Collection, sizes: Sequence[int], body: syn.Block, at: syn.StatementNode) -> syn.Block:
-    """Return `for i, j in grid(a, b)` without its outermost loop, as loops inside one another."""
+    """Return `for i, j in grid(a, b)` without its outermost loop, as loops inside one another: those of the second
+    index and of all further ones, around the body. target: the indices. sizes: iterations of each. at: the statement,
+    whose place the loops get.
+    """
     place = at.place
     for part, size in list(zip(target.items, sizes, strict=True))[:0:-1]:
         call = syn.Invocation(place, syn.Identifier(place, "range"), (syn.Literal(place, size),))

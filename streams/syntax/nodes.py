@@ -116,7 +116,7 @@ class SyntaxNode(Parts):
 
     @property
     def kind(self) -> str:
-        """What Python's grammar calls it, such as `AugAssign`."""
+        """The name of the node in Python's grammar, such as `AugAssign`."""
         match self:
             case Collection(form=form) | Foreign(form=form) | ForeignStatement(form=form):
                 return form
@@ -161,7 +161,7 @@ def _union(sets: list[frozenset[str]]) -> frozenset[str]:
 
 
 def walk(node: SyntaxNode) -> Iterator[SyntaxNode]:
-    """A node and all nodes below it, those that are nearer first."""
+    """Yield a node and all nodes below it, those that are nearer to it first."""
     todo = deque([node])
     while todo:
         found = todo.popleft()
@@ -185,7 +185,7 @@ def copied(value: AnyPart) -> AnyPart:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two trees say the same, wherever they stand."""
+    """Return whether two trees, or tuples of trees, say the same, wherever they stand."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(alike, a, b))
     if isinstance(a, SyntaxNode):
@@ -284,13 +284,13 @@ class Subscript(ExpressionNode):
 
     @property
     def indices(self) -> tuple[ExpressionNode, ...]:
-        """What stands between the brackets, item by item."""
+        """The expressions between the brackets, item by item."""
         whole = isinstance(self.index, Collection) and self.index.form == "Tuple"
         return self.index.items if whole else (self.index,)  # type: ignore[attr-defined]
 
     @property
     def root(self) -> ExpressionNode:
-        """What is subscripted first: `x` of `x[i][j]`."""
+        """The expression that is subscripted first: `x` of `x[i][j]`."""
         base = self.base
         while isinstance(base, Subscript):
             base = base.base
@@ -403,7 +403,7 @@ class ForLoop(StatementNode):
 
     @property
     def unrolled(self) -> bool:
-        """Whether it is repeated before the run."""
+        """Whether it is a loop over `meta_for`, which is repeated before the run."""
         return isinstance(self.iterable, Invocation) and self.iterable.called == "meta_for"
 
 
@@ -433,17 +433,17 @@ class MetaArm(StatementNode):
 
     @property
     def target(self) -> ExpressionNode | None:
-        """What the first head is bound to."""
+        """The target that the first head is bound to, None if there is none."""
         return self.targets[0]
 
     @property
     def unrolled(self) -> bool:
-        """Whether it is a loop that is repeated before the run."""
+        """Whether it is a `meta_for`, a loop that is repeated before the run."""
         return self.name == "meta_for"
 
     @property
     def call(self) -> Invocation:
-        """The call of the meta function."""
+        """The call of the meta function. Only for an arm with a `name`."""
         assert isinstance(self.heads[0], Invocation)
         return self.heads[0]
 
@@ -521,10 +521,10 @@ class TooDeep(StatementNode):
 
 
 def is_tuple(node: SyntaxNode | None) -> TypeGuard[Collection]:
-    """Whether a node is a tuple."""
+    """Return whether a node is a tuple of the program."""
     return isinstance(node, Collection) and node.form == "Tuple"
 
 
 def is_listed(node: SyntaxNode | None) -> TypeGuard[Collection]:
-    """Whether a node is a tuple or a list."""
+    """Return whether a node is a tuple or a list of the program."""
     return isinstance(node, Collection) and node.form != "Set"

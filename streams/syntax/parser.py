@@ -52,7 +52,9 @@ class UnreadableError(Exception):
 
 
 def parsed(text: str) -> n.Block:
-    """Return the statements of a text, whose lines end with a line feed. Raises `UnreadableError`."""
+    """Return the statements of a text, whose lines end with a line feed. Raises `UnreadableError` if it is no Python,
+    or nested too deeply for Python's parser.
+    """
     lines = text.split("\n")
     try:
         with warnings.catch_warnings():
@@ -266,7 +268,9 @@ class _Parser:
 
 
 def executable(text: str, kept: Any) -> ast.Module:
-    """Return the statements of a text that may be executed. kept: tells it of a statement's node."""
+    """Return the statements of a text that may be executed, as Python's own tree. kept: called with the node of each
+    statement at the top, it says whether the statement may be. Raises `SyntaxError` for a text that is no Python.
+    """
     tree, parser = ast.parse(text), _Parser(text.split("\n"))
     tree.body = [node for node in tree.body if kept(parser.block([node])[0])]
     return tree

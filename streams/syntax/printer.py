@@ -47,23 +47,27 @@ class PrintedProgram(NamedTuple):
 
 
 def short(node: n.SyntaxNode) -> str:
-    """An expression as it is written, cut if it is long."""
+    """Return the text of an expression, cut to `CUT` characters if it is longer."""
     text = shown(node)
     return text if len(text) <= CUT else text[: CUT - 3] + "..."
 
 
 def shown(node: n.SyntaxNode) -> str:
-    """A node as Python."""
+    """Return the text of a node, as Python itself writes it."""
     return _text(node, False)
 
 
 def laid_out(node: n.ExpressionNode) -> str:
-    """An expression as it stands in a program that is printed."""
+    """Return the text of an expression as it stands in a program that is printed, with the brackets that it asks
+    for.
+    """
     return _text(n.copied(node), True)
 
 
 def printed(body: Sequence[n.StatementNode]) -> PrintedProgram:
-    """Print a program."""
+    """Return the statements of a program as text, and the tree with the places of this text. The given nodes are
+    copied.
+    """
     tree, writer = n.copied(tuple(body)), _Writer(True)
     writer.block(tree, 0)
     return PrintedProgram("".join(f"{line}\n" for line in writer.lines), tree)

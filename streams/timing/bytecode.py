@@ -49,17 +49,17 @@ class Bytecode:
 
     @property
     def instances(self) -> int:
-        """Number of task instances."""
+        """How many task instances there are."""
         return len(self.first)
 
     @cached_property
     def owner(self) -> Ints:
-        """The instance of each row."""
+        """The number of the instance of each row, an array [rows]."""
         return np.repeat(np.arange(self.instances), np.diff([*self.first, len(self.rows)]))
 
     @cached_property
     def fired(self) -> Ints:
-        """How often each row fires in an execution; 0 for a row that is no beat."""
+        """How often each row fires in an execution, an array [rows]; 0 for a row that is no beat."""
         times: list[int] = []
         loops = [1]
         for kind, _, trips, _ in self.rows:
@@ -71,8 +71,10 @@ class Bytecode:
         return np.array(times, np.int64)
 
     def sped_up(self, units: Floats) -> Bytecode:
-        """The same program with instances that take less time. units: of each instance. The cycles of a beat that
-        are not fixed are divided by them, and rounded up."""
+        """Return the same program with instances that take less time. units: how many units each instance has, an array
+        [instances]. The cycles of a beat that are not fixed are divided by that number and rounded up; a beat takes at
+        least one cycle.
+        """
         beats = self.rows[:, 0] == BEAT
         cycles = self.rows[:, 3]
         less = self.fixed + np.ceil((cycles - self.fixed) / units[self.owner])
@@ -85,8 +87,8 @@ class Bytecode:
 def encode(bodies: Sequence[Body], packing: Mapping[int, int]) -> Bytecode:
     """Encode bodies of beats, or of single operations, without branches on data.
 
-    packing: elements of a transfer, of every stream. Every stream must have one writer and one reader. Raises
-    `TooLong`.
+    packing: elements of a transfer, of every stream. Every stream must have one writer and one reader. Raises `TooLong`
+    for more than `LONGEST` cycles.
     """
     writers: dict[int, int] = {}
     readers: dict[int, int] = {}

@@ -46,12 +46,13 @@ def run(
     own: Ints,
     limits: Ints,
 ) -> Any:
-    """Run all instances until they end or wait. depth: of each stream, 0 for endless. ring: first place of its ring
-    buffer in `times`, size of it (a power of two) less 1, and the elements that fit on it; a put on an endless stream
-    that finds its buffer full is taken up later, without effect on time. counters, instances, streams: the state, which
-    is changed. ends: [execution, instance] its end, in cycles. queue: the instances that may
-    move. skips: whole periods are skipped. own: cycles of the beats of each instance in one execution. limits: of
-    each execution, a time; the run stops once it is sure that an instance ends an execution after its limit.
+    """Run all instances until they end or wait. rows, ops, nesting, base, first, writer, reader, packing: as of
+    `Bytecode`. depth: of each stream, 0 for endless. ring: first place of its ring buffer in `times`, size of it (a
+    power of two) less 1, and the elements that fit on it; a put on an endless stream that finds its buffer full is
+    taken up later, without effect on time. counters, instances, streams: the state, which is changed. ends: [execution,
+    instance] its end, in cycles. queue: the instances that may move. skips: whole periods are skipped. own: cycles of
+    the beats of each instance in one execution. executions: how many, back to back. limits: of each execution, a cycle;
+    the run stops once it is sure that an instance ends an execution after its limit.
 
     Instances move in generations: each of the queue goes as far as it can, which makes the next queue. What the next
     generation does follows from places, counters, tokens, the queue, and from times relative to each other. If all of

@@ -33,7 +33,9 @@ class Outcomes:
 
 
 def outcomes(bodies: Sequence[Body]) -> Outcomes:
-    """Find the outcomes. bodies: trees of beats. Raises `ByDataError`."""
+    """Return the outcomes of the branches on data. bodies: trees of beats, one for each instance. Raises `ByDataError`
+    where there are more than `OUTCOMES`, and the arms of a branch differ in more than cycles.
+    """
     nodes = Nodes()
     if prod(_ways(body) for body in bodies) <= OUTCOMES:
         each = [list(_each(body, nodes)) for body in bodies]

@@ -46,11 +46,11 @@ class TooManyTokens(Exception):
 class BeatTiming:
     """A run. Times are in clock cycles.
 
-    ends: of each execution. busy, last: of each instance, the cycles of its beats and the end of its last one.
-    empty, full: of each stream, the cycles that its reader waits for a token, and its writer for a free slot; of
-    several reasons for one wait the one that ends last counts. peak: of each stream, the most slots that are in use at
-    once, from the begin of a put to the end of the get; not of
-    endless streams. skipped: periods that were not walked.
+    ends: the cycle in which each execution ends. busy, last: of each instance, the cycles of its beats and the end of
+    its last one. empty, full: of each stream, the cycles that its reader waits for a token, and its writer for a free
+    slot; of several reasons for one wait the one that ends last counts. peak: of each stream, the most slots that are
+    in use at once, from the begin of a put to the end of the get; not of endless streams. skipped: periods that were
+    not walked.
     """
 
     ends: tuple[int, ...]
@@ -63,17 +63,17 @@ class BeatTiming:
 
     @property
     def latency(self) -> int:
-        """Time of the first execution."""
+        """Cycles of the first execution."""
         return self.ends[0]
 
     @property
     def interval(self) -> int | None:
-        """Time from the end of the last execution but one to that of the last; None for one execution."""
+        """Cycles from the end of the last execution but one to that of the last; None for one execution."""
         return self.ends[-1] - self.ends[-2] if len(self.ends) > 1 else None
 
     @property
     def converged(self) -> bool:
-        """Whether the last two intervals are equal."""
+        """Whether the last two intervals are equal; False for fewer than three executions."""
         return len(self.ends) > 2 and 2 * self.ends[-2] == self.ends[-1] + self.ends[-3]
 
 
@@ -122,7 +122,9 @@ class TimedProgram:
         return {s: n * self.executions for s, n in zip(self.code.streams, self.code.tokens, strict=True)}
 
     def sped_up(self, units: Sequence[float]) -> TimedProgram:
-        """The same program with instances that take less time, as of `Bytecode.sped_up`."""
+        """Return the same program with instances that take less time. units: as for `Bytecode.sped_up`, one number for
+        each instance.
+        """
         made = copy(self)
         made.code = self.code.sped_up(np.array(units, np.float64))
         return made
@@ -130,9 +132,12 @@ class TimedProgram:
     def run(
         self, depths: Mapping[int, int], skips: bool = True, limits: Sequence[int] = ()
     ) -> BeatTiming | EndlessWait | Late:
-        """Run with these depths, in elements; a stream that is not among them, or that holds more than `COUNTED` and
-        all tokens, is endless. skips: whole periods are skipped, which changes no result. limits: times of the ends of
-        the executions; the run stops once it is sure that one of them is later. Raises `TooManyTokens`."""
+        """Run with these depths, in elements by the number of the stream; a stream that is not among them, or that
+        holds more than `COUNTED` and all tokens, is endless. skips: whole periods are skipped, which changes no result.
+        limits: the cycle in which each execution should have ended; the run stops once it is sure that one of them ends
+        later. Returns the times, who waits for ever, or that an execution is late. Raises `TooManyTokens` for more than
+        `TOKENS` tokens on streams at once.
+        """
         code = self.code
         depth = [0 if depths.get(s, 0) >= max(n, COUNTED) else min(depths.get(s, 0), n) for s, n in self.tokens.items()]
         state = _RunArrays(code, np.array(depth, np.int64), self.executions)
