@@ -51,8 +51,8 @@ def unquoted(node: syn.ExpressionNode) -> syn.ExpressionNode:
 
 
 def last_name(node: syn.ExpressionNode) -> str:
-    """Return the name of what is called, subscripted or named: `Stream` for `Stream[i32, 4][3]` and `x.Stream`; "" for
-    other expressions.
+    """Return the name of what an expression calls, subscripts or names: `Stream` for `Stream[i32, 4][3]` and
+    `x.Stream`; "" for other expressions.
     """
     while isinstance(node, syn.Subscript | syn.Invocation):
         node = node.base if isinstance(node, syn.Subscript) else node.function

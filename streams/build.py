@@ -48,7 +48,7 @@ def build(
     device: str = "",
     channels: Mapping[str, tuple[int, ...]] | None = None,
 ) -> UnpackedProgram:
-    """Return the machine of a checked region, and its program.
+    """Return the program of a checked region, with its machine. report: of the check.
 
     execute: tasks may call functions of their file and of the modules that it imports; then imports, functions and
     constants of the file are executed, if a task calls one. Otherwise such tasks are refused. clock_hz: of the machine,
@@ -72,8 +72,8 @@ def build(
 
 
 def executed(source: Source) -> Mapping[str, Any]:
-    """Execute the imports, constants and plain functions of a file; return the values of its names. Raises
-    `ProgramError` with whatever the file raises.
+    """Execute the imports, constants and plain functions of a file; return the values of its names. The file's own
+    folder is searched for modules first. Raises `ProgramError` with whatever the file raises.
     """
     names: dict[str, Any] = {"__name__": Path(source.file).stem, "__file__": source.file}
     sys.path.insert(0, str(Path(source.file).resolve().parent))

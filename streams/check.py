@@ -33,14 +33,14 @@ LIMITS = f"the check makes at most {MOVES} moves of task instances, and {BEATS} 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a check. findings: errors first, then warnings, in the order of causes."""
+    """The result of a check of `region`. findings: errors first, then warnings, in the order of causes."""
 
     region: Region
     findings: tuple[SourceFinding, ...]
 
     @property
     def code(self) -> str:
-        """Code of the cause, "" if the program is well-typed."""
+        """Code of the cause (key of `source.CODES`), "" if the program is well-typed."""
         return next((f.code for f in self.findings if not f.warning), "")
 
     def __str__(self) -> str:
@@ -56,7 +56,9 @@ def check(text: str, file: str = "<program>", strict: bool = False, region: str 
 
 
 def report_on(region: Region, strict: bool = False) -> Report:
-    """Check a region that was read. Its findings are added to its source. strict: as for `check`."""
+    """Check a region that was read, and return its findings, which are added to its source too. strict: as for
+    `check`.
+    """
     _Check(region).run()
     found = region.source.findings
     if strict:

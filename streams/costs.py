@@ -48,7 +48,7 @@ class CostExpressions(Expressions):
         self._sent: syn.ExpressionNode | None = None
 
     def charge(self, what: TileCost, node: syn.SyntaxNode, cycles: int, scales: bool = False) -> None:
-        """Charge cycles to the statement at a node, and add them to the open beat. what: what takes them. scales: a
+        """Charge cycles to the statement at a node, and add them to the open beat. what: the kind of cost. scales: a
         kernel with more units would take fewer.
         """
         key = self.task.name, node.place, what.value
@@ -57,7 +57,9 @@ class CostExpressions(Expressions):
         self.spend(cycles, node.place, 0 if scales else cycles)
 
     def shard_of(self, node: syn.ExpressionNode) -> Data | None:
-        """Return the parameter of which an expression is a part, or all; None if it is none."""
+        """Return what the instance holds of the parameter of which an expression is a part, or all; None if it is
+        none.
+        """
         base = node.base if isinstance(node, syn.Subscript) else node
         held = self.shards.get(base.name) if isinstance(base, syn.Identifier) else None
         return held if isinstance(base, syn.Identifier) and held is not None and self.env[base.name] is held else None
@@ -75,7 +77,7 @@ class CostExpressions(Expressions):
 
     def kept(self, value: Value, node: syn.ExpressionNode, what: TileCost = TileCost.KEPT) -> Value:
         """Return a value as it is kept in a tile; charge the cycles of its loop if it is an expression of tiles. node:
-        where. what: takes the cycles.
+        the expression. what: the kind of cost.
         """
         if self.datapath is None or not isinstance(value, Data) or value.unwritten is None:
             return value
@@ -219,8 +221,8 @@ class CostExpressions(Expressions):
         self.charge(TileCost.STORED, target, cycles, shard is None and unwritten.scales)
 
     def exchanges(self, node: syn.SyntaxNode, made: Collective, others: int, first: bool) -> None:
-        """Charge the cycles of a collective for one instance. node: where it stands. others: how many other instances
-        its group has. first: it is the first one of its group.
+        """Charge the cycles of a collective for one instance. node: where it stands. made: the collective. others: how
+        many other instances its group has. first: it is the first one of its group.
         """
         if self.datapath is None or not made.arrays[0].type.shape:
             return
@@ -229,7 +231,7 @@ class CostExpressions(Expressions):
 
 
 def tile_operand(operand: KernelOperand, value: Value) -> TileOperand | None:
-    """Return an operand of a kernel as its variants see it; None if its type is not known."""
+    """Return an operand of a kernel as its variants see it; None if its type is not known. value: of the operand."""
     if operand.type is None:
         return None
     unwritten = value.unwritten if isinstance(value, Data) else None
@@ -253,9 +255,9 @@ def datapath_of(
 
 
 def exchange_cycles(path: Datapath, made: Collective, others: int, first: bool) -> int:
-    """Return the cycles of a collective for one instance. path: the instance's datapath. others: how many other
-    instances its group has. first: it is the first one of its group, which adds up in an all-reduce, while the others
-    give one tile and get one.
+    """Return the cycles of a collective for one instance. path: the instance's datapath. made: the collective. others:
+    how many other instances its group has. first: it is the first one of its group, which adds up in an all-reduce,
+    while the others give one tile and get one.
     """
     kind = made.arrays[0].type
     tokens = path.got(kind) + path.put(kind, Unwritten())

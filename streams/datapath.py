@@ -65,8 +65,8 @@ class TileOperand(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """A kernel of a library: what it computes, and its contract (Dato, section 5.1). kernel: the library kernel that it
-    computes.
+    """A kernel of a library: what it computes, and its contract (Dato, section 5.1). name: in files and messages.
+    kernel: the library kernel that it computes.
 
     tile: sizes of one call: rows, depth and columns of a product; rows and columns of other kernels. Larger operands
     take several calls. vectors: for each operand the elements of a row that it takes in a cycle; the words in which the
@@ -155,8 +155,10 @@ class Datapath:
     variants: tuple[KernelVariant, ...] = ()
 
     def chosen(self, kernel: str, operands: Sequence[TileOperand], result: ElementType) -> VariantChoice | None:
-        """Return the variant with the fewest cycles of those that fit operands, the first one of several; None if there
-        are no variants of the kernel. result: its type; of a product, a matrix or several."""
+        """Return the variant with the fewest cycles of those that fit operands, the first one of several; a choice
+        without a variant if none fits; None if there are no variants of the kernel. kernel: its name. result: its type;
+        of a product, a matrix or several.
+        """
         variants = [variant for variant in self.variants if variant.kernel == kernel]
         if not variants:
             return None

@@ -31,8 +31,9 @@ REGIONS = Limit(1 << 12)
 
 @dataclass
 class Declared:
-    """All that a region and the regions that it calls declare, in order. tasks: each with the scope in which it stands.
-    size: streams so far, elements of arrays counted. regions: calls of regions so far.
+    """All that a region and the regions that it calls declare, in order. streams, tensors: declared arrays of streams,
+    and tensors off the chip. tasks: each with the scope in which it stands. size: streams so far, elements of arrays
+    counted. regions: calls of regions so far.
     """
 
     reading: FileReading

@@ -76,8 +76,8 @@ class FileReading:
     renamed: set[tuple[str, str]] = field(default_factory=set)
 
     def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
-        """Return a new array of streams of depth 1 for a collective, numbered behind all others. kind: the type of a
-        token. shape: of the array. place: of the collective.
+        """Return a new array of streams of depth 1 for a collective, numbered behind all others. name: of the array.
+        kind: the type of a token. shape: of the array. place: of the collective.
         """
         stream = StreamDecl(name, kind, 1, 1, shape, place, self.streams)
         self.streams += stream.size
@@ -86,9 +86,11 @@ class FileReading:
 
 @dataclass
 class RegionContext:
-    """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
-    regions, tensors: their names. decisive, varying, loops, nests: what the functions of `syntax.control` found in
-    what was read before. varies: whether static parts of an expression do. orders: those that statements show."""
+    """What all instances of a region share. streams, constants, tasks: what the region sees, by name. functions: names
+    of other functions, and whether each uses a stream. regions, tensors: their names. decisive, varying, loops, nests:
+    what the functions of `syntax.control` found in what was read before. varies: whether static parts of an expression
+    do. orders: those that statements show.
+    """
 
     reading: FileReading
     streams: Mapping[str, StreamDecl]
@@ -115,7 +117,7 @@ class RegionContext:
         return self.reading.nodes
 
     def step(self, node: syn.SyntaxNode, count: int = 1) -> None:
-        """Count steps of the reading of this file. node: what is read. Raises `Refusal` beyond `STEPS`."""
+        """Count `count` steps of the reading of this file. node: what is read. Raises `Refusal` beyond `STEPS`."""
         self.reading.steps += count
         if self.reading.steps > STEPS:
             raise Refusal("limit", f"reading this file takes more than {STEPS} steps", node)
@@ -249,8 +251,8 @@ class Expressions:
     # -- variables and futures ---------------------------------------------------------------------------------------
 
     def read(self, value: Value, node: syn.SyntaxNode | None = None, how: Taken = Taken.READ) -> None:
-        """Take the tokens of a value: its futures are used on this path. node: where; None adds no findings. how: the
-        tokens are taken.
+        """Take the tokens of a value: its futures are used on this path. node: the expression that reads it; None adds
+        no findings. how: in which way the tokens are taken.
 
         A future that is used after its drop, or awaited again, is a finding. The compiler awaits a future where it is
         first read. From then on it is a value: it may be read again, but not awaited, or used after drop.
@@ -280,11 +282,13 @@ class Expressions:
         return value
 
     def fail(self, node: syn.SyntaxNode, what: str, *notes: str) -> NoReturn:
-        """Raise `Refusal` with code `unsupported` at a node. notes: more lines of the message."""
+        """Raise `Refusal` with code `unsupported` at a node. what: is wrong. notes: more lines of the message."""
         raise Refusal("unsupported", what, node, *notes)
 
     def held(self, node: syn.Assertion) -> None:
-        """Check an `assert`, if its condition is known before the run. Raises `Refusal` if the condition is false."""
+        """Check `node`, an `assert`, if its condition is known before the run. Raises `Refusal` if the condition is
+        false.
+        """
         test = self.data(node.test)
         if isinstance(test, Data) or test.value:
             return
@@ -418,8 +422,8 @@ class Expressions:
         return Static(tuple(known)) if len(known) == len(values) else Data()
 
     def rename(self, values: Sequence[Value]) -> None:
-        """Called where an expression gives one of several values, such as tensors, another name. This class does
-        nothing with it.
+        """Note that a value is one of several, so that what has a name of its own among `values`, such as a tensor, has
+        a further name from here on. This class notes nothing.
         """
 
     def _subscript(self, node: syn.Subscript) -> Value:
@@ -613,8 +617,8 @@ class Expressions:
 def either(
     a: Mapping[int, tuple[Taken, Future]], b: Mapping[int, tuple[Taken, Future]]
 ) -> dict[int, tuple[Taken, Future]]:
-    """Return how futures were taken after one of two paths, by the number of the future: of both kinds the one that
-    comes last in `Taken`.
+    """Return how futures were taken after one of two paths, as a and b say of these, by the number of the future: of
+    both kinds the one that comes last in `Taken`.
     """
     return {number: max((x for x in (a.get(number), b.get(number)) if x), key=itemgetter(0)) for number in {**a, **b}}
 

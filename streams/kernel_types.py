@@ -278,8 +278,8 @@ def apply(
     name: str, operands: Sequence[KernelOperand], mesh: Sequence[int], options: Options | None = None
 ) -> KernelOperand:
     """Return the result of the kernel `name`: the type of its shard, its labels and what is pending. mesh: size of each
-    axis. Raises `Refusal` without a node: type for shapes and element types, layout for labels, pending for operands
-    that are not complete.
+    axis. options: such as axis. Raises `Refusal` without a node: type for shapes and element types, layout for labels,
+    pending for operands that are not complete.
     """
     call = Call(KERNELS[name], operands, mesh, options or {})
     dtype = element(call.kernel, operands)
@@ -470,8 +470,8 @@ def steps_to(value: KernelOperand, labels: Labels | None, mesh: Sequence[int]) -
 
 
 def after(x: KernelOperand, step: CollectiveStep, mesh: Sequence[int]) -> KernelOperand:
-    """Return the result of the collective `step` on a tile. mesh: size of each axis. Raises `Refusal` as the function
-    of that collective.
+    """Return the result of the collective `step` on the tile x. mesh: size of each axis. Raises `Refusal` as the
+    function of that collective.
     """
     if step.what == "allreduce":
         return allreduce(x, step.op, step.axes, mesh)[0]

@@ -71,6 +71,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Call:
+    """A call of a kernel. mesh: size of each axis of the task's grid. options: such as axis, by name."""
+
     kernel: LibraryKernel
     operands: Sequence[KernelOperand]
     mesh: Sequence[int]
@@ -81,8 +83,9 @@ class Call:
 
 
 def pending_of(kernel: LibraryKernel, operands: Sequence[KernelOperand]) -> Pending:
-    """Return what is pending in the result because it was in an operand. Raises `Refusal` where the kernel does not
-    commute with it."""
+    """Return what is pending in the result because it was in one of the operands. Raises `Refusal` where the kernel
+    does not commute with it.
+    """
     owing = [k for k, operand in enumerate(operands) if operand.dist.pending]
     if not owing:
         return NONE

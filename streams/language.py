@@ -142,7 +142,9 @@ def get_tid() -> Any:
 
 
 def meta_if(condition: Any) -> AbstractContextManager[None]:
-    """`with meta_if(c):` keeps its body in those instances where c holds. c is known before the run."""
+    """`with meta_if(c):` keeps its body in those instances where the condition c holds, which is known before the run.
+    The call gives an empty context, also where a file is imported.
+    """
     return nullcontext()
 
 
@@ -182,8 +184,8 @@ def tile(element: Any, *shape: int) -> Any:
 
 
 def use(*values: Any) -> Any:
-    """Read the arguments, and do nothing with them. The result is data: a value that is known in the run only. A call
-    raises `UnsupportedError`: it is read, not executed.
+    """Read the arguments (any values), and do nothing with them. The result is data: a value that is known in the run
+    only. A call raises `UnsupportedError`: it is read, not executed.
     """
     return _only_in_a_task("use")
 
@@ -306,7 +308,7 @@ def transpose(x: Any, axes: Any = None) -> Any:
 
 
 def reshape(x: Any, shape: Any) -> Any:
-    """A tile with the same elements, row-major, in another shape. shape: a tuple of sizes that are known before the
+    """The tile x with the same elements, row-major, in another shape. shape: a tuple of sizes that are known before the
     run; a size of -1 follows from the others. A call raises `UnsupportedError`: it is read, not executed.
     """
     return _only_in_a_task("reshape")
@@ -385,14 +387,16 @@ def rmsnorm(x: Any, gamma: Any = None, eps: float = 1e-5) -> Any:
 
 
 def reduce_sum(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """Sum along an axis, some (a tuple) or all of them (None). The result does not have them, or one element along each
-    of them with `keepdims`. A call raises `UnsupportedError`: it is read, not executed.
+    """Sum of the tile x along an axis, some (a tuple) or all of them (None). The result does not have them, or one
+    element along each of them with `keepdims`. A call raises `UnsupportedError`: it is read, not executed.
     """
     return _only_in_a_task("reduce_sum")
 
 
 def reduce_max(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """Maximum along axes, as for `reduce_sum`. A call raises `UnsupportedError`: it is read, not executed."""
+    """Maximum of the tile x along axes. x, axis, keepdims: as for `reduce_sum`. A call raises `UnsupportedError`: it is
+    read, not executed.
+    """
     return _only_in_a_task("reduce_max")
 
 

@@ -140,8 +140,8 @@ def state(dist: Distribution) -> str:
 
 def validate(shape: Sequence[int], labels: Labels, mesh: Sequence[int], name: str) -> None:
     """Raise `Refusal` unless a tensor can be cut: it has one label for each axis; each mesh axis that is named exists,
-    is named once, and its size divides that of the tensor's axis. shape: of the whole tensor. mesh: size of each axis.
-    name: for the message.
+    is named once, and its size divides that of the tensor's axis. shape: of the whole tensor. labels: to be checked.
+    mesh: size of each axis. name: for the message.
     """
     text, grid = shown(labels), f"the mesh {list(mesh)}"
     if len(labels) != len(shape):
@@ -178,14 +178,14 @@ def whole_shape(shape: Sequence[int], labels: Labels, mesh: Sequence[int]) -> tu
 
 def tile_of(labels: Labels, tid: Sequence[int]) -> tuple[int, ...]:
     """Return which tile of a tensor the instance at `tid` holds: one coordinate, counted in tiles from 0, for each axis
-    of the tensor.
+    of the tensor. labels: one for each of these axes. tid: the point of the instance.
     """
     return tuple(0 if axis is None else tid[axis] for axis in labels)
 
 
 def part_of(shape: Sequence[int], labels: Labels, mesh: Sequence[int], tid: Sequence[int]) -> tuple[slice, ...]:
-    """Return the part of the whole tensor that the instance at `tid` holds. a slice of each axis, in elements. shape:
-    of the whole tensor. mesh: size of each axis.
+    """Return the part of the whole tensor that the instance at `tid` holds: a slice of each axis, in elements. shape:
+    of the whole tensor. labels: one for each of its axes. mesh: size of each axis.
     """
     sizes = shard_shape(shape, labels, mesh)
     return tuple(slice(c * n, (c + 1) * n) for c, n in zip(tile_of(labels, tid), sizes, strict=True))
@@ -193,7 +193,7 @@ def part_of(shape: Sequence[int], labels: Labels, mesh: Sequence[int], tid: Sequ
 
 def holders(labels: Labels, mesh: Sequence[int]) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
     """Return for each tile of a tensor, by its coordinates (`tile_of`), the points of the mesh whose instances hold a
-    copy of it, in order; the first one stores it.
+    copy of it, in order; the first one stores it. labels: one for each axis of the tensor. mesh: size of each axis.
     """
     found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for tid in product(*map(range, mesh)):
@@ -203,15 +203,16 @@ def holders(labels: Labels, mesh: Sequence[int]) -> dict[tuple[int, ...], list[t
 
 def group_of(axes: Sequence[int], mesh: Sequence[int], tid: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the points of the instances that a collective along these mesh axes joins with the one at `tid`, in order,
-    that one included. mesh: size of each axis.
+    that one included. axes: the mesh axes. mesh: size of each axis.
     """
     ranges = [range(size) if axis in axes else range(tid[axis], tid[axis] + 1) for axis, size in enumerate(mesh)]
     return list(product(*ranges))
 
 
 def merged(a: Distribution, b: Distribution) -> Distribution:
-    """Return the distribution of a value that comes from one of two paths. A reduction that is pending on one path only
-    can never be completed: it becomes "?"."""
+    """Return the distribution of a value that comes from one of two paths, with the distributions a and b. A reduction
+    that is pending on one path only can never be completed: it becomes "?".
+    """
     if a == b:
         return a
     pending = (a.pending & b.pending) | {("?", axis) for _, axis in a.pending ^ b.pending}
@@ -227,8 +228,8 @@ def localised(dist: Distribution) -> Distribution:
 
 
 def remedy(have: Labels, want: Labels, pending: Pending = NONE) -> str:
-    """Return in words which collectives turn the layout `have` into `want`, or what else would; "" if they are
-    equal.
+    """Return in words which collectives turn the layout `have` into `want`, or what else would; "" if they are equal.
+    pending: reductions that are not complete, which a reduce-scatter would complete.
     """
     steps = []
     for k, (a, b) in enumerate(zip(have, want, strict=False)):

@@ -298,12 +298,12 @@ class KernelExpressions(TileExpressions):
     def exchange(
         self, step: CollectiveStep, kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
     ) -> Collective | None:
-        """Record the tokens of a collective, on streams of its own (`Collective.arrays`). In an all-reduce, the first
-        instance of a group gets a value of each of the others, and puts the result to each of them. In the others, each
-        instance puts a tile, or a part of one, to each other one, and then gets one of each. So an instance that does
-        not take part is found as any other missing end is. Return the collective, None if each of its groups is one
-        instance. kind: the type of the tile before. node: where the collective stands. inserted: a layout asks for it,
-        no call is written.
+        """Record the tokens of a collective, `step`, on streams of its own (`Collective.arrays`). In an all-reduce, the
+        first instance of a group gets a value of each of the others, and puts the result to each of them. In the
+        others, each instance puts a tile, or a part of one, to each other one, and then gets one of each. So an
+        instance that does not take part is found as any other missing end is. Return the collective, None if each of
+        its groups is one instance. kind: the type of the tile before. node: where the collective stands. inserted: a
+        layout asks for it, no call is written.
         """
         over = tuple(axis for axis in step.axes if self.mesh[axis] > 1)
         if not over:

@@ -14,7 +14,9 @@ from .values import Data, Static, Value, distribution_of, joined, type_of
 
 
 class PathState(NamedTuple):
-    """What a path has come to: variables by name, unread futures by number, and how futures were taken."""
+    """What a path has come to: variables by name (`env`), unread futures by number (`pending`), and how other futures
+    were taken (`tokens`).
+    """
 
     env: dict[str, Value]
     pending: dict[int, Future]
@@ -43,8 +45,9 @@ class Paths(Stores):
         self.env, self.pending, self.tokens = state
 
     def merge(self, a: PathState, b: PathState) -> None:
-        """Continue from the states of two paths. A variable whose values differ becomes data; a future counts as used
-        only if both paths used it."""
+        """Continue from the states a and b of two paths. A variable whose values differ becomes data; a future counts
+        as used only if both paths used it.
+        """
         env: dict[str, Value] = {}
         tokens = either(a.tokens, b.tokens)
         self.context.step(self.task.body, len(a.env) // 2)

@@ -48,8 +48,8 @@ def read_kernels(path: Path) -> KernelTable:
     interval = 8        # cycles from one call to the next
     ```
 
-    `KernelVariant` has what else a variant may state. Raises `ProgramError`, naming the file and the fault, or
-    `OSError`.
+    `KernelVariant` has what else a variant may state. path: of the file. Raises `ProgramError`, naming the file and the
+    fault, and `OSError` if the file cannot be read.
     """
     with path.open("rb") as file:
         data = file.read(LONGEST + 1)

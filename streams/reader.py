@@ -58,8 +58,9 @@ def read_file(
     float_add: int = 1,
     variants: tuple[KernelVariant, ...] = (),
 ) -> Region:
-    """Read a program from a file, which may state its encoding as Python's do. The arguments are those of `read`.
-    Raises `OSError` if the file cannot be read."""
+    """Return the region that a program in a file declares; the file may state its encoding as Python's do. The other
+    arguments are those of `read`. Raises `OSError` if the file cannot be read.
+    """
     with path.open("rb") as file:
         data = file.read(4 * LETTERS + 1)
     try:

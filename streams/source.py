@@ -69,11 +69,11 @@ class Relayout:
 
 @dataclass(frozen=True)
 class SourceFinding:
-    """An error or a warning.
+    """An error, a warning or a note. message: what it is. notes: further lines.
 
-    code: key of `CODES`. place: None if the finding is about the file as a whole. subject: the stream with its
-    indices, or the task instance. uncounted: data decides how many tokens pass, so that nothing more can be told.
-    relayouts: the changes of layouts that it tells of.
+    code: key of `CODES`. place: None if the finding is about the file as a whole. subject: the stream with its indices,
+    or the task instance. uncounted: data decides how many tokens pass, so that nothing more can be told. relayouts: the
+    changes of layouts that it tells of.
     """
 
     code: str
@@ -88,7 +88,9 @@ class SourceFinding:
 
 @dataclass
 class Source:
-    """The text of a file, and what is found in it. tree: the text's, once it is parsed or if it was made with it."""
+    """The text of a file, and what is found in it. findings: in the order in which they were added. tree: the text's,
+    once it is parsed or if it was made with it.
+    """
 
     text: str
     file: str
@@ -120,7 +122,9 @@ class Source:
             self.findings.append(SourceFinding(code, message, place, notes, warning, subject, uncounted, relayouts))
 
     def render(self, d: SourceFinding) -> str:
-        """Return a finding as text of several lines: place, code and message, the source line, a caret line, notes."""
+        """Return the finding d as text of several lines: place, code and message, the source line, a caret line,
+        notes.
+        """
         notes = [f"note: {n}" for n in (*d.notes, *d.relayouts)]
         kind = "note" if d.code in NOTES else "warning" if d.warning else "error"
         if d.place is None:

@@ -129,7 +129,9 @@ class Stores(KernelExpressions):
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def shows(self, stream: int, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
-        """Note the order that an end of a stream shows; none if two of its statements show different ones."""
+        """Note the order that an end of a stream shows, as `Expressions.shows` says; none if two of its statements show
+        different ones.
+        """
         found, known = None, self.shown.get((stream, put), self)
         if known is None:
             return
@@ -156,8 +158,9 @@ class Stores(KernelExpressions):
         self.bound = (*self.bound, *(None for _ in names))
 
     def bind_indices(self) -> None:
-        """Note in `bound` which values the indices of the innermost loop have now, at the beginning of an iteration. By
-        this it is seen later whether the body has given an index another value."""
+        """Note in `bound` the values that the indices of the innermost loop have now, at the beginning of an iteration.
+        A later statement compares them, to see whether the body has given an index another value.
+        """
         depth = len(self.nest) - self.entered
         self.bound = (*self.bound[:depth], *(self.env.get(name) for name, _ in self.nest[depth:]))
 
@@ -255,10 +258,13 @@ class Stores(KernelExpressions):
     def relaid(
         self, value: Value, labels: layouts.Labels | None, name: str, where: str, source: syn.ExpressionNode
     ) -> Value:
-        """Return a value with other labels and nothing pending, if collectives make it so; load it, and note them.
-        Return the value as it is, if they do not, in loops, in branches on data, and in statements that assign to
-        several targets. labels: wanted, None if any will do. name: of what asks for it. where: they stand. source: the
-        expression of the value."""
+        """Return a value with other labels and nothing pending, if collectives make it so; they are recorded and noted,
+        and the cycles of a load that the value needs are charged. Return the value as it is where collectives do not,
+        in loops, in branches on data, and in statements that assign to several targets.
+
+        labels: wanted, None if any will do. name: of the tensor or variable whose layout asks for it. where: the
+        collectives stand, for the note, such as "the store". source: the expression of the value.
+        """
         operand = self.operand(source, value)
         steps = steps_to(operand, labels, self.mesh)
         if not isinstance(value, Data) or not steps or self._loops or self._branches or self.several:
@@ -291,8 +297,8 @@ class Stores(KernelExpressions):
         return replace(value, type=made.type, dist=made.dist, tensor="")
 
     def settled(self, operand: KernelOperand, what: str, source: syn.ExpressionNode) -> None:
-        """Add a finding if a value that is stored in a tensor, or returned, is not complete. what: stores it, for the
-        message. source: its expression.
+        """Add a finding if a value that is stored in a tensor, or returned (`operand`), is not complete. what: stores
+        it, for the message. source: its expression.
         """
         if operand.dist.pending:
             self.incomplete(operand, source, f"{what} stores {operand.text}")

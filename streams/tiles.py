@@ -124,7 +124,9 @@ class TileExpressions(CostExpressions):
         return stream if stream is not None and len(stream.type.shape) == 2 else None
 
     def given(self, node: syn.ExpressionNode) -> Value:
-        """Return the value that is put. Who gets it does not know how the tensors that it comes from are cut."""
+        """Return the value that a put takes, as `Expressions.given`, and note in `by_layout` if it may depend on how
+        tensors are cut: who gets it does not know that.
+        """
         value = super().given(node)
         self.by_layout |= isinstance(value, Data) and not value.dist.uniform
         return value
@@ -140,8 +142,9 @@ class TileExpressions(CostExpressions):
         return value
 
     def incomplete(self, operand: KernelOperand, node: syn.SyntaxNode, what: str) -> None:
-        """Add a finding: an operand is read while a reduction of it is pending. The note gives the call that completes
-        it. what: how the message begins."""
+        """Add a finding at a node: an operand is read while a reduction of it is pending. The note gives the call that
+        completes it. what: how the message begins.
+        """
         pending = operand.dist.pending
         message = f"{what}, and its {layouts.described(pending)} is pending"
         note = f"complete it: {collective(operand.text, pending)}"
@@ -393,8 +396,8 @@ class TileExpressions(CostExpressions):
         return found[-1] if found and self.env.get(name) is found[-1] else None
 
     def sum_of(self, source: syn.ExpressionNode | None) -> dict[str, int] | None:
-        """Return an expression as a sum of indices of loops: the factor of each by its name, and the constant under "".
-        Return None if it is no such sum, or if data decide whether it is evaluated.
+        """Return an expression, `source`, as a sum of indices of loops: the factor of each by its name, and the
+        constant under "". Return None if it is no such sum, or if data decide whether it is evaluated.
         """
         if source is None or self._branches:
             return None
@@ -402,8 +405,8 @@ class TileExpressions(CostExpressions):
         return terms if all(not name or self._loop_index(name) is not None for name in terms) else None
 
     def note_sum(self, name: str, terms: dict[str, int] | None) -> None:
-        """Note that a variable is a sum of indices of loops, from here to its next assignment; or that it is none.
-        terms: what `sum_of` returned.
+        """Note that the variable `name` is a sum of indices of loops, from here to its next assignment; or that it is
+        none. terms: what `sum_of` returned.
         """
         self._sums.pop(name, None)
         value = self.env.get(name)

@@ -28,7 +28,9 @@ PERIOD = 64
 
 
 def bytes_of(type_: ElementType) -> int:
-    """Return the bytes of one element; a Boolean takes one byte, a type that is not known 4 bytes a number."""
+    """Return the bytes of one element of a stream or tensor, a tile or a number; a Boolean takes one byte, a type that
+    is not known 4 bytes a number.
+    """
     return -(-BITS.get(type_.dtype, 32) // 8) * prod(type_.shape)
 
 
@@ -93,8 +95,9 @@ class Collective:
 
 def peers(member: int, others: int) -> list[tuple[int, int]]:
     """Return from which streams an instance of a group gets in an exchange in which each one puts to each other one:
-    the number of the one that puts, and the column of its stream (`Collective.arrays`). member: of the instance.
-    others: of the group."""
+    the number of the one that puts, and the column of its stream (`Collective.arrays`). member: the number of the
+    instance in its group, from 0. others: how many other instances the group has.
+    """
     return [(source, member - (source < member)) for source in range(others + 1) if source != member]
 
 
@@ -123,7 +126,7 @@ class TaskParameter:
 @dataclass(frozen=True)
 class TaskDecl:
     """A declared task. name: with the regions around it, such as pair.producer. mapping: sizes of its grid of
-    instances. rates: work that its datapath does in a cycle, by kernel, as stated.
+    instances. body: its function. rates: work that its datapath does in a cycle, by kernel, as stated.
     """
 
     name: str
@@ -232,7 +235,9 @@ class Nodes:
         return made
 
     def beat(self, ops: tuple[Op, ...], cycles: int, place: Place, fixed: int = 0) -> Node:
-        """Return a beat. ops: fire together. cycles: that they take. fixed: as of `Beat`."""
+        """Return a beat. ops: puts and gets that fire together. cycles: clock cycles that they take. place, fixed: as
+        of `Beat`.
+        """
         key = ("beat", ops, cycles, place, fixed)
         return self._made.get(key) or self._made.setdefault(key, Beat(ops, cycles, place, fixed))
 
@@ -280,8 +285,8 @@ class Nodes:
 
 
 def same(a: Body, b: Body) -> bool:
-    """Return whether two bodies have the same operations, with the same cycles, in the same order, wherever they are
-    written.
+    """Return whether the bodies a and b have the same operations, with the same cycles, in the same order, wherever
+    they are written.
     """
     if a == b:
         return True
@@ -305,10 +310,11 @@ def same(a: Body, b: Body) -> bool:
 
 @dataclass(frozen=True)
 class Instance:
-    """A task instance with its operations. whole: they are all of them; otherwise a mistake ended the reading. ran: the
-    statements that it runs, each as (line, column), and of loops with known trips also (line, column, trips). orders:
-    of the ends of streams that show one, by stream and whether it is put on. beats: the operations in beats, if the
-    reading is timed."""
+    """A task instance with its operations (`body`). tid: its point of the grid. whole: they are all of them; otherwise
+    a mistake ended the reading. ran: the statements that it runs, each as (line, column), and of loops with known trips
+    also (line, column, trips). orders: of the ends of streams that show one, by stream and whether it is put on. beats:
+    the operations in beats, if the reading is timed.
+    """
 
     name: str
     task: TaskDecl
@@ -323,10 +329,12 @@ class Instance:
 @dataclass(frozen=True)
 class Region:
     """A region that is read: its streams, its task instances, its arguments, and the source with what the reader found.
-    Streams and tasks of the regions that it calls are among them. name: of the function, "" for a whole file. contexts:
-    the names that each task sees, by its name. by_data: loops that take time, and whose trips data decides; found if
-    the reading is timed. collectives: their streams are the last ones of `streams`. rates: of library kernels.
-    float_add: cycles of an addition of floats. variants: of library kernels. timed: instances have their beats."""
+    Streams and tasks of the regions that it calls are among them. tensors: its arguments off the chip. name: of the
+    function, "" for a whole file. contexts: the names that each task sees, by its name. by_data: loops that take time,
+    and whose trips data decides; found if the reading is timed. collectives: their streams are the last ones of
+    `streams`. rates: of library kernels. float_add: cycles of an addition of floats. variants: of library kernels.
+    timed: instances have their beats.
+    """
 
     source: Source
     streams: tuple[StreamDecl, ...]

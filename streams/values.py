@@ -123,7 +123,7 @@ def distribution_of(value: Value, varies: bool) -> Distribution:
 
 
 def joined(a: ElementType | None, b: ElementType | None) -> ElementType | None:
-    """Return the type of a value that is of one type or the other, or of arithmetic with both; None if there is no such
+    """Return the type of a value that is of the type a or of b, or of arithmetic with both; None if there is no such
     type.
     """
     if a == b:

@@ -106,15 +106,16 @@ def port_elements(dtype: str, *ends: int) -> int:
 
 
 def round_elements(dtype: str, channels: int) -> int:
-    """Return the elements of a round of words: one word of `PORT_BITS` bits in each memory channel of a tensor.
-    channels: how many there are.
+    """Return the elements of a round of words: one word of `PORT_BITS` bits in each memory channel of a tensor. dtype:
+    of the elements. channels: how many there are.
     """
     return channels * port_elements(dtype)
 
 
 class MovedRounds(NamedTuple):
     """What an iteration of the loop moves that sends a tile of a tensor to a stream in rounds of words, or receives it,
-    and the interval of the loop in cycles."""
+    in elements, and the interval of the loop in cycles.
+    """
 
     elements: int
     interval: int
@@ -125,8 +126,8 @@ class MovedRounds(NamedTuple):
 
 def moved_rounds(dtype: str, channels: int, taken: int) -> MovedRounds:
     """Return how a tile moves between a tensor in several memory channels and a stream: each port moves a word in a
-    cycle at most, and the stream one too. channels: how many there are. taken: elements of a word of the stream
-    (`stream_word`). The tile has a whole number of rounds (`round_elements`) and of words.
+    cycle at most, and the stream one too. dtype: of the elements. channels: how many there are. taken: elements of a
+    word of the stream (`stream_word`). The tile has a whole number of rounds (`round_elements`) and of words.
     """
     each = round_elements(dtype, channels)
     elements = lcm(each, taken)

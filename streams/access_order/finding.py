@@ -321,7 +321,7 @@ class _RaceCheck:
 
 def uneven_stores(region: Region, task: TaskDecl) -> list[syn.Subscript]:
     """Return the stores of a task that one instance may make in other iterations of a loop than another instance, or
-    another number of times.
+    another number of times. region: that the task is of.
     """
     names = region.contexts[task.name].varying[task.body]
     out: list[syn.Subscript] = []

@@ -20,13 +20,15 @@ class LoopCounter:
 
 @dataclass(frozen=True, slots=True)
 class AffineIndex:
-    """A whole number: a constant, and a factor for each of some counters, the outermost loop first."""
+    """A whole number: a constant, and the sum of some counters times a factor each. terms: (counter, factor), the
+    outermost loop first.
+    """
 
     constant: int
     terms: tuple[tuple[LoopCounter, int], ...] = ()
 
     def plus(self, other: AffineIndex, factor: int = 1) -> AffineIndex:
-        """Return this number and `factor` times another one."""
+        """Return the sum of this number and `factor` times `other`."""
         found = dict(self.terms)
         for counter, count in other.terms:
             found[counter] = found.get(counter, 0) + factor * count
@@ -34,7 +36,7 @@ class AffineIndex:
         return AffineIndex(self.constant + factor * other.constant, terms)
 
     def times(self, factor: int) -> AffineIndex:
-        """Return this number multiplied by a constant."""
+        """Return this number multiplied by the constant `factor`."""
         return AffineIndex(0).plus(self, factor)
 
     def limits(self, ranges: CounterRanges) -> tuple[int, int]:

@@ -26,8 +26,9 @@ class TooMuchOrder(Exception):
 
 @dataclass(frozen=True)
 class TokenStep:
-    """A token on a path. put, get: the moments right before its operations. came: the moment in the instance `source`
-    from which the path was followed to this token, on or back."""
+    """A token on a path. stream: the number of its stream. put, get: the moments right before its operations. came: the
+    moment in the instance `source` from which the path was followed to this token, on or back.
+    """
 
     stream: int
     put: Moment
@@ -59,7 +60,7 @@ class ProgramOrder:
                     self.tokens[stream] = self._total(body, stream)
 
     def spend(self, count: int) -> None:
-        """Count work. Raises `TooMuchOrder` beyond `WORK`."""
+        """Count `count` comparisons or instances as work. Raises `TooMuchOrder` beyond `WORK`."""
         self._work -= count
         if self._work < 0:
             raise TooMuchOrder

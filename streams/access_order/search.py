@@ -237,8 +237,8 @@ class _LoopProof:
 
 
 def joined(one: DisjointProof, two: DisjointProof, times: int) -> DisjointProof | None:
-    """Return the proof for all iterations between two that are `times` steps apart, of the proofs for these two; None
-    if it does not follow from them.
+    """Return the proof for all iterations between two that are `times` steps apart, of the proofs `one` and `two` for
+    these two; None if it does not follow from them.
     """
     if one.form != two.form:
         return None
@@ -279,8 +279,9 @@ def _hulls_apart(own: Sequence[AccessRange], others: Sequence[AccessRange]) -> D
 
 
 def disjoint(one: AccessRange, two: AccessRange) -> DisjointProof | None:
-    """Return why two accesses, in all of their iterations, touch no common element; None if that is not so easily
-    seen."""
+    """Return why two accesses, in all of their iterations, touch no common element: along some axis, one ends before
+    the other begins, or they have other rests; None if that does not show it.
+    """
     for axis, (a, b) in enumerate(zip(one.access.axes, two.access.axes, strict=True)):
         a_low, a_high = a.low.limits(one.ranges)[0], a.high.limits(one.ranges)[1]
         b_low, b_high = b.low.limits(two.ranges)[0], b.high.limits(two.ranges)[1]

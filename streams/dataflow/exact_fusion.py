@@ -39,7 +39,7 @@ class _In:
 
 
 def exact(space: FusionSpace, limit: int, steps: int = STEPS, at_least: int = 0) -> Fusion | None:
-    """Return the best fusion, or None if the search takes more than `steps`.
+    """Return the best fusion of a space, or None if the search takes more than `steps`.
 
     limit: C_max in bytes. steps: limit of the search. at_least: bytes that some fusion keeps on chip under this limit.
     Raises `BudgetError` if a node alone takes more than the limit.

@@ -80,7 +80,8 @@ class FusionSpace:
         own_bytes: Sequence[int] | None = None,
         tensor_bytes: Sequence[int] | None = None,
     ) -> FusionSpace:
-        """Build a space from numbers: costs as (source, target, bytes of the converter).
+        """Build a space from numbers: names of nodes in topological order, and costs as (source, target, bytes of the
+        converter).
 
         own_bytes: of each node, 0 if not given. tensor_bytes: of each stream, 1 if not given, so that the bytes kept on
         chip count streams. Raises `ProgramError` for a name that no node has, and as the class.
@@ -199,8 +200,9 @@ class Fusion:
 
     @classmethod
     def ordered(cls, space: FusionSpace, group: Sequence[int], limit: int, bound: int, method: str) -> Fusion:
-        """Build a fusion from groups with any numbers; they are numbered in the order in which they run. Raises as
-        `Fusion`."""
+        """Return a fusion of groups with any numbers, which are numbered anew in the order in which they run. group:
+        the number of the group of each node. limit: in bytes. bound, method: as of the class. Raises as `Fusion`.
+        """
         number = {old: k for k, old in enumerate(space.quotient_order(group), 1)}
         return cls(space, tuple(number[old] for old in group), limit, bound, method)
 
@@ -224,7 +226,7 @@ class Fusion:
 
     @cached_property
     def off_chip(self) -> tuple[FusedStream, ...]:
-        """The streams between groups."""
+        """The streams between groups, whose tensors go through memory off the chip."""
         return tuple(s for s in self.space.streams if self.group[s.source] != self.group[s.target])
 
     @cached_property
@@ -251,14 +253,14 @@ class Fusion:
 
 
 def algorithm_2(space: FusionSpace, limit: int) -> tuple[list[set[int]], list[int], Mapping[int, int]]:
-    """Run Algorithm 2 as it is listed, and return its F, C and M: groups of nodes, their bytes, the group of each node.
+    """Run Algorithm 2 as it is listed (StreamTensor, section 5.2.2), and return its F, C and M: groups of nodes, given
+    by their positions; the bytes of each group; the number of the group of each node.
 
     Each node, in topological order, joins the group of its predecessors with the greatest number ("nearest"), if there
     is one and it stays within the limit; else it begins a group. Index 0 of F stays empty. Beyond the listing: a node's
     own memory counts, and a converter that streams share counts once; both change nothing for costs of streams alone.
     Of several streams between two nodes the listing takes the first (`edges[p, n, 0]`), so that a group could take more
-    than the limit; here all count.
-    Raises `BudgetError` if a node alone takes more than `limit` bytes.
+    than the limit; here all count. Raises `BudgetError` if a node alone takes more than `limit` bytes.
     """
     space.check_budget(limit)
     groups: list[set[int]] = [set()]
@@ -295,8 +297,10 @@ def _converters(space: FusionSpace, nodes: set[int]) -> set[int]:
 
 
 def printed(space: FusionSpace, limit: int) -> Fusion:
-    """Fuse by Algorithm 2 as it is listed (StreamTensor, section 5.2.2). limit: C_max in bytes. The bound of the result
-    is the bytes of all tensors, as if all could stay on chip. Raises as `algorithm_2`, and as `Fusion`."""
+    """Return the fusion of Algorithm 2 as it is listed (StreamTensor, section 5.2.2). limit: C_max, the most memory of
+    a group, in bytes. The bound of the result is the bytes of all tensors, as if all could stay on chip. Raises
+    `BudgetError` as `algorithm_2`, and as `Fusion`.
+    """
     _, _, group_of = algorithm_2(space, limit)
     group = [group_of[node] for node in range(len(space.names))]
     return Fusion(space, tuple(group), limit, space.tensor_bytes, "printed")

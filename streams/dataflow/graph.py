@@ -111,8 +111,8 @@ class Dataflow:
 
     @classmethod
     def of(cls, nodes: Iterable[KernelNode], edges: Iterable[Edge]) -> Dataflow:
-        """Build a graph of nodes in any order: among the nodes that could come next, the first given one does. Raises
-        `ProgramError` and `CycleError` as the class.
+        """Return a graph of nodes in any order, and of streams between them (`edges`): among the nodes that could come
+        next, the first given one does. Raises `ProgramError` and `CycleError` as the class.
         """
         given, streams = tuple(nodes), tuple(edges)
         by_name = {node.name: node for node in given}

@@ -32,7 +32,8 @@ def fusion_space(
     shared: bool = True,
     depths: Mapping[int, int] | None = None,
 ) -> FusionSpace:
-    """Return what fusion decides about: bytes of kernels, converters, FIFOs, and of the tensors that streams move.
+    """Return what fusion of a graph decides about: bytes of kernels, converters, FIFOs, and of the tensors that streams
+    move.
 
     counted: what takes memory. shared: streams of one kernel that need equal converters share one. depths: of FIFOs in
     tokens, by position of the edge, 2 where none is given; an edge with a converter has two FIFOs of this depth, one on

@@ -71,8 +71,9 @@ class Sizes:
             self.values.add(size)
 
     def bind(self, found: dict[sympy.Symbol, int]) -> None:
-        """Add the values of this dimension's symbols, counts of elements, to `found`: the size of a regular dimension;
-        the sum and the largest size of a ragged one.
+        """Add to `found` the values, counts of elements, of the symbols that are the size, the sum or the largest size
+        of this dimension by themselves, and not in an expression: the size of a regular dimension; the sum and the
+        largest size of a ragged one.
         """
         if self.dimension.ragged:
             for expression, value in ((self.dimension.total, self.total), (self.dimension.largest, self.largest)):
@@ -186,8 +187,9 @@ class Measured:
                 raise TokenError(text, self.position)
 
     def values(self) -> dict[sympy.Symbol, int]:
-        """The values of the symbols that are a dimension's own: of regular ones their value, of ragged ones the sum and
-        the largest one. Values count elements.
+        """Return the values, counts of elements, of the symbols that are the size, the sum or the largest size of a
+        dimension by themselves, and not in an expression: of a regular dimension its size, of a ragged one the sum of
+        its sizes and the largest one.
         """
         found: dict[sympy.Symbol, int] = {}
         for sizes in self.sizes:

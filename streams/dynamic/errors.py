@@ -69,8 +69,9 @@ class StreamFault(ProgramError):
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a node waits for. port: such as "input 0" or "output 1". other: the node at the other end. stream: filled
-    and depth of the FIFO there, depth None without a bound."""
+    """What a node waits for. where: the line of the node. port: such as "input 0" or "output 1". other: the node at the
+    other end. stream: filled and depth of the FIFO there, depth None without a bound.
+    """
 
     node: str
     where: str

@@ -84,7 +84,9 @@ class RetileStreamify(Expansion):
 
 @dataclass(frozen=True)
 class Addresses(Expansion):
-    """Of an index k, `group` addresses from k*group + base on: the tiles of the weights of an expert. Rank 1."""
+    """Of an index k, `group` addresses from k*group + base on, [1,1] tiles of i32: the tiles of the weights of an
+    expert. Rank 1.
+    """
 
     group: int
     base: int = 0
@@ -103,7 +105,7 @@ class Addresses(Expansion):
 
 @dataclass(frozen=True)
 class WhereTrue(Expansion):
-    """Of a tuple of an element and a flag, the element if the flag is set: a filter."""
+    """Of a tuple of an element and a flag, the element if the flag is set: a filter. negate: if it is not set."""
 
     negate: bool = False
 
@@ -119,9 +121,10 @@ class WhereTrue(Expansion):
 
 @dataclass(frozen=True)
 class DefinedExpansion(Expansion):
-    """An expansion of the user's. sizes: of what it makes of an element, outermost first, None where data decide.
-    result: the type of its elements, of that of an element. apply: nested lists of elements. cpp: the same in C++, for
-    `rsn hls`: something to call with the element and the stream that it makes (docs/dynamic-streams.md)."""
+    """An expansion of the user's. label: its name. sizes: of what it makes of an element, outermost first, None where
+    data decide. result: the type of its elements, of that of an element. apply: nested lists of elements. cpp: the same
+    in C++, for `rsn hls`: something to call with the element and the stream that it makes (docs/dynamic-streams.md).
+    """
 
     label: str
     sizes: tuple[int | Expression | None, ...]

@@ -290,8 +290,9 @@ class Affine(Function):
 
 
 def index_in(element: Element) -> int:
-    """Return the integer in a [1,1] tile, or the number that a selector chooses. Raises `ValueError` for a selector
-    that does not choose exactly one, and for a tile without an integer."""
+    """Return the integer in an element, a [1,1] tile, or the number that a selector chooses. Raises `ValueError` for a
+    selector that does not choose exactly one, and for a tile without an integer.
+    """
     if isinstance(element, Selector):
         if len(element.chosen) != 1:
             raise ValueError(f"selector {element} does not choose one")
@@ -350,9 +351,10 @@ class AppendRow(Function):
 
 @dataclass(frozen=True)
 class Defined(Function):
-    """A function of the user's. result: the type of the result of types. apply: its value. flops: what it costs, of
-    tiles or their types. cpp: the same function in C++, for `rsn hls`: something to call with the operands and the
-    result (docs/dynamic-streams.md)."""
+    """A function of the user's. label: its name. result: the type of the result of types. apply: its value. flops: what
+    it costs, of tiles or their types. cpp: the same function in C++, for `rsn hls`: something to call with the operands
+    and the result (docs/dynamic-streams.md).
+    """
 
     label: str
     result: Callable[..., DataType]

@@ -67,7 +67,9 @@ class Stream:
 
 @dataclass(eq=False, repr=False)
 class OperatorNode:
-    """An operator in a program. name: the operator's, numbered if there are several. where: the user's line."""
+    """An operator in a program. inputs, outputs: its streams, by port. name: the operator's, numbered if there are
+    several. where: the user's line.
+    """
 
     operator: Operator
     inputs: tuple[Stream, ...]
@@ -200,8 +202,8 @@ class Program:
         return stream
 
     def feedback(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
-        """Return a placeholder for a stream that is made later; `close` puts that stream in its place. shape, data: as
-        for `input`. Raises `StepError` for a size that is none.
+        """Return a placeholder for a stream that is made later; `close` puts that stream in its place. name: in
+        messages. shape, data: as for `input`. Raises `StepError` for a size that is none.
         """
         made = Stream(self, StreamType.of(shape, data), name, where=users_line())
         self._open.add(made)
@@ -255,7 +257,9 @@ class Program:
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """All streams: first the inputs, then the outputs of the nodes."""
+        """All streams: first the inputs, then the outputs of the nodes. Placeholders of feedbacks are not among
+        them.
+        """
         return (*self.inputs.values(), *(stream for node in self.nodes for stream in node.outputs))
 
     def check_closed(self) -> None:

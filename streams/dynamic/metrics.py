@@ -55,7 +55,9 @@ class Metrics:
 
     @property
     def intensity(self) -> Expression:
-        """Operations for each byte of off-chip traffic."""
+        """Operations for each byte of off-chip traffic (STeP v2, section 4.2); sympy's complex infinity without
+        traffic.
+        """
         return self.flops / self.traffic
 
     def of(self, name: str) -> NodeMetrics:

@@ -132,7 +132,9 @@ class OnlineSoftmax(Update):
         )
 
     def cost(self, *of: Any) -> Cost:
-        """A product with the values, and for each score a subtraction, an exponential (4) and a sum."""
+        """Return the operations of one update: a product with the values, and for each score a subtraction, an
+        exponential (4) and a sum. of: the element, or its type.
+        """
         queries, rows, columns = _sizes(of[0])
         return 2 * queries * rows * columns + 6 * queries * rows, ()
 

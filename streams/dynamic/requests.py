@@ -27,28 +27,28 @@ from .tokens import Token
 
 @dataclass(frozen=True, slots=True)
 class TakeToken:
-    """Take the next token of an input."""
+    """Take the next token of an input. port: the number of the input, from 0."""
 
     port: int
 
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """Look at the next token of an input."""
+    """Look at the next token of an input. port: the number of the input, from 0."""
 
     port: int
 
 
 @dataclass(frozen=True, slots=True)
 class EarliestInput:
-    """Choose the input whose next token came first."""
+    """Choose the input whose next token came first. ports: the numbers of the inputs, from 0."""
 
     ports: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DeliverToken:
-    """Deliver a token to all consumers of some outputs at once."""
+    """Deliver a token to all consumers of some outputs at once. ports: the numbers of the outputs, from 0."""
 
     ports: tuple[int, ...]
     token: Token
@@ -108,7 +108,7 @@ class MoveTile:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Hold this much on chip: the state in use, with the factors of the paper's accounting."""
+    """Hold this many bytes on chip from now on: the state in use, with the factors of the paper's accounting."""
 
     bytes: int
 

@@ -96,8 +96,8 @@ class Dimension:
         return DimensionKind(self.ragged, self.dynamic)
 
     def same(self, other: Dimension) -> bool:
-        """Return whether both have the same size for certain. Two ragged dimensions have the same sizes if their
-        symbols are the same.
+        """Return whether this dimension and `other` have the same size for certain. Two ragged dimensions have the same
+        sizes if their symbols are the same.
         """
         if self.ragged != other.ragged:
             return False
@@ -237,8 +237,9 @@ DataType: TypeAlias = "TileType | SelectorType | BufferType | TupleType"
 
 
 def tile(rows: Size, columns: Size, dtype: str = "bf16") -> TileType:
-    """Return the type of tiles of rows x columns elements. Raises `StepError` for an unknown type of elements, and as
-    `dimension`."""
+    """Return the type of tiles of rows x columns elements of the type `dtype`. Raises `StepError` for an unknown type
+    of elements, and as `dimension`.
+    """
     return TileType(dimension(rows), dimension(columns), dtype)
 
 
@@ -340,7 +341,9 @@ def as_on_chip(data: DataType, dtype: str | None) -> DataType:
 
 @dataclass(frozen=True)
 class StreamType:
-    """What a stream carries. shape: outermost dimension first, one more than the rank."""
+    """What a stream carries. data: the type of its elements. shape: outermost dimension first, one more than the
+    rank.
+    """
 
     shape: tuple[Dimension, ...]
     data: DataType
@@ -423,10 +426,11 @@ class Symbols:
     def regular(
         self, letter: str, suffix: str = "", number: int | None = None, value: Any = None, at_most: Any = None
     ) -> Dimension:
-        """Return a dynamic-regular dimension. Its symbol is called letter + number + suffix. number: None takes the
-        next one; symbols that one operator makes together share it. value: the expression that the symbol equals, if
-        known; if there is a symbol of this value, that one is returned. at_most: an expression that bounds it, if
-        known."""
+        """Return a dynamic-regular dimension, a new one or that of a known value. Its symbol is called letter + number
+        + suffix. number: None takes the next one; symbols that one operator makes together share it. value: the
+        expression that the symbol equals, if known; if there is a symbol of this value, that one is returned. at_most:
+        an expression that bounds it, if known.
+        """
         if value is not None:
             known = next((one for one, other in self.defined.items() if other == value), None)
             if known is not None:

@@ -44,8 +44,8 @@ class Tile:
 
     @classmethod
     def of(cls, values: object, dtype: str = "bf16") -> Tile:
-        """Return a tile of a scalar ([1,1]), a row (a list of numbers) or a matrix (a list of rows). Raises
-        `ValueError` for an array of more dimensions, and for rows of several lengths.
+        """Return a tile of elements `dtype` of a scalar ([1,1]), a row (a list of numbers) or a matrix (a list of
+        rows). Raises `ValueError` for an array of more dimensions, and for rows of several lengths.
         """
         data = np.atleast_2d(np.asarray(values))
         return cls(data.shape[0], data.shape[1], dtype, data)

@@ -60,7 +60,8 @@ def normal_depths(program: SizedProgram, later: bool = False) -> NormalDepths:
 
 
 def fast_depths(program: SizedProgram, slack: float = 0.0, tries: int = 200) -> Least:
-    """Return depths with which every execution ends when it does with endless FIFOs, each at most the normal one.
+    """Return depths with which every execution ends when it does with endless FIFOs, each at most the normal one: in
+    elements, by name of the declared stream, with the bits of all of them as cost.
 
     slack: executions may end later by this share of that time, for fewer bits.
 

@@ -72,7 +72,7 @@ class KernelGraph:
 
     @classmethod
     def of_dataflow(cls, graph: Dataflow) -> KernelGraph:
-        """Return the timings of a dataflow graph, and its streams as FIFOs, each of the bits of a token.
+        """Return the kernels of a dataflow graph with their timings, and its streams as FIFOs of whole tokens.
 
         Raises `ProgramError` for a kernel without a timing, and for a stream whose ends have two orders: its converter
         is a kernel too, so make it a node, with a timing of its own.
@@ -92,7 +92,7 @@ class KernelGraph:
         return cls(tuple(node.name for node in graph.nodes), tuple(node.timing for node in graph.nodes), tuple(fifos))
 
     def after(self, fifo: Fifo) -> int:
-        """Return the smallest delay, in cycles, from the start of the source to that of the target. Raises
+        """Return the smallest delay, in cycles, from the start of the source of a FIFO to that of its target. Raises
         `ProgramError` as `timing`.
         """
         return self.timing(fifo.source).first if fifo.after is None else fifo.after
@@ -111,8 +111,9 @@ class KernelGraph:
         return found
 
     def pair(self, fifo: Fifo) -> tuple[Timing, Timing]:
-        """Return the timings of both ends of a FIFO. Raises `ProgramError` if they differ in their tokens, so that
-        equations with one rate for each kernel do not hold."""
+        """Return the timings of both ends of a FIFO. Raises `ProgramError` as `timing`, and if they differ in their
+        tokens, so that equations with one rate for each kernel do not hold.
+        """
         source, target = self.timing(fifo.source), self.timing(fifo.target)
         if source.tokens != target.tokens:
             raise ProgramError(

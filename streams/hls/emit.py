@@ -25,8 +25,9 @@ from .words import partitioned
 
 @dataclass(frozen=True)
 class Draw:
-    """An argument of the top function for the bits that `data()` draws in a task instance. shot: its number among all
-    instances of the program. unit: that runs it."""
+    """An argument of the top function for the bits that `data()` draws in a task instance. name: of the argument. shot:
+    the number of the instance among all of the program. unit: of the machine, that runs it.
+    """
 
     name: str
     shot: int
@@ -36,8 +37,10 @@ class Draw:
 @dataclass(frozen=True)
 class TensorPointer:
     """A pointer of the top function: a tensor, as one of its readers or writers sees it, or what lies of it in one of
-    several memory channels. unit: that process. packed: elements of a word. bundle: the port that it is for. channel:
-    the number of it among the channels of the tensor, None if there are not several."""
+    several memory channels. name: of the argument. tensor: its name in the program. written: whether the process writes
+    it. unit: that process. packed: elements of a word. bundle: the port that it is for. channel: the number of it among
+    the channels of the tensor, None if there are not several.
+    """
 
     name: str
     tensor: str

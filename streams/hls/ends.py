@@ -33,7 +33,9 @@ from .variables import NO_WIDTHS, Variables
 
 @dataclass(frozen=True, order=True)
 class EndParameter:
-    """An end of a stream as a parameter of a function. stream: the array. label: of the stream of the machine."""
+    """An end of a stream as a parameter of a function. stream: the name of the array. label: of the stream of the
+    machine. put: whether the function writes it.
+    """
 
     stream: str
     label: str

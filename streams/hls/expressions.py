@@ -212,7 +212,7 @@ class ExpressionWriter(KernelWriter):
 
     def round_word(self, shard: ShardKind, parts: Sequence[Index]) -> TileWord | None:
         """Return the word of elements of a part of a tensor that moves in a cycle as a round of words; None if it moves
-        word by word.
+        word by word. parts: an index for each axis of the shard.
         """
         shape = [part.length for part in parts if part.step]
         return round_word(shard.dtype, shape, shard.channels) if self.in_rounds(shard, parts) else None
@@ -238,12 +238,14 @@ class ExpressionWriter(KernelWriter):
 
 
 def steps_of(parts: Sequence[Index]) -> str:
-    """Return the steps of indices as template arguments of C++, 0 for one that drops its axis."""
+    """Return the steps of indices (`parts`, one for each axis) as the text of template arguments of C++, 0 for one that
+    drops its axis.
+    """
     return ", ".join(str(part.step) for part in parts)
 
 
 def starts_of(parts: Sequence[Index]) -> str:
-    """Return where indices begin, as arguments of C++."""
+    """Return where indices (`parts`, one for each axis) begin, as the text of arguments of C++."""
     return ", ".join(part.start for part in parts)
 
 

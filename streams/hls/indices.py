@@ -60,7 +60,7 @@ def indices(owner: ExpressionWriter, node: t.Expression, shape: tuple[int, ...])
 
 
 def without_new_axes(node: t.Expression) -> tuple[t.Expression, tuple[int, ...]]:
-    """Return an index without its `None` parts, and the positions of these among its parts, from 0."""
+    """Return an index, `node`, without its `None` parts, and the positions of these among its parts, from 0."""
     given = node.items if isinstance(node, t.Group) else (node,)
     axes = tuple(k for k, part in enumerate(given) if part == NEW_AXIS)
     return (t.Group(tuple(part for part in given if part != NEW_AXIS)), axes) if axes else (node, ())

@@ -72,7 +72,9 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def kind_of(value: Any) -> ValueKind | None:
-    """Return the kind of a number or an array; None for other values, and for arrays without axes or elements."""
+    """Return the kind of a number or an array; None for other values, and for arrays without axes or elements. Raises
+    `KeyError` as `dtype_name` for an array of another element type.
+    """
     if isinstance(value, np.ndarray):
         return ValueKind(dtype_name(value.dtype), value.shape) if value.shape and value.size else None
     if isinstance(value, bool | np.bool_):
@@ -185,8 +187,9 @@ class TextKind:
 
 @dataclass(frozen=True)
 class ShardKind:
-    """The shard of a tensor that a parameter stands for. dtype, whole: type and shape of the tensor. channels: memory
-    channels in which it lies."""
+    """The shard of a tensor that a parameter stands for. name: in C++. shape: of the shard. dtype, whole: element type
+    and shape of the tensor. channels: memory channels in which it lies.
+    """
 
     name: str
     dtype: str
@@ -241,7 +244,7 @@ def literal(value: Any, text: str = "") -> Value:
 
 
 def written(value: Any) -> str:
-    """Return a number as a C++ literal."""
+    """Return a number of Python or numpy as the text of a C++ literal."""
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, int | np.integer):
@@ -267,8 +270,9 @@ def written(value: Any) -> str:
 
 
 def joined(a: ValueKind, b: ValueKind) -> ValueKind | None:
-    """Return the kind of a variable that holds values of both kinds; None if there is none. The caller must check that
-    the conversion changes no result: see `adapts`."""
+    """Return the kind of a variable that holds values of the kinds a and b; None if there is none. The caller must
+    check that the conversion changes no result: see `adapts`.
+    """
     if a == b:
         return a
     if a.is_int and b.is_int:
@@ -287,14 +291,16 @@ def count(shape: tuple[int, ...]) -> int:
 
 
 def hull(a: Val, b: Val) -> tuple[int | None, int | None]:
-    """Return the (lowest, highest) value that either of two integers may have; None where there is no known limit."""
+    """Return the (lowest, highest) value that either of two integers, a and b, may have; None where there is no known
+    limit.
+    """
     low = None if a.low is None or b.low is None else min(a.low, b.low)
     high = None if a.high is None or b.high is None else max(a.high, b.high)
     return low, high
 
 
 def retold(value: Val, **changes: Any) -> Val:
-    """Return the value with some fields changed, and without its known value."""
+    """Return the value with some fields changed, as `changes` says by name, and without its known value."""
     return replace(value, known=None, has_known=False, symbolic=False, **changes)
 
 
@@ -320,5 +326,5 @@ def element_type(kind: ValueKind) -> str:
 
 
 def inside(value: Val, low: int, high: int) -> bool:
-    """Return whether an integer lies between `low` and `high`, both included, for certain."""
+    """Return whether an integer, `value`, lies between `low` and `high`, both included, for certain."""
     return value.low is not None and value.high is not None and low <= value.low and value.high <= high

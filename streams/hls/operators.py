@@ -71,7 +71,7 @@ class Operators(ValueWriter):
 
     def unary(self, op: str, given: Value) -> Value:
         """Return the C++ value of a unary operator, folded to a constant if the operand is known. op: `not`, `+`, `-`
-        or `~`. Raises `HlsError` for an operand that the operator does not take.
+        or `~`. given: the operand. Raises `HlsError` for an operand that the operator does not take.
         """
         if op == "not":
             value = self.truth_of(given)
@@ -106,9 +106,9 @@ class Operators(ValueWriter):
         return value.operand if value.width >= wide else f"{WIDTHS[wide]}({value.text})"
 
     def binary(self, op: str, a: Value, b: Value) -> Value:
-        """Return the C++ value of a binary operator, folded to a constant if both operands are known. op: as written in
-        Python, such as `//` or `not in`. Raises `HlsError` for operands that the operator does not take, and for a
-        constant result that fails.
+        """Return the C++ value of a binary operator, folded to a constant if both operands are known. a, b: the
+        operands. op: as written in Python, such as `//` or `not in`. Raises `HlsError` for operands that the operator
+        does not take, and for a constant result that fails.
         """
         if op in ("in", "not in"):
             return self._contains(op, a, b)
@@ -175,9 +175,9 @@ class Operators(ValueWriter):
     def elements(
         self, op: str, x: Val, y: Val, function: Callable[..., Any] | None = None, name: str = "", kernel: str = ""
     ) -> Val:
-        """Return the C++ value of an operation on floats, or on the elements of tiles. op: as for `binary`. function,
-        name, kernel: for a kernel, what it computes, and its names in C++ and in the library. Raises `HlsError` for
-        operands that the operation does not take.
+        """Return the C++ value of an operation on floats, or on the elements of tiles. x, y: the operands. op: as for
+        `binary`. function, name, kernel: for a kernel, what it computes, and its names in C++ and in the library.
+        Raises `HlsError` for operands that the operation does not take.
         """
         function = function or BINARY[op]
         kind = self.result_of(function, (x.kind, y.kind))
@@ -213,8 +213,9 @@ class Operators(ValueWriter):
         return self.held(made) if kernel in self.datapath.rates else made
 
     def mapped(self, kernel: str, function: str, kind: ValueKind, x: Val) -> Val:
-        """Return the C++ value of a function of a number, or of each element of a tile. kernel, function: its names in
-        the library and in C++. kind: of the result."""
+        """Return the C++ value of a function of x, a number, or of each element of x, a tile. kernel, function: its
+        names in the library and in C++. kind: of the result.
+        """
         made = Val(kind, f"rsn::map<{kind.cpp}>(rsn::{function}(), {x.text})", simple=not kind.shape)
         return self.passed(kernel, made, x) if kind.shape else made
 

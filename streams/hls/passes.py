@@ -11,8 +11,8 @@ from ...isa.overlays.tasks import tree as t
 
 
 def plain_indices(body: Sequence[t.Statement]) -> frozenset[str]:
-    """Return the names that are indices of loops, and nothing else: no statement changes them, and they are read inside
-    only.
+    """Return the names in the body of a task that are indices of loops, and nothing else: no statement changes them,
+    and they are read inside only.
     """
     bound: set[str] = set()
     spoiled: set[str] = set()

@@ -159,8 +159,8 @@ csynth_design
 
 
 def channels_of(made: HlsProgram, device: StreamDevice) -> dict[str, tuple[int, ...]]:
-    """Return the numbers of the memory channels of each tensor, by its name: its own, or one in turn where none are
-    chosen.
+    """Return the numbers of the memory channels of each tensor, by its name: its own, or, where none are chosen, one of
+    the device's in turn.
     """
     names = dict.fromkeys(a.tensor for a in made.arguments)
     chosen = {t.name: t.channels for t in made.program.tensors}

@@ -77,8 +77,7 @@ class BodyWriter(StreamEndWriter):
 
     def block(self, body: Sequence[t.Statement]) -> None:
         """Write statements up to the first that leaves the block. Raises `HlsError` for what has no C++ and for more
-        than `LONGEST` lines, `NeedsUnrolling` for what must be known before the run. `statement` and `captured` raise
-        the same.
+        than `LONGEST` lines, `NeedsUnrolling` for what must be known before the run.
         """
         done: t.Statement | None = None
         for k, statement in enumerate(body):
@@ -100,7 +99,8 @@ class BodyWriter(StreamEndWriter):
 
     def statement(self, node: t.Statement, into: t.Store | None = None) -> bool:
         """Write one statement, with a mark of its line in the user's file before it. into: the store behind it, if it
-        stores what this statement gets. Returns whether the store is written too.
+        stores what this statement gets. Returns whether the store is written too. Raises `HlsError` and
+        `NeedsUnrolling` as `block`.
         """
         self.place = node.place
         at, start = self.line, len(self.lines)
@@ -143,7 +143,8 @@ class BodyWriter(StreamEndWriter):
 
     def captured(self, body: Sequence[t.Statement], env: Env) -> tuple[list[str], Env, bool]:
         """Write statements to a list of their own. Return their lines, the values of names after them, and whether
-        control reaches their end. env: the values before them."""
+        control reaches their end. env: the values before them. Raises `HlsError` and `NeedsUnrolling` as `block`.
+        """
         outer, self.lines, self.env = self.lines, [], dict(env)
         line, self.line = self.line, 0
         self.block(body)

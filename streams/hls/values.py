@@ -139,7 +139,7 @@ class ValueWriter:
         return Val(value.kind, name)
 
     def tile(self, kind: ValueKind, prefix: str = "tile") -> str:
-        """Declare a new C++ variable that is a tile, and return its name. prefix: of the name."""
+        """Declare a new C++ variable that is a tile, and return its name. kind: of the tile. prefix: of the name."""
         name = self.fresh(prefix)
         self.emit(f"{kind.cpp} {name};")
         self.tiles[name] = kind
@@ -233,7 +233,8 @@ class ValueWriter:
 
     def beside(self, value: Val, kind: ValueKind) -> str:
         """Return the C++ text of an operand that meets a tile or goes to a kernel. A Python number is converted to the
-        element type of `kind`."""
+        element type of `kind`; a tile stays as it is.
+        """
         if value.kind.shape:
             return value.text
         compute = element_type(kind)
@@ -256,7 +257,7 @@ class ValueWriter:
         return replace(value, kind=kind, text=f"rsn::convert_tile<{kind.cpp}>({value.text})", simple=False)
 
     def converted(self, given: Value, kind: ElementType) -> Val:
-        """Return a value converted to an element type, as a put or a typed assignment does. Raises `HlsError` if the
+        """Return a value converted to the type `kind`, as a put or a typed assignment does. Raises `HlsError` if the
         shapes differ, for a tuple or a text, and for a variable that changes its type.
         """
         value = self.number(given)

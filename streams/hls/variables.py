@@ -33,8 +33,9 @@ Env = dict[str, Value | Poison]
 
 @dataclass
 class Variable:
-    """A variable of C++. low, high: limits of all integers that it takes. dtype: the element type of all of them, ""
-    if they have none in common."""
+    """A variable of C++. text: its name. kind: of its values. low, high: limits of all integers that it takes. dtype:
+    the element type of all of them, "" if they have none in common.
+    """
 
     text: str
     kind: ValueKind
@@ -87,8 +88,9 @@ class Variables(ExpressionWriter):
         return found
 
     def keep(self, name: str, value: Val, dtype: str = "", adapted: bool = False) -> Val:
-        """Write the assignment of a value to its C++ variable, and return the value as later statements read it. dtype:
-        the element type that bounds an integer, if known. adapted: the variable also held another kind."""
+        """Write the assignment of a value to the C++ variable of `name`, and return the value as later statements read
+        it. dtype: the element type that bounds an integer, if known. adapted: the variable also held another kind.
+        """
         variable = self.variable(name, value.kind)
         self._widen(variable, value, dtype)
         if value.kind == INT and value.width == 2 > width(value.low, value.high):

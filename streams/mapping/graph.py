@@ -21,9 +21,10 @@ from .tiles import TensorTile, tiles, used_names
 
 @dataclass(frozen=True)
 class VirtualNode:
-    """A task instance. kernel: equal numbers mean equal kernels. ends: its streams in the order of their first use,
-    each with whether it is put on. tiles: of off-chip tensors. cycles: that its beats take together. footprint: what it
-    holds, and when it loads and stores."""
+    """A task instance as a node. number: among all nodes, from 0. kernel: equal numbers mean equal kernels. ends: its
+    streams in the order of their first use, each with whether it is put on. tiles: of off-chip tensors. cycles: that
+    its beats take together. footprint: what it holds, and when it loads and stores.
+    """
 
     number: int
     instance: Instance

@@ -33,8 +33,9 @@ class MeshError(RsnError, ValueError):
 
 @dataclass(frozen=True)
 class MeshDescription:
-    """A mesh of tiles. in_ports, out_ports, memory: of each tile; memory in bytes. load_ports, store_ports: of the
-    mesh, to the memory off the chip."""
+    """A mesh of rows times columns equal tiles. in_ports, out_ports, memory: of each tile; memory in bytes. load_ports,
+    store_ports: of the mesh, to the memory off the chip.
+    """
 
     name: str = "mesh4x4"
     rows: int = 4
@@ -51,7 +52,9 @@ class MeshDescription:
         return self.rows * self.columns
 
     def tiled(self, limits: Mapping[str, int]) -> MeshDescription:
-        """Return the same mesh with other limits of its tiles: ports or bytes, by the name of the field."""
+        """Return the same mesh with other limits of its tiles: ports or bytes, by the name of the field. Raises
+        `TypeError` for a name that no field has.
+        """
         return MeshDescription(**{**asdict(self), **limits})
 
 

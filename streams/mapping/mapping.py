@@ -18,8 +18,9 @@ from .shots import Collocations, Shots, agree
 
 @dataclass(frozen=True)
 class PhysicalStream:
-    """A stream between two nodes, given by their numbers. logical: the streams of the program that take turns on it.
-    apart: streams of the same position that need another physical stream, because the order at its ends differs.
+    """A stream from the node `writer` to the node `reader`, given by their numbers. number: of the stream itself.
+    logical: the streams of the program that take turns on it. apart: streams of the same position that need another
+    physical stream, because the order at its ends differs.
     """
 
     number: int
@@ -56,7 +57,7 @@ class PhysicalStream:
 
 @dataclass(frozen=True)
 class Holder:
-    """What takes a port, or some bytes. count: ports or bytes."""
+    """Something that takes ports or bytes. what: in words. count: how many ports or bytes."""
 
     what: str
     count: int

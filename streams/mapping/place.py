@@ -47,8 +47,9 @@ class Placement:
 
 
 def place(mapped: Mapped, machine: MeshDescription) -> Placement:
-    """Place the nodes of a mapping on a mesh. Raises `MappingError` if there are more nodes than tiles, or one needs
-    more ports or bytes than a tile has."""
+    """Return where the nodes of a mapping are placed on the mesh of a machine. Raises `MappingError` if there are more
+    nodes than tiles, or one needs more ports or bytes than a tile has.
+    """
     nodes = len(mapped.groups)
     if nodes > machine.tiles:
         largest = max(range(nodes), key=lambda k: len(mapped.groups[k].shots))
@@ -72,8 +73,8 @@ def place(mapped: Mapped, machine: MeshDescription) -> Placement:
 
 
 def best_placement(weights: Weights, rows: int, columns: int, tried: int = TRIED) -> Placement:
-    """Place nodes on a mesh of `rows` by `columns` tiles, which are at least as many as the nodes. weights: how many
-    streams join which nodes. tried: limit of partial placements that are looked at for a proof.
+    """Return where nodes are placed on a mesh of `rows` by `columns` tiles, which are at least as many as the nodes.
+    weights: how many streams join which nodes. tried: limit of partial placements that are looked at for a proof.
     """
     order = _order(weights)
     at = _improved(weights, _greedy(weights, order, rows, columns), rows, columns)

@@ -37,8 +37,8 @@ def chain(mapped: Mapped, a: str, b: str, machine: MeshDescription | None = None
 
 
 def links(mapped: Mapped, group: int) -> tuple[Shots, ...]:
-    """Return the parts of a node that is a chain, which is the same however it came about; of a collective, and of any
-    other node, the node itself.
+    """Return the parts of a node, given by its number, that is a chain, which is the same however it came about; of a
+    collective, and of any other node, the node itself.
     """
     node = mapped.groups[group]
     exchanged = not mapped.graph.exchanges.isdisjoint(local.stream for local in node.local)
@@ -79,8 +79,8 @@ def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
 
 
 def exchanges(mapped: Mapped, x: int, y: int) -> bool:
-    """Return whether what two nodes, given by their numbers, send each other both ways is the exchange of a collective,
-    and one node can run both: it changes from one to the other where they wait, which loops do not allow.
+    """Return whether what two nodes, given by their numbers x and y, send each other both ways is the exchange of a
+    collective, and one node can run both: it changes from one to the other where they wait, which loops do not allow.
     """
     back, forth = mapped.between.get((y, x), ()), mapped.between.get((x, y), ())
     if not (back and forth) or not {*back, *forth} <= mapped.graph.exchanges:

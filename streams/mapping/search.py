@@ -126,10 +126,10 @@ def search(
     """Return the best mapping that is found of at most `at_most` nodes: of graphs of a few nodes, of all that
     primitives make.
 
-    machine: its ports and bytes limit each node. measure: its cost. states: how many are looked at in classes, by
-    default `WORK` instances in all. patience: states without a better mapping than the best so far, after which the
-    search stops. start: where it begins, by default with an instance on each node. Raises `MappingError`, with the
-    nearest miss, if no mapping fits or is proved.
+    machine: its ports and bytes limit each node. measure: the cost of a mapping. states: how many mappings the search
+    by classes looks at; by default `WORK` divided by the instances of the graph, and at least 48. patience: states
+    without a better mapping than the best so far, after which the search stops. start: where it begins, by default with
+    an instance on each node. Raises `MappingError`, with the nearest miss, if no mapping fits or is proved.
     """
     start = start or Mapped.start(graph)
     found, all_seen = _looked_at(start, at_most, machine, measure, states, patience)

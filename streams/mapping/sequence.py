@@ -63,8 +63,9 @@ def _along(mapped: Mapped, which: int) -> list[int]:
 
 
 def cuts(mapped: Mapped, at_most: int, machine: MeshDescription | None) -> Iterator[Mapped]:
-    """Yield mappings of at most `at_most` nodes, each of which fits a tile of the machine (None: any), made of runs of
-    nodes. Of each order, they come with fewer and fewer cycles of the node that has most.
+    """Yield mappings of at most `at_most` nodes, each of which fits a tile of the machine (None: any tile), made of
+    runs of nodes. For each order that `sequences` yields, the node with the most cycles has fewer and fewer of them
+    from one mapping to the next.
     """
     for order in sequences(mapped):
         runs = _Runs(mapped, order, machine)

@@ -268,9 +268,10 @@ def _without(node: Node, streams: Set[int], memo: dict[int, Body]) -> Iterator[N
 
 
 def renamed(body: Body, names: Mapping[int, int], made: dict[object, Body]) -> Body:
-    """Return a body on other streams. Of a beat that has a stream twice by that, a beat is made for each time, as a
-    unit does. names: the new number of each stream, by the old one. made: what became of nodes so far; equal ones stay
-    the same object.
+    """Return a body with the operations on other streams. Where two operations of a beat get the same stream by that,
+    the beat is divided, so that no stream comes twice in a part, as a unit does. names: the new number of each stream,
+    by the old one; `KeyError` for one that is missing. made: what became of nodes so far; it is added to, and equal
+    nodes stay the same object.
     """
     out: list[Node] = []
     for node in body:

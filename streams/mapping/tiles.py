@@ -18,8 +18,9 @@ from ..tree import Instance, TaskDecl, TaskParameter, bytes_of
 
 @dataclass(frozen=True)
 class TensorTile:
-    """A tile of a tensor that an instance reads or writes. point: coordinates of the tile, in tiles, one for each axis.
-    type: dtype and shape of the tile."""
+    """A tile of a tensor that an instance reads or writes. parameter: of the task, that stands for the tensor. point:
+    coordinates of the tile, in tiles, one for each axis. type: dtype and shape of the tile.
+    """
 
     tensor: str
     parameter: str

@@ -22,8 +22,10 @@ Point = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Transfer:
-    """A block of tiles that is loaded or stored in one piece. low, high: its first tile, and that behind its last one,
-    along each axis. size: bytes. nodes: at its other end; several nodes get all of a tile, or each has its own."""
+    """A block of tiles of a tensor that is loaded, or stored (`write`), in one piece. low, high: its first tile, and
+    that behind its last one, along each axis. size: bytes. nodes: at its other end; several nodes get all of a tile, or
+    each has its own.
+    """
 
     tensor: str
     write: bool

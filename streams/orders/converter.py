@@ -44,8 +44,8 @@ class Converter:
 
 
 def converter(put: Order, get: Order) -> Converter | None:
-    """Return what converts one order into the other, None if they are equal (StreamTensor, section 5.2.1). Raises
-    `ProgramError` for orders of two tensors: of other shapes, types or first elements.
+    """Return what converts the order `put` into the order `get`, None if they are equal (StreamTensor, section 5.2.1).
+    Raises `ProgramError` for orders of two tensors: of other shapes, types or first elements.
     """
     _check_one_tensor(put, get)
     source, target = put.canonical, get.canonical
@@ -80,8 +80,8 @@ def _shared(source: Order, target: Order) -> tuple[int, set[int]]:
 
 
 def parting(put: Order, get: Order, verbs: tuple[str, str] = ("put", "got")) -> str:
-    """Return in words at which loop two orders part, and what either does there; an empty text if they are equal.
-    verbs: for the first and for the second one, in the past.
+    """Return in words at which loop the orders `put` and `get` part, and what either does there; an empty text if they
+    are equal. verbs: for the first and for the second one, in the past.
     """
     source, target = put.canonical, get.canonical
     if source == target:
@@ -110,7 +110,7 @@ def _doing(order: Order, loop: int) -> str:
 def buffer_as_printed(put: Order, get: Order) -> Shape:
     """Return the shape of the buffer, in elements, by Algorithm 1 of StreamTensor as it is listed: data axes from the
     first on, up to the first that the sides do not drive by the same loop. The paper's own example (Fig. 5) takes less:
-    `buffer_as_described`. Raises `ProgramError` as `converter`.
+    `buffer_as_described`. put, get: as for `converter`, which raises the same.
     """
     _check_one_tensor(put, get)
     shape: list[int] = []
@@ -132,7 +132,7 @@ def buffer_as_described(put: Order, get: Order) -> Shape:
     """Return the shape of the buffer, in elements, as the text of StreamTensor, section 5.2.1, describes it: each data
     axis by itself has one token's size if both sides drive it by the same loop, and by no loop inside one that they do
     not share. Loops of one trip count, and loops that give tokens again are never shared: `converter` does better
-    there. Raises `ProgramError` as `converter`.
+    there. put, get: as for `converter`, which raises the same.
     """
     _check_one_tensor(put, get)
     equal = {
@@ -151,7 +151,7 @@ def least_elements(put: Order, get: Order) -> int:
 
     A lower bound to quote beside `Converter.ping_pong_elements`, which is for two whole buffers. Takes time in
     proportion to the tensor and the tokens. Where tokens are put again, their first puts count: a converter that waits
-    for later ones may hold less, and it is no lower bound there. Raises `ProgramError` as `converter`.
+    for later ones may hold less, and it is no lower bound there. put, get: as for `converter`, which raises the same.
     """
     _check_one_tensor(put, get)
     start = tuple(axis.start for axis in put.axes)

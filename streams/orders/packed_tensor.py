@@ -79,14 +79,14 @@ class PackedTensor:
         return count
 
     def pack(self, x: Array) -> Array:
-        """Return an array of the shape `tensor` as it lies in memory, an array of `shape`. Raises `ValueError` for
+        """Return x, an array of the shape `tensor`, as it lies in memory, an array of `shape`. Raises `ValueError` for
         another number of elements.
         """
         split = [n for axis in self._axes for n in axis]
         return np.ascontiguousarray(np.asarray(x).reshape(split).transpose(self._order))
 
     def unpack(self, x: Array) -> Array:
-        """Return the tensor, an array of the shape `tensor`, of what lies in memory: the inverse of `pack`. Raises
+        """Return the tensor, an array of the shape `tensor`, of x, what lies in memory: the inverse of `pack`. Raises
         `ValueError` for another number of elements than that of `shape`.
         """
         order = np.argsort(self._order)

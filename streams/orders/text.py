@@ -45,8 +45,8 @@ def token_shape(order: Order) -> tuple[int, ...]:
 
 
 def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> Term:
-    """Return a token as a slice of a tensor. kept: axes along which `tensor` is a buffer of one token only. Raises
-    `ProgramError` for an axis that does not begin at 0.
+    """Return a token of an order as a slice of the tensor called `tensor`. kept: axes along which `tensor` is a buffer
+    of one token only. Raises `ProgramError` for an axis that does not begin at 0.
     """
     parts: list[Operand] = []
     front = len(order.element) - len(token_shape(order))
@@ -71,9 +71,9 @@ def packed_token_of(tensor: str, order: Order, packed: PackedTensor) -> Term:
 def load(
     tensor: str, order: Order, stream: str, after: Sequence[StatementNode] = (), packed: PackedTensor | None = None
 ) -> list[StatementNode]:
-    """Return statements that put a tensor on a stream, token by token. tensor, stream: their names. after: statements
-    behind each put. packed: how it lies token by token, None if it does not. Raises `ProgramError` as `token_of` and
-    `loops_of`.
+    """Return statements that put a tensor on a stream, token by token, in an order. tensor, stream: their names. after:
+    statements behind each put. packed: how it lies token by token, None if it does not. Raises `ProgramError` as
+    `token_of` and `loops_of`.
     """
     token = packed_token_of(tensor, order, packed) if packed else token_of(tensor, order)
     return nest(loops_of(order), [named(stream).put(token), *after])
@@ -82,8 +82,8 @@ def load(
 def store(
     tensor: str, order: Order, stream: str, after: Sequence[StatementNode] = (), packed: PackedTensor | None = None
 ) -> list[StatementNode]:
-    """Return statements that store a tensor from a stream, token by token. tensor, stream: their names. after:
-    statements behind each get. packed: as for `load`. Raises as `load`.
+    """Return statements that store a tensor from a stream, token by token, in an order. tensor, stream: their names.
+    after: statements behind each get. packed: as for `load`. Raises as `load`.
     """
     token = packed_token_of(tensor, order, packed) if packed else token_of(tensor, order)
     return nest(loops_of(order), [assign(token, named(stream).get()), *after])
@@ -91,8 +91,9 @@ def store(
 
 def converted(made: Converter, source: str, targets: Sequence[str], dtype: str = "f32") -> list[StatementNode]:
     """Return statements that get a tensor in one order and put it in another one: in each iteration of the loops that
-    both share, a buffer is filled and then read. source: the name of the stream that gives it. targets: names of
-    streams that all get the same. dtype: of the elements. Raises `ProgramError` as `token_of` and `loops_of`.
+    both share, a buffer is filled and then read. made: the converter. source: the name of the stream that gives it.
+    targets: names of streams that all get the same. dtype: of the elements. Raises `ProgramError` as `token_of` and
+    `loops_of`.
     """
     return nest(_shared(made), [*_fill(made, source, dtype), *_read(made, targets)])
 
@@ -100,7 +101,7 @@ def converted(made: Converter, source: str, targets: Sequence[str], dtype: str =
 def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[str]) -> list[str]:
     """Return the lines of the text of a converter as two tasks at the top of a program, so that one buffer is filled
     while the one before is read; a stream hands them over. name: begins the names of the tasks and of that stream. The
-    other arguments, and what is raised, are those of `converted`.
+    other arguments are those of `converted`, which raises the same.
     """
     dtype, buffers = made.put.dtype, f"{name}_buffers"
     fill = [*_fill(made, source, dtype), named(buffers).put("buffer")]
@@ -114,8 +115,8 @@ def ping_pong(
 ) -> tuple[list[StatementNode], list[StatementNode]]:
     """Return a converter as the statements of two tasks, one that fills a buffer while the other reads the one before,
     with two buffers: the first task hands a buffer over when the other one wants it, and only then fills the next one.
-    buffers, wanted: streams of depth 1 between them, of buffers and of Booleans. The other arguments, and what is
-    raised, are those of `converted`.
+    buffers, wanted: streams of depth 1 between them, of buffers and of Booleans. The other arguments are those of
+    `converted`, which raises the same.
     """
     fill = [*_fill(made, source, dtype), do("drop", named(wanted).get()), named(buffers).put("buffer")]
     read = [named(wanted).put(True), assign("buffer", named(buffers).get()), *_read(made, targets)]

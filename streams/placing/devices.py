@@ -35,8 +35,8 @@ twice what Shuhai (FCCM 2020, 10.1109/FCCM48280.2020.00024) measures at the AXI 
 class MemoryChannel:
     """A channel of a memory off the chip, which ports share.
 
-    name: for `sp=` of v++ (UG1393). gbs: peak bandwidth in GB/s. begin_ns: time that the channel spends on each burst
-    besides that of its bytes. latency: see `LATENCY`.
+    name: for `sp=` of v++ (UG1393). gbs: peak bandwidth in GB/s, 10**9 bytes a second. begin_ns: time that the channel
+    spends on each burst besides that of its bytes. latency: see `LATENCY`.
     """
 
     name: str
@@ -47,7 +47,7 @@ class MemoryChannel:
 
 @dataclass(frozen=True)
 class OffChip:
-    """A memory beside the chip. gb: capacity in GB (2**30 bytes)."""
+    """A memory beside the chip, with its channels. gb: capacity in GB (2**30 bytes)."""
 
     name: str
     gb: int
@@ -55,7 +55,7 @@ class OffChip:
 
     @property
     def gbs(self) -> float:
-        """Peak bandwidth of all channels together, in GB/s."""
+        """Peak bandwidth of all channels together, in GB/s, 10**9 bytes a second."""
         return sum(channel.gbs for channel in self.channels)
 
 
@@ -83,7 +83,7 @@ class StreamDevice:
 
     @property
     def gbs(self) -> float:
-        """Peak bandwidth of all memories off the chip together, in GB/s."""
+        """Peak bandwidth of all memories off the chip together, in GB/s, 10**9 bytes a second."""
         return sum(memory.gbs for memory in self.off_chip)
 
     @cached_property

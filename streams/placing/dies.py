@@ -26,7 +26,7 @@ class DieError(ResourceError):
 
 @dataclass(frozen=True)
 class Wire:
-    """A stream between two kernels. bits: its width."""
+    """A stream between two kernels. source, target: their names. bits: its width."""
 
     source: str
     target: str

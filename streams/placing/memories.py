@@ -77,7 +77,7 @@ class Memories:
 
 @dataclass(frozen=True)
 class BufferPlace:
-    """Where a buffer is. amount: blocks, or bytes of LUTs."""
+    """Where a buffer is. kind: one of `KINDS`. amount: blocks, or bytes of LUTs."""
 
     kind: str
     amount: int
@@ -95,7 +95,8 @@ class Allocation:
 
 
 def allocate(buffers: Mapping[str, int], memories: Memories) -> Allocation:
-    """Return a place in a memory for each buffer (StreamTensor, section 5.3). buffers: bytes by name.
+    """Return a place in a memory for each buffer (StreamTensor, section 5.3). buffers: bytes by name. memories: what
+    there is.
 
     Raises `MemoryFitError` for a buffer that fits nowhere, which names it, what it needs, what is left and who holds
     the rest; `ProgramError` for sizes below 1, and a search through all ways that takes too long to prove anything.

@@ -49,8 +49,9 @@ class DeclaredStream:
 
 @dataclass(frozen=True)
 class Times:
-    """Runs of all outcomes of the data, or of the fastest and the slowest. apart: the places of the beats that were
-    taken apart, because they cannot fire at once with these depths."""
+    """Runs of all outcomes of the data, or of the fastest and the slowest; times are in cycles. apart: the places of
+    the beats that were taken apart, because they cannot fire at once with these depths.
+    """
 
     runs: tuple[BeatTiming, ...]
     apart: tuple[Place, ...] = ()
@@ -183,8 +184,8 @@ class SizedProgram:
         return not self.waits(depths)
 
     def held(self, depths: Mapping[str, int]) -> frozenset[str] | None:
-        """Return None if every outcome runs to its end; otherwise the names of streams of which one must be deeper,
-        however deep all others are: those that are full in one cycle of waits. Raises as `waits`.
+        """Return None if every outcome runs to its end with these depths; otherwise the names of streams of which one
+        must be deeper, however deep all others are: those that are full in one cycle of waits. Raises as `waits`.
         """
         waits = self.waits(depths)
         if not waits:

@@ -29,8 +29,8 @@ class _Meeting:
 
 
 def separate(groups: Sequence[InstanceGroup], domain: Domain) -> None:
-    """Check that no two instances access the same element of a tensor, one of them to store. Raises `Undecided`, with
-    the lines, if it is not proved, and otherwise as `Domain.at_least`.
+    """Check that no two instances of these groups access the same element of a tensor, one of them to store. Raises
+    `Undecided`, with the lines, if it is not proved, and otherwise as `Domain.at_least`.
     """
     tensors: dict[str, list[tuple[InstanceGroup, AccessBox]]] = defaultdict(list)
     for group in groups:
@@ -82,8 +82,8 @@ def _apart(meeting: _Meeting, domain: Domain) -> bool:
 
 
 def same_orders(groups: Sequence[InstanceGroup], domain: Domain) -> None:
-    """Check that no stream is got in another order than it is put, as far as its ends show one. Raises `Undecided`,
-    with the line, if it is not proved.
+    """Check that no stream of these groups is got in another order than it is put, as far as its ends show one. Raises
+    `Undecided`, with the line, if it is not proved.
     """
     ends: dict[str, dict[bool, list[tuple[InstanceGroup, list[SlicePassage]]]]] = {}
     for group in groups:

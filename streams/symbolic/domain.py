@@ -147,8 +147,8 @@ class Domain:
         return self.at_least(p) and self.at_least(-p)
 
     def floor(self, p: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
-        """Return quotient and rest of a division by a form that is at least 1. If the divisor is a number, the rest is
-        one number for all points.
+        """Return quotient and rest of the division of p by `divisor`, a form that is at least 1. If the divisor is a
+        number, the rest is one number for all points.
 
         Raises `SplitSizes`, `SplitIndex` or `SplitRests`, which say where to cut the domain, if quotient or rest are
         not one form at all points; `Undecided` if no cut is known, or if that takes too many parts.
@@ -476,7 +476,9 @@ def _quotient(a: Any, b: Any) -> RealNumber:
 
 
 def number(form: Polynomial, domain: Domain) -> Number | int:
-    """Return a form as a number of the program: a plain integer where it has no variables."""
+    """Return a form as a number of the program: a plain integer where it has no variables. domain: decides comparisons
+    with it.
+    """
     value = form.number
     return Number(form, domain) if value is None else value
 

@@ -33,8 +33,8 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class LoopedOperation:
-    """An operation of a group of instances. group: its number. loops: the variables of the loops around it, with their
-    trips, outer ones first.
+    """An operation of a group of instances. group: its number. step: the operation. loops: the variables of the loops
+    around it, with their trips, outer ones first.
     """
 
     group: int
@@ -56,8 +56,10 @@ class End:
 
 @dataclass(frozen=True)
 class Cell:
-    """Streams of an array with the same ends. first: of each axis. axes: the coordinates that vary, with their counts;
-    the names of the others are ""."""
+    """Streams of an array with the same ends. stream: the name of the array. writer, reader: the ends, None for a
+    missing one. first: of each axis. axes: the coordinates that vary, with their counts; the names of the others are
+    "".
+    """
 
     stream: str
     first: tuple[Polynomial, ...]
@@ -99,8 +101,8 @@ def records(groups: Sequence[InstanceGroup]) -> list[LoopedOperation]:
 
 
 def joins(groups: Sequence[InstanceGroup]) -> None:
-    """Check that the arms of every branch leave the same tokens. Raises `Wrong` where they do not, `Undecided` as
-    `tokens`.
+    """Check that the arms of every branch in these groups leave the same tokens. Raises `Wrong` where they do not,
+    `Undecided` as `tokens`.
     """
     todo: list[Item] = [node for group in groups for node in group.body]
     while todo:
@@ -188,9 +190,9 @@ def _box(record: LoopedOperation, group: InstanceGroup) -> _Box:
 
 
 def cells(program: SymbolicProgram, groups: Sequence[InstanceGroup], domain: Domain) -> list[Cell]:
-    """Return the cells of all streams that have ends in these bodies. Raises `Wrong` where a stream has two writers,
-    two readers, or both ends in one instance, `Undecided` for indices that are no boxes and for more than `CELLS`
-    parts, and otherwise as `Domain.at_least`.
+    """Return the cells of all streams of the program that have ends in these groups. Raises `Wrong` where a stream has
+    two writers, two readers, or both ends in one instance, `Undecided` for indices that are no boxes and for more than
+    `CELLS` parts, and otherwise as `Domain.at_least`.
     """
     boxes: dict[str, list[_Box]] = {}
     for record in records(groups):

@@ -56,8 +56,9 @@ class DomainError(RsnError):
 
 @dataclass(frozen=True)
 class SizeRange:
-    """The values of a size. high: None for no upper bound. multiple: the number or the size that divides it; 1 for
-    any."""
+    """The values of a size, from `low` to `high`, both included. high: None for no upper bound. multiple: the number or
+    the size that divides it; 1 for any.
+    """
 
     low: int
     high: int | None = None
@@ -118,10 +119,12 @@ def _row(f: SourceFinding) -> dict[str, Any]:
 
 
 def prove(text: str, file: str, domain: str, strict: bool = False, region: str | None = None) -> Proof:
-    """Check a program for all sizes of a domain, such as "n >= 1, m >= 2", "2 <= n <= 64" or "n >= 1, n % 8 == 0".
+    """Return a proof, a counterexample, or why neither was found, for a program with all sizes of a domain, such as "n
+    >= 1, m >= 2", "2 <= n <= 64" or "n >= 1, n % 8 == 0".
 
-    A size is a constant at the top of the file, or a name that the file uses without giving it a value. strict, region:
-    as for `check.check`. Raises `DomainError` for a domain that cannot be read or that names no size of the file.
+    A size is a constant at the top of the file, or a name that the file uses without giving it a value. file: its name
+    in findings. strict, region: as for `check.check`. Raises `DomainError` for a domain that cannot be read or that
+    names no size of the file.
     """
     bounds = bounds_of(domain)
     return _CaseSearch(text, file, bounds, strict, region).result()
@@ -211,8 +214,9 @@ def _number(node: syn.ExpressionNode) -> int | None:
 
 
 def with_constants(text: str, sizes: Mapping[str, int]) -> str:
-    """Return the text of a program with the values `sizes` of constants, by their names; names that it does not declare
-    are declared in its first line.
+    """Return the text of a program in which constants have other values. sizes: the values, by the name of the
+    constant; names that the program does not declare are declared in its first line. Raises `UnreadableError` for a
+    text that is no Python.
     """
     values = constants(parsed(text))
     lines = text.split("\n")

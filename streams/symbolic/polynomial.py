@@ -40,7 +40,7 @@ class Polynomial:
 
     @staticmethod
     def variable(name: str) -> Polynomial:
-        """Return the polynomial that is one variable."""
+        """Return the polynomial that is the variable `name`."""
         return Polynomial({((name, 1),): Fraction(1)})
 
     def __eq__(self, other: object) -> bool:
@@ -187,7 +187,7 @@ class Polynomial:
         return quotient, rest + left
 
     def over(self, other: Polynomial) -> Polynomial | None:
-        """Return the quotient with whole coefficients if the division leaves no rest, otherwise None."""
+        """Return the quotient with whole coefficients if the division by `other` leaves no rest, otherwise None."""
         quotient, rest = self.divided(other) if other.terms else (ZERO, ONE)
         return None if rest.terms else quotient
 

@@ -296,8 +296,8 @@ class SymbolicElaborator(Elaborator):
                 raise why from None
 
     def eval(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression, as the ordinary reader does, and remember its place for messages. Raises
-        as `instance`, and `Refusal`.
+        """Return the value of an expression, and remember its place for messages. Raises as `instance`, and `Refusal`
+        as `Expressions.eval`.
         """
         self.node = node
         return super().eval(node)
@@ -377,7 +377,9 @@ class SymbolicElaborator(Elaborator):
         return form_of(known) if isinstance(known, int | Number) else None
 
     def shows(self, stream: Any, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
-        """Note in `passages` what an end of a stream moves of a tensor. stream: an `Element`."""
+        """Note in `passages` what an end of a stream moves of a tensor. stream: an `Element`. put, part, at: as for
+        `Expressions.shows`.
+        """
         held = self.shard_of(part) if isinstance(part, syn.Subscript) else None
         box, single = None, list[bool]()
         if isinstance(part, syn.Subscript) and held is not None and held.type is not None:
@@ -389,8 +391,8 @@ class SymbolicElaborator(Elaborator):
         self.passages.append(SlicePassage(stream.name, put, box, tuple(single), bound, at.place))
 
     def extent(self, low: Any, high: Any, bounds: Sequence[Any], size: Any) -> Any:
-        """Return how many elements of an axis a slice has, as a number of the program. Raises `Undecided` for a step,
-        where the bounds or the axis are symbolic.
+        """Return how many elements of an axis a slice has, as a number of the program. low, high, bounds, size: as for
+        `TileExpressions.extent`. Raises `Undecided` for a step, where the bounds or the axis are symbolic.
         """
         if not any(isinstance(bound, Number) for bound in (*bounds, size)):
             return super().extent(low, high, bounds, size)
@@ -408,7 +410,7 @@ class SymbolicElaborator(Elaborator):
         self, step: CollectiveStep, kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
     ) -> Collective | None:
         """Record the tokens of an all-reduce on a grid of known size: of other collectives nothing is proved, and they
-        raise `Undecided`.
+        raise `Undecided`. The arguments are those of `KernelExpressions.exchange`.
         """
         known = not any(isinstance(size, Number) for size in (*self.mesh, *self.tid))
         if step.what != "allreduce" or not known:
@@ -431,8 +433,8 @@ class SymbolicElaborator(Elaborator):
         return str(number)
 
     def take_cycles(self, node: syn.Invocation) -> Value:
-        """Read `cycles(n)`, where n may depend on sizes and must be at least 0 for all of them. Raises `Refusal` as the
-        ordinary reader does, and as `Domain.at_least`.
+        """Read `cycles(n)`, where n may depend on sizes and must be at least 0 for all of them. The result is data of
+        unknown type. Raises `Refusal` as `Expressions.take_cycles`, and otherwise as `Domain.at_least`.
         """
         if len(node.arguments) == 1 and not node.named:
             value = self.data(node.arguments[0])

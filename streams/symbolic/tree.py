@@ -45,7 +45,7 @@ class SymbolicOperation:
 
 @dataclass(frozen=True)
 class Loop:
-    """`times` iterations, counted from 0 by the variable `name`."""
+    """`times` iterations of a body, counted from 0 by the variable `name`."""
 
     name: str
     times: Polynomial
@@ -97,8 +97,10 @@ class AccessBox:
 
 @dataclass(frozen=True)
 class SlicePassage:
-    """What a statement puts of a tensor, or where it stores what it gets. box: in the part that the instance holds,
-    None for no part of a tensor. single: of each axis, whether it is taken at an index. bound: as of `AccessBox`."""
+    """What a statement puts of a tensor, or where it stores what it gets. stream: the name of the array. put: whether
+    the statement puts. box: in the part that the instance holds, None for no part of a tensor. single: of each axis,
+    whether it is taken at an index. bound: as of `AccessBox`.
+    """
 
     stream: str
     put: bool
@@ -133,7 +135,7 @@ class SymbolicProgram:
 
 
 class SymbolicNodes(Nodes):
-    """Makes nodes. fresh names of loop variables come from `names`."""
+    """Makes nodes. names: gives the fresh names of loop variables."""
 
     def __init__(self, names: Iterator[str]) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class Term:
         self.node = node
 
     def joined(self, op: str, other: Operand) -> Term:
-        """Return this expression and another one with an operator of Python, `op`, between them."""
+        """Return this expression and `other` with an operator of Python, `op`, between them."""
         return Term(n.Infix(AT, self.node, op, expression(other)))
 
     def __add__(self, other: Operand) -> Term:

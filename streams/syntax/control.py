@@ -32,8 +32,8 @@ class Grid:
 
 
 def deciding(body: syn.FunctionDefinition, streams: Container[str] | None) -> frozenset[str]:
-    """Return the names of the variables that conditions, trips and indices of streams depend on, directly or through
-    others. streams: their names; None for indices of tensors and tiles as well.
+    """Return the names of the variables of a task (`body`) that conditions, trips and indices of streams depend on,
+    directly or through others. streams: their names; None for indices of tensors and tiles as well.
     """
     found: set[str] = set()
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
@@ -62,8 +62,8 @@ def deciding(body: syn.FunctionDefinition, streams: Container[str] | None) -> fr
 
 
 def varying(body: syn.FunctionDefinition) -> frozenset[str]:
-    """Return the names of the variables whose static values depend on the point of the instance, directly, through
-    others, or because it decides which of their assignments is run; `get_tid` is among them.
+    """Return the names of the variables of a task (`body`) whose static values depend on the point of the instance,
+    directly, through others, or because it decides which of their assignments is run; `get_tid` is among them.
     """
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
     for node in syn.walk(body):

@@ -25,13 +25,13 @@ class TooLong(Exception):
 
 @dataclass(frozen=True)
 class Bytecode:
-    """All instances of a program.
+    """The code of all instances of a program.
 
     rows: `loop.KIND` and so on, one row an instruction. ops: stream * 2 + (1 for a put). first: row of each instance.
     nesting: number of loops around each row. base: first counter of each instance. cycles: of one execution of each
-    instance without waiting. streams: numbers of the streams that have ends; `ops` counts them from 0. tokens: that
-    one execution puts on each of them. writer, reader: instance at each end. fixed: cycles of each row that kernels
-    with more units would take as well.
+    instance without waiting. streams: numbers of the streams that have ends; `ops` counts them from 0. tokens: that one
+    execution puts on each of them. writer, reader: instance at each end of each stream. packing: elements of a transfer
+    of each. fixed: cycles of each row that kernels with more units would take as well.
     """
 
     rows: Ints

@@ -25,9 +25,9 @@ _RISING = (sympy.Rational, sympy.Symbol, sympy.Add, sympy.Mul, sympy.Max, sympy.
 
 
 def most(expression: Expression, program: Program) -> int | None:
-    """Return the largest value of a size, in elements, None if nothing bounds it. expression: the size. It follows from
-    the bounds of the program's symbols (`at_most`), and from what operators know of theirs: the largest symbols give
-    the largest size.
+    """Return the largest value of a size, in elements, None if nothing bounds it, or if it may fall where a symbol
+    grows. expression: the size. It follows from the bounds of the program's symbols (`at_most`), and from what
+    operators know of theirs: the largest symbols give the largest size.
     """
     for one in sympy.preorder_traversal(expression):
         if isinstance(one, sympy.Expr) and not isinstance(one, _RISING):
@@ -51,7 +51,9 @@ def _most_of_symbol(one: sympy.Symbol, program: Program) -> int | None:
 
 
 def size_of(one: Dimension, program: Program) -> int:
-    """Return the largest value of a dimension, in elements, and at least 1. Raises `Unbounded` if it has no bound."""
+    """Return the largest value of the dimension `one`, in elements, and at least 1. Raises `Unbounded` if it has no
+    bound.
+    """
     found = most(one.largest, program)
     if found is None:
         raise Unbounded(
@@ -70,8 +72,9 @@ class ElementWords:
 
 @dataclass(frozen=True)
 class CppElement:
-    """An element in C++. cpp: its type. sizes: that of what its head says. words: of each of its tiles and buffers.
-    parts: of a tuple. choices: of a selector. shape: rows and columns of the largest tile. packed: elements of a word.
+    """An element in C++. cpp: its type. data: its type in the program. sizes: that of what its head says. words: of
+    each of its tiles and buffers. parts: of a tuple. choices: of a selector. shape: rows and columns of the largest
+    tile. packed: elements of a word.
     """
 
     cpp: str
@@ -108,8 +111,9 @@ def fan(names: Sequence[str]) -> str:
 
 
 def cpp_element(data: DataType, program: Program) -> CppElement:
-    """Return the C++ type of the elements of a stream. Raises `Unbounded` for a size without a bound, and for buffers
-    of other elements than tiles."""
+    """Return the C++ type of elements of the type `data`. program: whose bounds give the sizes. Raises `Unbounded` for
+    a size without a bound, and for buffers of other elements than tiles.
+    """
     match data:
         case TileType():
             rows, columns = (size_of(one, program) for one in data.shape)

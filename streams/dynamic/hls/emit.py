@@ -45,8 +45,10 @@ class HeldMemory:
 
 @dataclass(frozen=True)
 class DynamicPointer:
-    """A pointer of the top function. moved: the C++ type that it points to. unit: the process that accesses it. words:
-    of a tensor, in what it points to; 0 for tokens. Behind that to a result comes its size in words of 32 bits."""
+    """A pointer of the top function. moved: the C++ type that it points to. memory: what lies there. written: whether
+    the process writes it. unit: the process that accesses it. words: of a tensor, in what it points to; 0 for tokens.
+    Behind that to a result comes its size in words of 32 bits.
+    """
 
     name: str
     moved: str
@@ -118,7 +120,7 @@ def dynamic_cpp(
     name: of its top function. depths: tokens that a stream holds for each of its readers, for all streams or some; the
     others hold 2. float_add: cycles of an addition of floats on the device. Results are the streams that are named by
     `Program.output`; other streams without a reader are dropped. Raises `HlsError` at the line of the operator that has
-    no C++, `StepError` if a feedback has no writer.
+    no C++, for a program without a result and a depth below 1, `StepError` if a feedback has no writer.
     """
     program.check_closed()
     return _DynamicWriter(program, name, depths, float_add).write()
@@ -342,7 +344,7 @@ def native_call(made: DynamicHls) -> tuple[str, int]:
 
 
 def stores(node: OperatorNode) -> bool:
-    """Whether an operator writes a tensor off the chip."""
+    """Return whether a node of a program writes a tensor off the chip."""
     return isinstance(node.operator, LinearOffChipStore | RandomOffChipStore)
 
 

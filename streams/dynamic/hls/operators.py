@@ -101,8 +101,8 @@ class ProcessWriter(PortWriter):
 
     def off_chip(self, tensor: Tensor, size: tuple[int, int], written: bool) -> str:
         """Declare a tensor off the chip, which the process accesses in tiles, and return the name of its C++ variable.
-        size: rows and columns of a tile. written: the process stores there. Raises `StepError` or `InputRefused` if the
-        tensor is not whole in such tiles.
+        size: rows and columns of a tile. written: the process stores there. Raises `InputRefused` if the tensor is not
+        whole in such tiles.
         """
         element = cpp_element(tile(*size, tensor.dtype), self.program)
         self.tensor, self.written = tensor, written
@@ -115,7 +115,9 @@ class ProcessWriter(PortWriter):
 
 
 def process_body(writer: ProcessWriter) -> list[str]:
-    """Return the statements of the process of an operator. Raises `Unbounded`, with the reason, if it has no C++."""
+    """Return the C++ statements of the process of an operator, one a line. writer: of that process. Raises `Unbounded`,
+    with the reason, if it has no C++.
+    """
     write = OPERATORS.get(type(writer.node.operator))
     if write is None:
         raise Unbounded("has no C++")

@@ -56,8 +56,9 @@ def testbench(made: DynamicHls) -> str:
 
 
 def connectivity(made: DynamicHls, device: StreamDevice) -> str:
-    """Return the options of the linker (UG1393, v++ --config): the memory channel of each argument. Tensors and streams
-    have one in turn."""
+    """Return the text of the options of the linker (UG1393, v++ --config): the memory channel of each argument. Tensors
+    and streams get the channels of the device in turn.
+    """
     turn = {memory: number % len(device.channels) for number, memory in enumerate(made.memories)}
     return connectivity_text(made.name, device, {a.name: turn[a.memory] for a in made.arguments})
 

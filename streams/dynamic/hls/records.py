@@ -81,7 +81,9 @@ def element_words(values: npt.NDArray[Any], dtype: str) -> list[int]:
 
 def from_records(words: Words, data: DataType) -> list[Token]:
     """Return the tokens of a stream, up to D, from its words of 32 bits. data: the type of its elements. The words
-    behind D are not read. Values are floats in the type in which a run of tasks keeps them, and integers of 64 bits.
+    behind D are not read; without a D the tokens end where the words do. Raises `StopIteration` or `RuntimeError` if
+    the words end within an element. Values are floats in the type in which a run of tasks keeps them, and integers of
+    64 bits.
     """
     left = iter(int(one) for one in words)
     tokens: list[Token] = []

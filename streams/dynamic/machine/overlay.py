@@ -61,7 +61,9 @@ class BoundMachine:
         return known
 
     def empty_network(self) -> OperatorNetwork:
-        """Return the units and streams, with inputs that have no tokens."""
+        """Return the units and streams of the machine, with inputs that have no tokens: what they are called is known
+        without a run. Raises `StepError` for a feedback without a writer and a depth below 1.
+        """
         return self._operators(dict.fromkeys(self.machine.program.inputs, ()))
 
     def _operators(self, inputs: Mapping[str, Sequence[Token] | Arrivals | str]) -> OperatorNetwork:

@@ -62,14 +62,15 @@ def run_machine(
     with_data: bool = True,
     record: bool = False,
 ) -> MachineRun:
-    """Run the program of a machine of operators. Results and times are those of `timed`.
+    """Run the program of a machine of operators, and return what it gives. Results and times, in cycles, are those of
+    `timed`.
 
     inputs: tokens of each input, as text, or with times. tensors: values of tensors off the chip, by name, for those
     that are `OperatorMachine.needed`. with_data: whether tensors have values. record: keep the event log in
     `run.engine.timing`.
 
-    Raises `TensorError` for tensors that do not fit, `ProgramError` for units with wrong uOPs, and otherwise as
-    `timed`.
+    Raises `TensorError` for tensors that do not fit, `ProgramError` for another overlay and for units with wrong uOPs,
+    and otherwise as `timed`.
     """
     machine = bound_in(program.overlay).machine
     require(program)

@@ -160,16 +160,20 @@ class Operator(ABC):
 
     def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
         """Return the bytes that the operator moves between the chip and off-chip memory in the whole run. inputs,
-        outputs: types of the streams, also for `memory` and `flops`.
+        outputs: types of the streams.
         """
         return sympy.Integer(0)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
-        """Return the bytes that the operator holds on chip. rules: how they are counted."""
+        """Return the bytes that the operator holds on chip. rules: how they are counted. inputs, outputs: types of the
+        streams.
+        """
         return sympy.Integer(0)
 
     def flops(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression | None:
-        """Return the operations that the operator computes in the whole run; None if only a run can count them."""
+        """Return the operations that the operator computes in the whole run; None if only a run can count them. inputs,
+        outputs: types of the streams.
+        """
         return sympy.Integer(0)
 
     def __call__(self, *streams: Stream) -> Any:
@@ -202,8 +206,9 @@ def take(inputs: Sequence[StreamType], count: int) -> None:
 
 
 def check_same(a: Sequence[Dimension], b: Sequence[Dimension], what: str = "") -> None:
-    """Raise `InputRefused` unless two shapes are equal. The message counts dimensions from the innermost one, 0. what:
-    begins the message, such as "buffers and reference: "."""
+    """Raise `InputRefused` unless the shapes a and b, outermost dimension first, are equal for certain. The message
+    counts dimensions from the innermost one, 0. what: begins the message, such as "buffers and reference: ".
+    """
     if len(a) != len(b):
         raise InputRefused(f"{what}rank {len(a) - 1} and rank {len(b) - 1}")
     for number in range(len(a)):
@@ -220,7 +225,7 @@ def check_ragged_traffic(stream: StreamType, limits: Limits) -> None:
 
 
 def check_flags(data: DataType) -> None:
-    """Raise `InputRefused` unless elements are [1,1] tiles, whose value is a flag."""
+    """Raise `InputRefused` unless elements of the type `data` are flags, [1,1] tiles."""
     if not isinstance(data, TileType) or str(data) != "[1,1]":
         raise InputRefused(f"a flag is a [1,1] tile, not {data}")
 

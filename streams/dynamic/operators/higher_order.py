@@ -58,7 +58,9 @@ class ComputeOperator(Operator):
 
 
 def parts(data: Any) -> tuple[Any, ...]:
-    """Return the operands in an element or in a type: the parts of a tuple, or the thing itself."""
+    """Return the operands in an element or in a type: the parts of a tuple, or the thing itself. data: the element or
+    the type.
+    """
     if isinstance(data, TupleType):
         return data.parts
     return data if isinstance(data, tuple) else (data,)
@@ -77,7 +79,8 @@ def symbolic(stream: StreamType, cost: Cost) -> Expression | None:
 
 def product_memory(data: DataType, rules: Rules) -> Expression:
     """Return the bytes on chip of a product: `MATMUL_ROWS` rows of the first tile, the input, and the last tile, the
-    weights (v2, section 4.2). data: the tuple type of the operands. 0 with the accounting "figures".
+    weights (v2, section 4.2). data: the tuple type of the operands. rules: how memory is counted. 0 with the accounting
+    "figures".
     """
     operands = parts(data)
     if rules.accounting == "figures":
@@ -165,8 +168,9 @@ class Reduction(ComputeOperator):
         return folded(self.update, self.initial)
 
     def check(self, inputs: Sequence[StreamType]) -> StreamType:
-        """Return the type of the only input. Raises `InputRefused` if it carries buffers, or has fewer than `rank`
-        dimensions to reduce."""
+        """Return the type of the only input. inputs: types of all. Raises `InputRefused` if it carries buffers, has
+        fewer than `rank` dimensions to reduce, or is not the only one.
+        """
         take(inputs, 1)
         (stream,) = inputs
         no_buffers(stream)
@@ -245,8 +249,9 @@ class Scan(Reduction):
 
 @dataclass(frozen=True)
 class FlatMap(ComputeOperator):
-    """Make a stream of rank b of each element, and join those of a group along their outermost dimension:
-    [D_a .. D_1, D_0] -> [D_a .. D_1, D'_b .. D'_0], D'_b being the sum over D_0."""
+    """Make a stream of rank b of each element, and join those of a group along their outermost dimension: [D_a .. D_1,
+    D_0] -> [D_a .. D_1, D'_b .. D'_0], D'_b being the sum over D_0. function: the expansion.
+    """
 
     function: Expansion | type[Expansion]
 

@@ -215,7 +215,9 @@ def write(
 
 @dataclass(frozen=True)
 class RandomOffChipLoad(Operator):
-    """Read the tile at each address. An address is the number of a tile, in row-major order. Shape: unchanged."""
+    """Read the tile at each address. An address is the number of a tile of `tensor`, in row-major order. tile: rows and
+    columns. Shape: unchanged.
+    """
 
     tensor: Tensor
     tile: tuple[int, int]
@@ -261,7 +263,7 @@ def check_address(stream: StreamType) -> None:
 
 @dataclass(frozen=True)
 class RandomOffChipStore(Operator):
-    """Write each tile to its address; a flag per tile says that it is written.
+    """Write each tile to its address in `tensor`; a flag per tile says that it is written.
 
     Inputs: addresses, tiles, of equal shape. Shape: unchanged. The published table gives the inputs rank b and the
     output rank a, which cannot be; both are of one rank here.

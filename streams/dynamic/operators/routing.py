@@ -57,8 +57,8 @@ def check_consumers(count: int) -> None:
 
 
 def chosen(token: Selector, reader: InputReader, choices: int) -> tuple[int, ...]:
-    """Return the numbers of the streams that a selector chooses, from 0. reader: of the input that the selector came
-    from. Raises `StreamFault` for a number that is not below `choices`.
+    """Return the numbers, from 0, of the streams that a selector, `token`, chooses. reader: of the input that the
+    selector came from. Raises `StreamFault` for a number that is not below `choices`.
     """
     if any(not 0 <= one < choices for one in token.chosen):
         raise reader.fault(f"selector {token} of {choices} streams")
@@ -160,7 +160,7 @@ def _agree(reader: InputReader, token: object, expected: object) -> None:
 
 @dataclass(frozen=True)
 class Parallelize(Operator):
-    """Deal chunks of some rank to outputs in turn: a Partition by selectors (0), (1), .. in turn."""
+    """Deal chunks of the rank `rank` to `consumers` outputs in turn: a Partition by selectors (0), (1), .. in turn."""
 
     consumers: int
     rank: int = 0
@@ -199,8 +199,9 @@ class Parallelize(Operator):
 
 
 def mergeable(inputs: Sequence[StreamType]) -> None:
-    """Raise `InputRefused` unless streams have the same rank and data type, and the same dimensions except the
-    outermost one. Two ragged dimensions count as the same."""
+    """Raise `InputRefused` unless streams of the types `inputs` have the same rank and data type, and the same
+    dimensions except the outermost one. Two ragged dimensions count as the same.
+    """
     first = inputs[0]
     for other in inputs[1:]:
         if other.rank != first.rank:

@@ -46,8 +46,9 @@ from .off_chip import stops_after
 
 @dataclass(frozen=True)
 class Flatten(Operator):
-    """Make one dimension of D_max .. D_min. If all are regular it is their product; otherwise a new ragged dimension,
-    or, with the outermost one among them, a new number."""
+    """Make one dimension of D_most .. D_least, counted from the innermost one, 0. If all are regular it is their
+    product; otherwise a new ragged dimension, or, with the outermost one among them, a new number.
+    """
 
     least: int
     most: int
@@ -420,7 +421,7 @@ class Zip(Operator):
 
 @dataclass(frozen=True)
 class Broadcast(Operator):
-    """The same stream several times. A stream that is used more than once needs none: it is implied."""
+    """The same stream `count` times. A stream that is used more than once needs none: it is implied."""
 
     count: int
 
@@ -444,8 +445,10 @@ class Broadcast(Operator):
 
 @dataclass(frozen=True)
 class First(Operator):
-    """The first elements of a stream of rank 0, then its end; what follows is taken and dropped. Not of the papers:
-    it ends the loop of dynamic parallelisation, whose dispatcher needs as many free regions as there are requests."""
+    """The first `count` elements of a stream of rank 0, then its end; what follows is taken and dropped. Not of the
+    papers: it ends the loop of dynamic parallelisation, whose dispatcher needs as many free regions as there are
+    requests.
+    """
 
     count: int
 

@@ -41,7 +41,9 @@ Dispatch: TypeAlias = Literal["coarse", "interleaved", "dynamic"]
 
 @dataclass(frozen=True)
 class Heads:
-    """Sizes. queries: query heads of each KV head. columns: of a head. tile_rows: of a tile of keys and of values."""
+    """Sizes of attention. kv: KV heads. queries: query heads of each KV head. columns: of a head. tile_rows: rows of a
+    tile of keys and of values. Raises `StepError` for sizes below 1.
+    """
 
     kv: int
     queries: int

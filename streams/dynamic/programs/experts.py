@@ -139,8 +139,8 @@ def mixture(
     share one, and get it as their tiles come; None for a set for each expert. compute: operations a cycle of each unit.
     values: tensors; without them the program has no data. dtype: of rows and all weights off the chip.
 
-    Raises `StepError` for experts that are not there, rows with another number of them, regions that do not divide the
-    experts, or values of other shapes.
+    Raises `StepError` for no rows, experts that are not there, rows with another number of them, tiles of less than one
+    row, regions that do not divide the experts, or values of other shapes.
     """
     for row, experts in enumerate(chosen):
         if not len(experts) == len(set(experts)) == layer.chosen or not all(

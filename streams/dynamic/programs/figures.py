@@ -148,7 +148,7 @@ class TiledPoint(FigurePoint):
 
 
 def tiles_of_fig18() -> dict[str, int]:
-    """Return how many tiles each stream of the hierarchical program of Fig. 18 has, by the stream's name."""
+    """Return how many tiles each stream of the hierarchical program of STeP v2, Fig. 18, has, by the stream's name."""
     made = tiled_products(TILED, hierarchical=True)
     return {name: int(stream.type.count()) for name, stream in made.streams.items()}
 
@@ -167,7 +167,7 @@ class ExpertPoint(FigurePoint):
     on_demand: bool = False
 
     def program(self) -> ExpertProgram:
-        """Return the program of this point, without the values of tensors."""
+        """Return the program of this point, without the values of tensors. Raises `StepError` as `deal`."""
         chosen = deal(self.counts, sum(self.counts) // self.layer.chosen, self.layer.chosen)
         return mixture(self.layer, chosen, self.tile_rows, regions=self.regions, compute=self.compute)
 
@@ -177,7 +177,9 @@ class ExpertPoint(FigurePoint):
         return _measured(made.program, run, made.counts(self.counts), self.on_demand)
 
     def memory(self, accounting: Accounting = "figures", on_demand: bool = False) -> float:
-        """Return the bytes on chip, computed without a run. accounting, on_demand: as for `metrics`."""
+        """Return the bytes on chip, computed without a run. accounting, on_demand: as for `metrics`. Raises `StepError`
+        as `deal`.
+        """
         made = self.program()
         found = metrics(made.program, accounting, on_demand=on_demand)
         return float(found.value(found.memory, made.counts(self.counts)))
@@ -219,7 +221,7 @@ def _measured(program: Program, run: TimedRun, values: Mapping[str, int], on_dem
 
 
 def points() -> tuple[FigurePoint, ...]:
-    """Return the points of all these figures, in an order that begins with the longest runs."""
+    """Return the points of all figures of STeP that this module has, in an order that begins with the longest runs."""
     made: list[FigurePoint] = []
     counts = {key: tuple(rows) for key, rows in expert_counts().items()}
     for figure, batch, sizes in (("fig10", 1024, (16, 32, 64, 128, 256, 512, 1024)), ("fig9", 64, (8, 16, 32, 64))):
