@@ -195,11 +195,18 @@ class Program:
                         raise
 
     def output(self, name: str, stream: Stream) -> Stream:
-        """Name a stream whose tokens a run returns. Raises `StepError` if the name is taken."""
+        """Name a stream whose tokens a run returns. Raises `StepError` if the name is taken, and for a stream of
+        another program."""
         if name in self.outputs:
             raise StepError("output", f"{name} is there twice")
+        self._own("output", stream)
         self.outputs[name] = stream
         return stream
+
+    def _own(self, what: str, stream: Stream) -> None:
+        """Raise `StepError` for a stream of another program. what: reads it."""
+        if stream.program is not self:
+            raise StepError(what, f"{stream.name} is a stream of another program")
 
     def feedback(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
         """Return a placeholder for a stream that is made later; `close` puts that stream in its place. name: in
@@ -211,9 +218,10 @@ class Program:
 
     def close(self, loop: Stream, stream: Stream) -> None:
         """Put a stream in the place of the `feedback` stream `loop`: all readers of `loop` then read it. Raises
-        `StepError` if `loop` is no open feedback, or if ranks or types differ."""
+        `StepError` if `loop` is no open feedback, if ranks or types differ, and for a stream of another program."""
         if loop not in self._open:
             raise StepError("close", f"{loop.name} is no open feedback")
+        self._own("close", stream)
         if loop.type.rank != stream.type.rank or str(loop.type.data) != str(stream.type.data):
             raise StepError("close", f"{loop.name} is {loop.type}, and {stream.name} is {stream.type}")
         self._open.remove(loop)
@@ -232,8 +240,7 @@ class Program:
         if isinstance(operator, Map) and len(streams) > 1:
             streams = (self.add(Zip(), *streams),)
         for stream in streams:
-            if stream.program is not self:
-                raise StepError(operator.name, f"{stream.name} is a stream of another program")
+            self._own(operator.name, stream)
         try:
             types = operator.types([stream.type for stream in streams], self.symbols, self.limits)
         except InputRefused as error:

@@ -141,8 +141,8 @@ class SymbolicNodes(Nodes):
         super().__init__()
         self.names = names
 
-    def op(self, stream: Any, put: bool, place: Place, variable: str = "") -> Any:
-        """Return a put or a get of one token. stream: an `Element`. variable: not used."""
+    def op(self, stream: Any, put: bool, place: Place) -> Any:
+        """Return a put or a get of one token. stream: an `Element`."""
         return SymbolicOperation(stream.name, stream.index, put, place)
 
     def repeat(self, times: int, body: Any) -> Any:

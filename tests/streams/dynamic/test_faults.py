@@ -441,6 +441,10 @@ def test_what_a_program_refuses() -> None:
     rows = program.input("a", ["n", 2], ONE)
     with pytest.raises(StepError, match="a stream of another program"):
         Zip()(rows, other.input("a", ["n", 2], ONE))
+    with pytest.raises(StepError, match="a stream of another program"):
+        other.output("b", rows)
+    with pytest.raises(StepError, match="a stream of another program"):
+        other.close(other.feedback("loop", ["n", 2], ONE), rows)
     with pytest.raises(StepError, match="a is there twice"):
         program.input("a", ["n"], ONE)
     with pytest.raises(StepError, match="cannot be ragged"):
