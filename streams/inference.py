@@ -68,10 +68,11 @@ def infer_layouts(declared: Declared) -> None:
     """Put labels in place of every ? in the layouts of a region's tasks (`declared.tasks` is changed), and add a note
     for each layout that is found. Where no labels fit, add a finding, and take R.
     """
+    source, found = declared.reading.source, dict[int, FittingLayouts]()
+    declared.tasks[:] = [(_without_faults(task, source), scope) for task, scope in declared.tasks]
     asking = [k for k, (task, _) in enumerate(declared.tasks) if any(map(_is_open, task.parameters))]
     if not asking:
         return
-    source, found = declared.reading.source, dict[int, FittingLayouts]()
     if not source.findings:
         try:
             found = _Search(declared, asking).found()
@@ -81,6 +82,20 @@ def infer_layouts(declared: Declared) -> None:
         task, scope = declared.tasks[k]
         whole = tuple(replace(p, layout=p.layout and p.layout.replace(layouts.OPEN, "R")) for p in task.parameters)
         declared.tasks[k] = found[k].task if k in found else replace(task, parameters=whole), scope
+
+
+def _without_faults(task: TaskDecl, source: Source) -> TaskDecl:
+    """A task without the layouts with ? that no tensor of its parameters has; each is a finding."""
+    parameters = []
+    for p in task.parameters:
+        if p.layout is not None and p.type is not None and _is_open(p):
+            try:
+                layouts.refuse_open(p.layout, p.type.shape, p.name)
+            except Refusal as r:
+                source.add(r.code, r.message, p.place, *r.notes, subject=task.name)
+                p = replace(p, layout=None, type=None)
+        parameters.append(p)
+    return replace(task, parameters=tuple(parameters))
 
 
 def _is_open(parameter: TaskParameter) -> bool:

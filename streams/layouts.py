@@ -88,14 +88,28 @@ def parse(text: str) -> tuple[Labels, bool]:
     return tuple(None if label == "R" else int(label[1:]) for label in found), asks
 
 
+def refuse_open(text: str, shape: Sequence[int], name: str) -> None:
+    """Raise `Refusal` unless a text with ? has a label, or a ?, for each axis of a tensor. name: for the message."""
+    labels = re.findall(rf"{LABEL.pattern}|\{OPEN}", text)
+    rest = re.sub(rf"^(?:{LABEL.pattern}|\{OPEN})*", "", text.removesuffix("!"))
+    if rest:
+        note = f"labels are R, S<axis> such as S0, and {OPEN} for a label that is found"
+        raise Refusal("layout", f"{name}: {text!r} is no layout: {rest!r} is no label", None, note)
+    if len(labels) != len(shape):
+        raise _wrong_count(name, text, len(labels), shape)
+
+
+def _wrong_count(name: str, text: str, count: int, shape: Sequence[int]) -> Refusal:
+    message = f"{name}: {text} has {count} labels, and the tensor has {len(shape)} axes"
+    return Refusal("layout", message, None, f"the default is {'R' * len(shape) or 'no label'}")
+
+
 def closed(text: str, shape: Sequence[int], mesh: Sequence[int]) -> list[str]:
     """Return the layouts that a text with ? may mean: with R, or a mesh axis that cuts nothing else of the tensor and
-    whose size divides that of the axis, in place of each ?. All R is the first one. A text that fits no
-    tensor of this shape has this one only. shape: of the whole tensor. mesh: size of each axis."""
+    whose size divides that of the axis, in place of each ?. All R is the first one. text: as `refuse_open` takes it.
+    shape: of the whole tensor. mesh: size of each axis."""
     labels = re.findall(rf"{LABEL.pattern}|\{OPEN}", text)
     first = text.replace(OPEN, "R")
-    if "".join(labels) != text.removesuffix("!") or len(labels) != len(shape):
-        return [first]
     ways = [
         ["R", *(f"S{k}" for k, n in enumerate(mesh) if size % n == 0)] if label == OPEN else [label]
         for label, size in zip(labels, shape, strict=True)
@@ -145,8 +159,7 @@ def validate(shape: Sequence[int], labels: Labels, mesh: Sequence[int], name: st
     """
     text, grid = shown(labels), f"the mesh {list(mesh)}"
     if len(labels) != len(shape):
-        message = f"{name}: {text} has {len(labels)} labels, and the tensor has {len(shape)} axes"
-        raise Refusal("layout", message, None, f"the default is {'R' * len(shape) or 'no label'}")
+        raise _wrong_count(name, text, len(labels), shape)
     for k, (size, axis) in enumerate(zip(shape, labels, strict=True)):
         if axis is None:
             continue

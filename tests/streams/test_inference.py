@@ -156,7 +156,7 @@ def test_the_bytes_that_move() -> None:
     [
         ("c[:] = a @ b", {"a": "S0S1", "b": "RR", "c": "?R"}, "layout", "no labels fit in place of ?"),
         ("c[:] = a @ b", {"a": "RS0", "b": "??", "c": "??"}, "layout", "no labels fit in place of ?"),
-        ("c[:] = a @ b", {"a": "?RR", "b": "RR", "c": "RR"}, "layout", "RRR has 3 labels"),
+        ("c[:] = a @ b", {"a": "?RR", "b": "RR", "c": "RR"}, "layout", "a: ?RR has 3 labels"),
         ("c[:] = a @ b", {"a": "?X", "b": "RR", "c": "RR"}, "layout", "'X' is no label"),
         ("p: f32[8, 8] @ Layout('?R') = a @ b\n    c[:] = p", {"a": "??", "b": "RR", "c": "RR"}, "layout", "'?R'"),
         ("c[:] = a @ b\n    yield 1", {"a": "?R", "b": "RR", "c": "?R"}, "unsupported", "a yield"),
@@ -343,3 +343,18 @@ def test_what_is_chosen_gives_the_result_of_whole_tensors() -> None:
         assert np.allclose(*results, rtol=1e-9, atol=1e-9), text
         compared += found(report) != found(copies)
     assert compared > cases(40, 2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("S?", "a: 'S?' is no layout: 'S?' is no label"),
+        ("?S", "a: '?S' is no layout: 'S' is no label"),
+        ("R?Q!", "a: 'R?Q!' is no layout: 'Q' is no label"),
+        ("R?R", "a: R?R has 3 labels, and the tensor has 2 axes"),
+    ],
+)
+def test_a_text_with_open_labels_that_is_none(layout: str, message: str) -> None:
+    head = "from rsn.streams import *\nA: f32[4, 2]\n@task(mapping=[2], args=[A])\n"
+    (finding,) = check(f'{head}def t(a: f32[4, 2] @ Layout("{layout}")):\n    use(a[0, 0])\n').findings
+    assert (finding.message, finding.place.line, finding.place.column) == (message, 4, 10)
