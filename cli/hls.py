@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..assembler import container
 from ..base.durations import duration
-from ..base.errors import UnsupportedError
+from ..base.errors import BoardError, ProgramError, UnsupportedError
 from ..base.files import check_target as check_text_target
 from ..base.files import write_text
 from ..host.native_dynamic import build_dynamic, dynamic_memories, run_native_dynamic, written_tensors
@@ -26,6 +26,10 @@ from ..hw.versal.csim.tasks import SECONDS, build_regions
 from ..isa.overlays.tasks import TASKS
 from ..isa.overlays.tasks.overlay import program_of
 from ..isa.overlays.tasks.program import TaskProgram
+from ..scheduler.pack import pack
+from ..streams.build import build
+from ..streams.check import report_on
+from ..streams.datapath import VariantChoice
 from ..streams.dynamic.hls.emit import dynamic_cpp
 from ..streams.dynamic.hls.project import dynamic_project
 from ..streams.dynamic.machine import OperatorMachine
@@ -34,11 +38,12 @@ from ..streams.dynamic.machine.run import given_tensors
 from ..streams.hls.emit import HlsProgram, cpp_program
 from ..streams.hls.native import HEADERS, native_text
 from ..streams.hls.project import DEVICE, device_of, project
+from ..streams.hls.variants import VariantCalls
 from ..streams.placing.devices import device_named
-from ..streams.rates import read_kernels
+from ..streams.tree import Region
 from .operator_machines import TEXT, dynamic_machine, read_values, write_results
 from .options import FILE, JSON, File, Options, option, with_options
-from .stream_programs import is_dynamic, is_region, machine_program, stream_program
+from .stream_programs import is_dynamic, is_region, region_of, stream_program
 
 Array = npt.NDArray[Any]
 
@@ -78,11 +83,11 @@ def hls_command(program: str, options: HlsOptions) -> None:
         return
     if options.outputs:
         check_target(options.outputs)
-    tasks = _tasks(program, options.kernels)
+    tasks, calls = _tasks(program, options.kernels)
     device = device_of(tasks, options.onto)
     if options.onto:
         tasks = replace(tasks, clock_hz=device.mhz * 1e6)
-    made = cpp_program(tasks, float_add=device.float_add)
+    made = cpp_program(tasks, float_add=device.float_add, calls=calls)
     given = load_tensors(options.inputs) if options.inputs else {}
     checked = checked_inputs(tasks, given) if options.inputs or options.runs else {}
     folder = Path(options.output)
@@ -152,25 +157,47 @@ def _machine_of_operators(program: str) -> OperatorMachine | None:
     return bound_in(loaded.overlay).machine if is_dynamic(loaded) else None
 
 
-def _tasks(program: str, kernels: str | None) -> TaskProgram:
-    """The task program of a file. kernels: path of a file with rates. Raises `SourceError` with findings, and
-    `UnsupportedError` for another program."""
+def _tasks(program: str, kernels: str | None) -> tuple[TaskProgram, VariantCalls]:
+    """The task program of a file, and the variants of kernels that it calls. kernels: path of a file with rates. Raises
+    `SourceError` with findings, and `UnsupportedError` for another program."""
     named = stream_program(program)
     if named is None and kernels:
         raise click.UsageError("--kernels: only with a stream program (.py); other files hold the rates")
-    if kernels and read_kernels(Path(kernels)).variants:
-        raise click.UsageError("--kernels: rsn hls writes units of a rate; it has no C++ of [[variants]]")
-    loaded = container.read(program) if named is None else machine_program(named, execute=False, kernels=kernels)
+    if named is not None:
+        region = region_of(named, kernels)
+        return program_of(pack(build(report_on(region))).overlay), _calls(region)
+    loaded = container.read(program)
     if loaded.overlay.base != TASKS.name:
         raise UnsupportedError(f"{program} is for {loaded.overlay.name}; HLS C++ is made of stream programs")
-    return program_of(loaded.overlay)
+    return program_of(loaded.overlay), {}
+
+
+def _calls(region: Region) -> VariantCalls:
+    """The variants that a region calls. Raises `ProgramError` for one without C++."""
+    calls: dict[tuple[str, str], VariantChoice] = {}
+    for context in region.contexts.values():
+        for choices in context.reading.choices.values():
+            for variant in (choice.variant for choice in choices):
+                if variant is not None and not variant.source:
+                    note = 'add source = "HEADER.h" and call = "FUNCTION" to its [[variants]]'
+                    raise ProgramError(f"--kernels: there is no C++ of the variant {variant.name}: {note}")
+        calls |= context.reading.calls
+    return calls
 
 
 def _run(made: HlsProgram, folder: Path, inputs: Mapping[str, Array], outputs: str | None, seconds: float) -> float:
-    """Compile and run the text natively; returns the seconds of the run."""
+    """Compile and run the text natively; returns the seconds of the run. Raises `ProgramError` if the compiler refuses
+    the C++ of variants, and `BoardError` if it refuses other C++, or if there is none."""
     with TemporaryDirectory(prefix="rsn-hls-") as place:
         path = Path(place) / "region"
-        build_regions(native_text([made]), [HEADERS], path)
+        try:
+            build_regions(native_text([made]), [HEADERS, *{header.parent for header in made.headers}], path)
+        except BoardError as error:
+            names = [name for name, function in made.variants.items() if f"variants::{function}(" in str(error)]
+            if not names:
+                raise
+            of = f"variant{'s' * (len(names) > 1)} {', '.join(names)}"
+            raise ProgramError(f"the compiler refuses the C++ of the {of}: {error}") from None
         region = NativeRegion(path, 0, made.program, [d.shot for d in made.draws])
         start = time.perf_counter()
         results = run_native(region, inputs, seconds)

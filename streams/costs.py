@@ -147,19 +147,45 @@ class CostExpressions(Expressions):
         """Take the cycles of the variant of a kernel that fits, and note which one it is, or why none does. Return
         whether one does. kind: of the result."""
         assert self.datapath is not None
-        tiles = [tile_operand(operand, value) for operand, value in zip(operands, values, strict=True)]
+        tiles = [self.tile_operand(operand, value) for operand, value in zip(operands, values, strict=True)]
         choice = self.datapath.chosen(name, [tile for tile in tiles if tile is not None], kind)
         if choice is None or None in tiles:
             return False
+        self.context.reading.choices.setdefault((self.task.name, at.place), set()).add(choice)
         if choice.variant is None:
             message = f"no variant of {name} fits, so the unit of its rate computes it"
         else:
             taken = f"{choice.variant.name}, {choice.cycles} cycles"
             message = f"{name} is {choice.loops} calls of {taken}"
             self.charge(TileCost.COMPUTED, at, choice.cycles)
-        source = self.context.source
-        source.add("variant", message, at.place, *choice.others, warning=True, subject=self.task.name)
+            for operand, copy in zip(operands, choice.copies, strict=True):
+                if copy is not None:
+                    self.copied(operand)
+        source, told = self.context.source, (*choice.layouts, *choice.others)
+        source.add("variant", message, at.place, *told, warning=True, subject=self.task.name)
         return choice.variant is not None
+
+    def copied(self, operand: KernelOperand) -> None:
+        """Note that an operand is copied to the layout of a variant. Its cycles are those of the variant."""
+
+    def tile_operand(self, operand: KernelOperand, value: Value) -> TileOperand | None:
+        """Return an operand of a kernel as its variants see it; None if its type is not known."""
+        if operand.type is None:
+            return None
+        unwritten = value.unwritten if isinstance(value, Data) else None
+        turned = unwritten is not None and unwritten.turned
+        arrives = unwritten is None and not isinstance(operand.written, str) and self._arrives(operand.written, value)
+        return TileOperand(operand.type, turned, unwritten is not None and not turned, operand.text, arrives)
+
+    def _arrives(self, node: syn.SyntaxNode, value: Value) -> bool:
+        """Whether an operand is a part of a tensor, or a token, that nothing else reads."""
+        if isinstance(node, syn.Invocation):
+            method = node.function.name if isinstance(node.function, syn.Attribute) else ""
+            return method == "get" and isinstance(value, Data) and bool(value.futures)
+        if not isinstance(node, syn.Identifier | syn.Subscript) or self.shard_of(node) is None:
+            return False
+        indices = node.indices if isinstance(node, syn.Subscript) else ()
+        return not any(isinstance(part, syn.Literal) and part.value is None for part in indices)
 
     def _expression(
         self, names: Sequence[str], values: Sequence[Value], kind: ElementType, at: syn.SyntaxNode
@@ -228,15 +254,6 @@ class CostExpressions(Expressions):
             return
         self.charges += 1
         self.spend(exchange_cycles(self.datapath, made, others, first), node.place)
-
-
-def tile_operand(operand: KernelOperand, value: Value) -> TileOperand | None:
-    """Return an operand of a kernel as its variants see it; None if its type is not known. value: of the operand."""
-    if operand.type is None:
-        return None
-    unwritten = value.unwritten if isinstance(value, Data) else None
-    turned = unwritten is not None and unwritten.turned
-    return TileOperand(operand.type, turned, unwritten is not None and not turned, operand.text)
 
 
 def datapath_of(

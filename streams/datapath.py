@@ -15,7 +15,18 @@ from typing import NamedTuple
 from ..base.element_types import FLOATS, ElementType
 from ..isa.overlays.tasks.kernels import CONTRACTS
 from ..isa.overlays.tasks.program import ELEMENTS
-from .words import MOVED, TileWord, matrix, part_of, port_elements, product_word, row_word, stream_word, word
+from .words import (
+    MOVED,
+    TileWord,
+    block_word,
+    matrix,
+    part_of,
+    port_elements,
+    product_word,
+    row_word,
+    stream_word,
+    word,
+)
 
 TURNED = 8.0
 """Elements of a transpose in a cycle where no rate is stated: as many banks more each way."""
@@ -53,14 +64,35 @@ def _pass(kind: ElementType, taken: TileWord, depth: int) -> int:
     return loop(count, depth) if count > 1 else 0
 
 
+ROWS, COLUMNS = "rows", "columns"
+
+
 class TileOperand(NamedTuple):
     """An operand of a kernel variant. turned: it is the transpose of a tile. unwritten: it is computed where it is
-    read. text: how the program writes it."""
+    read. text: how the program writes it. arrives: it is loaded, or comes over a stream, for this call alone, so that
+    its rows may become columns on the way."""
 
     type: ElementType
     turned: bool
     unwritten: bool
     text: str
+    arrives: bool = False
+
+    @property
+    def layout(self) -> str:
+        """How it lies where it does not arrive."""
+        return COLUMNS if self.turned else ROWS
+
+
+def block_of(layout: str) -> tuple[int, int] | None:
+    """Return the rows and columns of the blocks of a layout such as `4x8`; None for rows and columns."""
+    rows, by, columns = layout.partition("x")
+    return (int(rows), int(columns)) if by else None
+
+
+def lying(layout: str) -> str:
+    """Return what a sentence says of the layout of an operand behind `it lies`."""
+    return f"by {layout}" if block_of(layout) is None else f"in blocks of {layout}"
 
 
 @dataclass(frozen=True)
@@ -70,10 +102,11 @@ class KernelVariant:
 
     tile: sizes of one call: rows, depth and columns of a product; rows and columns of other kernels. Larger operands
     take several calls. vectors: for each operand the elements of a row that it takes in a cycle; the words in which the
-    operand passes streams are whole vectors. layouts: of the operands, `rows` for a tile, `columns` for the transpose
-    of one; without them, all are tiles. types: element types that operands may have, and shapes: sizes that they may
-    have; any if there are none. latency: cycles of a call. interval: cycles from one call to the next.
-    """
+    operand passes streams are whole vectors. layouts: how the operands lie: by `rows`, by `columns`, or in blocks such
+    as `4x8`, whose elements lie by rows, and which lie by rows of blocks; without them, all lie by rows. types: element
+    types that operands may have, and shapes: sizes that they may have; any if there are none. latency: cycles of a
+    call. interval: cycles from one call to the next. source, call: the path of the C++ header that has it, and its name
+    there; empty if it has no C++."""
 
     name: str
     kernel: str
@@ -84,37 +117,50 @@ class KernelVariant:
     layouts: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    source: str = ""
+    call: str = ""
 
     @property
     def sizes(self) -> tuple[str, ...]:
         """The names of the sizes in `tile`, in order."""
         return ("rows", "depth", "columns") if self.kernel == "matmul" else ("rows", "columns")
 
+    def layout(self, number: int) -> str:
+        """Return how an operand lies. number: of the operand, from 0."""
+        return self.layouts[number] if self.layouts else ROWS
+
+    def vector(self, number: int) -> int:
+        """Return the elements of an operand that are taken in a cycle. number: of the operand, from 0."""
+        return self.vectors[number] if self.vectors else 1
+
+    def call_tile(self, number: int) -> tuple[int, ...]:
+        """Return the rows and columns of an operand of one call. number: of the operand, from 0."""
+        return self.tile[number : number + 2] if self.kernel == "matmul" else self.tile
+
     def misfit(self, operands: Sequence[TileOperand], result: ElementType, sizes: Sequence[int]) -> str:
         """Return, in words, the first condition of the contract that operands do not meet, "" if they meet all. result:
         its type. sizes: of the whole computation, in elements, in the order of `tile`.
         """
         rule = CONTRACTS[self.kernel].rule
-        layouts = self.layouts or ("rows",) * len(operands)
-        vectors = self.vectors or (1,) * len(operands)
-        for operand, wanted, vector in zip(operands, layouts, vectors, strict=False):
+        for number, operand in enumerate(operands):
             if not operand.type.shape:
                 continue
-            its = "columns" if operand.turned else "rows"
-            stored = operand.type.shape[::-1] if operand.turned else operand.type.shape
-            width = stream_word(operand.type.dtype, stored).columns
+            wanted, vector = self.layout(number), self.vector(number)
+            if wanted != ROWS and len(operand.type.shape) < 2:
+                return f"{operand.text} is {operand.type}, and it takes a matrix {lying(wanted)}"
+            block = block_of(wanted)
+            row = block[1] if block else operand.type.shape[-2 if wanted == COLUMNS else -1]
+            width = stream_word(operand.type.dtype, (row,)).columns
             if rule == "elementwise" and operand.type.shape != result.shape:
                 return f"{operand.text} is {operand.type}, and the result {result}"
             if operand.unwritten:
                 return f"{operand.text} is computed where it is read: assign it first"
             if self.types and operand.type.dtype not in self.types:
                 return f"{operand.text} is {operand.type}, and it takes {' or '.join(self.types)}"
-            if its != wanted:
-                return f"{operand.text} lies by {its}, and it takes {wanted}"
             if width % vector:
                 return f"words of {operand.text} have {width} elements, no multiple of a vector of {vector}"
         if self.shapes and tuple(sizes) not in self.shapes:
-            return f"{_by(self.sizes)} = {_by(sizes)}, and it takes {' or '.join(map(_by, self.shapes))}"
+            return f"{by(self.sizes)} = {by(sizes)}, and it takes {' or '.join(map(by, self.shapes))}"
         for name, size, one in zip(self.sizes, sizes, self.tile, strict=True):
             if size % one:
                 return f"{name} = {size} is no multiple of {one}"
@@ -125,23 +171,35 @@ class KernelVariant:
 
 class VariantChoice(NamedTuple):
     """What was chosen for a call of a kernel. variant: None if none fits. cycles: of the variant, with the loops that
-    tile it. trips: iterations of each of these loops, outermost first. others: for each other variant, the cycles, or
-    which condition fails.
-    """
+    tile it, and with the copies of operands. trips: of the loops that tile it. others: for each other variant, the
+    cycles, or which condition fails. copies: for each operand the cycles in which it is copied to the layout of the
+    variant, None if it lies so. layouts: what is told of these."""
 
     variant: KernelVariant | None
     cycles: int
     trips: tuple[int, ...]
     others: tuple[str, ...]
+    copies: tuple[int | None, ...] = ()
+    layouts: tuple[str, ...] = ()
 
     @property
     def loops(self) -> str:
-        """The trips of the loops around the call, as text: `4 x 2`."""
-        return _by(self.trips)
+        """The trips of the loops around the call, as text."""
+        return by(self.trips)
 
 
-def _by(sizes: Sequence[object]) -> str:
+def by(sizes: Sequence[object]) -> str:
+    """Return sizes as text, such as `4 x 8`."""
     return " x ".join(map(str, sizes))
+
+
+def _told(operand: TileOperand, layout: str, copy: int | None) -> str:
+    """What a note tells of the layout of an operand, "" of one that lies by rows."""
+    if copy is not None:
+        return f"{operand.text} is copied to lie {lying(layout)}, {copy} cycles"
+    if not operand.type.shape or layout == ROWS:
+        return ""
+    return f"{operand.text} {'arrives' if operand.arrives else 'lies'} {lying(layout)}, so it is not copied"
 
 
 @dataclass(frozen=True)
@@ -166,7 +224,7 @@ class Datapath:
         if kernel == "matmul":
             batch = prod(result.shape[:-2])
             sizes = (result.shape[-2], operands[0].type.shape[-1], result.shape[-1])
-        found: list[tuple[int, tuple[int, ...], KernelVariant]] = []
+        found: list[VariantChoice] = []
         others: list[str] = []
         for variant in variants:
             wrong = variant.misfit(operands, result, sizes)
@@ -174,12 +232,32 @@ class Datapath:
                 others.append(f"{variant.name} does not fit: {wrong}")
                 continue
             trips = tuple(size // one for size, one in zip(sizes, variant.tile, strict=True))
-            found.append((loop(batch * prod(trips), variant.latency, variant.interval), trips, variant))
+            copies = tuple(self._copy(operand, variant.layout(k)) for k, operand in enumerate(operands))
+            cycles = loop(batch * prod(trips), variant.latency, variant.interval) + sum(filter(None, copies))
+            told = (_told(operand, variant.layout(k), copies[k]) for k, operand in enumerate(operands))
+            trips = (batch, *trips) if batch > 1 else trips
+            found.append(VariantChoice(variant, cycles, trips, (), copies, tuple(filter(None, told))))
         if not found:
             return VariantChoice(None, 0, (), tuple(others))
-        cycles, trips, best = min(found, key=lambda one: one[0])
-        others += [f"{variant.name} fits, with {count} cycles" for count, _, variant in found if variant is not best]
-        return VariantChoice(best, cycles, (batch, *trips) if batch > 1 else trips, tuple(others))
+        best = min(found, key=lambda one: one.cycles)
+        fitting = ((one.variant, one.cycles) for one in found if one is not best)
+        others += [f"{variant.name} fits, with {cycles} cycles" for variant, cycles in fitting if variant is not None]
+        return best._replace(others=tuple(others))
+
+    def _copy(self, operand: TileOperand, layout: str) -> int | None:
+        """Return the cycles in which an operand is copied to a layout, None if it lies so, or arrives so. What arrives
+        comes row by row, and makes no blocks."""
+        block = block_of(layout)
+        if not operand.type.shape or operand.layout == layout or (operand.arrives and block is None):
+            return None
+        return _pass(operand.type, self.copy_word(operand.type.shape, operand.turned, layout), 1)
+
+    def copy_word(self, shape: Sequence[int], turned: bool, layout: str) -> TileWord:
+        """Return the elements of an operand that are copied to a layout in a cycle. turned: it is the transpose of a
+        tile. What is transposed takes banks both ways."""
+        block = block_of(layout)
+        most = min(MOVED, self.lanes("transpose") if turned or layout == COLUMNS else MOVED)
+        return block_word(shape, block, most) if block else word(shape, most)
 
     def lanes(self, kernel: str) -> float:
         """Return how many elements a kernel takes in a cycle. kernel: its name."""

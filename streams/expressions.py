@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 from ..base.element_types import BITS, ElementType
 from ..base.operators import UNARY
 from ..base.place import Place
-from .datapath import KernelVariant
+from .datapath import KernelVariant, VariantChoice
 from .language import LIBRARY, Layout
 from .orders.shown import ShownOrder
 from .source import Refusal, Source
@@ -51,6 +51,8 @@ class FileReading:
     without its streams; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
     and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; float_add: the
     cycles of an addition of floats; variants: of library kernels; costs: cycles by task, place and what takes them;
+    choices: by task and place, the variants that are called; calls: by task and variable of the machine, the one that
+    it is the result of;
     divided: by task and place, branches that end the beat before them and begin one behind; types: what an annotation
     states, None if nothing, or the first argument of a new tile. stores: by task and parameter, the instances that
     store into that tensor, and whether all stores of one are alike: instances with the same statements and the same
@@ -70,6 +72,8 @@ class FileReading:
     variants: tuple[KernelVariant, ...] = ()
     divided: set[tuple[str, Place]] = field(default_factory=set)
     costs: dict[tuple[str, Place, str], set[int]] = field(default_factory=dict)
+    choices: dict[tuple[str, Place], set[VariantChoice]] = field(default_factory=dict)
+    calls: dict[tuple[str, str], VariantChoice] = field(default_factory=dict)
     types: dict[tuple[str, Place], set[ElementType | None]] = field(default_factory=dict)
     stores: dict[tuple[str, str], dict[tuple[int, ...], bool]] = field(default_factory=dict)
     unlike: set[tuple[str, Place]] = field(default_factory=set)

@@ -16,6 +16,7 @@ from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks import tree as t
 from ..isa.overlays.tasks.kernels import KERNELS
 from .costs import TileCost, datapath_of, exchange_cycles
+from .datapath import VariantChoice
 from .kernels import ALIASES
 from .library import METHODS, MODULES
 from .source import Refusal, Source
@@ -84,7 +85,22 @@ class _Expressions:
         made = self._value(node)
         for what in (TileCost.GOT, TileCost.LOADED, TileCost.COMPUTED, TileCost.KEPT):
             self.takes(node, what)
+        choice = self._choice(node)
+        if choice is not None:
+            made = self.kept(node.place.start, made)
+            assert isinstance(made, t.Name)
+            self.context.reading.calls[self.name, made.name] = choice
         return made
+
+    def _choice(self, node: syn.SyntaxNode) -> VariantChoice | None:
+        """Return the variant that is called at a node, if it has C++: its result is a variable, by which the C++ finds
+        it. Raises `Refusal` if instances or iterations differ."""
+        found = self.context.reading.choices.get((self.name, node.place), set())
+        called = [choice for choice in found if choice.variant is not None and choice.variant.source]
+        if called and len(found) > 1:
+            note = "a machine has one variant in each place: write it once for each"
+            self.refuse(node, "this is one variant of a kernel here and another one there", note)
+        return called[0] if called else None
 
     def takes(self, node: syn.SyntaxNode, what: TileCost) -> None:
         """Append the cycles of a place. Raises `Refusal` if instances or iterations differ."""

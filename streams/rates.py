@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.element_types import BITS
 from ..base.errors import ProgramError
+from ..isa.overlays.tasks.kernels import KERNELS as MACHINE_KERNELS
 from ..isa.overlays.tasks.program import ELEMENTS
-from .datapath import KernelVariant
+from .datapath import COLUMNS, ROWS, KernelVariant, block_of, by
 from .kernels import KERNELS
 from .reader import Rates
 
@@ -22,6 +25,11 @@ VARIED = ("matmul", "rows", "elementwise")
 """Rules of the kernels that may have variants."""
 MOST = 1 << 40
 """Limit of sizes and cycles."""
+TAKEN = "kernels.h"
+"""The header of all C++ of stream programs, which lies in the same folder."""
+_HEADER = re.compile(r"[\w.+-]+\.(?:h|hh|hpp)")
+_CALL = re.compile(r"(?:::)?[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*(?:<[\w\s,:<>]*>)?")
+_BLOCKS = re.compile(r"[1-9]\d{0,5}x[1-9]\d{0,5}")
 
 
 class KernelTable(NamedTuple):
@@ -46,6 +54,8 @@ def read_kernels(path: Path) -> KernelTable:
     tile = [16, 8, 16]  # rows, depth and columns of a call
     latency = 40        # cycles of a call
     interval = 8        # cycles from one call to the next
+    source = "gemm.h"   # its C++ header, beside the table
+    call = "gemm_16"    # its name there
     ```
 
     `KernelVariant` has what else a variant may state. path: of the file. Raises `ProgramError`, naming the file and the
@@ -67,10 +77,14 @@ def read_kernels(path: Path) -> KernelTable:
             raise ProgramError(f"{path}: there is no kernel {name!r}; {hint}")
         if type(rate) not in (int, float) or not 0 < rate < 1e15:
             raise ProgramError(f"{path}: {name} = {rate!r}: work in a cycle, larger than 0")
-    made = [_variant(table, f"{path}: variant {k}") for k, table in enumerate(variants, 1)]
+    made = [_variant(table, path, f"{path}: variant {k}") for k, table in enumerate(variants, 1)]
     twice = sorted({v.name for v in made if sum(v.name == other.name for other in made) > 1})
     if twice:
         raise ProgramError(f"{path}: {twice[0]} is the name of several variants")
+    headers = {Path(v.source) for v in made if v.source}
+    alike = sorted(one.name for one in headers if sum(one.name == other.name for other in headers) > 1)
+    if alike:
+        raise ProgramError(f"{path}: {alike[0]} is the name of several headers, which lie in one folder as C++")
     return KernelTable(rates, tuple(made))
 
 
@@ -78,8 +92,8 @@ def _are_tables(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(table, dict) for table in value)
 
 
-def _variant(table: Mapping[str, Any], where: str) -> KernelVariant:
-    """Read a variant. where: how a message begins. Raises `ProgramError`."""
+def _variant(table: Mapping[str, Any], path: Path, where: str) -> KernelVariant:
+    """Read a variant. path: of the file. where: how a message begins. Raises `ProgramError`."""
     given = dict(table)
     kernel, name = given.pop("kernel", None), given.pop("name", None)
     if not isinstance(name, str) or not name:
@@ -92,9 +106,10 @@ def _variant(table: Mapping[str, Any], where: str) -> KernelVariant:
     tile = _sizes(given.pop("tile", None), blank, f"{where}: tile")
     latency, interval = (_number(given.pop(key, None), f"{where}: {key}") for key in ("latency", "interval"))
     vectors = tuple(_number(one, f"{where}: vectors") for one in _list(given.pop("vectors", []), f"{where}: vectors"))
-    layouts = _words(given.pop("layouts", []), ("rows", "columns"), f"{where}: layouts")
+    layouts = tuple(_layout(one, f"{where}: layouts") for one in _list(given.pop("layouts", []), f"{where}: layouts"))
     types = _words(given.pop("types", []), tuple(BITS), f"{where}: types")
     shapes = _list(given.pop("shapes", []), f"{where}: shapes")
+    function = given.pop("source", ""), given.pop("call", "")
     if given:
         raise ProgramError(f"{where}: there is no {next(iter(given))}")
     for what, listed in (("vectors", vectors), ("layouts", layouts)):
@@ -102,7 +117,39 @@ def _variant(table: Mapping[str, Any], where: str) -> KernelVariant:
             names = ", ".join(KERNELS[kernel].operands)
             raise ProgramError(f"{where}: {len(listed)} {what}; the operands of {kernel} are {names}")
     sizes = tuple(_sizes(shape, blank, f"{where}: shapes") for shape in shapes)
-    return KernelVariant(name, kernel, tile, latency, interval, vectors, layouts, types, sizes)
+    made = KernelVariant(name, kernel, tile, latency, interval, vectors, layouts, types, sizes)
+    for number, layout in enumerate(layouts):
+        part, block = made.call_tile(number), block_of(layout)
+        if block and any(size % one for size, one in zip(part, block, strict=True)):
+            operand = KERNELS[kernel].operands[number]
+            raise ProgramError(f"{where}: layouts: a call takes {by(part)} of {operand}: no whole blocks of {layout}")
+    return _with_function(made, *function, path.parent, where) if any(function) else made
+
+
+def _with_function(variant: KernelVariant, source: Any, call: Any, folder: Path, where: str) -> KernelVariant:
+    """Return a variant with its C++. source: path of the header. call: a function of it. folder: of the table."""
+    if not isinstance(source, str) or not source:
+        raise ProgramError(f"{where}: it has call = {call!r}, and no source: the C++ header with that function")
+    if not isinstance(call, str) or not _CALL.fullmatch(call):
+        raise ProgramError(f"{where}: call = {call!r}: the name of a function in {source}, or of a template as f<4>")
+    path = folder / source
+    if not _HEADER.fullmatch(path.name) or path.name == TAKEN:
+        named = f"the path of a C++ header (.h, .hh, .hpp) of another name than {TAKEN}"
+        raise ProgramError(f"{where}: source = {source!r}: {named}")
+    if not path.is_file():
+        raise ProgramError(f"{where}: source = {source!r}: there is no file {path}")
+    if variant.kernel not in MACHINE_KERNELS:
+        raise ProgramError(f"{where}: {variant.kernel} stands for several operators, so it has no C++")
+    if variant.interval > variant.latency + 1:
+        after = f"a call ends {variant.latency} cycles after it begins, and the next one begins a cycle later"
+        raise ProgramError(f"{where}: interval = {variant.interval}: {after}, so it is at most {variant.latency + 1}")
+    return replace(variant, source=str(path), call=call)
+
+
+def _layout(value: Any, where: str) -> str:
+    if isinstance(value, str) and (value in (ROWS, COLUMNS) or _BLOCKS.fullmatch(value)):
+        return value
+    raise ProgramError(f"{where} = {value!r}: of {ROWS}, {COLUMNS}, and blocks of rows x columns such as 4x8")
 
 
 def _sizes(value: Any, variant: KernelVariant, where: str) -> tuple[int, ...]:
@@ -113,7 +160,7 @@ def _sizes(value: Any, variant: KernelVariant, where: str) -> tuple[int, ...]:
 
 def _number(value: Any, where: str) -> int:
     if type(value) is not int or not 0 < value < MOST:
-        raise ProgramError(f"{where} = {value!r}: a whole number, larger than 0")
+        raise ProgramError(f"{where} = {value!r}: a whole number, larger than 0 and smaller than {MOST}")
     return value
 
 

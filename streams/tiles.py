@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..base.element_types import ElementType
 from ..base.operators import UNARY
 from . import layouts
-from .costs import CostExpressions, tile_operand
+from .costs import CostExpressions
 from .datapath import TileOperand, Unwritten
 from .expressions import RegionContext
 from .kernel_types import apply
@@ -105,9 +105,10 @@ class TileExpressions(CostExpressions):
         if self.datapath is not None and stream is not None and len(shape) == 2 and stream.packing == 1:
             made = ElementType(stream.type.dtype, (shape[0], stream.type.shape[-1]))
             taken = self.datapath.product_word(made)
-            first = tile_operand(self.operand(at, left), left)
+            first = self.tile_operand(self.operand(at, left), left)
             assert first is not None
-            choice = self.datapath.chosen("matmul", [first, TileOperand(stream.type, False, False, short(node))], made)
+            right = TileOperand(stream.type, False, False, short(node), True)
+            choice = self.datapath.chosen("matmul", [first, right], made)
             by_unit = choice is None or choice.variant is None
             comes = by_unit and comes_by_row(stream.type.dtype, stream.type.shape, taken)
         outer, self._sent = self._sent, node if comes else self._sent

@@ -52,6 +52,17 @@ def word(shape: Sequence[int], most: float) -> TileWord:
     return TileWord(divisor(rows, most / columns) if part == columns else 1, part)
 
 
+def block_word(shape: Sequence[int], block: tuple[int, int], most: float) -> TileWord:
+    """The largest word that a loop over blocks takes of a tile, with at most `most` elements: of a part of a row of a
+    block, of rows of several blocks beside each other, or of several such rows. block: rows and columns of a block."""
+    rows, columns = block
+    if columns > most:
+        return TileWord(1, divisor(columns, most))
+    across = divisor(shape[-1] // columns, most / columns)
+    whole = across * columns == shape[-1]
+    return TileWord(divisor(rows, most / shape[-1]) if whole else 1, across * columns)
+
+
 def row_word(shape: Sequence[int], most: float) -> TileWord:
     """Return the word of a kernel that combines the elements of each row pair by pair: its columns are a power of 2.
     shape: of the kernel's operand. most: elements of the word.

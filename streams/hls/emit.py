@@ -7,9 +7,10 @@ connected to; the place is a constant of the template.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
+from pathlib import Path
 
 from ...base.element_types import BITS
 from ...base.place import Place
@@ -20,6 +21,7 @@ from .kinds import CPP, tile_type
 from .names import CppNames, identifier
 from .statements import BodyWriter
 from .values import HlsError
+from .variants import NO_CALLS, VariantCalls, called, function_names, functions
 from .words import partitioned
 
 
@@ -54,13 +56,16 @@ class TensorPointer:
 @dataclass(frozen=True)
 class HlsProgram:
     """C++ of a program. name: of the top function, and of its namespace. text: the file, without the headers that it
-    includes. arguments: pointers in order; draws: behind them, each a pointer and a count."""
+    includes. arguments: pointers in order; draws: behind them, each a pointer and a count. headers: of variants.
+    variants: the function of each variant that is called, by the name of the variant."""
 
     name: str
     text: str
     arguments: tuple[TensorPointer, ...]
     draws: tuple[Draw, ...]
     program: TaskProgram
+    headers: tuple[Path, ...] = ()
+    variants: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -85,22 +90,25 @@ class _Class:
     name: str = ""
 
 
-def cpp_program(program: TaskProgram, name: str = "", float_add: int = 1) -> HlsProgram:
-    """Return the HLS C++ of a task program. name: of its top function; "" takes the program's. float_add: cycles of an
-    addition of floats on the device. Raises `HlsError` with the place in the user's file for what has no C++.
-    """
-    return _ProjectWriter(program, name, float_add).write()
+def cpp_program(program: TaskProgram, name: str = "", float_add: int = 1, calls: VariantCalls = NO_CALLS) -> HlsProgram:
+    """Return the C++ of a program. name: of its top function; "" takes the program's. float_add: cycles of an addition
+    of floats on the device. calls: of variants of kernels. Raises `HlsError` with the place in the user's file for what
+    has no C++."""
+    return _ProjectWriter(program, name, float_add, calls).write()
 
 
 class _ProjectWriter:
-    def __init__(self, program: TaskProgram, name: str, float_add: int) -> None:
-        self.program = program
+    def __init__(self, program: TaskProgram, name: str, float_add: int, calls: VariantCalls) -> None:
+        self.program, self.calls = program, calls
+        self.headers = tuple(sorted({Path(variant.source) for variant in called(calls)}))
         self.float_add = float_add
         self.tasks = {task.name: task for task in program.tasks}
         self.tensors = {tensor.name: tensor for tensor in program.tensors}
         self.streams = {s.name: s for s in program.streams}
-        self.names = CppNames(frozenset({"rsn"}))
+        self.names = CppNames(frozenset({"rsn", "variants"}))
         self.name = identifier(name or program.name)
+        if self.name in (re.split("::|<", variant.call.removeprefix("::"))[0] for variant in called(calls)):
+            self.name += "_program"
         self.classes: dict[tuple[str, str], _Class] = {}
         self.locals: dict[str, str] = {}
         self.packed: dict[tuple[str, str], int] = {}
@@ -128,23 +136,25 @@ class _ProjectWriter:
         self._refuse_shared(units)
         self._name_classes()
         arguments, draws, wrappers, region = self._region(units)
-        lines = [*self._head(), "", f"namespace {self.name} {{", ""]
+        lines = [*self._head(), "", f"namespace {self.name} {{", "", *functions(self.calls)]
         for made in self.classes.values():
             lines += [*self._function(made), ""]
         lines += [*wrappers, f"}}  // namespace {self.name}", "", *region]
-        return HlsProgram(self.name, "\n".join(lines) + "\n", arguments, draws, self.program)
+        return HlsProgram(
+            self.name, "\n".join(lines) + "\n", arguments, draws, self.program, self.headers, function_names(self.calls)
+        )
 
     # -- functions ----------------------------------------------------------------------------------------------------
 
     def _body(self, unit: str, shot: Shot) -> tuple[Task, BodyWriter]:
         """Write the statements of an instance; none if it does nothing."""
         task = self.tasks[shot.task]
-        body = BodyWriter(self.program, task, shot, unit, self.float_add)
+        body = BodyWriter(self.program, task, shot, unit, self.float_add, calls=self.calls)
         try:
             body.write()
             widths = {v.text: v.width for v in body.variables.values() if v.width}
             if widths:  # what reads a wide integer is written for it
-                body = BodyWriter(self.program, task, shot, unit, self.float_add, widths)
+                body = BodyWriter(self.program, task, shot, unit, self.float_add, widths, self.calls)
                 body.write()
         except RecursionError:
             raise HlsError(f"{self.program.file}:{task.place.line}: hls: {task.name} is nested too deep") from None
@@ -171,7 +181,7 @@ class _ProjectWriter:
             head.append("rsn::Draws draws(drawn, drawn_count);")
         head += [v.declaration for v in body.variables.values() if self._is_used(v.text, lines)]
         packed = {body.parts[p.name].name: self.packed[body.unit, p.tensor] for p in used}
-        lines = list(partitioned([*head, *lines], body.tiles, packed))
+        lines = list(partitioned([*head, *lines], body.tiles, packed, body.banks))
         axes = tuple(k for k in range(len(shot.tid)) if self._is_used(f"tid{k}", lines))
         indented = "\n".join(line if line.lstrip().startswith("#") else f"    {line}" for line in lines)
         text = f"({', '.join(parameters)}) {{\n{indented}\n}}"
@@ -250,6 +260,8 @@ class _ProjectWriter:
         yield f"// {self.program.file} as a dataflow region: a process for each task instance."
         yield f"#define RSN_FLOAT_ADD {self.float_add}"
         yield '#include "kernels.h"'
+        for header in self.headers:
+            yield f'#include "{header.name}"'
 
     def _region(
         self, units: list[tuple[str, list[_Call]]]

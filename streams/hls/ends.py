@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from ...base.element_types import ElementType
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, StreamArray, Task, TaskProgram
 from ..datapath import Datapath
-from ..words import MOVED, moved_rounds, part_of, port_elements, stream_word, word
+from ..words import MOVED, TileWord, moved_rounds, part_of, port_elements, stream_word, word
 from .expressions import RUN, starts_of, steps_of
 from .indices import Index
 from .kinds import (
@@ -186,13 +187,9 @@ class StreamEndWriter(Variables):
     def _get_tile(self, name: str, stream: str, chosen: Val | None, ports: list[tuple[int, EndParameter]]) -> None:
         """Write the C++ that reads a tile from a stream, into the variable of `name`."""
         kind = self.streams[stream].type
-        out = of_element(kind.dtype, kind.shape)
-        target = self.tile(out, "got") if name.startswith("%") else self.variable(name, out).text
-        self.tiles[target] = out
-        if self.reads[name] != 1:
-            self.fresh_tiles.discard(target)
         packed = self.streams[stream].packing > 1
         whole = word(kind.shape, MOVED) if packed else stream_word(kind.dtype, kind.shape)
+        target = self.got_tile(name, kind, whole)
         apart = self.takes(kind.shape, whole)
 
         def read(port: str) -> str:
@@ -201,7 +198,16 @@ class StreamEndWriter(Variables):
             return f"rsn::get{apart}<{whole}>({port}, {target});"
 
         self._at_end(chosen, ports, read)
-        self.env[name] = Val(out, target)
+        self.env[name] = Val(of_element(kind.dtype, kind.shape), target)
+
+    def got_tile(self, name: str, kind: ElementType, taken: TileWord) -> str:
+        """Return the C++ name of the tile that a token becomes. name: its variable. taken: what comes in a cycle."""
+        out = of_element(kind.dtype, kind.shape)
+        target = self.tile(out, "got") if name.startswith("%") else self.variable(name, out).text
+        self.tiles[target] = out
+        if self.reads[name] != 1:
+            self.fresh_tiles.discard(target)
+        return target
 
     def put(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression) -> None:
         """Write the C++ that writes the value of `node` to an array of streams. index: of the stream in the array.

@@ -163,13 +163,17 @@ class ExpressionWriter(KernelWriter):
         the shard.
         """
         kind = of_element(shard.dtype, tuple(part.length for part in parts if part.step))
+        name = self.tile(kind)
+        self.load(shard, parts, name, kind.cpp)
+        return Val(kind, name)
+
+    def load(self, shard: ShardKind, parts: Sequence[Index], name: str, cpp: str) -> None:
+        """Write the loop that loads a part of a tensor. name, cpp: of what it is loaded into, and its type."""
         taken = self.round_word(shard, parts)
         self.access(shard, parts, taken is not None)
         self.marks.append("loop")
-        name = self.tile(kind)
         load = f"load_rounds<{taken}, " if taken else "load<"
-        self.emit(f"rsn::{load}{kind.cpp}, {steps_of(parts)}>({name}, {shard.name}, {starts_of(parts)});")
-        return Val(kind, name)
+        self.emit(f"rsn::{load}{cpp}, {steps_of(parts)}>({name}, {shard.name}, {starts_of(parts)});")
 
     def number(self, value: Value) -> Val:
         """Return a value that is a number or a tile; read a shard of a tensor into a tile. Raises `HlsError` for a

@@ -1214,6 +1214,113 @@ void store_part(Target &target, const X &value, Starts... starts) {
     });
 }
 
+// -- functions of libraries -------------------------------------------------------------------------------------------------
+
+// A tile whose matrices lie by columns. X: a tile with a row for each of these columns. Sizes: as it is read.
+template <class X, class Sizes>
+struct ByColumns : Shaped {
+    using Element = typename X::Element;
+    using Sizes_ = Sizes;
+    static constexpr std::size_t rows = Sizes::size(Sizes::rank - 2), columns = Sizes::columns;
+    X &stored;
+    auto &operator()(std::size_t row, std::size_t column) const {
+        return stored(row / rows * columns + column, row % rows);
+    }
+};
+
+// A tile that lies in blocks, by rows of blocks; the elements of a block lie by rows. X: a tile with a row for each block.
+// Sizes: as it is read. OfRows, OfColumns: of a block.
+template <class X, class Sizes, std::size_t OfRows, std::size_t OfColumns>
+struct ByBlocks : Shaped {
+    using Element = typename X::Element;
+    using Sizes_ = Sizes;
+    static constexpr std::size_t rows = OfRows, columns = OfColumns, across = Sizes::columns / OfColumns;
+    static_assert(Sizes::rows % rows == 0 && Sizes::columns % columns == 0, "whole blocks");
+    X &stored;
+    // Element (i, j) from the first one of a block on. block_row, block_column: of blocks.
+    auto &from(std::size_t block_row, std::size_t block_column, std::size_t i, std::size_t j) const {
+        const std::size_t block = (block_row + i / rows) * across + block_column + j / columns;
+        return stored(block, i % rows * columns + j % columns);
+    }
+};
+// Copies a tile to one that lies in blocks. W: elements in a cycle: of a row of a block, or rows of blocks beside each other.
+template <class W, class Out, class X>
+void assign_blocks(const Out &out, const X &x) {
+    using Sizes = typename Out::Sizes_;
+    constexpr std::size_t across = W::columns > Out::columns ? W::columns / Out::columns : 1;
+    for (std::size_t row = 0; row < Sizes::rows / Out::rows; ++row)
+        for (std::size_t i = 0; i < Out::rows; i += W::rows)
+            for (std::size_t column = 0; column < Out::across; column += across)
+                for (std::size_t j = 0; j < Out::columns; j += W::columns) {
+#pragma HLS pipeline II=1 style=flp
+                    for (std::size_t n = 0; n < W::count; ++n) {
+#pragma HLS unroll
+                        const std::size_t down = n / W::columns, right = n % W::columns;
+                        const std::size_t block = row * Out::across + column + right / Out::columns;
+                        out.stored(block, (i + down) * Out::columns + j + right % Out::columns) =
+                            x(row * Out::rows + i + down, column * Out::columns + j + right);
+                    }
+                }
+}
+
+// How a tile lies. line: its elements that lie behind each other, of a row or a column of it or of a block. stride: elements
+// from one row to the next one; from one column, or row of blocks, of those that lie so.
+struct Rows {};
+struct Columns {};
+template <std::size_t OfRows, std::size_t OfColumns>
+struct Blocks {};
+template <class X>
+struct Lies {
+    using Layout = Rows;
+    static constexpr std::size_t line = X::Sizes_::columns, stride = line;
+};
+template <class X, class Sizes>
+struct Lies<ByColumns<X, Sizes>> {
+    using Layout = Columns;
+    static constexpr std::size_t line = Sizes::size(Sizes::rank - 2), stride = line;
+};
+template <class X, class Sizes, std::size_t OfRows, std::size_t OfColumns>
+struct Lies<ByBlocks<X, Sizes, OfRows, OfColumns>> {
+    using Layout = Blocks<OfRows, OfColumns>;
+    static constexpr std::size_t line = OfColumns, stride = OfRows * Sizes::columns;
+};
+// Whether an operand lies so, in whole vectors. Numbers do.
+template <class X, class Layout, std::size_t Vector>
+constexpr bool lies() {
+    if constexpr (IsShaped<X>::value)
+        return std::is_same<typename Lies<X>::Layout, Layout>::value && Lies<X>::line % Vector == 0;
+    else return true;
+}
+
+// Element (i, j) from a row and a column on, which begin a block.
+template <class X>
+auto &element_from(X &x, std::size_t row, std::size_t column, std::size_t i, std::size_t j) {
+    return x(row + i, column + j);
+}
+template <class X, class Sizes, std::size_t OfRows, std::size_t OfColumns>
+auto &element_from(const ByBlocks<X, Sizes, OfRows, OfColumns> &x, std::size_t row, std::size_t column, std::size_t i,
+                   std::size_t j) {
+    return x.from(row / OfRows, column / OfColumns, i, j);
+}
+
+// What a function of a library takes in a call: so many rows and columns of an operand, or of the result, from a row and a
+// column on. Its elements are (row, column); data() is where the first one lies.
+template <class X, std::size_t Rows, std::size_t Columns>
+struct CallTile {
+    using Element = typename X::Element;
+    static constexpr std::size_t rows = Rows, columns = Columns, stride = Lies<std::remove_const_t<X>>::stride;
+    X &whole;
+    std::size_t row, column;
+    auto &operator()(std::size_t i, std::size_t j) const { return element_from(whole, row, column, i, j); }
+    auto *data() const { return &(*this)(0, 0); }
+};
+template <std::size_t Rows, std::size_t Columns, class X>
+auto call_tile(X &whole, std::size_t row, std::size_t column) {
+    if constexpr (!IsShaped<std::remove_const_t<X>>::value) return whole;
+    else if constexpr (X::Sizes_::rank == 1) return CallTile<X, 1, Columns>{whole, 0, column};
+    else return CallTile<X, Rows, Columns>{whole, row, column};
+}
+
 // -- memory off the chip ----------------------------------------------------------------------------------------------------
 
 // Calls body(row, column, place, word) for each word of a port in a part of a shard, one in a cycle, in the order of

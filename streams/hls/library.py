@@ -48,7 +48,7 @@ ON_ROWS = {"softmax", "layernorm", "rmsnorm"}
 ONLY_SINGLE = {"gelu", "silu", "tanh", "exp", "softmax"}
 """Kernels with exp, which is stated for float32 only."""
 BUILTIN = {"int", "float", "bool", "abs", "max", "min"}
-TURNED_MATRIX = re.compile(r"rsn::transpose<rsn::Tile<[^<>]*>, 1, 0>\(\w+\)")
+TURNED_MATRIX = re.compile(r"rsn::transpose<rsn::Tile<[^<>]*>, 1, 0>\((\w+)\)")
 """The transpose of a matrix in a variable: a product reads it in place, where other kernels make a copy."""
 EPSILON = 1e-5
 """Default of the parameter eps of the norms."""
@@ -224,7 +224,7 @@ class KernelWriter(Operators):
     def _library(self, name: str, values: list[Val], named: dict[str, Any]) -> Val:
         """The kernels on tiles."""
         if name == "matmul":
-            kind = self._matmul_kind(values)
+            kind = self.matmul_kind(values)
             self.marks.append("loop")
             return self._product(kind, *values)
         if name in ("transpose", "reshape"):
@@ -286,7 +286,8 @@ class KernelWriter(Operators):
         text = f"rsn::transpose<{kind.cpp}, {', '.join(map(str, axes))}>({x.text})"
         return Val(kind, text, simple=False, lanes=self.datapath.lanes(name), elsewhere=(x.text,))
 
-    def _matmul_kind(self, values: list[Val]) -> ValueKind:
+    def matmul_kind(self, values: list[Val]) -> ValueKind:
+        """Return the kind of a product. Raises `HlsError` for operands that have none."""
         shapes = [v.kind.shape for v in values]
         if len(values) != 2 or any(len(s) < 2 for s in shapes) or shapes[0][-1] != shapes[1][-2]:
             self.fail(f"matmul of {' and '.join(str(v.kind) for v in values)}")

@@ -40,6 +40,7 @@ def project(made: HlsProgram, device: StreamDevice) -> dict[str, str]:
         "hls.tcl": script(made.name, made.program.clock_hz, device),
         "connectivity.cfg": connectivity(made, device),
         "README.md": readme(made, device),
+        **{header.name: header.read_text(encoding="utf-8") for header in made.headers},
     }
 
 

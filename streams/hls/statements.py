@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...base.element_types import ElementType
 from ...isa.overlays.tasks import tree as t
-from ...isa.overlays.tasks.program import Shot, Task, TaskProgram
 from ..words import MOVED, word
-from .ends import StreamEndWriter
 from .expressions import starts_of, steps_of
 from .indices import indices
 from .kinds import (
@@ -27,7 +25,8 @@ from .kinds import (
 )
 from .passes import fused
 from .values import HlsError, NeedsUnrolling
-from .variables import NO_WIDTHS, Env
+from .variables import Env
+from .variants import VariantWriter
 
 PASSES = 12
 """Limit of the passes over a loop until the kinds of its variables are stable."""
@@ -45,21 +44,11 @@ class OpenLoop:
     ends: list[Env] = field(default_factory=list)
 
 
-class BodyWriter(StreamEndWriter):
-    """Writes the body of a task instance. float_add: cycles of an addition of floats. unit: the unit that runs it,
-    whose ends of streams it uses.
-    """
+class BodyWriter(VariantWriter):
+    """Writes the body of a task instance. unit: the unit that runs it, whose ends of streams it uses."""
 
-    def __init__(
-        self,
-        program: TaskProgram,
-        task: Task,
-        shot: Shot,
-        unit: str,
-        float_add: int,
-        widths: Mapping[str, int] = NO_WIDTHS,
-    ) -> None:
-        super().__init__(program, task, shot, unit, float_add, widths)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self.loops: list[OpenLoop] = []
         self.alive = True
         self.line = 0
@@ -153,7 +142,8 @@ class BodyWriter(StreamEndWriter):
         return made, after, alive
 
     def _assign(self, names: tuple[str, ...], node: t.Expression, kind: ElementType | None) -> None:
-        value = self.value(node)
+        choice = self.calls.get(names[0])
+        value = self.value(node) if choice is None else self.call_variant(choice, node)
         if kind is not None:
             number = self.number(value)
             value = self.converted(number, kind if kind.shape else ElementType(kind.dtype, number.kind.shape))

@@ -20,12 +20,20 @@ _BY_OPERAND = {
 """Of which axes of each argument a kernel takes as many elements as its word has: rows, columns. Others: both."""
 
 
-def banks(lines: Sequence[str], tiles: Mapping[str, ValueKind], packed: Mapping[str, int]) -> dict[str, TileWord]:
-    """Return into how many banks the rows and the columns of each tile are cut, by the name of its variable. lines: C++
-    of a function. tiles: the kinds of its variables. packed: the elements that a port moves in a cycle, by the name of
-    its shard.
-    """
-    out = {name: TileWord(1, 1) for name in tiles}
+def banks(
+    lines: Sequence[str],
+    tiles: Mapping[str, ValueKind],
+    packed: Mapping[str, int],
+    beside: Mapping[str, Sequence[TileWord]],
+) -> dict[str, TileWord]:
+    """How many banks the rows and the columns of each tile need. lines: of a function. tiles: the kinds of its
+    variables. packed: the elements that a port moves in a cycle, by the name of its shard. beside: what else takes
+    elements of a tile in a cycle."""
+    out = {}
+    for name, kind in tiles.items():
+        rows, columns = matrix(kind.shape)
+        words = beside.get(name, ())
+        out[name] = TileWord(lcm(*(gcd(rows, w.rows) for w in words)), lcm(*(gcd(columns, w.columns) for w in words)))
     for line in lines:
         found = _WORD.search(line)
         names = _NAME.findall(line[found.end() if found else 0 :])
@@ -48,11 +56,15 @@ def banks(lines: Sequence[str], tiles: Mapping[str, ValueKind], packed: Mapping[
     return out
 
 
-def partitioned(lines: Sequence[str], tiles: Mapping[str, ValueKind], packed: Mapping[str, int]) -> Iterator[str]:
-    """Yield the lines of a function, with a pragma behind the declaration of each tile that is cut into banks. lines,
-    tiles, packed: as for `banks`.
-    """
-    found = banks(lines, tiles, packed)
+def partitioned(
+    lines: Sequence[str],
+    tiles: Mapping[str, ValueKind],
+    packed: Mapping[str, int],
+    beside: Mapping[str, Sequence[TileWord]],
+) -> Iterator[str]:
+    """Yield the lines of a function, with a pragma behind the declaration of each tile that is cut into banks. beside:
+    as for `banks`."""
+    found = banks(lines, tiles, packed, beside)
     for line in lines:
         yield line
         declared = _DECLARED.match(line)

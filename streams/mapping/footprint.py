@@ -87,12 +87,13 @@ def whole_tiles(tiles: Sequence[TensorTile]) -> Footprint:
 @dataclass(eq=False)
 class _StatementStep:
     """A statement. reads, binds: variables with tiles; bytes of the values that these get. held: bytes, by the place of
-    what is held. transfers: in order, each with the variable that takes what is loaded, "" for none. dead: variables
-    whose values nothing reads."""
+    what is held. copies: bytes of operands that are copied to other layouts. transfers: in order, each with the
+    variable that takes what is loaded, "" for none. dead: variables whose values nothing reads."""
 
     reads: set[str] = field(default_factory=set)
     binds: dict[str, int] = field(default_factory=dict)
     held: dict[syn.SyntaxNode, int] = field(default_factory=dict)
+    copies: int = 0
     transfers: list[tuple[Transfer, str]] = field(default_factory=list)
     dead: frozenset[str] = frozenset()
 
@@ -129,7 +130,7 @@ def _needed(items: Sequence[_Item], after: frozenset[str], sizes: dict[str, int]
             continue
         item.dead = frozenset(item.binds.keys() - after)
         live = after | item.reads
-        peak = max(peak, sum(item.held.values()) + sum(sizes[name] for name in live))
+        peak = max(peak, sum(item.held.values()) + item.copies + sum(sizes[name] for name in live))
         after = (after - item.binds.keys()) | item.reads
     return after, peak
 
@@ -275,6 +276,11 @@ class _FootprintReader(Elaborator):
         if made is None:
             self._hold(at, result.type)
         return made
+
+    def copied(self, operand: KernelOperand) -> None:
+        """Hold the copy of an operand."""
+        if operand.type is not None:
+            self._step.copies += bytes_of(operand.type)
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
         """Hold a token, unless a product takes it as it comes."""

@@ -78,19 +78,21 @@ def test_words_of_streams() -> None:
 def test_banks_follow_from_the_loops() -> None:
     tiles = {"a": ValueKind("f32", (32, 64)), "b": ValueKind("f32", (64, 64)), "c": ValueKind("f32", (32, 64))}
     lines = ["rsn::matmul<rsn::Word<8, 16>>(c, a, b);", "rsn::get<rsn::Word<1, 64>>(s_in, a);"]
-    assert banks(lines, tiles, {}) == {"a": TileWord(8, 64), "b": TileWord(1, 16), "c": TileWord(8, 16)}
+    assert banks(lines, tiles, {}, {}) == {"a": TileWord(8, 64), "b": TileWord(1, 16), "c": TileWord(8, 16)}
+    beside = {"b": [TileWord(4, 1), TileWord(1, 32)]}
+    assert banks(lines, tiles, {}, beside)["b"] == TileWord(4, 32)
     turned = ["rsn::put<rsn::Word<1, 8>, rsn::Word<1, 64>>(s_out, rsn::transpose<rsn::Tile<float, 64, 64>, 1, 0>(b));"]
-    assert banks(turned, tiles, {})["b"] == TileWord(8, 1)
+    assert banks(turned, tiles, {}, {})["b"] == TileWord(8, 1)
     product = "rsn::matmul<rsn::Word<8, 16>>(c, a, rsn::transpose<rsn::Tile<float, 64, 64>, 1, 0>(b));"
-    assert banks([product], tiles, {}) == {"a": TileWord(8, 1), "b": TileWord(16, 1), "c": TileWord(8, 16)}
+    assert banks([product], tiles, {}, {}) == {"a": TileWord(8, 1), "b": TileWord(16, 1), "c": TileWord(8, 16)}
     twice = "rsn::matmul<rsn::Word<8, 16>>(c, a, rsn::transpose<rsn::Tile<float, 64, 32>, 1, 0>(a));"
-    assert banks([twice], tiles, {})["a"] == TileWord(16, 1)
+    assert banks([twice], tiles, {}, {})["a"] == TileWord(16, 1)
     left = "rsn::matmul<rsn::Word<8, 16>>(c, rsn::transpose<rsn::Tile<float, 64, 32>, 1, 0>(a), b);"
-    assert banks([left], tiles, {}) == {"a": TileWord(1, 8), "b": TileWord(1, 16), "c": TileWord(8, 16)}
+    assert banks([left], tiles, {}, {}) == {"a": TileWord(1, 8), "b": TileWord(1, 16), "c": TileWord(8, 16)}
     both = "rsn::assign<rsn::Word<1, 8>>(c, rsn::zip<rsn::Tile<float, 64, 64>, float>(rsn::Add(), b, %s(b)));"
-    assert banks([both % "rsn::transpose<rsn::Tile<float, 64, 64>, 1, 0>"], tiles, {})["b"] == TileWord(8, 8)
+    assert banks([both % "rsn::transpose<rsn::Tile<float, 64, 64>, 1, 0>"], tiles, {}, {})["b"] == TileWord(8, 8)
     loads = ["rsn::load<rsn::Tile<float, 64, 64>, 1, 1>(b, weights, 0, 0);"]
-    assert banks(loads, tiles, {"weights": 8})["b"] == TileWord(1, 8)
+    assert banks(loads, tiles, {"weights": 8}, {})["b"] == TileWord(1, 8)
 
 
 PROGRAM = """\

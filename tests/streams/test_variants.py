@@ -16,6 +16,7 @@ from rsn.base.errors import ProgramError
 from rsn.cli.main import main
 from rsn.streams.check import Report, report_on
 from rsn.streams.datapath import Datapath, KernelVariant, TileOperand, loop
+from rsn.streams.mapping.footprint import footprint
 from rsn.streams.rates import read_kernels
 from rsn.streams.reader import read
 from rsn.tests.effort import cases, in_both
@@ -51,8 +52,12 @@ def test_the_cheapest_one_that_fits_is_taken() -> None:
     [
         (WIDE, "c[:, 0:8] = a @ b", {"b": "f32[8, 8]"}, "words of b have 8 elements, no multiple of a vector of 16"),
         (SMALL, "c[:] = a @ b", {"a": "f32[16, 6]", "b": "f32[6, 16]"}, "depth = 6 is no multiple of 4"),
-        (SMALL, "c[:] = a @ b.T", {"b": "f32[16, 8]"}, "b.T lies by columns, and it takes rows"),
-        (TURNED, "c[:] = a @ b", {}, "b lies by rows, and it takes columns"),
+        (
+            KernelVariant("norm", "layernorm", (2, 16), 1, 1, layouts=("rows", "columns", "rows")),
+            "c[:] = layernorm(c, g, g)",
+            {"g": "f32[16]"},
+            "g is f32[16], and it takes a matrix by columns",
+        ),
         (
             KernelVariant("half", "matmul", (4, 4, 4), 1, 1, types=("f16", "bf16")),
             "c[:] = a @ b",
@@ -77,6 +82,47 @@ def test_why_one_does_not_fit(variant: KernelVariant, body: str, tensors: dict[s
     assert note.message.startswith("no variant of ")
     assert note.notes[0].startswith(f"{variant.name} does not fit: ")
     assert why in note.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("layouts", "body", "cycles", "told"),
+    [
+        # 128 elements, 8 transposed in a cycle, or 64 copied to blocks; arrivals come by columns, tokens and b[:] alike
+        (("rows", "rows"), "c[:] = a @ b.T", 135 + 17, ["b.T is copied to lie by rows, 17 cycles"]),
+        (("rows", "columns"), "c[:] = a @ b.T", 135, ["b.T lies by columns, so it is not copied"]),
+        (("columns", "rows"), "c[:] = a @ d", 135, ["a arrives by columns, so it is not copied"]),
+        (("columns", "rows"), "x = a + a\n    c[:] = x @ d", 152, ["x is copied to lie by columns, 17 cycles"]),
+        (("4x2", "rows"), "c[:] = a[:] @ d", 135 + 5, ["a[:] is copied to lie in blocks of 4x2, 5 cycles"]),
+        (("rows", "2x4"), "c[:] = a @ b.T", 135 + 17, ["b.T is copied to lie in blocks of 2x4, 17 cycles"]),
+    ],
+)
+def test_layouts(layouts: tuple[str, str], body: str, cycles: int, told: list[str]) -> None:
+    tensors = {"a": "f32[16, 8]", "b": "f32[16, 8]", "c": "f32[16, 16]", "d": "f32[8, 16]"}
+    text = task(body, **tensors, mapping="[1]")
+    (note,) = report_on(read(text, "prog.py", variants=(replace(SMALL, layouts=layouts),))).findings
+    assert note.message == f"matmul is 4 x 2 x 4 calls of small, {cycles} cycles"
+    assert list(note.notes) == told
+
+
+def test_the_cheapest_one_with_copies_is_taken() -> None:
+    text = task("x = b + b\n    c[:] = a @ x", **GEMM, mapping="[1]")
+    slower, faster = replace(SMALL, latency=20), replace(TURNED, latency=18)
+    (note,) = told(text, slower, faster).findings  # 31 intervals of 3 and a copy of 17 cycles, or 31 of 4
+    assert note.message == "matmul is 4 x 2 x 4 calls of turned, 129 cycles"
+    (note,) = told(text, slower, replace(faster, interval=4)).findings
+    assert note.message == "matmul is 4 x 2 x 4 calls of small, 145 cycles"
+    assert note.notes == ("turned fits, with 160 cycles",)
+
+
+def test_a_copy_takes_memory() -> None:
+    text = task("x = b + b\n    c[:] = a @ x", **GEMM, mapping="[1]")
+    held = []
+    for variant in (SMALL, TURNED):
+        region = read(text, timed=True, variants=(variant,))
+        needs = footprint(region, region.instances[0])
+        assert needs is not None
+        held.append(needs.held)
+    assert held[1] - held[0] == 8 * 16 * 4
 
 
 def test_whole_rows() -> None:
@@ -199,10 +245,17 @@ def test_a_table_is_read(tmp_path: Path) -> None:
         ("[8, 4, 16]", "[8, 4]", "variant 1, wide: tile = [8, 4]: rows, depth, columns"),
         ("[8, 4, 16]", "[8, 0, 16]", "variant 1, wide: tile = 0: a whole number, larger than 0"),
         ("latency = 20\n", "", "variant 1, wide: latency = None: a whole number, larger than 0"),
+        (
+            "= 20",
+            f"= {1 << 40}",
+            "latency = 1099511627776: a whole number, larger than 0 and smaller than 1099511627776",
+        ),
         ("[1, 16]", "[16]", "1 vectors; the operands of matmul are a, b"),
         ("[1, 16]", "16", "variant 1, wide: vectors = 16: a list"),
         ('["rows", "columns"]', '["rows"]', "1 layouts; the operands of matmul are a, b"),
-        ('"columns"', '"blocks"', "layouts = ['rows', 'blocks']: of rows, columns"),
+        ('"columns"', '"blocks"', "layouts = 'blocks': of rows, columns, and blocks of rows x columns such as 4x8"),
+        ('"columns"', '"4x0"', "layouts = '4x0': of rows, columns, and blocks"),
+        ('"columns"', '"3x16"', "layouts: a call takes 4 x 16 of b: no whole blocks of 3x16"),
         ('"bf16"', '"f33"', "of boolean, i8, i16"),
         ("[[16, 8, 16]]", "16", "shapes = 16: a list"),
         ("latency", "cost = 3\nlatency", "there is no cost"),
@@ -235,8 +288,11 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert row["message"] == "matmul is 2 x 2 x 1 calls of wide, 39 cycles"
     assert invoke("run", "prog.py", "--kernels", "kernels.toml", "--timing-only").exit_code == 0
     refused = invoke("hls", "prog.py", "--kernels", "kernels.toml", "-o", "out")
-    assert refused.exit_code == 2
-    assert "it has no C++ of [[variants]]" in refused.output
+    assert refused.exit_code == 1
+    assert (
+        'there is no C++ of the variant wide: add source = "HEADER.h" and call = "FUNCTION" to its [[variants]]'
+        in refused.output
+    )
     both = invoke("check", "prog.py", "--kernels", "kernels.toml", "--for-all", "n >= 1")
     assert both.exit_code == 2
     assert "has no times" in both.output

@@ -94,6 +94,7 @@ def check_kernel(
             process = design.module.functions.get(call.callee)
             if process is not None and not call.callee.startswith("_ZN3hls"):  # not those that make streams
                 report.processes.append((design.debug.name_of_function(process.subprogram), counts.of(process.name)))
+    found |= dict.fromkeys(rules_loops.latency(design, counts))
     for rule_of_design in rules_dataflow.RULES_OF_DESIGNS:
         found |= dict.fromkeys(rule_of_design(facts))
     return _sorted(report, found, texts)

@@ -58,6 +58,11 @@ class CycleCounts:
                 self._done[name] = self._run(function) or self._path(function, set(function.blocks), outer)
         return self._done[name]
 
+    def iteration(self, function: LlvmFunction, loop: NaturalLoop) -> int:
+        """Return the cycles of an iteration of a loop, beyond its first one where it is a pipeline."""
+        pipelined = self._loops.get((function.name, loop.header))
+        return pipelined.depth if pipelined else self._path(function, loop.blocks, loop.inner).cycles
+
     def _run(self, function: LlvmFunction) -> FunctionCycles | None:
         """The cycles of a function whose control is known; None if data decide, or if it takes too many steps.
         Pipelined loops with a constant number of iterations are not run."""

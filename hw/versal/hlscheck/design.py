@@ -121,9 +121,18 @@ class HlsDesign:
     def _is_in_nest(self, function: LlvmFunction, loop: NaturalLoop, pragma: MarkedPragma) -> bool:
         """Whether a loop is one of the nest in front of the braces around a pragma. The innermost of a nest is no loop
         if it has one iteration; HLS makes one loop of all."""
-        levels = len(re.findall(r"\bfor\s*\(", pragma.pragma.block.head))
+        return self.levels(pragma) > 1 and self.is_in_front(function, loop, pragma)
+
+    @staticmethod
+    def levels(pragma: MarkedPragma) -> int:
+        """Return how many loops stand in front of the braces around a pragma."""
+        return len(re.findall(r"\bfor\s*\(", pragma.pragma.block.head))
+
+    def is_in_front(self, function: LlvmFunction, loop: NaturalLoop, pragma: MarkedPragma) -> bool:
+        """Return whether a loop stands in front of the braces around a pragma, not more lines before it than there are
+        loops."""
         at = self.line(function.blocks[loop.latches[0]].instructions[-1])
-        return levels > 1 and at.file == pragma.file and pragma.line - levels <= at.line < pragma.line
+        return at.file == pragma.file and pragma.line - self.levels(pragma) <= at.line < pragma.line
 
     def number_of(self, function: LlvmFunction, loop: NaturalLoop | None) -> int:
         """Return the number that a loop got before it was transformed; 0 without a loop, -1 if it has none."""

@@ -48,6 +48,10 @@ RULES: Mapping[str, HlsRule] = {
         "A loop that is unrolled whole has a constant number of iterations.",
         'UG1399, Function Pipelining: variable bounds prevent it; log XFORM 203-503, "variable loop bound"',
     ),
+    "latency": HlsRule(
+        "An iteration that states one latency takes as many cycles, to a tenth of them or one.",
+        "UG1399, pragma HLS latency; the contract of a variant of a kernel, from which times are computed",
+    ),
     "pipeline-call": HlsRule(
         "A pipelined loop calls no function that is neither inlined nor pipelined.",
         "UG1399, pragma HLS pipeline: functions in a pipeline must be pipelined",

@@ -10,6 +10,7 @@ from math import gcd
 import networkx as nx
 
 from ....isa.versal.loop import PipelinedLoop
+from .cycles import CycleCounts
 from .debug import CppLine
 from .design import HlsDesign
 from .facts import HlsMemory, MemoryFacts
@@ -250,6 +251,23 @@ def off(design: HlsDesign) -> HlsFindings:
         if marked.pragma.name == "pipeline" and ("off", None) in marked.pragma.arguments:
             line = CppLine(marked.file, marked.line)
             yield HlsFinding(line, "unmodelled", "the pipeline is off: an iteration ends before the next one begins")
+
+
+def latency(design: HlsDesign, counts: CycleCounts) -> HlsFindings:
+    """Yield iterations that take more or fewer cycles than they state. A loop with one iteration is none any more, so
+    it is not checked."""
+    for function in design.module.functions.values():
+        for call, marked in design.marks(function, "scope"):
+            least, most = (marked.pragma.option(end) for end in ("min", "max"))
+            loop = function.innermost.get(call.block)
+            if marked.pragma.name != "latency" or least != most or loop is None:
+                continue
+            if not design.is_in_front(function, loop, marked):
+                continue
+            stated, derived = int(most or 0), counts.iteration(function, loop)
+            if abs(stated - derived) > max(1, stated // 10):
+                text = f"states a latency of {stated} cycles; an iteration takes {derived} or more"
+                yield HlsFinding(CppLine(marked.file, marked.line), "latency", text)
 
 
 RULES_OF_LOOPS = (interval, ports, stream_rate, pipeline_place, pipeline_call, chain, dependences)

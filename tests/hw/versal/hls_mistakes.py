@@ -265,6 +265,15 @@ KERNEL = (
         MEM_C,
     ),
     HlsMistake(
+        "a latency that an iteration does not take",
+        "pl/mem_c.cpp",
+        RECEIVE,
+        f"#pragma HLS latency min=60 max=60\n{RECEIVE}",
+        "latency",
+        "#pragma HLS latency min=60 max=60",
+        MEM_C,
+    ),
+    HlsMistake(
         "a walk of fewer rounds than the table counts",
         "pl/norm.h",
         "for (Walk<rounds::norm_scale> at(rows, first)",
