@@ -94,7 +94,7 @@ class Block:
     @property
     def file(self) -> tuple[str, bool] | None:
         """Of which file it is, and whether it continues it."""
-        found = re.fullmatch(r"# ([\w-]+\.\w+)(, continued)?", self.lines[0]) if self.lines else None
+        found = re.fullmatch(r"(?:#|//) ([\w-]+\.\w+)(, continued)?", self.lines[0]) if self.lines else None
         return (found[1], bool(found[2])) if found else None
 
 

@@ -196,7 +196,7 @@ def readme(made: HlsProgram, device: StreamDevice) -> str:
 | `testbench.cpp` | runs the region once on files with the bytes of its tensors |
 | `hls.tcl` | commands for Vitis HLS, {device.name} at {made.program.clock_hz / 1e6:g} MHz: `vitis_hls -f hls.tcl` |
 | `connectivity.cfg` | the memory channel of each argument, for `v++ --link --config` |
-
+{"".join(f"| `{header.name}` | functions of variants of kernels |{chr(10)}" for header in made.headers)}
 These files were compiled by a C++17 compiler for a computer. **No HLS tool has been run on them**: whether a tool takes
 them, which clock and interval it reaches, and what area they need, is not known.
 
