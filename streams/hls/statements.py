@@ -348,10 +348,11 @@ class BodyWriter(VariantWriter):
         marks = list(self.marks)
         names = self.names.copy()
         return dict(self.env), list(self.lines), variables, dict(self.ports), marks, names, self._count, self.place, \
-            list(self.loops), self.draws, self.line  # fmt: skip
+            list(self.loops), self.draws, self.line, {key: list(v) for key, v in self.banks.items()}  # fmt: skip
 
     def _restore(self, state: tuple[Any, ...]) -> None:
-        (env, lines, variables, ports, marks, names, self._count, self.place, loops, self.draws, self.line) = state
+        (env, lines, variables, ports, marks, names, self._count, self.place, loops, self.draws, self.line) = state[:-1]
+        self.banks = {key: list(v) for key, v in state[-1].items()}
         self.env, self.lines, self.ports, self.marks = dict(env), list(lines), dict(ports), list(marks)
         self.variables = {key: replace(v) for key, v in variables.items()}
         self.names, self.loops, self.alive = names.copy(), list(loops), True

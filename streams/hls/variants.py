@@ -152,6 +152,12 @@ class VariantWriter(StreamEndWriter):
             found = TileWord(across, taken.elements // across)
         self.banks.setdefault(self.views[view.text][1], []).append(found)
 
+    def _renamed(self, name: str, target: str) -> bool:
+        done = super()._renamed(name, target)
+        if done:
+            self.banks.setdefault(target, []).extend(self.banks.pop(name, ()))
+        return done
+
     def comes(self, node: t.Get, behind: t.Statement | None) -> bool:
         """Let a product take its right operand as it comes, unless a variant computes it: that needs all of it."""
         varied = isinstance(behind, t.Assign) and behind.names[0] in self.calls

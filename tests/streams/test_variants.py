@@ -28,6 +28,7 @@ WIDE = KernelVariant("wide", "matmul", (8, 4, 16), 20, 6, vectors=(1, 16))
 TURNED = KernelVariant("turned", "matmul", (4, 4, 4), 9, 3, layouts=("rows", "columns"))
 ROWS = KernelVariant("rows16", "softmax", (2, 16), 30, 5)
 ADD = KernelVariant("sum", "add", (1, 16), 1, 1)
+WITH_SOURCE = tuple(replace(variant, source="own.h", call="f") for variant in (TURNED, ROWS))
 GEMM = {"a": "f32[16, 8]", "b": "f32[8, 16]", "c": "f32[16, 16]"}
 
 
@@ -195,7 +196,7 @@ def work(a: f32[16, 8], c: f32[16, 16]):
 
 
 @pytest.mark.parametrize("rates", [{}, {"matmul": 16.0, "elements": 8.0}])
-@pytest.mark.parametrize("variants", [(), (SMALL,), (SMALL, WIDE), (WIDE, ROWS), (TURNED,)])
+@pytest.mark.parametrize("variants", [(), (SMALL,), (SMALL, WIDE), (WIDE, ROWS), (TURNED,), WITH_SOURCE])
 def test_tasks_take_the_same_time_on_the_engine_and_in_beats(
     variants: tuple[KernelVariant, ...], rates: dict[str, float]
 ) -> None:

@@ -195,6 +195,32 @@ def test_calls_with_loops_of_their_own(tmp_path: Path) -> None:
     near_the_model(tmp_path, PROGRAM)
 
 
+def test_loops_and_variables(tmp_path: Path) -> None:
+    text = """from rsn.streams import *
+A: f32[32, 16]
+B: f32[16, 24]
+C: f32[32, 24]
+s: Stream[f32[16, 24], 2]
+@task(mapping=[1], args=[B])
+def give(b: f32[16, 24]):
+    for k in range(3):
+        s.put(b[:, :])
+@task(mapping=[1], args=[A, B, C])
+def work(a: f32[32, 16], b: f32[16, 24], c: f32[32, 24]):
+    y = a[:, :] + 1.0
+    total = zeros(f32, 32, 24)
+    for k in range(3):
+        total += y @ s.get()
+    x = y @ b
+    x = y @ b + x
+    c[:, :] = relu(y @ b) + x + total
+"""
+    for layouts in ('"rows", "columns"', '"columns", "2x4"'):
+        table = VARIANT.replace('"rows", "rows"', layouts).replace("[1, 1]", "[2, 4]")
+        run(tmp_path, text, table, normal(A=(32, 16), B=(16, 24)))
+        near_the_model(tmp_path, text)
+
+
 def test_integers_and_batches(tmp_path: Path) -> None:
     text = """from rsn.streams import *
 A: i8[3, 8, 4]
