@@ -22,7 +22,7 @@ from ..host.native_dynamic import build_dynamic, dynamic_memories, run_native_dy
 from ..host.native_tasks import NativeRegion, run_native, to_memory
 from ..host.tasks import checked_inputs
 from ..host.tensors import check_target, load_tensors, save_tensors
-from ..hw.versal.csim.tasks import SECONDS, build_regions
+from ..hw.versal.csim.tasks import PROGRAM, SECONDS, build_regions
 from ..isa.overlays.tasks import TASKS
 from ..isa.overlays.tasks.overlay import program_of
 from ..isa.overlays.tasks.program import TaskProgram
@@ -193,11 +193,13 @@ def _run(made: HlsProgram, folder: Path, inputs: Mapping[str, Array], outputs: s
         try:
             build_regions(native_text([made]), [HEADERS, *{header.parent for header in made.headers}], path)
         except BoardError as error:
-            names = [name for name, function in made.variants.items() if f"variants::{function}(" in str(error)]
-            if not names:
+            said = str(error)
+            if not made.variants or not said.startswith(PROGRAM):
                 raise
+            names = [v.name for v in made.variants if f"variants::{v.function}(" in said]
+            names = names or [v.name for v in made.variants]
             of = f"variant{'s' * (len(names) > 1)} {', '.join(names)}"
-            raise ProgramError(f"the compiler refuses the C++ of the {of}: {error}") from None
+            raise ProgramError(f"the compiler refuses the C++ of the {of}: {said}") from None
         region = NativeRegion(path, 0, made.program, [d.shot for d in made.draws])
         start = time.perf_counter()
         results = run_native(region, inputs, seconds)

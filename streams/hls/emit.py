@@ -7,7 +7,7 @@ connected to; the place is a constant of the template.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 from pathlib import Path
@@ -54,18 +54,31 @@ class TensorPointer:
 
 
 @dataclass(frozen=True)
+class CalledVariant:
+    """A variant of a kernel that is called. function: of the C++, which calls it. header: where it is defined."""
+
+    name: str
+    function: str
+    header: Path
+
+
+@dataclass(frozen=True)
 class HlsProgram:
     """C++ of a program. name: of the top function, and of its namespace. text: the file, without the headers that it
-    includes. arguments: pointers in order; draws: behind them, each a pointer and a count. headers: of variants.
-    variants: the function of each variant that is called, by the name of the variant."""
+    includes. arguments: pointers in order; draws: behind them, each a pointer and a count. variants: those that are
+    called."""
 
     name: str
     text: str
     arguments: tuple[TensorPointer, ...]
     draws: tuple[Draw, ...]
     program: TaskProgram
-    headers: tuple[Path, ...] = ()
-    variants: Mapping[str, str] = field(default_factory=dict)
+    variants: tuple[CalledVariant, ...] = ()
+
+    @property
+    def headers(self) -> tuple[Path, ...]:
+        """The headers of variants, each once."""
+        return tuple(sorted({variant.header for variant in self.variants}))
 
 
 @dataclass
@@ -100,7 +113,8 @@ def cpp_program(program: TaskProgram, name: str = "", float_add: int = 1, calls:
 class _ProjectWriter:
     def __init__(self, program: TaskProgram, name: str, float_add: int, calls: VariantCalls) -> None:
         self.program, self.calls = program, calls
-        self.headers = tuple(sorted({Path(variant.source) for variant in called(calls)}))
+        names = function_names(calls)
+        self.variants = tuple(CalledVariant(v.name, names[v.name], Path(v.source)) for v in called(calls))
         self.float_add = float_add
         self.tasks = {task.name: task for task in program.tasks}
         self.tensors = {tensor.name: tensor for tensor in program.tensors}
@@ -140,9 +154,7 @@ class _ProjectWriter:
         for made in self.classes.values():
             lines += [*self._function(made), ""]
         lines += [*wrappers, f"}}  // namespace {self.name}", "", *region]
-        return HlsProgram(
-            self.name, "\n".join(lines) + "\n", arguments, draws, self.program, self.headers, function_names(self.calls)
-        )
+        return HlsProgram(self.name, "\n".join(lines) + "\n", arguments, draws, self.program, self.variants)
 
     # -- functions ----------------------------------------------------------------------------------------------------
 
@@ -260,8 +272,8 @@ class _ProjectWriter:
         yield f"// {self.program.file} as a dataflow region: a process for each task instance."
         yield f"#define RSN_FLOAT_ADD {self.float_add}"
         yield '#include "kernels.h"'
-        for header in self.headers:
-            yield f'#include "{header.name}"'
+        for header in sorted({variant.header.name for variant in self.variants}):
+            yield f'#include "{header}"'
 
     def _region(
         self, units: list[tuple[str, list[_Call]]]

@@ -322,6 +322,11 @@ def test_what_the_compiler_says(tmp_path: Path) -> None:
     assert refused.exit_code == 1
     assert "error: the compiler refuses the C++ of the variant gemm 4x2x4: " in refused.output
     assert "gem" in refused.output.partition("has not been declared")[0]
+    (tmp_path / "mine.h").write_text("int gem")
+    refused = invoke(*given, "--run", "--inputs", str(tmp_path / "x.npz"))
+    assert refused.exit_code == 1
+    assert "error: the compiler refuses the C++ of the variant gemm 4x2x4: " in refused.output
+    (tmp_path / "mine.h").write_text(HEADER)
     (tmp_path / "kernels.toml").write_text(VARIANT.replace("latency = 4", "latency = 9"))
     assert invoke(*given).exit_code == 0
     (finding,) = check_folder(tmp_path / "out").findings
