@@ -1216,12 +1216,13 @@ void store_part(Target &target, const X &value, Starts... starts) {
 
 // -- functions of libraries -------------------------------------------------------------------------------------------------
 
-// A tile whose matrices lie by columns. X: a tile with a row for each of these columns. Sizes: as it is read.
-template <class X, class Sizes>
+// A tile whose matrices lie by columns. X: a tile with a row for each of these columns. Sizes: as it is read. OfRows: of a
+// matrix.
+template <class X, class Sizes, std::size_t OfRows>
 struct ByColumns : Shaped {
     using Element = typename X::Element;
     using Sizes_ = Sizes;
-    static constexpr std::size_t rows = Sizes::size(Sizes::rank - 2), columns = Sizes::columns;
+    static constexpr std::size_t rows = OfRows, columns = Sizes::columns;
     X &stored;
     auto &operator()(std::size_t row, std::size_t column) const {
         return stored(row / rows * columns + column, row % rows);
@@ -1274,10 +1275,10 @@ struct Lies {
     using Layout = Rows;
     static constexpr std::size_t line = X::Sizes_::columns, stride = line;
 };
-template <class X, class Sizes>
-struct Lies<ByColumns<X, Sizes>> {
+template <class X, class Sizes, std::size_t OfRows>
+struct Lies<ByColumns<X, Sizes, OfRows>> {
     using Layout = Columns;
-    static constexpr std::size_t line = Sizes::size(Sizes::rank - 2), stride = line;
+    static constexpr std::size_t line = OfRows, stride = line;
 };
 template <class X, class Sizes, std::size_t OfRows, std::size_t OfColumns>
 struct Lies<ByBlocks<X, Sizes, OfRows, OfColumns>> {

@@ -52,5 +52,7 @@ def identifier(name: str) -> str:
     """Return a name as an identifier of C++ that is none of its words, and none that the generated text uses."""
     made = re.sub(r"[^A-Za-z0-9_]", lambda m: "_" if m[0] in ".#[,]" else f"u{ord(m[0]):x}_", name.replace("%", "t"))
     made = re.sub(r"_{2,}", "_", made).strip("_") or "x"
-    generated = re.fullmatch(r"(tid\d+|(tile|chosen|drawn|table|part|token|bound|index)_\d+|RSN_\w+|E[A-Z0-9]+)", made)
+    generated = re.fullmatch(
+        r"(tid\d+|(tile|chosen|drawn|table|part|token|bound|index|got|all|view)_\d+|RSN_\w+|E[A-Z0-9]+)", made
+    )
     return f"{made}_" if made in RESERVED or generated or made[0].isdigit() or name.startswith("_") else made

@@ -123,7 +123,7 @@ class VariantWriter(StreamEndWriter):
         if block:
             stored = (rows * columns // prod(block), prod(block))
         else:
-            of_matrix = kind.shape[-2] if variant.kernel == "matmul" else rows
+            of_matrix = _matrix_rows(variant, kind)
             stored = (rows // of_matrix * columns, of_matrix)
         name = self.tile(ValueKind(kind.dtype, stored))
         self._vectors(name, variant.vector(number))
@@ -131,10 +131,9 @@ class VariantWriter(StreamEndWriter):
 
     def _declared(self, variant: KernelVariant, number: int, kind: ValueKind, stored: str) -> Val:
         """How a tile is read that lies in the layout of an operand of a variant. kind: as it is read."""
-        shape = kind.shape if variant.kernel == "matmul" else matrix(kind.shape)
-        block, sizes = block_of(variant.layout(number)), f"rsn::Shape<{', '.join(map(str, shape))}>"
-        rest = f", {block[0]}, {block[1]}" if block else ""
-        cpp = f"rsn::By{'Blocks' if block else 'Columns'}<{self.tiles[stored].cpp}, {sizes}{rest}>"
+        block, sizes = block_of(variant.layout(number)), f"rsn::Shape<{', '.join(map(str, kind.shape))}>"
+        how = f"Blocks<{self.tiles[stored].cpp}, {sizes}, {block[0]}, {block[1]}>" if block else ""
+        cpp = f"rsn::By{how or f'Columns<{self.tiles[stored].cpp}, {sizes}, {_matrix_rows(variant, kind)}>'}"
         name = self.fresh("view")
         self.emit(f"const {cpp} {name}{{{{}}, {stored}}};")
         self.views[name] = f"const {cpp}", stored
@@ -171,6 +170,11 @@ class VariantWriter(StreamEndWriter):
         view = self._view(variant, number, of_element(kind.dtype, kind.shape))
         self._takes(view, variant.layout(number), taken)
         return view.text
+
+
+def _matrix_rows(variant: KernelVariant, kind: ValueKind) -> int:
+    """Rows of each matrix of an operand. A product takes a batch of matrices, another kernel all rows as one."""
+    return kind.shape[-2] if variant.kernel == "matmul" else matrix(kind.shape)[0]
 
 
 def _arguments_of(kernel: str, node: t.Expression) -> tuple[Sequence[t.Expression], Mapping[str, t.Expression]]:

@@ -241,16 +241,16 @@ def work(a: i8[3, 8, 4], b: i8[4, 12], c: i8[3, 8, 12]):
 
 def test_kernels_on_elements_and_rows(tmp_path: Path) -> None:
     text = """from rsn.streams import *
-A: f32[16, 8]
+A: f32[2, 8, 8]
 B: f32[8]
-C: f32[16, 8]
-D: f32[16, 8]
+C: f32[2, 8, 8]
+D: f32[2, 8, 8]
 @task(mapping=[1], args=[A, B, C, D])
-def work(a: f32[16, 8], b: f32[8], c: f32[16, 8], d: f32[16, 8]):
+def work(a: f32[2, 8, 8], b: f32[8], c: f32[2, 8, 8], d: f32[2, 8, 8]):
     x = a[:, :] - 1.0
-    y = x + a
-    c[:] = y
-    d[:] = rmsnorm(y, b[:], eps=0.5)
+    view_1 = a + x
+    c[:] = view_1 + view_1
+    d[:] = rmsnorm(view_1, b[:], eps=0.5)
 """
     table = """[[variants]]
 kernel = "add"
@@ -271,7 +271,7 @@ interval = 60
 source = "mine.h"
 call = "norm"
 """
-    made, _ = run(tmp_path, text, table, normal(A=(16, 8), B=(8,)))
+    made, _ = run(tmp_path, text, table, normal(A=(2, 8, 8), B=(8,)))
     assert "variants::sum(" in made
     assert "variants::norm(" in made
 
