@@ -258,13 +258,12 @@ def latency(design: HlsDesign, counts: CycleCounts) -> HlsFindings:
     it is not checked."""
     for function in design.module.functions.values():
         for call, marked in design.marks(function, "scope"):
-            least, most = (marked.pragma.option(end) for end in ("min", "max"))
+            least, most = (marked.pragma.option(end) or "" for end in ("min", "max"))
             loop = function.innermost.get(call.block)
-            if marked.pragma.name != "latency" or least != most or loop is None:
+            stated = int(most) if marked.pragma.name == "latency" and least == most and most.isdecimal() else 0
+            if not stated or loop is None or not design.is_in_front(function, loop, marked):
                 continue
-            if not design.is_in_front(function, loop, marked):
-                continue
-            stated, derived = int(most or 0), counts.iteration(function, loop)
+            derived = counts.iteration(function, loop)
             if abs(stated - derived) > max(1, stated // 10):
                 text = f"states a latency of {stated} cycles; an iteration takes {derived} or more"
                 yield HlsFinding(CppLine(marked.file, marked.line), "latency", text)
