@@ -106,7 +106,8 @@ class KernelVariant:
     as `4x8`, whose elements lie by rows, and which lie by rows of blocks; without them, all lie by rows. types: element
     types that operands may have, and shapes: sizes that they may have; any if there are none. latency: cycles of a
     call. interval: cycles from one call to the next. source, call: the path of the C++ header that has it, and its name
-    there; empty if it has no C++."""
+    there; empty if it has no C++.
+    """
 
     name: str
     kernel: str
@@ -171,9 +172,10 @@ class KernelVariant:
 
 class VariantChoice(NamedTuple):
     """What was chosen for a call of a kernel. variant: None if none fits. cycles: of the variant, with the loops that
-    tile it, and with the copies of operands. trips: of the loops that tile it. others: for each other variant, the
-    cycles, or which condition fails. copies: for each operand the cycles in which it is copied to the layout of the
-    variant, None if it lies so. layouts: what is told of these."""
+    tile it, and with the copies of operands. trips: iterations of each of these loops, outermost first. others: for
+    each other variant, the cycles, or which condition fails. copies: for each operand the cycles in which it is copied
+    to the layout of the variant, None if it lies so. layouts: what is told of these.
+    """
 
     variant: KernelVariant | None
     cycles: int
@@ -184,7 +186,7 @@ class VariantChoice(NamedTuple):
 
     @property
     def loops(self) -> str:
-        """The trips of the loops around the call, as text."""
+        """The trips of the loops around the call, as text: `4 x 2`."""
         return by(self.trips)
 
 

@@ -104,9 +104,10 @@ class _Class:
 
 
 def cpp_program(program: TaskProgram, name: str = "", float_add: int = 1, calls: VariantCalls = NO_CALLS) -> HlsProgram:
-    """Return the C++ of a program. name: of its top function; "" takes the program's. float_add: cycles of an addition
-    of floats on the device. calls: of variants of kernels. Raises `HlsError` with the place in the user's file for what
-    has no C++."""
+    """Return the HLS C++ of a task program. name: of its top function; "" takes the program's. float_add: cycles of an
+    addition of floats on the device. calls: of variants of kernels. Raises `HlsError` with the place in the user's file
+    for what has no C++.
+    """
     return _ProjectWriter(program, name, float_add, calls).write()
 
 

@@ -45,7 +45,7 @@ class OpenLoop:
 
 
 class BodyWriter(VariantWriter):
-    """Writes the body of a task instance. unit: the unit that runs it, whose ends of streams it uses."""
+    """Writes the body of a task instance. given, named: as `VariantWriter` takes them."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)

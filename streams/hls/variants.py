@@ -26,9 +26,11 @@ NO_CALLS: VariantCalls = {}
 
 
 class VariantWriter(StreamEndWriter):
-    """Writes calls of variants. calls: of the task, by variable. functions: the C++ function of each variant. banks:
-    what loops take of a tile in a cycle, beside what the text shows. views: how tiles in other layouts are read, by
-    name: the type, and the tile. arriving: tokens that come for one call: the variant, and which operand they are."""
+    """Writes calls of variants. unit: that runs the instance. float_add: cycles of an addition of floats. calls: of the
+    task, by variable. functions: the C++ function of each variant. banks: what loops take of a tile in a cycle, beside
+    what the text shows. views: how tiles in other layouts are read, by name: the type, and the tile. arriving: tokens
+    that come for one call: the variant, and which operand they are.
+    """
 
     def __init__(
         self,

@@ -26,9 +26,10 @@ def banks(
     packed: Mapping[str, int],
     beside: Mapping[str, Sequence[TileWord]],
 ) -> dict[str, TileWord]:
-    """How many banks the rows and the columns of each tile need. lines: of a function. tiles: the kinds of its
-    variables. packed: the elements that a port moves in a cycle, by the name of its shard. beside: what else takes
-    elements of a tile in a cycle."""
+    """Return into how many banks the rows and the columns of each tile are cut, by the name of its variable. lines: C++
+    of a function. tiles: the kinds of its variables. packed: the elements that a port moves in a cycle, by the name of
+    its shard. beside: what else takes elements of a tile in a cycle, by the name of the tile.
+    """
     out = {}
     for name, kind in tiles.items():
         rows, columns = matrix(kind.shape)
@@ -62,8 +63,9 @@ def partitioned(
     packed: Mapping[str, int],
     beside: Mapping[str, Sequence[TileWord]],
 ) -> Iterator[str]:
-    """Yield the lines of a function, with a pragma behind the declaration of each tile that is cut into banks. beside:
-    as for `banks`."""
+    """Yield the lines of a function, with a pragma behind the declaration of each tile that is cut into banks. lines,
+    tiles, packed, beside: as for `banks`.
+    """
     found = banks(lines, tiles, packed, beside)
     for line in lines:
         yield line
