@@ -22,7 +22,8 @@ def starts(mop: Any, iteration: int) -> Iterator[int]:
     units, modulo 2**32. iteration: of the packet's reuse, from 0.
     """
     base = mop.addr + iteration * mop.reuse_stride
-    return ((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF for chunk in range(mop.chunks))
+    for chunk in range(mop.chunks):
+        yield (base + chunk * mop.chunk_stride) & 0xFFFF_FFFF
 
 
 def addresses(mop: Any, reuse: int) -> npt.NDArray[np.int64]:
