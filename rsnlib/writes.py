@@ -4,16 +4,18 @@ state."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch._export.utils import _get_decomp_for_cia
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.random import fork_rng
@@ -61,12 +63,15 @@ def without_writes(program: ExportedProgram) -> ExportedProgram:
     the operand itself, and declare a new tensor: dropout in eval mode, type_as, einsum. A write to such a result would
     be lost. So these become their operand, or what they are composed of, if they share memory for the shapes, types and
     strides of the example. Raises `UnfollowedWriteError` for an operator that cannot be treated so.
+
+    If all writes are to whole tensors, such as caches, the operators that write are replaced one by one: torch's
+    functionalization captures the whole graph again, which takes twice as long as the first capture.
     """
     _inline(program)
     composed: dict[Any, Callable[..., Any]] = {}
     views: set[Node] = set()
     for node in list(program.graph.nodes):
-        shared = _shared(node)
+        shared = node.args[0] if node.target is torch.ops.aten.detach_.default else _shared(node)
         if isinstance(shared, Node):
             node.replace_all_uses_with(shared)
             program.graph.erase_node(node)
@@ -77,16 +82,126 @@ def without_writes(program: ExportedProgram) -> ExportedProgram:
                     node, "its result shares memory with its operand, and the module writes in place"
                 )
             composed[node.target] = _get_decomp_for_cia(node.target)
-    program.graph_module.recompile()
     laid_out = _laid_out(program, views)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # about copying inside torch
-        made = program.run_decompositions(composed)
+    if (found := _whole_writes(program, views)) is not None:
+        made = _out_of_place(program, found)
+    else:
+        program.graph_module.recompile()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # about copying inside torch
+            made = program.run_decompositions(composed)
     for node in _operators(made):
         if writes_in_place(node):
             raise UnfollowedWriteError(node, "it writes in place, in a way that cannot be followed")
     made.graph_module.meta[LAID_OUT] = laid_out
     return made
+
+
+class _Write(NamedTuple):
+    """What an operator writes to a whole tensor. nodes: all that are this tensor, the first one first. operator: the
+    one that returns the same as a new tensor. value: that tensor of the example."""
+
+    nodes: list[Node]
+    operator: OpOverload
+    value: Any
+
+
+def _whole_writes(program: ExportedProgram, views: set[Node]) -> dict[Node, _Write] | None:
+    """What each operator that writes in place writes.
+
+    None if one of them does not write to a whole tensor, made by the graph or given as an argument, or if a view of
+    what it writes to is made before it and read after it. views: as for `_laid_out`.
+    """
+    specs = program.graph_signature.input_specs
+    arguments = {spec.arg.name for spec in specs if spec.kind == InputKind.USER_INPUT}
+    nodes_of: dict[Node, list[Node]] = {}
+    """For each node that is a whole tensor, all that are the same one."""
+    times: Counter[Node] = Counter()
+    """How often a tensor has been written to, by its first node."""
+    shown: dict[Node, set[tuple[Node, int]]] = {}
+    """For each other node, the tensors whose memory it may show, and how often these had been written to before."""
+    found: dict[Node, _Write] = {}
+    for node in program.graph.nodes:
+        if any(times[x] != n for y in node.all_input_nodes for x, n in shown.get(y, ())):
+            return None
+        operands = _operands_shown(node, views)
+        same = nodes_of.get(operands[0]) if operands else [node]
+        if writes_in_place(node):
+            if same is None or (same[0].op != "call_function" and same[0].name not in arguments):
+                return None
+            if node.args[:1] != (operands[0],) or (written := _written(node)) is None:
+                return None
+            found[node] = _Write(same, *written)
+            times[same[0]] += 1
+        elif operands and not (same and _is_operand(node)):
+            shown[node] = {(x[0], times[x[0]]) for y in operands if (x := nodes_of.get(y))}
+            shown[node] |= {x for y in operands for x in shown.get(y, ())}
+            continue
+        assert same is not None
+        nodes_of[node] = same
+        if operands:
+            same.append(node)
+    return found
+
+
+def _is_operand(node: Node) -> bool:
+    """Whether an operator such as `to` returns its only operand itself."""
+    if not isinstance(node.target, OpOverload) or not node.target.has_kernel_for_dispatch_key(COMPOSITE):
+        return False
+    return len(node.all_input_nodes) == 1 and _result(node.target, node) is _value(node.all_input_nodes[0])
+
+
+def _written(node: Node) -> tuple[OpOverload, Any] | None:
+    """The operator that returns what another one writes to its first operand, and its result for the example: a tensor
+    like the operand, in memory of its own. None if there is none."""
+    schema = node.target._schema
+    name = schema.name.partition("::")[2]
+    if not name.endswith("_") or torch.Tag.inplace_view in node.target.tags:
+        return None
+    packet = getattr(getattr(torch.ops, node.target.namespace), name[:-1], None)
+    operator = getattr(packet, node.target._overloadname, None)
+    if operator is None or [x.name for x in operator._schema.arguments] != [x.name for x in schema.arguments]:
+        return None
+    value, like = _result(operator, node), _value(node.args[0])
+    given = [x for x in map(_value, node.all_input_nodes) if isinstance(x, torch.Tensor)]
+    if not isinstance(value, torch.Tensor) or any(value.untyped_storage() is x.untyped_storage() for x in given):
+        return None
+    same = (value.shape, value.stride(), value.dtype) == (like.shape, like.stride(), like.dtype)
+    return (operator, value) if same else None
+
+
+def _out_of_place(program: ExportedProgram, found: Mapping[Node, _Write]) -> ExportedProgram:
+    """Replace the operators that write in place. What arguments are in the end are the first results, as torch has
+    it."""
+    now: dict[Node, Node] = {}
+    """What has been written to a tensor, for each node that is it."""
+
+    def current(node: Node) -> Node:
+        return now.get(node, node)
+
+    for node in list(program.graph.nodes):
+        node.args, node.kwargs = map_arg((node.args, node.kwargs), current)
+        if node not in found:
+            continue
+        nodes, operator, value = found[node]
+        name = operator._schema.name.partition("::")[2]
+        with program.graph.inserting_before(node):
+            made = program.graph.create_node("call_function", operator, node.args, node.kwargs, name)
+        made.meta = node.meta | {"val": value}
+        now |= dict.fromkeys(nodes, made)
+    for node in found:
+        program.graph.erase_node(node)
+    specs, output = program.graph_signature.output_specs, program.graph.output_node()
+    for spec, result in zip(specs, output.args[0], strict=True):
+        if isinstance(result, Node):
+            spec.arg.name = result.name
+    changed = [x for x in program.graph.find_nodes(op="placeholder") if x in now]
+    output.args = ((*(now[x] for x in changed), *output.args[0]),)
+    specs[:0] = [OutputSpec(OutputKind.USER_INPUT_MUTATION, TensorArgument(now[x].name), x.name) for x in changed]
+    program.graph.eliminate_dead_code()
+    program.graph_module.delete_all_unused_submodules()  # regions that are inlined
+    program.graph_module.recompile()
+    return program
 
 
 def _inline(program: ExportedProgram) -> None:
@@ -119,13 +234,28 @@ def _shared(node: Node) -> Node | bool:
         return False
     if not node.target.has_kernel_for_dispatch_key(COMPOSITE) and "unsafe" not in str(node.target):
         return False  # it computes
-    symbols = next(iter(operands.values())).meta["val"].fake_mode.shape_env
-    with nullcontext() if symbols is None else symbols.ignore_fresh_unbacked_symbols():
-        result = node.target(*map_arg(node.args, _value), **map_arg(node.kwargs, _value))
+    result = _result(node.target, node)
     if id(result) in operands:
         return operands[id(result)]
     made = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
     return any(x.untyped_storage()._cdata in given for x in made)
+
+
+def _result(operator: OpOverload, node: Node) -> Any:
+    """What an operator makes of a node's operands in the example. One of these is a tensor."""
+    fakes = (_value(x) for x in node.all_input_nodes)
+    symbols = next(x for x in fakes if isinstance(x, torch.Tensor)).fake_mode.shape_env
+    with nullcontext() if symbols is None else symbols.ignore_fresh_unbacked_symbols():
+        return operator(*map_arg(node.args, _value), **map_arg(node.kwargs, _value))
+
+
+def _operands_shown(node: Node, views: set[Node]) -> list[Node]:
+    """The operands whose memory a result may show. views: as for `_laid_out`."""
+    if not isinstance(node.target, OpOverload) or node in views:
+        return list(node.all_input_nodes)
+    declared = node.target._schema.arguments
+    given = dict(zip((x.name for x in declared), node.args, strict=False)) | node.kwargs
+    return [y for x in declared if x.alias_info for y in pytree.tree_leaves(given.get(x.name)) if isinstance(y, Node)]
 
 
 def _laid_out(program: ExportedProgram, views: set[Node]) -> frozenset[str]:
@@ -135,18 +265,10 @@ def _laid_out(program: ExportedProgram, views: set[Node]) -> frozenset[str]:
     """By node, the inputs of the graph whose memory it may show."""
     written: set[Node] = set()
     for node in program.graph.nodes:
-        operands = [x for x in node.all_input_nodes if x in behind]
-        if node.op == "placeholder":
-            behind[node] = {node}
-        elif isinstance(node.target, OpOverload) and node not in views:
-            declared = node.target._schema.arguments
-            given = dict(zip((x.name for x in declared), node.args, strict=False)) | node.kwargs
-            shown = [(x.alias_info, given.get(x.name)) for x in declared if x.alias_info]
-            operands = [x for _, y in shown for x in pytree.tree_leaves(y) if x in behind]
-            if any(info.is_write for info, _ in shown):
-                written |= {x for operand in operands for x in behind[operand]}
-        if operands:
-            behind[node] = {x for operand in operands for x in behind[operand]}
+        shown = {x for operand in _operands_shown(node, views) for x in behind.get(operand, ())}
+        behind[node] = {node} if node.op == "placeholder" else shown
+        if writes_in_place(node):
+            written |= shown
     return frozenset(node.name for node in written)
 
 

@@ -155,6 +155,76 @@ def test_writes_through_what_is_declared_a_new_tensor(view: str, by: Callable[..
     assert same(model, made, (given[0] + 1,))
 
 
+def twice(x: Any) -> Any:
+    """The argument and a result of the graph are written to again and again, also by another name."""
+    y = x * 2
+    same, other = y.to(torch.float32), y.sum()
+    y.mul_(3).add_(1)
+    same.masked_fill_(y > 0, 0.5)
+    x.copy_(y[..., :1])
+    return same + y, y.mT, other, x
+
+
+def steps(x: Any) -> Any:
+    """Views are made, read and only then written to."""
+    first = x[0] + x[1]
+    x.index_copy_(0, torch.tensor([1]), first[None])
+    second = x[1].clone()
+    x.mul_(x[0] + 1)
+    return first, second, x[1]
+
+
+def earlier(x: Any) -> Any:
+    """A view is read that was made before the write."""
+    view = x[0]
+    x.mul_(3)
+    return view + 1
+
+
+def between(x: Any) -> Any:
+    """A view of a view is read, and the second write to the tensor comes before."""
+    y = x + 1
+    y.mul_(3)
+    view = y.mT[0]
+    y.add_(1)
+    return view + 1, y.float()
+
+
+def part(x: Any) -> Any:
+    x[0].mul_(3)
+    return x + 1
+
+
+class Body(nn.Module):
+    """A layer behind a function of the argument."""
+
+    def __init__(self, body: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.layer, self.body = nn.Linear(32, 32), body
+
+    def forward(self, x: Any) -> Any:
+        made = self.body(x)
+        return made, self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("body", "whole"), [(twice, True), (steps, True), (earlier, False), (between, False), (part, False)]
+)
+def test_writes_to_whole_tensors(body: Callable[[Any], Any], whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are replaced one by one; where a view is written to or read later, torch captures the graph again."""
+    model, given, again = Body(body).eval(), (torch.randn(2, 6, 32),), list[bool]()
+    functionalize = torch.export.ExportedProgram.run_decompositions
+    monkeypatch.setattr(
+        torch.export.ExportedProgram,
+        "run_decompositions",
+        lambda program, table: again.append(True) or functionalize(program, table),
+    )
+    made = by_rsn(model, *given)
+    assert same(model, made, given)
+    assert same(model, made, (given[0] + 1,))
+    assert again == ([] if whole else [True])
+
+
 class Region(nn.Module):
     """Writes in a region of another mode, which torch captures as a graph of its own."""
 
