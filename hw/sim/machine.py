@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from ...isa.expansion import ExpandedProgram
 from ...isa.image import decode_image
@@ -140,11 +142,17 @@ def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: 
     return Machine(program, words).run(banks)
 
 
-def one_blas_thread() -> threadpool_limits:
+def one_blas_thread() -> AbstractContextManager[Any]:
     """Return a context in which BLAS uses one thread. Tile products are too small for more threads, which on a loaded
-    computer wait for each other.
-    """
-    return threadpool_limits(1, user_api="blas")
+    computer wait for each other."""
+    limited: AbstractContextManager[Any] = _thread_pools().limit(limits=1, user_api="blas")
+    return limited
+
+
+@cache
+def _thread_pools() -> ThreadpoolController:
+    """Return those of the libraries that are loaded, NumPy's among them: looking for them takes a millisecond."""
+    return ThreadpoolController()
 
 
 def launch_seconds(overlay: Overlay) -> float:
