@@ -68,6 +68,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 LONGEST = (
     "test_docs.py",
     "programs/test_serve_ray.py",
+    "streams/dynamic/test_hls.py",
+    "hw/versal/test_hlscheck.py",
     "rsnlib/test_structures.py",
     "rsnlib/test_onnx_packages.py",
     "test_families_text.py",

@@ -19,7 +19,7 @@ def recorded() -> Any:
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
-SLOW = ("bert-large", "encoder", "causal", "minilm", "vit", "family", "ncf")
+SLOW = ("bert-large", "encoder", "causal", "minilm", "vit", "family", "ncf", "mlp 2x128")
 """Beginnings of the names of programs that take a second or more, of which a quick run makes one."""
 QUICK = {name for name in cases() if not name.startswith(SLOW)} | {"encoder 3x40 with masks, paper"}
 

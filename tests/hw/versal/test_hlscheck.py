@@ -36,7 +36,7 @@ from rsn.streams.reader import read
 from rsn.streams.run import stream_depths
 from rsn.streams.timing.timed import TimedProgram
 from rsn.streams.words import moved_rounds
-from rsn.tests.effort import full, in_full, long, sampled
+from rsn.tests.effort import full, in_full, long
 from rsn.tests.hw.versal.hls_mistakes import AIE, KERNEL, XNN2, HlsMistake
 from rsn.tests.streams.hls_programs import TURNED
 from rsn.tests.streams.test_hls_words import TILES
@@ -170,7 +170,7 @@ def test_stream_programs_break_no_rule(file: Path, tmp_path: Path, rates: dict[s
                 assert derived.cycles == pytest.approx(cycles, rel=0.1, abs=30), unit
 
 
-@pytest.mark.parametrize("rate", sampled([64, 512, 1536], [64]))
+@pytest.mark.parametrize("rate", [64, full(512), long(1536)])
 def test_products_with_transposes_break_no_rule(tmp_path: Path, rate: int) -> None:
     """The banks of a tile serve the stream that brings it by rows, and the product that takes it by columns."""
     made = report_on(read(TURNED.format(rate=rate), "p.py"))
