@@ -434,13 +434,14 @@ def test_sliding_windows_on_the_cpp_machine(name: str) -> None:
 @pytest.mark.parametrize("name", sampled(WINDOWED, {"Gemma 3"}, full))
 def test_requests_to_models_with_windows(name: str) -> None:
     """Greedy tokens of requests that wait for slots, more than two windows of them."""
+    tokens = cases(64, 28)
     model = windowed(name, 12)
     prompts = [[3, 9, 4], [17], list(range(20, 38)), [5, 5]]
-    with Generation(Decoder(model, slots=2, capacity=48)) as generation:
-        sampling = Sampling(max_tokens=28, stop_tokens=frozenset({END}))
+    with Generation(Decoder(model, slots=2, capacity=tokens + 20)) as generation:
+        sampling = Sampling(max_tokens=tokens, stop_tokens=frozenset({END}))
         streams = [generation.submit(prompt, sampling) for prompt in prompts]
         got = [list(stream) for stream in streams]
-    assert got == [answer(model, prompt, 28) for prompt in prompts]
+    assert got == [answer(model, prompt, tokens) for prompt in prompts]
 
 
 def test_caches_of_other_kinds_are_refused() -> None:
