@@ -137,7 +137,7 @@ class _Check:
     def _unused(self) -> None:
         used = self.puts.keys() | self.gets.keys()
         for decl in self.region.streams:
-            if decl.name in self.exchanges:
+            if decl.name in self.exchanges or decl.buffer_of:
                 continue
             idle = sum(s not in used for s in range(decl.first, decl.first + decl.size)) if decl.size < 1 << 16 else 0
             if idle:

@@ -264,7 +264,7 @@ def datapath_of(
     floats.
     """
     own = dict(task.rates)
-    if "cycles" in task.body.facts.calls:
+    if "cycles" in (task.whole or task).body.facts.calls:
         return Datapath(own, float_add) if own else None
     taken = tuple(variant for variant in variants if variant.kernel not in own)
     every = {**rates, **own}

@@ -289,8 +289,9 @@ class Scope:
         if "mapping" not in keywords:
             raise Refusal("unsupported", "a task states its grid: @task(mapping=[1])", call)
         extra = isinstance(call, syn.Invocation) and call.arguments
-        if keywords.keys() - {"mapping", "args", "rates"} or len(node.decorators) > 1 or extra:
-            raise Refusal("unsupported", "a task has mapping=, args= and rates=, and no other decorators", call)
+        if keywords.keys() - {"mapping", "args", "rates", "double_buffer"} or len(node.decorators) > 1 or extra:
+            message = "a task has mapping=, args=, rates= and double_buffer=, and no other decorators"
+            raise Refusal("unsupported", message, call)
         grid = keywords["mapping"]
         shape = sizes(grid, self.evaluate)
         if not shape:
@@ -299,7 +300,11 @@ class Scope:
             raise Refusal("limit", f"a grid of {prod(shape)} instances; the limit is {INSTANCES}", grid)
         parameters = self._parameters(node, keywords.get("args"))
         rates = self._rates(keywords["rates"]) if "rates" in keywords else ()
-        task = TaskDecl(self.prefix + node.name, shape, node, node.place, parameters, rates)
+        asks = keywords.get("double_buffer")
+        stated = Static(False) if asks is None else self.evaluate(asks)
+        if not isinstance(stated, Static) or not isinstance(stated.value, bool):
+            raise Refusal("unsupported", "double_buffer= is True or False", asks)
+        task = TaskDecl(self.prefix + node.name, shape, node, node.place, parameters, rates, stated.value)
         self.tasks[node.name] = task
         if self.wanted is None:
             self.declared.tasks.append((task, self))

@@ -103,11 +103,12 @@ class Layout:
 
 
 def task(
-    *, mapping: Sequence[int], args: Sequence[Any] = ()
+    *, mapping: Sequence[int], args: Sequence[Any] = (), double_buffer: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., NoReturn]]:
     """Declare a task. mapping: sizes of the grid; there is one instance for each of its points. args: tensors off the
-    chip, one for each parameter; in the task, a parameter is the part of its tensor that the instance holds. A call of
-    the task raises `UnsupportedError`: its body is read, not executed.
+    chip, one for each parameter; in the task, a parameter is the part of its tensor that the instance holds.
+    double_buffer: the next parts of tensors are loaded, and the previous ones stored, while the task computes. A call
+    of the task raises `UnsupportedError`: its body is read, not executed.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., NoReturn]:

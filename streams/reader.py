@@ -5,7 +5,7 @@ Nothing of the file is executed. What is not understood becomes a finding with i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from importlib.util import decode_source
 from itertools import product
@@ -15,6 +15,7 @@ from pathlib import Path
 from ..base.place import Place
 from .datapath import KernelVariant
 from .declarations import INSTANCES, Declared, Scope, names_below
+from .double_buffer import double_buffered
 from .elaborate import Elaborator
 from .expressions import STEPS, FileReading
 from .inference import infer_layouts
@@ -93,9 +94,11 @@ def read_source(
     rates: Rates = NO_RATES,
     float_add: int = 1,
     variants: tuple[KernelVariant, ...] = (),
+    buffered: Collection[str] = (),
 ) -> Region:
-    """Return the region of a program whose text is at hand, or its tree. The other arguments are those of `read`, and
-    mistakes go to `source.findings` as there.
+    """Return the region of a program whose text is at hand, or its tree. buffered: names of tasks that get double
+    buffering, beside those that ask for it. The other arguments are those of `read`, and mistakes go to
+    `source.findings` as there.
     """
     tree = parse(source)
     if tree is None:
@@ -103,8 +106,9 @@ def read_source(
     declared = Declared(FileReading(source, timed=timed, rates=rates, float_add=float_add, variants=variants))
     region = declare(declared, tree, region)
     infer_layouts(declared)
+    tasks = double_buffered(declared, buffered)
     instances: list[Instance] = []
-    for task, scope in declared.tasks:
+    for task, context in tasks:
         if declared.reading.steps > STEPS:
             break
         if len(instances) + prod(task.mapping) > INSTANCES:
@@ -114,24 +118,25 @@ def read_source(
         alone = prod(task.mapping) == 1
         for tid in product(*map(range, task.mapping)):
             name = task.name if alone else f"{task.name}[{','.join(map(str, tid))}]"
-            instances.append(Elaborator(scope.context, task, name, tid).instance())
+            instances.append(Elaborator(context, task, name, tid).instance())
             if declared.reading.steps > STEPS:
                 break
     collectives = tuple(declared.reading.collectives.values())
     return Region(
         source,
         (*declared.streams, *(stream for c in collectives for stream in c.arrays)),
-        tuple(task for task, _ in declared.tasks),
+        tuple(task for task, _ in tasks),
         tuple(instances),
         tuple(declared.tensors),
         region or "",
-        {task.name: scope.context for task, scope in declared.tasks},
+        {task.name: context for task, context in tasks},
         tuple(declared.reading.by_data),
         collectives,
         rates,
         float_add,
         timed,
         variants,
+        frozenset(buffered),
     )
 
 
@@ -139,10 +144,14 @@ def beats_of(region: Region) -> list[Body]:
     """Return the bodies of a region's instances in beats, in the order of the instances. A region that was not read
     with them is read again.
     """
-    if not region.timed:
-        source = Source(region.source.text, region.source.file, tree=region.source.tree)
-        region = read_source(source, region.name or None, True, region.rates, region.float_add, region.variants)
-    return [instance.beats for instance in region.instances]
+    return [instance.beats for instance in (region if region.timed else read_again(region, region.buffered)).instances]
+
+
+def read_again(region: Region, buffered: Collection[str]) -> Region:
+    """Return a region that is read once more, in beats. buffered: as for `read_source`."""
+    source = Source(region.source.text, region.source.file, tree=region.source.tree)
+    name, rates, variants = region.name or None, region.rates, region.variants
+    return read_source(source, name, True, rates, region.float_add, variants, buffered)
 
 
 def declare(

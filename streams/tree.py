@@ -38,7 +38,8 @@ def bytes_of(type_: ElementType) -> int:
 class StreamDecl:
     """A declared stream or array of streams. depth: capacity in elements. packing: elements of one transfer. shape: of
     the array, empty for a single stream. first: number of its first element among all streams of the region. order: in
-    which it carries the tokens of a tensor, None if it is not stated."""
+    which it carries the tokens of a tensor, None if it is not stated. buffer_of: the name of the task between whose
+    parts it is (`double_buffer`), "" for a stream of the program."""
 
     name: str
     type: ElementType
@@ -48,6 +49,7 @@ class StreamDecl:
     place: Place
     first: int
     order: Order | None = None
+    buffer_of: str = ""
 
     @property
     def size(self) -> int:
@@ -126,7 +128,9 @@ class TaskParameter:
 @dataclass(frozen=True)
 class TaskDecl:
     """A declared task. name: with the regions around it, such as pair.producer. mapping: sizes of its grid of
-    instances. body: its function. rates: work that its datapath does in a cycle, by kernel, as stated.
+    instances. body: its function. rates: work that its datapath does in a cycle, by kernel, as stated. double_buffer:
+    it asks for parts that load and store while it computes (`double_buffer`). whole, part: of such a part, the task,
+    and which part it is.
     """
 
     name: str
@@ -135,6 +139,9 @@ class TaskDecl:
     place: Place
     parameters: tuple[TaskParameter, ...] = ()
     rates: tuple[tuple[str, float], ...] = ()
+    double_buffer: bool = False
+    whole: TaskDecl | None = None
+    part: str = ""
 
 
 Needs = tuple[tuple[int, bool, int], ...]
@@ -333,7 +340,8 @@ class Region:
     function, "" for a whole file. contexts: the names that each task sees, by its name. by_data: loops that take time,
     and whose trips data decides; found if the reading is timed. collectives: their streams are the last ones of
     `streams`. rates: of library kernels. float_add: cycles of an addition of floats. variants: of library kernels.
-    timed: instances have their beats.
+    timed: instances have their beats. buffered: names of tasks that have double buffering although they do not ask for
+    it.
     """
 
     source: Source
@@ -349,6 +357,7 @@ class Region:
     float_add: int = 1
     timed: bool = False
     variants: tuple[KernelVariant, ...] = ()
+    buffered: frozenset[str] = frozenset()
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:
         """Return the declaration of a stream, and its name with indices. number: of the stream, among all of the

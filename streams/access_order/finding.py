@@ -296,6 +296,8 @@ class _RaceCheck:
             "one of them puts a token behind its access, and the other gets it before its own; "
             f"or one task accesses {access.tensor}"
         )
+        if reader.task.part or writer.task.part:
+            notes.append("loads of a double buffered task run ahead of its stores, and stores come behind its tokens")
         return SourceFinding("race", message, place, tuple(notes), subject=access.tensor)
 
     def _place(self, instance: Instance, access: TensorAccess) -> Place:
