@@ -25,6 +25,7 @@ from ..scheduler.from_streams import layers_of
 from ..scheduler.pack import pack
 from ..streams.build import Refused, task_program
 from ..streams.check import report_on
+from ..streams.mapping.buffering import search_buffered
 from ..streams.mapping.cost import cost
 from ..streams.mapping.errors import MappingError
 from ..streams.mapping.graph import MappingGraph, mapping_graph
@@ -34,8 +35,8 @@ from ..streams.mapping.place import Placement, place
 from ..streams.mapping.primitives import bundle, chain
 from ..streams.mapping.program import mapped_program
 from ..streams.mapping.proof import prove
-from ..streams.mapping.search import BestMapping, search
 from ..streams.mapping.transfers import Epoch, epochs
+from ..streams.reader import read_again
 from ..streams.tree import Region
 from .options import JSON, Count, File, Options, option, refuse, with_options
 from .progress import working
@@ -60,7 +61,13 @@ class MapOptions(Options):
     bundles: tuple[str, ...] = option(
         "run equal instances or nodes in turn; repeatable", "--bundle", metavar="A,B,...", of=MESHES
     )
-    no_search: bool = option("apply --chain and --bundle only", of=MESHES)
+    buffered: tuple[str, ...] = option(
+        "load and store while the instances of TASK compute, through buffers of two tiles; repeatable",
+        "--double-buffer",
+        metavar="TASK",
+        of=MESHES,
+    )
+    no_search: bool = option("apply --chain, --bundle and --double-buffer only", of=MESHES)
     most: Count = option("findings to show of each code", default=10)
     as_json: bool = JSON
 
@@ -82,8 +89,9 @@ def map_command(program: str, options: MapOptions) -> None:
 
     It decides which task instances of PROGRAM (FILE.py, FILE.py:REGION) run in turn on one tile, and which tile. The
     program is checked first. Then chain and bundle are applied, those of the options in their order, then those of the
-    search, and the mapped program is checked again, on its physical streams. -o writes a machine with a unit for each
-    node, for rsn asm and rsn run.
+    search, and the mapped program is checked again, on its physical streams. Where it takes fewer cycles and the bytes
+    of a tile suffice, the search also double buffers tasks: they load and store while they compute. -o writes a machine
+    with a unit for each node, for rsn asm and rsn run.
 
     --onto xnn finds the matrix products and attention that the program computes, and compiles them for that overlay.
     """
@@ -99,8 +107,13 @@ def map_command(program: str, options: MapOptions) -> None:
     if options.output is not None:
         check_target(options.output)
     onto = mesh(options.machine)
+    if options.buffered:
+        region = read_again(region, options.buffered)
     _check(region, options)
     try:
+        for task in options.buffered:
+            if all(task != (declared.whole or declared).name for declared in region.tasks):
+                raise MappingError("name", f"no task has the name {task}")
         with working("mapping"):
             facts, lines, made = _mapped(named, region, onto, options)
             if options.output is not None:
@@ -168,32 +181,38 @@ def _mapped(
     named: Named, region: Region, machine: MeshDescription, options: MapOptions
 ) -> tuple[dict[str, Any], list[str], Mapped]:
     """Map a program; return the facts, the lines to print, and the mapping."""
-    graph = mapping_graph(region)
-    mapped = Mapped.start(graph, fuse=False)  # a unit of the machine that -o writes fuses no loops
-    given = {"chains": iter(options.chains), "bundles": iter(options.bundles)}
-    for option_name in click.get_current_context().meta[__name__]:
-        if option_name not in given:
-            continue
-        text = next(given[option_name])
-        names = _names(text)
-        if option_name == "bundles":
-            mapped = bundle(mapped, names, machine)
-        elif len(names) == 2:
-            mapped = chain(mapped, names[0], names[1], machine)
-        else:
-            raise click.UsageError(f"--chain {text}: two instances, such as a,b")
+    order = click.get_current_context().meta[__name__]
+
+    def start(region: Region) -> Mapped:
+        """Apply the primitives of the options, in their order."""
+        mapped = Mapped.start(mapping_graph(region), fuse=False)  # a unit of the machine that -o writes fuses no loops
+        given = {"chains": iter(options.chains), "bundles": iter(options.bundles)}
+        for option_name in order:
+            if option_name not in given:
+                continue
+            text = next(given[option_name])
+            names = _names(text)
+            if option_name == "bundles":
+                mapped = bundle(mapped, names, machine)
+            elif len(names) == 2:
+                mapped = chain(mapped, names[0], names[1], machine)
+            else:
+                raise click.UsageError(f"--chain {text}: two instances, such as a,b")
+        return mapped
+
     states, bound, all_seen = 0, None, False
     if options.no_search:
-        proof = prove(mapped)
+        proof = prove(start(region))
         if not proof.ok:
             finding = proof.report.findings[0]
             raise MappingError("proof", finding.message, finding.place, finding.notes)
         price = cost(proof.mapped, machine)
     else:
-        found: BestMapping = search(graph, options.at_most or machine.tiles, machine, start=mapped)
+        found = search_buffered(region, options.at_most or machine.tiles, machine, start)
         proof, price, states = found.proof, found.cost, found.states
         bound, all_seen = found.bound, found.all_seen
     mapped = proof.mapped
+    graph, region = mapped.graph, mapped.graph.region
     at = place(mapped, machine)
     moved = epochs(mapped, machine)
     try:
@@ -287,7 +306,9 @@ def _names(text: str) -> list[str]:
 
 
 def _lines(graph: MappingGraph, step: AppliedPrimitive) -> list[int]:
-    """Lines of the tasks that a primitive joins."""
+    """Lines of the tasks that a primitive joins, or buffers."""
+    if step.primitive == "double_buffer":
+        return [task.place.line for task in graph.region.tasks if task.name in step.parts]
     names = [part.partition("+")[0] for part in step.parts]
     return sorted({graph.nodes[graph.node(name)].instance.task.place.line for name in names})
 

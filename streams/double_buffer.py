@@ -62,7 +62,7 @@ def double_buffered(declared: Declared, chosen: Collection[str]) -> list[Divided
 def divided(task: TaskDecl, context: RegionContext, declared: Declared) -> list[DividedTask]:
     """Return the part of a task that computes, and those that load and store, if it does. declared: takes their
     buffers. A task with mistakes is returned as it is: it is read later. Raises `Refusal` if it cannot be divided."""
-    found = _Accesses(task, context)
+    found = _TaskAccesses(task, context)
     kinds: Kinds = {node: set() for node in (*found.loads, *found.stores)}
     if not _read(task, context, kinds):
         return [(task, context)]
@@ -118,7 +118,7 @@ def _refusal(task: TaskDecl, node: syn.SyntaxNode, why: str, *notes: str) -> Ref
     return Refusal("unsupported", f"{task.name} cannot be double buffered: {why}", node, *notes)
 
 
-class _Accesses:
+class _TaskAccesses:
     """What a task loads and stores, and which variables are known wherever they are written. loads, stores: in the
     order of the file. known: variables whose values follow from sizes, constants, the point of the grid and indices of
     loops. needed: those of them that accesses, and the loops and branches around these, are made of."""
@@ -320,7 +320,7 @@ class _Accesses:
 class _Parts:
     """Makes the parts of a task. buffers: the stream of each access, in the order of the file."""
 
-    def __init__(self, found: _Accesses, kinds: Kinds, declared: Declared) -> None:
+    def __init__(self, found: _TaskAccesses, kinds: Kinds, declared: Declared) -> None:
         self.found, self.task, self.declared = found, found.task, declared
         self.buffers: list[StreamDecl] = []
         self._stream: dict[syn.ExpressionNode, StreamDecl] = {}

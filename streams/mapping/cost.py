@@ -1,7 +1,8 @@
 """What a mapping costs, as modelled: cycles, bytes, ports. `search` takes any function of this form.
 
 Cycles are those of one run of the mapped machine: each node runs its shots one after the other, with the beats of the
-program. For programs in which data decide, and for mappings that end only with fused loops, they are estimated.
+program, and so do the parts of double buffered tasks that load and store beside it. For programs
+in which data decide, and for mappings that end only with fused loops, they are estimated.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import chain
 from ..run import Unending, fire_together
 from ..timing.bytecode import TooLong
 from ..timing.timed import BeatTiming, EndlessWait, TimedProgram, TooManyTokens
-from ..tree import Body, branches
+from ..tree import Body, Instance, branches
 from .graph import MappingGraph
 from .machine import MeshDescription
 from .mapping import Mapped
@@ -58,9 +59,17 @@ def cycles(mapped: Mapped, endless: bool = False) -> int | None:
         first = physical.logical[0].stream
         depths[first] = sum(edge.tokens for edge in physical.logical) if endless else physical.depth
         names.update((edge.stream, first) for edge in physical.logical)
-    packing = {names[stream]: edge.packing for stream, edge in graph.edges.items()}
+    for stream, first in mapped.buffers.items():
+        names[stream], depths[first] = first, graph.buffers[first].tokens if endless else graph.buffers[first].depth
+    packing = {names[stream]: edge.packing for stream, edge in (*graph.edges.items(), *graph.buffers.items())}
     made: dict[object, Body] = {}
-    bodies = [renamed(_beats(mapped.graph, group), names, made) for group in mapped.groups]
+    written = [_beats(graph, group) for group in mapped.groups]
+    written += (
+        tuple(chain.from_iterable(_of_instance(graph, instance) for instance in instances))
+        for k in range(len(mapped.groups))
+        for instances in mapped.beside(k).values()
+    )
+    bodies = [renamed(body, names, made) for body in written]
     if any(map(branches, bodies)):
         return None
     try:
@@ -76,13 +85,16 @@ def cycles(mapped: Mapped, endless: bool = False) -> int | None:
 def _beats(graph: MappingGraph, node: Shots) -> Body:
     """What a node runs, in beats: its shots in turn; the instances of a collective change where they wait."""
     if node.kind == "single":
-        instance = graph.nodes[node.shots[0]].instance
-        return instance.beats if graph.region.timed else instance.body
+        return _of_instance(graph, graph.nodes[node.shots[0]].instance)
     bodies = [_beats(graph, part) for part in node.parts]
     mixed = None
     if node.kind == "chain" and not graph.exchanges.isdisjoint(local.stream for local in node.local):
         mixed = alternated(bodies, {local.stream for local in node.local})
     return tuple(chain.from_iterable(bodies)) if mixed is None else mixed
+
+
+def _of_instance(graph: MappingGraph, instance: Instance) -> Body:
+    return instance.beats if graph.region.timed else instance.body
 
 
 def makespan(mapped: Mapped) -> int:

@@ -6,13 +6,15 @@ puts and gets are equal up to the names of the streams, and their streams and ti
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ...base.element_types import ElementType
 from ...base.place import Place
-from ..tree import Beat, Body, Choice, FixedLoop, Instance, Node, Op, Region, bytes_of, total
+from ..run import without
+from ..tree import Beat, Body, Choice, FixedLoop, Instance, Node, Nodes, Op, Region, bytes_of, total
 from .computation import computation
 from .errors import MappingError
 from .footprint import Footprint, footprint, whole_tiles
@@ -21,28 +23,30 @@ from .tiles import TensorTile, tiles, used_names
 
 @dataclass(frozen=True)
 class VirtualNode:
-    """A task instance as a node. number: among all nodes, from 0. kernel: equal numbers mean equal kernels. ends: its
-    streams in the order of their first use, each with whether it is put on. tiles: of off-chip tensors. cycles: that
-    its beats take together. footprint: what it holds, and when it loads and stores.
+    """A task instance as a node. number: among all nodes, from 0. kernel: equal numbers mean equal kernels. body: its
+    puts and gets, as a tree. ends: its streams in the order of their first use, each with whether it is put on. tiles:
+    of off-chip tensors. cycles: that its beats take together. footprint: what it holds, and when it loads and stores.
+
+    Of a double buffered task, the instance is the part that computes, and the others run beside it. parts: these, by
+    what they do (`LOAD`, `STORE`). The body and the ends are without the buffers between them, and the cycles are those
+    of the part with the most. computing: cycles of the instance alone.
     """
 
     number: int
     instance: Instance
     kernel: int
+    body: Body
     ends: tuple[tuple[int, bool], ...]
     tiles: tuple[TensorTile, ...]
     cycles: int
     footprint: Footprint
+    computing: int
+    parts: Mapping[str, Instance]
 
     @property
     def name(self) -> str:
         """The name of the task instance, such as `gemm[0,1]`."""
         return self.instance.name
-
-    @property
-    def body(self) -> Body:
-        """The puts and gets of the instance, as a tree."""
-        return self.instance.body
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class NodeStream:
 class MappingGraph:
     """The virtual mapping graph of a region. nodes: task instances that move or compute something. idle: names of the
     others. edges: by stream. exchanges: streams of collectives, over which instances give each other their parts and
-    the result.
+    the result. buffers: streams between the parts of a double buffered task, both of whose ends are one node.
     """
 
     region: Region
@@ -79,6 +83,7 @@ class MappingGraph:
     edges: Mapping[int, NodeStream]
     idle: tuple[str, ...]
     exchanges: frozenset[int] = frozenset()
+    buffers: Mapping[int, NodeStream] = field(default_factory=dict)
 
     @cached_property
     def by_name(self) -> dict[str, int]:
@@ -117,51 +122,109 @@ def mapping_graph(region: Region) -> MappingGraph:
     kernels: dict[object, int] = {}
     nodes: list[VirtualNode] = []
     idle: list[str] = []
-    texts: dict[tuple[str, ...], int] = {}
-    written: dict[tuple[str, frozenset[tuple[int, ...]]], int] = {}
-    bound = {task.name: used_names(task) for task in region.tasks if task.parameters}
+    reader = _InstanceFacts(region)
     ends: dict[tuple[int, bool], tuple[int, int]] = {}
     footprints: dict[int, Footprint] = {}
+    buffered = {s for decl in region.streams if decl.buffer_of for s in range(decl.first, decl.first + decl.size)}
+    parts: dict[tuple[str, tuple[int, ...]], dict[str, Instance]] = defaultdict(dict)
     for instance in region.instances:
-        used = bound.get(instance.task.name)
-        moved: list[TensorTile] = []
-        if used is not None:
-            ran = [used[at] for at in instance.ran if at in used]  # a loop's (line, column, trips) is never a key
-            reads = frozenset[str]().union(*(r for r, _ in ran))
-            writes = frozenset[str]().union(*(w for _, w in ran))
-            moved = tiles(instance, (reads, writes))
-        if not instance.body and not moved:
+        if instance.task.part and instance.task.whole is not None:
+            parts[instance.task.whole.name, instance.tid][instance.task.part] = instance
+    for instance in region.instances:
+        if instance.task.part:
+            continue
+        own = parts.get((instance.task.name, instance.tid), {})
+        every = (instance, *own.values())
+        moved = _merged([tile for one in every for tile in reader.tiles(one)])
+        body = without([instance.body], buffered, Nodes())[0] if own else instance.body
+        if not body and not moved:
             idle.append(instance.name)
             continue
         order: dict[int, int] = {}
-        word = canonical(instance.body, order)
-        puts = {s: put for s, put, _ in total(instance.body)[0]}
+        word = canonical(body, order)
+        puts = {s: put for s, put, _ in total(body)[0]}
         types = tuple(_end(region, s, puts[s]) for s in order)
         shapes = tuple((t.type, t.reads, t.writes) for t in moved)
-        code = written.get((instance.task.name, instance.ran))
-        if code is None:
-            text = computation(instance.task, instance.ran)
-            code = written[instance.task.name, instance.ran] = texts.setdefault(text, len(texts))
-        kernel = kernels.setdefault((code, word, types, shapes), len(kernels))
+        code = tuple(reader.code(one) for one in every)
+        inner = tuple((part, reader.buffers(own[part])) for part in own)
+        kernel = kernels.setdefault((code, word, types, shapes, inner), len(kernels))
         if kernel not in footprints:
-            footprints[kernel] = footprint(region, instance) or whole_tiles(moved)
+            footprints[kernel] = _footprint(region, instance, own, moved)
         number = len(nodes)
-        for s, put, n in total(instance.body)[0]:
-            ends[s, put] = number, n
-        work = cycles(instance.beats if region.timed else instance.body)
+        for one in every:
+            for s, put, n in total(one.body)[0]:
+                ends[s, put] = number, n
+        work = [cycles(one.beats if region.timed else one.body) for one in every]
         listed = tuple((s, puts[s]) for s in order)
-        nodes.append(VirtualNode(number, instance, kernel, listed, tuple(moved), work, footprints[kernel]))
+        held = footprints[kernel]
+        nodes.append(VirtualNode(number, instance, kernel, body, listed, moved, max(work), held, work[0], own))
     arrays = [array for found in region.collectives for array in found.arrays]
     exchanges = frozenset(stream for array in arrays for stream in range(array.first, array.first + array.size))
-    edges = {}
+    edges, buffers = dict[int, NodeStream](), dict[int, NodeStream]()
     for stream, put in sorted(ends):
         if put:
             decl, name = region.stream(stream)
-            (writer, tokens), (reader, _) = ends[stream, True], ends[stream, False]
-            edges[stream] = NodeStream(
-                stream, name, writer, reader, decl.type, decl.depth, decl.packing, tokens, decl.place
-            )
-    return MappingGraph(region, tuple(nodes), edges, tuple(idle), exchanges)
+            (writer, tokens), (to, _) = ends[stream, True], ends[stream, False]
+            made = NodeStream(stream, name, writer, to, decl.type, decl.depth, decl.packing, tokens, decl.place)
+            (buffers if stream in buffered else edges)[stream] = made
+    return MappingGraph(region, tuple(nodes), edges, tuple(idle), exchanges, buffers)
+
+
+class _InstanceFacts:
+    """What task instances compute and move."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self._bound = {task.name: used_names(task) for task in region.tasks if task.parameters}
+        self._texts: dict[tuple[str, ...], int] = {}
+        self._written: dict[tuple[str, frozenset[tuple[int, ...]]], int] = {}
+
+    def tiles(self, instance: Instance) -> list[TensorTile]:
+        """Return the tiles that an instance moves."""
+        used = self._bound.get(instance.task.name)
+        if used is None:
+            return []
+        ran = [used[at] for at in instance.ran if at in used]  # a loop's (line, column, trips) is never a key
+        reads = frozenset[str]().union(*(r for r, _ in ran))
+        writes = frozenset[str]().union(*(w for _, w in ran))
+        return tiles(instance, (reads, writes))
+
+    def code(self, instance: Instance) -> int:
+        """Return a number that is equal for instances that run the same statements, up to names."""
+        key = instance.task.name, instance.ran
+        if key not in self._written:
+            text = computation(instance.task, instance.ran)
+            self._written[key] = self._texts.setdefault(text, len(self._texts))
+        return self._written[key]
+
+    def buffers(self, part: Instance) -> tuple[object, ...]:
+        """Return what a part of a double buffered task moves, in a form that is equal for equal parts."""
+        order: dict[int, int] = {}
+        word = canonical(part.body, order)
+        return word, tuple(self.region.stream(s)[0].type for s in order)
+
+
+def _merged(found: Sequence[TensorTile]) -> tuple[TensorTile, ...]:
+    """The tiles of a node, each parameter once."""
+    out: dict[str, TensorTile] = {}
+    for tile in found:
+        known = out.get(tile.parameter, tile)
+        out[tile.parameter] = replace(known, reads=known.reads or tile.reads, writes=known.writes or tile.writes)
+    return tuple(out.values())
+
+
+def _footprint(
+    region: Region, instance: Instance, parts: Mapping[str, Instance], moved: Sequence[TensorTile]
+) -> Footprint:
+    """The footprint of a node. What the parts of a double buffered task load and store goes straight through; the part
+    that computes keeps what it takes from a buffer."""
+    found = {part: footprint(region, one) for part, one in {"": instance, **parts}.items()}
+    known = {part: one for part, one in found.items() if one is not None}
+    if len(known) < len(found):
+        return whole_tiles(moved)
+    lives = {transfer: life for one in known.values() for transfer, life in one.lives.items()}
+    held = known[""].held
+    return Footprint(held, held if parts else known[""].beside_tokens, max(x.moments for x in known.values()), lives)
 
 
 def _end(region: Region, stream: int, put: bool) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ...base.element_types import ElementType
+from ..tree import Instance
 from .errors import MappingError
 from .graph import MappingGraph, NodeStream
 from .machine import MeshDescription
@@ -76,7 +77,8 @@ class Excess(NamedTuple):
 
 @dataclass(frozen=True)
 class AppliedPrimitive:
-    """A primitive that was applied. parts: names of its nodes. times: how many nodes it has joined to others."""
+    """A primitive that was applied. parts: names of its nodes, of `double_buffer` that of a task. times: how many nodes
+    it has joined to others."""
 
     primitive: str
     parts: tuple[str, ...]
@@ -115,7 +117,8 @@ class Mapped:
     def start(cls, graph: MappingGraph, fuse: bool = True) -> Mapped:
         """Return the mapping in which each instance is a node of its own. fuse: as for `Collocations`."""
         made = Collocations(graph, fuse)
-        return cls(made, [made.single(node.number) for node in graph.nodes])
+        steps = (AppliedPrimitive("double_buffer", (task,), 0) for task in sorted(graph.region.buffered))
+        return cls(made, [made.single(node.number) for node in graph.nodes], tuple(steps))
 
     @property
     def graph(self) -> MappingGraph:
@@ -262,6 +265,28 @@ class Mapped:
         found = [(a, b, logical) for a, b in pairs for logical, _ in self.shared(a, b)]
         return [PhysicalStream(k, a, b, logical) for k, (a, b, logical) in enumerate(found)]
 
+    # -- double buffers ------------------------------------------------------------------------------------------------
+
+    def beside(self, group: int) -> dict[str, list[Instance]]:
+        """Return the parts of double buffered tasks that load and store beside a node, by what they do, in the order of
+        its shots."""
+        found: dict[str, list[Instance]] = {}
+        for shot in self.groups[group].shots:
+            for part, instance in self.graph.nodes[shot].parts.items():
+                found.setdefault(part, []).append(instance)
+        return found
+
+    @cached_property
+    def buffers(self) -> Mapping[int, int]:
+        """For each stream between parts of one node, the first one of those that take turns on its buffer: those of one
+        access of a task, of all its instances on the node, which come in the same order at both ends."""
+        first: dict[tuple[int, str], int] = {}
+        found: dict[int, int] = {}
+        for stream, edge in self.graph.buffers.items():
+            name = self.graph.region.stream(stream)[0].name
+            found[stream] = first.setdefault((self.of[edge.writer], name), stream)
+        return found
+
     # -- ports and bytes -----------------------------------------------------------------------------------------------
 
     def ports(self, group: int) -> tuple[list[Holder], list[Holder]]:
@@ -272,21 +297,22 @@ class Mapped:
         ins = [Holder(f"{self.stream_name(s)} from {self.name(s.writer)}", 1) for s in self.taken(group)]
         outs = [Holder(f"{self.stream_name(s)} to {self.name(s.reader)}", 1) for s in self.given(group)]
         for write, holders in ((False, ins), (True, outs)):
-            turns: list[tuple[int, list[str]]] = []  # of each port, the last moment that is taken, and by which tensors
-            lives = sorted((life, tensor) for tensor, life in self._lives(group, write).items())
-            for (first, last), tensor in lives:
-                free = next((k for k, (end, _) in enumerate(turns) if end < first), None)
-                if free is None:
-                    turns.append((last, [tensor]))
-                else:
-                    turns[free] = last, [*turns[free][1], tensor]
             verb = "stores" if write else "loads"
-            holders += (Holder(f"{verb} of {', then '.join(tensors)}", 1) for _, tensors in turns)
+            for beside in (False, True):  # which run at the same time
+                turns: list[tuple[int, list[str]]] = []  # of each port, the last moment that is taken, and by which
+                lives = sorted((life, tensor) for tensor, life in self._lives(group, write, beside).items())
+                for (first, last), tensor in lives:
+                    free = next((k for k, (end, _) in enumerate(turns) if end < first), None)
+                    if free is None:
+                        turns.append((last, [tensor]))
+                    else:
+                        turns[free] = last, [*turns[free][1], tensor]
+                holders += (Holder(f"{verb} of {', then '.join(tensors)}", 1) for _, tensors in turns)
         return ins, outs
 
-    def _lives(self, group: int, write: bool) -> dict[str, tuple[int, int]]:
+    def _lives(self, group: int, write: bool, beside: bool) -> dict[str, tuple[int, int]]:
         """The first and the last moment of the loads or stores of each tensor. Shots of one phase run at the same time:
-        what they move meets."""
+        what they move meets. beside: of double buffered shots, or else of all others."""
         node, nodes = self.groups[group], self.graph.nodes
         moments, count = Counter[int](), Counter(node.phases)
         for shot, phase in zip(node.shots, node.phases, strict=True):
@@ -294,7 +320,7 @@ class Mapped:
         start = [0, *accumulate(moments[phase] for phase in range(len(count)))]
         lives: dict[str, tuple[int, int]] = {}
         for shot, phase in zip(node.shots, node.phases, strict=True):
-            for tile in nodes[shot].tiles:
+            for tile in nodes[shot].tiles if bool(nodes[shot].parts) == beside else ():
                 life = nodes[shot].footprint.lives.get((tile.parameter, write))
                 if life is None:
                     continue
@@ -307,7 +333,8 @@ class Mapped:
 
     def memory(self, group: int) -> list[Holder]:
         """Return what takes the bytes of a node in the phase that takes most: tiles and variables that its shots hold
-        there, local buffers, and the slots of the streams that it reads. group: the number of the node.
+        there, local buffers, the slots of the streams that it reads, and those between its parts. group: the number of
+        the node.
         """
         node = self.groups[group]
         phases = node.phases[-1] + 1
@@ -342,6 +369,12 @@ class Mapped:
             out.append(
                 Holder(f"slots of {self.stream_name(stream)}, {_tokens(stream.depth, size)}", stream.depth * size)
             )
+        for first in sorted({*self.buffers.values()}):
+            edge = self.graph.buffers[first]
+            if self.of[edge.writer] != group:
+                continue
+            name = self.graph.region.stream(first)[0].name
+            out.append(Holder(f"double buffer of {name}, {_tokens(edge.depth, edge.size)}", edge.depth * edge.size))
         return out
 
     def over(self, group: int, machine: MeshDescription) -> Sequence[Excess]:

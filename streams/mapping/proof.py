@@ -85,7 +85,8 @@ def check_mapped(mapped: Mapped) -> Report:
 
 
 def _units(mapped: Mapped) -> list[list[list[int]]]:
-    """For each node, the instances of each phase, by their numbers in the region."""
+    """For each node, and for what loads and stores beside it, the instances of each phase, by their numbers in the
+    region."""
     number = {instance.name: k for k, instance in enumerate(mapped.graph.region.instances)}
     units = []
     for group in mapped.groups:
@@ -93,6 +94,8 @@ def _units(mapped: Mapped) -> list[list[list[int]]]:
         for shot, phase in zip(group.shots, group.phases, strict=True):
             phases[phase].append(number[mapped.graph.nodes[shot].name])
         units.append(phases)
+    for k in range(len(mapped.groups)):
+        units += ([[number[instance.name]] for instance in found] for found in mapped.beside(k).values())
     return units
 
 

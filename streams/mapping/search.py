@@ -177,7 +177,7 @@ def least_cycles(start: Mapped, at_most: int) -> int:
     instances one after the other, and they are no faster than on nodes of their own with streams that have no limit.
     start: what primitives are applied to.
     """
-    work = sum(node.cycles for node in start.graph.nodes)
+    work = sum(node.computing for node in start.graph.nodes)
     share = max(-(-work // at_most), max((node.cycles for node in start.graph.nodes), default=0))
     return max(share, cycles(start, endless=True) or 0)
 

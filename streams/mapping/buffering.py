@@ -1,0 +1,125 @@
+"""Which tasks of a mapped program are double buffered: each choice is mapped, and the one that costs least is taken.
+
+A choice is checked as any program is, so that tokens still order what instances do to a tensor. Of many tasks, those
+are added one by one that make the cost less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
+
+from ..check import report_on
+from ..costs import datapath_of
+from ..reader import read_again
+from ..tree import Region
+from .errors import MappingError
+from .graph import mapping_graph
+from .machine import MeshDescription
+from .mapping import Mapped
+from .search import BestMapping, least_cycles, search
+
+CHOICES = 16
+"""Up to so many choices of tasks, all are looked at."""
+
+
+def search_buffered(
+    region: Region,
+    at_most: int,
+    machine: MeshDescription | None = None,
+    start: Callable[[Region], Mapped] | None = None,
+) -> BestMapping:
+    """Return the best mapping of at most so many nodes, in which some tasks more may be double buffered. machine: as
+    for `search`. start: where a search begins, by default with an instance on each node, no loops fused. Raises the
+    `MappingError` of the program as it is, if nothing fits."""
+    return _BufferSearch(region, at_most, machine, start or _unfused).best()
+
+
+def _unfused(region: Region) -> Mapped:
+    return Mapped.start(mapping_graph(region), fuse=False)
+
+
+class _BufferSearch:
+    """The choices that were looked at. found: the best mapping. bounds: cycles that no mapping of each has fewer of."""
+
+    def __init__(
+        self, region: Region, at_most: int, machine: MeshDescription | None, start: Callable[[Region], Mapped]
+    ) -> None:
+        self.region, self.at_most, self.machine, self.start = region, at_most, machine, start
+        self.found: BestMapping | None = None
+        self.error: MappingError | None = None
+        self.states = self.fitting = 0
+        self.all_seen = True
+        self.bounds: list[int] = []
+
+    def best(self) -> BestMapping:
+        """Look at choices; return the best mapping."""
+        self._look(self.region)
+        single = {name: made for name in self._open() if (made := self._checked(frozenset((name,)))) is not None}
+        if 1 << len(single) <= CHOICES:
+            for count in range(1, len(single) + 1):
+                for names in combinations(single, count):
+                    made = single[names[0]] if count == 1 else self._checked(frozenset(names))
+                    if made is not None:
+                        self._look(made)
+        else:
+            self._one_by_one(single)
+        if self.found is None:
+            assert self.error is not None
+            raise self.error
+        bound = min(self.bounds)
+        return replace(self.found, states=self.states, fitting=self.fitting, bound=bound, all_seen=self.all_seen)
+
+    def _open(self) -> Iterator[str]:
+        """Tasks that are not double buffered, and whose tensors take cycles."""
+        region = self.region
+        buffered = {decl.buffer_of for decl in region.streams}
+        for task in region.tasks:
+            timed = datapath_of(task, region.rates, region.float_add, region.variants) is not None
+            if timed and task.parameters and task.name not in buffered and not task.part:
+                yield task.name
+
+    def _checked(self, names: frozenset[str]) -> Region | None:
+        """The program with more tasks double buffered; None if it has mistakes."""
+        made = read_again(self.region, self.region.buffered | names)
+        return None if report_on(made).code else made
+
+    def _look(self, region: Region) -> bool:
+        """Map a choice, if it may be the best; return whether it is, so far."""
+        try:
+            start = self.start(region)
+        except MappingError as error:
+            self.error = self.error or error
+            return False
+        self.bounds.append(least_cycles(start, self.at_most))
+        if self.found is not None and self.bounds[-1] > self.found.cost.cycles:
+            return False
+        try:
+            found = search(start.graph, self.at_most, self.machine, start=start)
+        except MappingError as error:
+            self.error = self.error or error
+            return False
+        self.states += found.states
+        self.fitting += found.fitting
+        self.all_seen = self.all_seen and found.all_seen
+        if self.found is not None and found.cost >= self.found.cost:
+            return False
+        self.found = found
+        return True
+
+    def _one_by_one(self, single: Mapping[str, Region]) -> None:
+        """Add the tasks to the choice that make the cost less, in the order of the file."""
+        self.all_seen = False
+        taken = frozenset[str]()
+        for name in single:
+            made = self._checked(taken | {name}) if taken else single[name]
+            if made is not None and self._look(made):
+                taken |= {name}
+        # Of all choices: each instance with the buffers with which it takes the fewest cycles.
+        work, least = dict[str, int](), dict[str, int]()
+        for region in (self.region, *single.values()):
+            for node in mapping_graph(region).nodes:
+                work[node.name] = min(node.computing, work.get(node.name, node.computing))
+                least[node.name] = min(node.cycles, least.get(node.name, node.cycles))
+        self.bounds.append(max(-(-sum(work.values()) // self.at_most), *least.values()))
