@@ -1,8 +1,8 @@
 """Double buffering: divides a task into parts that load, compute and store at the same time (decoupled access/execute).
 
 `gemm` becomes `gemm.load`, which reads the parts of tensors, `gemm`, which computes, and `gemm.store`, which writes
-them. Each load and each store of the program has a stream of two tokens in its place, a *buffer*: while one token is
-computed with, the next one is loaded. Loops, static branches and what their sizes and indices are made of stand in each
+them. Each load and each store of the program has a stream in its place, a *buffer*: while one token is computed with,
+the next one is loaded. Loops, static branches and what their sizes and indices are made of stand in each
 part that needs them. All that follows (check, time, machine, C++, mapping) sees ordinary tasks and streams. So a load
 that would run ahead of a store to the same element is a race, which the check refuses.
 """
@@ -26,7 +26,8 @@ from .tree import StreamDecl, TaskDecl
 from .values import FUNCTIONS, Static, Value, accepts, type_of
 
 SLOTS = 2
-"""Tokens of a buffer: one is computed with while the next one comes."""
+"""Tokens of a buffer: one is ready while the next one comes. Of a task whose loops access tensors, an access outside of
+them has one, since it comes once for many of the others."""
 
 LOAD, STORE = "load", "store"
 """The parts of a task beside the one that computes, which keeps its name."""
@@ -324,6 +325,9 @@ class _Parts:
         self.found, self.task, self.declared = found, found.task, declared
         self.buffers: list[StreamDecl] = []
         self._stream: dict[syn.ExpressionNode, StreamDecl] = {}
+        loops = (node for node in syn.walk(self.task.body) if isinstance(node, syn.ForLoop | syn.WhileLoop))
+        accesses = {*found.loads, *found.stores}
+        self._often = {node for loop in loops for node in syn.walk(loop) if node in accesses} or accesses
         shape = self.task.mapping if prod(self.task.mapping) > 1 else ()
         for node in (*found.loads, *found.stores):
             kind = next(iter(kinds[node]), None) if len(kinds[node]) <= 1 else None
@@ -341,10 +345,10 @@ class _Parts:
         name, taken = f"{self.task.name}.{root.name}", {buffer.name for buffer in self.buffers}
         number = next(k for k in range(1, len(taken) + 2) if (name if k == 1 else f"{name}.{k}") not in taken)
         name = name if number == 1 else f"{name}.{number}"
-        first = self.declared.size
+        first, depth = self.declared.size, SLOTS if node in self._often else 1
         if first + prod(shape) > STREAMS:
             raise Refusal("limit", f"{name} brings the streams to more than {STREAMS}", node)
-        made = StreamDecl(name, kind, SLOTS, 1, shape, node.place, first, buffer_of=self.task.name)
+        made = StreamDecl(name, kind, depth, 1, shape, node.place, first, buffer_of=self.task.name)
         self.buffers.append(made)
         self.declared.streams.append(made)
         self.declared.size = first + made.size

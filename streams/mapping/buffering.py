@@ -6,7 +6,7 @@ are added one by one that make the cost less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -15,10 +15,11 @@ from ..costs import datapath_of
 from ..reader import read_again
 from ..tree import Region
 from .errors import MappingError
-from .graph import mapping_graph
+from .exhaustive import NODES
+from .graph import MappingGraph, mapping_graph
 from .machine import MeshDescription
 from .mapping import Mapped
-from .search import BestMapping, least_cycles, search
+from .search import BestMapping, least_cycles, search, search_from
 
 CHOICES = 16
 """Up to so many choices of tasks, all are looked at."""
@@ -48,26 +49,26 @@ class _BufferSearch:
     ) -> None:
         self.region, self.at_most, self.machine, self.start = region, at_most, machine, start
         self.found: BestMapping | None = None
-        self.error: MappingError | None = None
         self.states = self.fitting = 0
         self.all_seen = True
         self.bounds: list[int] = []
 
     def best(self) -> BestMapping:
-        """Look at choices; return the best mapping."""
-        self._look(self.region)
+        """Look at choices; return the best mapping. Raises `MappingError` if nothing fits."""
+        self._look(self.start(self.region))
         single = {name: made for name in self._open() if (made := self._checked(frozenset((name,)))) is not None}
-        if 1 << len(single) <= CHOICES:
-            for count in range(1, len(single) + 1):
-                for names in combinations(single, count):
+        tried = self._tried(single)
+        if 1 << len(tried) <= CHOICES:
+            for count in range(1, len(tried) + 1):
+                for names in combinations(tried, count):
                     made = single[names[0]] if count == 1 else self._checked(frozenset(names))
                     if made is not None:
-                        self._look(made)
+                        self._offer(made)
         else:
-            self._one_by_one(single)
-        if self.found is None:
-            assert self.error is not None
-            raise self.error
+            self._one_by_one(tried, single)
+        if self.found is None:  # say why the program does not fit as it is
+            start = self.start(self.region)
+            self.found = search(start.graph, self.at_most, self.machine, start=start)
         bound = min(self.bounds)
         return replace(self.found, states=self.states, fitting=self.fitting, bound=bound, all_seen=self.all_seen)
 
@@ -85,20 +86,21 @@ class _BufferSearch:
         made = read_again(self.region, self.region.buffered | names)
         return None if report_on(made).code else made
 
-    def _look(self, region: Region) -> bool:
-        """Map a choice, if it may be the best; return whether it is, so far."""
+    def _offer(self, region: Region) -> bool:
+        """Map a choice, if the primitives that are given apply to it, and return as `_look`."""
         try:
             start = self.start(region)
-        except MappingError as error:
-            self.error = self.error or error
+        except MappingError:  # a node with buffers needs more bytes
             return False
+        return self._look(start)
+
+    def _look(self, start: Mapped) -> bool:
+        """Map a choice, if it may be the best; return whether it is, so far."""
         self.bounds.append(least_cycles(start, self.at_most))
         if self.found is not None and self.bounds[-1] > self.found.cost.cycles:
             return False
-        try:
-            found = search(start.graph, self.at_most, self.machine, start=start)
-        except MappingError as error:
-            self.error = self.error or error
+        found = search_from(start, self.at_most, self.machine)
+        if found is None:
             return False
         self.states += found.states
         self.fitting += found.fitting
@@ -108,18 +110,31 @@ class _BufferSearch:
         self.found = found
         return True
 
-    def _one_by_one(self, single: Mapping[str, Region]) -> None:
-        """Add the tasks to the choice that make the cost less, in the order of the file."""
+    def _tried(self, single: Mapping[str, Region]) -> list[str]:
+        """The tasks that are tried. In a program of which not all mappings are looked at, these are the ones of which
+        some instance takes fewer cycles with buffers."""
+        alone = {node.name: node.cycles for node in mapping_graph(self.region).nodes}
+        if len(alone) <= NODES:
+            return [*single]
+        graphs = {name: mapping_graph(made) for name, made in single.items()}
+        tried = [name for name, graph in graphs.items() if any(x.cycles < alone[x.name] for x in graph.nodes)]
+        if len(tried) < len(single) or 1 << len(tried) > CHOICES:
+            self._leave_out([mapping_graph(self.region), *graphs.values()])
+        return tried
+
+    def _leave_out(self, graphs: Sequence[MappingGraph]) -> None:
+        """Note that not all choices are looked at. graphs: of the program, and with each task alone double buffered."""
         self.all_seen = False
-        taken = frozenset[str]()
-        for name in single:
-            made = self._checked(taken | {name}) if taken else single[name]
-            if made is not None and self._look(made):
-                taken |= {name}
-        # Of all choices: each instance with the buffers with which it takes the fewest cycles.
         work, least = dict[str, int](), dict[str, int]()
-        for region in (self.region, *single.values()):
-            for node in mapping_graph(region).nodes:
-                work[node.name] = min(node.computing, work.get(node.name, node.computing))
-                least[node.name] = min(node.cycles, least.get(node.name, node.cycles))
+        for node in (node for graph in graphs for node in graph.nodes):
+            work[node.name] = min(node.computing, work.get(node.name, node.computing))
+            least[node.name] = min(node.cycles, least.get(node.name, node.cycles))
         self.bounds.append(max(-(-sum(work.values()) // self.at_most), *least.values()))
+
+    def _one_by_one(self, tried: Sequence[str], single: Mapping[str, Region]) -> None:
+        """Add the tasks to the choice that make the cost less, in the order of the file."""
+        taken = frozenset[str]()
+        for name in tried:
+            made = self._checked(taken | {name}) if taken else single[name]
+            if made is not None and self._offer(made):
+                taken |= {name}

@@ -133,10 +133,23 @@ def search(
     """
     start = start or Mapped.start(graph)
     found, all_seen = _looked_at(start, at_most, machine, measure, states, patience)
-    if found.best is None:
+    best = _best(start, found, all_seen)
+    if best is None:
         raise _none(start, found)
+    return best
+
+
+@gc_disabled()
+def search_from(start: Mapped, at_most: int, machine: MeshDescription | None) -> BestMapping | None:
+    """Return what `search` does, None if nothing fits: to say what is missing takes longer than to find that out."""
+    return _best(start, *_looked_at(start, at_most, machine))
+
+
+def _best(start: Mapped, found: _Candidates, all_seen: bool) -> BestMapping | None:
+    if found.best is None:
+        return None
     price, proof = found.best
-    bound = least_cycles(start, at_most)
+    bound = least_cycles(start, found.at_most)
     return BestMapping(proof.mapped, price, proof, found.looked, found.fitting, bound, all_seen)
 
 

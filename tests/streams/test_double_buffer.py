@@ -122,7 +122,7 @@ def test_parts_and_buffers() -> None:
     region = read(marked(ROWS.format(n=4))[1])
     assert [instance.name for instance in region.instances] == ["f", "f.load", "f.store"]
     assert [(s.name, str(s.type), s.depth) for s in region.streams] == [
-        ("f.w", "f32[64, 64]", 2),
+        ("f.w", "f32[64, 64]", 1),
         ("f.x", "f32[16, 64]", 2),
         ("f.y", "f32[16, 64]", 2),
     ]
