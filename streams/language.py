@@ -6,7 +6,7 @@ The body of a task never runs here: `task` replaces the function by one that ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn, ParamSpec
@@ -103,10 +103,15 @@ class Layout:
 
 
 def task(
-    *, mapping: Sequence[int], args: Sequence[Any] = (), double_buffer: bool = False
+    *,
+    mapping: Sequence[int],
+    args: Sequence[Any] = (),
+    rates: Mapping[str, float] | None = None,
+    double_buffer: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., NoReturn]]:
     """Declare a task. mapping: sizes of the grid; there is one instance for each of its points. args: tensors off the
-    chip, one for each parameter; in the task, a parameter is the part of its tensor that the instance holds.
+    chip, one for each parameter; in the task, a parameter is the part of its tensor that the instance holds. rates: work
+    of its kernels in a cycle, as dict(matmul=256): multiply-adds of a product, elements of another kernel.
     double_buffer: the next parts of tensors are loaded, and the previous ones stored, while the task computes. A call
     of the task raises `UnsupportedError`: its body is read, not executed.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from rsn import streams
-from rsn.streams.check import check
+from rsn.streams import language
+from rsn.streams.check import check, report_on
 from rsn.streams.mapping.errors import CODES as MAPPING_CODES
+from rsn.streams.reader import read
 from rsn.streams.source import CODES
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
@@ -99,3 +102,9 @@ def test_every_name_of_the_language_is_documented(root: Path) -> None:
 def test_what_is_refused_although_it_ends_says_so(name: str) -> None:
     assert "note: every outcome runs to its end" in str(check(LISTED[name]["program"]))
     assert "runs to its end" not in str(check(LISTED[name]["program"].replace("s.put(1)", "s.put(1)\n    s.put(1)", 1)))
+
+
+def test_an_imported_program_takes_what_the_reader_takes() -> None:
+    report = report_on(read("from rsn.streams import *\n\n@task(mapping=[1], other=1)\ndef f():\n    pass\n", "p.py"))
+    (finding,) = report.findings
+    assert set(re.findall(r"(\w+)=", finding.message)) == set(inspect.signature(language.task).parameters)
