@@ -42,7 +42,8 @@ ON_CHIP_MB = 41
 
 
 def plain(shape: BlockShape) -> BlockShape:
-    """The same sizes with one head, and neither gate nor positions."""
+    """Return a block with the length, hidden size and ffn of `shape`, and the defaults of `BlockShape` for all else:
+    one head, no gate, no positions, gelu, LayerNorms and biases."""
     return BlockShape(shape.length, shape.hidden, shape.ffn)
 
 
@@ -52,7 +53,10 @@ HEADINGS = f"{'streams':>8}{'whole B':>12}{'converters B':>14}{'%':>6}{'shared B
 
 
 def memory_row(shape: BlockShape, tile: int) -> tuple[str, str]:
-    """Format what a block takes: of streams, and besides."""
+    """Return two parts of a table row about a block of i8. The first has the number of streams, the bytes of whole
+    tensors, of converters and of shared converters, and what both kinds of converters take in percent of whole tensors.
+    The second has the bytes of FIFOs, what shared converters and FIFOs take in percent of whole tensors, and the bytes
+    of kernels. tile: rows and columns of a tile."""
     graph = block(shape, tile)
     use = memory_use(graph)
     row = f"{len(graph.edges):>8}{use.whole:>12}{use.converters:>14}{100 * use.ratio:>6.1f}"
@@ -61,7 +65,8 @@ def memory_row(shape: BlockShape, tile: int) -> tuple[str, str]:
 
 
 def blocks(options: Namespace) -> Iterator[str]:
-    """Whole tensors against converters."""
+    """Yield the lines of a table: bytes on chip of blocks, as whole tensors and as converters, beside the published
+    range (StreamTensor, Fig. 10a). options: not read."""
     yield "A block on chip, one head, i8 (counted)"
     yield "  whole: double buffers of the tensor of each stream; converters: one for each stream that needs it;"
     yield "  shared: q, k and v have one; %: of whole"
@@ -73,13 +78,14 @@ def blocks(options: Namespace) -> Iterator[str]:
 
 
 def published_row(column: int) -> str:
-    """Format the published range below the percentages of converters. column: where its field begins."""
+    """Return a table row with the published range of percents. column: where its field begins, in characters."""
     low, high = PUBLISHED_PERCENT
     return f"{'published, of four models':<{column}}{f'{low} to {high}':>14}"
 
 
 def models(options: Namespace) -> Iterator[str]:
-    """The four models of table 7."""
+    """Yield the lines of a table: bytes on chip of a block of each of the four models (StreamTensor, table 7), plain
+    and as built. options: not read."""
     yield f"Blocks of four models on chip, length {LENGTH}, i8 (counted)"
     yield "  plain: with one head, without gate and positions; as built: with all of them"
     yield "  FIFOs: of 2 tokens; both %: of whole; the last column: accumulators, strips, tiles of weights"
@@ -110,13 +116,15 @@ GRAPHS = {
 
 
 def cells(fusion: Fusion) -> str:
-    """Format groups, their bytes and the number of streams off the chip."""
+    """Return part of a table row: the nodes of each group, the bytes of each group, the number of streams off the
+    chip."""
     names = " ".join("".join(group) for group in fusion.groups)
     return f"{names:<14}{' '.join(map(str, fusion.bytes)):<14}{len(fusion.off_chip):>4}"
 
 
 def groups(options: Namespace) -> Iterator[str]:
-    """Small graphs."""
+    """Yield the lines of a table: the groups of small graphs under limits of bytes, by StreamTensor's Algorithm 2 and
+    by our search. options: not read."""
     yield "Groups of small graphs: Algorithm 2 as listed, and the proved best (counted)"
     listed, best = (f"{name:<14}{'C':<14}{'off':>4}" for name in ("Algorithm 2", "best"))
     yield f"{'graph, bytes of converters':<28}{'C_max':>6}  {listed}  {best}"
@@ -126,13 +134,15 @@ def groups(options: Namespace) -> Iterator[str]:
 
 
 def kilobytes(fusion: Fusion) -> str:
-    """Format sizes of groups, and kB off the chip."""
+    """Return part of a table row: the number of nodes of each group, and the kB (1000 bytes) of the tensors off the
+    chip."""
     sizes = " ".join(str(len(group)) for group in fusion.groups)
     return f"{sizes:<20}{fusion.off_chip_bytes / 1e3:>8.0f}"
 
 
 def sweep(options: Namespace) -> Iterator[str]:
-    """Blocks under smaller and smaller limits."""
+    """Yield the lines of a table: the groups of single blocks when the limit of bytes is what the block takes as one
+    group, a half, a quarter and an eighth of it. options: not read."""
     yield f"Blocks in groups: C_max in parts of what one group takes, length {LENGTH}, tile 64, i8 (counted)"
     yield "  nodes of each group, and kB of the tensors off the chip, counted once for each stream"
     yield "  converters: they alone count, one for each stream; all: shared converters, kernels and FIFOs count"
@@ -157,7 +167,7 @@ def sweep(options: Namespace) -> Iterator[str]:
 
 
 def networks(options: Namespace) -> Iterator[str]:
-    """All layers of the models."""
+    """Yield the lines of a table: all layers of each model in groups of at most `ON_CHIP_MB` MB. options: not read."""
     yield f"All layers in groups: C_max {ON_CHIP_MB} MB, all memory counts, length {LENGTH}, tile 64, i8 (counted)"
     yield "  MB: of one group of all layers; off MB: of the tensors off the chip, counted once for each stream"
     headings = "".join(f"{name:>14}{'off MB':>8}" for name in ("Algorithm 2", "best"))

@@ -46,8 +46,9 @@ PUBLISHED_LINES = {"gemm_3d": ("GEMM", 8, 101), "mha": ("MHA", 44, 239), "ffn": 
 
 
 def lines_of(text: str) -> tuple[int, int]:
-    """Count lines that are not blank, no comment, no import and no docstring: as they stand, and with a statement that
-    the formatter wraps counted once."""
+    """Return two counts of the lines of a program. Both leave out blank lines, comments, imports and docstrings. The
+    first counts lines as they stand, the second counts a statement of several lines once. text: the program. Raises
+    `SyntaxError` if it is not Python."""
     tree = ast.parse(text)
     left_out: set[int] = set()
     for node in ast.walk(tree):
@@ -70,7 +71,8 @@ def lines_of(text: str) -> tuple[int, int]:
 
 
 def lines(options: Namespace) -> Iterator[str]:
-    """Table 2."""
+    """Yield the lines of a table: lines of our programs beside those of Dato and IRON (Dato, table 2). options: not
+    read."""
     yield "Lines, not blank, no comment, import or docstring; sizes and tensors count (counted; Dato, IRON: published)"
     yield f"{'':<8}{'as formatted':>14}{'statements':>12}{'Dato':>8}{'IRON':>8}"
     for program, (name, dato, iron) in PUBLISHED_LINES.items():
@@ -82,8 +84,8 @@ def lines(options: Namespace) -> Iterator[str]:
 
 
 def cycles(region: Region, depth: int | None = None) -> int:
-    """Model the cycles of one execution of a program that is read with its time. depth: of all streams, otherwise as
-    declared."""
+    """Return the modelled clock cycles of one execution of a program. region: read with `timed=True`. depth: of every
+    stream, in tokens; None for the declared depths."""
     depths, packing = stream_depths(region)
     if depth is not None:
         depths = dict.fromkeys(depths, depth)
@@ -100,7 +102,8 @@ SIZES = (64, 128, 256, 512, 1024)
 
 
 def systolic(options: Namespace) -> Iterator[str]:
-    """The array of 16 x 16 multipliers."""
+    """Yield the lines of a table: modelled cycles of the systolic array of 16 x 16 multipliers for several packings,
+    depths and sizes, beside the published utilisation (Dato). options: not read."""
     yield "Systolic array of 16 x 16, int8 (modelled), and the line cycles = tiles (n + a) + b through 64 and 128"
     yield (
         f"{'pack depth':<11}{'a':>6}{'b':>7}"
@@ -145,7 +148,8 @@ class Traffic:
         self.elements = 0
 
     def of(self, text: str, shapes: Mapping[str, Sequence[int]]) -> int:
-        """Run a program with data; return the bytes."""
+        """Run a program with data; return the bytes that all runs of this object have read and written off the chip.
+        text: the program. shapes: of its input tensors, by name."""
         load, store = TensorPart.__getitem__, TensorPart.__setitem__
 
         def loaded(part: TensorPart, index: Any) -> Any:
@@ -164,25 +168,29 @@ class Traffic:
 
 
 def mha_bytes(rows: int) -> int:
-    """Bytes off the chip of `mha`: X is read for keys and values, and again for queries."""
+    """Return the bytes that the program `mha` reads and writes off the chip. It reads X twice, once for keys and values
+    and once for queries, and each weight once. rows: of X."""
     return WORD * (3 * rows * WIDTH + 4 * WIDTH**2)
 
 
 def flash_bytes(rows: int) -> int:
-    """Bytes off the chip of `flash_attention`: all keys and values are read for each block of 128
-    queries."""
+    """Return the bytes that the program `flash_attention` reads and writes off the chip. It reads all keys and values
+    for each block of 128 queries. rows: of queries and of keys, a multiple of 128."""
     return WORD * (2 * rows * WIDTH + rows // 128 * 2 * rows * WIDTH)
 
 
 def sequential_bytes(rows: int, projections: bool) -> int:
-    """Bytes off the chip of a kernel after another: S = Q K, softmax of S, P V, and four projections; each reads its
-    operands and writes its result once."""
+    """Return the bytes off the chip of attention if kernels run one after the other, and each reads its operands and
+    writes its result once: S = Q K, softmax of S, P V. rows: of queries and of keys. projections: whether four
+    projections belong to it."""
     attention = 4 * rows * WIDTH + 4 * HEADS * rows**2
     return WORD * (attention + projections * 4 * (2 * rows * WIDTH + WIDTH**2))
 
 
 def attention(options: Namespace) -> Iterator[str]:
-    """Multi-head attention."""
+    """Yield the lines of a table: modelled cycles and MB (10**6 bytes) off the chip of attention with and without
+    projections, for several lengths. options: not read. Raises `AssertionError` if a run of a short length moves other
+    bytes than `mha_bytes` or `flash_bytes` says."""
     yield "Attention, 12 heads x 64, float32: MHA with its projections (48 instances), FlashAttention without (36)"
     macs, rest = KERNELS["matmul"], KERNELS["elements"]
     yield f"  cycles: modelled; an instance does {macs:g} multiply-adds, or {rest:g} elements of others, in a cycle;"
@@ -216,7 +224,8 @@ MESHES = {(1, 4): 1.0, (2, 4): 1.97, (4, 4): 3.67}
 
 
 def scaling(options: Namespace) -> Iterator[str]:
-    """A product on meshes of several sizes."""
+    """Yield the lines of a table: the modelled speed-up of a product on meshes of several sizes, beside the published
+    one (Dato). options: not read."""
     yield f"GEMM {GEMM}^3 in {8 * ELEMENT}-bit tiles of {TILE}^3 on a mesh: speed-up over 1x4 (modelled)"
     yield f"  {KERNELS['matmul']:g} multiply-adds a cycle and instance; all loads together get so many bytes a cycle,"
     yield "  in equal parts for the rows that load A and the columns that load B; launches take no time"
@@ -235,7 +244,8 @@ def scaling(options: Namespace) -> Iterator[str]:
 
 
 def mapping(options: Namespace) -> Iterator[str]:
-    """All cases on a mesh of 4 x 4 tiles, and on the least tiles on which those fit that do not."""
+    """Yield the lines of a table: for each case the best mapping on a mesh of 4 x 4 tiles that `search` finds, or what
+    such a mesh lacks. options: not read."""
     mesh = MeshDescription()
     yield f"All cases on {mesh.name}: {mesh.in_ports} input and {mesh.out_ports} output ports and {mesh.memory} bytes a"
     yield "tile (modelled); plain: without double buffers; bound: cycles that no mapping has fewer of, * where all"
