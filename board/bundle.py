@@ -204,11 +204,11 @@ def downloaded(architecture: str, folder: Path) -> Path | None:
 
 
 def pack_python(debs: Path, archive: Path) -> None:
-    """Pack the Python of Debian's packages as it lies in an installation: bin/, lib/python3.11/, and lib/private/, the
-    libraries for images that lack them.
+    """Pack Debian's packages `DEBS` and `LIBRARY_DEBS` into one archive, which holds the files of an installed Python:
+    bin/, lib/python3.11/, the shared libraries in lib/private/, and the copyright notices in licenses/.
 
-    debs: the folder with the packages. archive: the .tar.gz file to write. Raises `BundleError` for a package that is
-    missing or is none.
+    debs: the folder with the packages; of several versions of a package, the last by name is taken. archive: the
+    .tar.gz file to write. Raises `BundleError` if a package is missing, damaged, or not a Debian package.
     """
     with tarfile.open(archive, "w:gz") as packed:
         for name in (*DEBS, *LIBRARY_DEBS):

@@ -80,8 +80,9 @@ def _is_optional(parameter: inspect.Parameter) -> bool:
 
 
 def machine_of_operators(machine: machines.OperatorMachine, in_files: bool) -> Program:
-    """Return the program of a machine, to print it or to run it. in_files: false for one that runs here, whose
-    operators may apply functions of Python. Raises `StepError` for an operator that no file holds."""
+    """Return the program of a machine, to print it or to run it. in_files: true for one that can be written to files;
+    false for one that runs in this process, whose operators may apply functions of Python. Raises `StepError` for an
+    operator that no file holds."""
     return machines.lowered(machine, in_files)
 
 
@@ -110,8 +111,8 @@ def read_values(
     machine: machines.OperatorMachine, inputs: str | None, weights: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """Read the streams and the tensors of a run, each by name. inputs: path of a file of streams as texts (`.txt`), or
-    of streams and tensors. weights: path of a file of tensors. None for no file. Raises `TensorError` for a file that
-    cannot be read or does not fit."""
+    of streams and tensors as arrays. weights: path of a file of tensors. None for no file. Raises `TensorError` for a
+    file that cannot be read or does not fit."""
     streams: dict[str, Any] = {}
     tensors: dict[str, Array] = {}
     if inputs is not None and inputs.endswith(TEXT):
@@ -138,9 +139,16 @@ def write_results(
     times: Mapping[str, Sequence[float]],
     tensors: Mapping[str, Array],
 ) -> None:
-    """Write the results of a run to a file of texts (`.txt`) or of tensors. tokens: of each result, by name. times:
-    cycles of tokens, by name; a stream without them is written without times. tensors: those that were stored, by name.
-    Raises `TensorError` for tensors in a text, for two results of one name, and as `save_tensors`."""
+    """Write the results of a run to a file: streams alone as texts (`.txt`), or streams and tensors as arrays (`.npz`,
+    `.safetensors`).
+
+    tokens: those of each result stream, by its name; a stream without an entry is left out of a file of arrays. times:
+    the clock cycle of each token, by the name of the stream; a stream without an entry is written without times. Texts
+    have no times. tensors: those that the program stored, by name.
+
+    Raises `TensorError` for a text if there are tensors, for streams or tensors that need an array of the same name,
+    and as `token_files.arrays_of` and `save_tensors` do.
+    """
     if path.endswith(TEXT):
         if tensors:
             names = ", ".join(tensors)

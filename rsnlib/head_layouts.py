@@ -92,8 +92,12 @@ def with_table(layer: Layer) -> Layer:
 
 
 def head_order(rotary: Rotary) -> tuple[int, ...]:
-    """Return an order of the columns of a head in which partners are neighbours: the column at each place, from 0 on;
-    empty if they are already. Raises `UnsupportedError` if `partners` is not its own inverse."""
+    """Return an order of the columns of a head in which the partner of the column at place p is at place p ^ 1.
+
+    The result has, for each place, the column that it gets: first the pairs of partners, then the columns that are
+    their own partner. It is () if the columns already lie so. Raises `UnsupportedError` if `rotary.partners` is not its
+    own inverse.
+    """
     partners = rotary.partners
     if sorted(partners) != [*range(rotary.head_dim)] or any(partners[p] != c for c, p in enumerate(partners)):
         raise UnsupportedError(

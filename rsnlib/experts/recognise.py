@@ -92,8 +92,8 @@ def _node(x: Any) -> Node:
 
 
 def same(x: Any) -> Node:
-    """Return the node whose elements x has, in the same order and of the same type: x itself, or the first node of a
-    chain of reshapes. x: a node."""
+    """Return the node whose elements x has, in the same order and of the same type: x itself, or the node at the start
+    of the chain of reshapes that ends in x. Raises `_Other` if x is no node, so that `find` returns None."""
     node = _node(x)
     while True:
         a = arguments(node)

@@ -106,21 +106,22 @@ class SlotData:
         return list(out)
 
     def blocks(self, places: Places, rows: int, cols: int) -> Pieces:
-        """Return blocks (8192,) of a rows x cols matrix, in the order off chip. places: their first elements. Raises
-        `ValueError` if these are all blocks and `rows` x `cols` is not a whole number of them.
-        """
+        """Return the blocks at `places` of a rows x cols matrix, one (8192,) for each place, with elements as they lie
+        off chip. If there are as many places as blocks in the matrix, they must be in the order of `ring.blocks_of`.
+        Raises `ValueError` if they are all blocks and `rows` x `cols` is not a whole number of them."""
         if len(places) * BLOCK == rows * cols:
             return block(self.x[:rows, :cols]).reshape(len(places), BLOCK)
         return [block(self.x[i : i + 128, j : j + 64]) for i, j in places]
 
     def quarters(self, rows: int, cols: int) -> Pieces:
-        """Return all blocks of a rows x cols matrix in quarters of 32 rows, (quarters, 2048). Raises `ValueError` if it
-        is not a whole number of blocks.
-        """
+        """Return all blocks of the first `rows` rows and `cols` columns in quarters, which have 32 rows of a block
+        each: (quarters, 2048). Blocks come row after row, the quarters of a block from top to bottom, and elements as
+        they lie off chip (`rsn.isa.layout.block`). Raises `ValueError` if `rows` x `cols` is not a whole number of
+        blocks."""
         return np.asarray(block(self.x[:rows, :cols])).reshape(-1, QUARTER)
 
     def joined(self, quarters: Sequence[Array]) -> Array:
-        """Return a block (8192,) from its four quarters, which have 2048 elements each."""
+        """Return a block (8192,). quarters: its four quarters, 2048 elements each, from the first rows on."""
         return np.concatenate([quarter.reshape(-1) for quarter in quarters])
 
     def activate(self, rows: int, cols: int, which: int) -> None:

@@ -83,9 +83,9 @@ FILL_ANYHOW_AND_SEND = (LoopWork("load", "", writes=3), LoopWork("send", "", rea
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
-    """Yield what the machine takes of the device: unit by unit, then streams, ports and the instruction path. Raises
-    `ProgramError` if a unit that has slots has no memory.
-    """
+    """Yield what the machine takes of the device: unit by unit, then streams, ports and the instruction path. overlay:
+    with the unit kinds of XNN. Raises `ProgramError` for a MemA, MemB or MemC whose description has no memory, and
+    `KeyError` for a unit of another kind."""
     for unit in overlay.units:
         if unit.memory is not None:
             yield buffers(unit)
