@@ -19,6 +19,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product of two tensors, as that of numpy.
 
     a: (..., rows, inner). b: (..., inner, columns). Other axes are broadcast; an operand may also have one axis.
+    PyTorch raises `RuntimeError` for sizes that do not fit.
     """
     return a @ b
 
@@ -37,7 +38,7 @@ def gemm(
     """alpha * a @ b + beta * c, of two matrices.
 
     a: (rows, inner), or (inner, rows) with transA. b: (inner, columns), or (columns, inner) with transB. c: is
-    broadcast to (rows, columns).
+    broadcast to (rows, columns). PyTorch raises `RuntimeError` for sizes that do not fit.
     """
     made = (a.t() if transA else a) @ (b.t() if transB else b)
     made = made if alpha == 1 else made * alpha
@@ -326,8 +327,8 @@ def affine(shape: tuple[int, ...], x: Tensor | None) -> Tensor | None:
 
 
 def layer_norm(x: Tensor, axes: int, scale: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
-    """Return the LayerNorm over the last `axes` axes of x, in the shape of x, times scale, plus bias. scale, bias: are
-    broadcast to x; None for none. epsilon: is added to the variance."""
+    """Return the LayerNorm over the last `axes` axes of x, times scale, plus bias, in the shape of x. scale, bias: must
+    broadcast to x, or PyTorch raises `RuntimeError`; None for none. epsilon: is added to the variance."""
     over = tuple(x.shape[x.ndim - axes :])
     weight, shift = affine(over, scale), affine(over, bias)
     if (weight is None) == (scale is None) and (shift is None) == (bias is None):
@@ -338,8 +339,8 @@ def layer_norm(x: Tensor, axes: int, scale: Tensor | None, bias: Tensor | None, 
 
 
 def rms_norm(x: Tensor, axes: int, scale: Tensor | None, epsilon: float) -> Tensor:
-    """Return x divided by its root mean square over the last `axes` axes, in the shape of x, times scale. scale: is
-    broadcast to x; None for none. epsilon: is added to the mean square."""
+    """Return x divided by its root mean square over the last `axes` axes, times scale, in the shape of x. scale: must
+    broadcast to x, or PyTorch raises `RuntimeError`; None for none. epsilon: is added to the mean square."""
     over = tuple(x.shape[x.ndim - axes :])
     weight = affine(over, scale)
     if (weight is None) == (scale is None):
@@ -369,8 +370,9 @@ def layer_normalization(
 ) -> Any:
     """LayerNorm over the axes from `axis` on; computed in the type of x, whatever `stash_type` says.
 
-    x: any shape. scale, b: are broadcast to x. wanted: with more outputs than one, mean and reciprocal deviation follow
-    (`statistics`). Raises `UnsupportedError` for an axis that lies outside.
+    x: any shape, which the first output has too. scale, b: as for `layer_norm`, with its error. wanted: with more
+    outputs than one, mean and reciprocal deviation follow (`statistics`). Raises `UnsupportedError` for an axis that
+    lies outside.
     """
     axes = x.ndim - axis_of(axis, x.ndim)
     made = layer_norm(x, axes, scale, b, epsilon)
@@ -383,8 +385,8 @@ def rms_normalization(
 ) -> Tensor:
     """RMSNorm over the axes from `axis` on; computed in the type of x, whatever `stash_type` says.
 
-    x: any shape, which the result has too. scale: is broadcast to x. Raises `UnsupportedError` for an axis that lies
-    outside.
+    x: any shape, which the result has too. scale: as for `rms_norm`, with its error. Raises `UnsupportedError` for an
+    axis that lies outside.
     """
     return rms_norm(x, x.ndim - axis_of(axis, x.ndim), scale, epsilon)
 

@@ -80,7 +80,10 @@ def constant(
 
 @operator("ConstantOfShape")
 def constant_of_shape(input: Ints, *, value: Tensor | None = None) -> Tensor:
-    """A tensor of the shape `input`, filled with the one element of `value`; float32 zeros without it."""
+    """A tensor of the shape `input`, filled with the one element of `value`; float32 zeros without it.
+
+    input: the sizes of the result. value: one element of any shape, or PyTorch raises `RuntimeError`.
+    """
     of = torch.zeros(1) if value is None else value
     return of.reshape(()).expand(input).clone()
 
@@ -179,7 +182,11 @@ def flatten(input: Tensor, *, axis: int = 1) -> Tensor:
 @operator("Transpose")
 def transpose(data: Tensor, *, perm: list[int] | None = None) -> Tensor:
     """The operand with its axes in another order: axis i is axis perm[i] of the operand; without `perm` they are
-    reversed."""
+    reversed.
+
+    perm: each axis of the operand once; may be negative. PyTorch raises `RuntimeError` if it is not, `IndexError` for
+    an axis that lies outside.
+    """
     return data.permute(list(reversed(range(data.ndim))) if perm is None else perm)
 
 
@@ -233,7 +240,8 @@ def tile(input: Tensor, repeats: Ints) -> Tensor:
 def concat(*inputs: Tensor, axis: int) -> Tensor:
     """The tensors behind each other along one axis.
 
-    inputs: their sizes along other axes are the same. axis: may be negative.
+    inputs: their sizes along other axes are the same, or PyTorch raises `RuntimeError`. axis: may be negative. PyTorch
+    raises `IndexError` for one that lies outside.
     """
     return torch.cat(inputs, axis)
 
@@ -337,7 +345,7 @@ def depth_to_space(input: Tensor, *, blocksize: int, mode: str = "DCR") -> Tenso
 
     input: (batch, channels, height, width). mode: "DCR" splits channels into (blocksize, blocksize, the others), any
     other word into (the others, blocksize, blocksize). Returns (batch, channels / blocksize**2, height * blocksize,
-    width * blocksize).
+    width * blocksize). PyTorch raises `RuntimeError` if blocksize**2 does not divide the channels.
     """
     b, c, h, w = input.shape
     n = c // blocksize**2
@@ -352,8 +360,9 @@ def depth_to_space(input: Tensor, *, blocksize: int, mode: str = "DCR") -> Tenso
 def space_to_depth(input: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     """Blocks of rows and columns as channels.
 
-    input: (batch, channels, height, width), the last two multiples of blocksize. mode: as for `depth_to_space`, which
-    reverts it. Returns (batch, channels * blocksize**2, height / blocksize, width / blocksize).
+    input: (batch, channels, height, width), the last two multiples of blocksize, or PyTorch raises `RuntimeError`.
+    mode: as for `depth_to_space`, which reverts it. Returns (batch, channels * blocksize**2, height / blocksize, width
+    / blocksize).
     """
     b, c, h, w = input.shape
     parts = input.reshape(b, c, h // blocksize, blocksize, w // blocksize, blocksize)
@@ -375,8 +384,8 @@ def trilu(input: Tensor, k: Ints | None = None, *, upper: int = 1) -> Tensor:
 
 
 def indices(index: Tensor, n: int) -> Tensor:
-    """Return indices from 0 on, of an axis of n rows: negative ones in `index` count from its end. index: integers of
-    any shape, which the result has too. Their range is not checked here, but by PyTorch where they are used."""
+    """Return the indices of rows, each from 0 on. index: integers of any shape, which the result has too; negative ones
+    count from the end of the axis. n: rows of the axis. An index outside of -n to n - 1 is not refused here."""
     return torch.where(index < 0, index + n, index)
 
 
@@ -384,9 +393,9 @@ def indices(index: Tensor, n: int) -> Tensor:
 def gather(data: Tensor, indices_: Tensor, *, axis: int = 0) -> Tensor:
     """Rows of `data` along one axis, by index.
 
-    data: (before ..., rows, behind ...), the rows at `axis`. indices_: integers of any shape. Returns (before ...,
-    shape of indices_ ..., behind ...). Raises `UnsupportedError` for an axis that lies outside. Errors of indices:
-    `indices`.
+    data: (before ..., rows, behind ...), the rows at `axis`. indices_: integers of any shape; negative ones count from
+    the end. Returns (before ..., shape of indices_ ..., behind ...). Raises `UnsupportedError` for an axis that lies
+    outside. PyTorch raises `IndexError` or `RuntimeError` for an index that lies outside.
     """
     where = axis_of(axis, data.ndim)
     index = indices(converted(indices_, torch.int64), data.shape[where])
@@ -402,7 +411,8 @@ def gather(data: Tensor, indices_: Tensor, *, axis: int = 0) -> Tensor:
 def gather_elements(data: Tensor, indices_: Tensor, *, axis: int = 0) -> Tensor:
     """Elements of `data` along one axis, each by an index of its own.
 
-    indices_: integers; its shape is that of the result. Raises `UnsupportedError` for an axis that lies outside.
+    indices_: integers; its shape is that of the result; negative ones count from the end. Raises `UnsupportedError` for
+    an axis that lies outside. PyTorch raises `RuntimeError` for an index that lies outside.
     """
     where = axis_of(axis, data.ndim)
     return data.gather(where, indices(converted(indices_, torch.int64), data.shape[where]))
@@ -413,8 +423,9 @@ def gather_nd(data: Tensor, indices_: Tensor, *, batch_dims: int = 0) -> Tensor:
     """Parts of `data`, each by indices of several axes.
 
     data: (batch sizes ..., sizes ...), with `batch_dims` batch axes. indices_: (batch sizes ..., places ..., depth):
-    the last axis has the indices of the first `depth` axes behind the batch. Returns (batch sizes ..., places ...,
-    other sizes ...).
+    the last axis has the indices of the first `depth` axes behind the batch; negative ones count from the end. Returns
+    (batch sizes ..., places ..., other sizes ...). PyTorch raises `IndexError` for an index beyond the end of an axis,
+    but not for every one before its beginning.
     """
     batch = data.shape[:batch_dims]
     rows = data.reshape(-1, *data.shape[batch_dims:])
@@ -435,9 +446,10 @@ def scatter_elements(
 ) -> Tensor:
     """`data` with new elements along one axis, each by an index of its own.
 
-    data: the shape of the result. indices_, updates: of one shape, with as many axes. reduction: "none" replaces;
-    "add", "mul", "max" and "min" join old and new. Raises `UnsupportedError` for another one, and for an axis that lies
-    outside. Errors of indices: `indices`.
+    data: the shape of the result. indices_: integers; negative ones count from the end. updates: of the shape of
+    indices_, with as many axes as data. reduction: "none" replaces; "add", "mul", "max" and "min" join old and new.
+    Raises `UnsupportedError` for another one, and for an axis that lies outside. PyTorch raises `RuntimeError` for an
+    index that lies outside.
     """
     where = axis_of(axis, data.ndim)
     index = indices(converted(indices_, torch.int64), data.shape[where])
@@ -452,7 +464,8 @@ def scatter_nd(data: Tensor, indices_: Tensor, updates: Tensor, *, reduction: st
     """`data` with new parts, each by indices of several axes.
 
     data: the shape of the result. indices_: (places ..., depth): the last axis has the indices of the first `depth`
-    axes of data. updates: (places ..., other sizes ...). reduction: as for `scatter_elements`, also its error.
+    axes of data; negative ones count from the end. updates: (places ..., other sizes ...). reduction: as for
+    `scatter_elements`, also its `UnsupportedError`. Indices must lie inside: not all that lie outside are refused.
     """
     depth = indices_.shape[-1]
     parts = tuple(indices(x, n) for x, n in zip(converted(indices_, torch.int64).unbind(-1), data.shape, strict=False))
@@ -504,7 +517,7 @@ def compress(input: Tensor, condition: Known, *, axis: int | None = None) -> Ten
     """The rows for which a condition is True. It must be known.
 
     condition: (rows,), along `axis`; without `axis`, of all elements in one row. Raises `UnsupportedError` for an axis
-    that lies outside.
+    that lies outside. PyTorch raises `IndexError` for a row that lies outside.
     """
     at = condition.nonzero().reshape(-1)
     return input.reshape(-1)[at] if axis is None else input.index_select(axis_of(axis, input.ndim), at)
