@@ -37,18 +37,16 @@ def chain(mapped: Mapped, a: str, b: str, machine: MeshDescription | None = None
 
 
 def links(mapped: Mapped, group: int) -> tuple[Shots, ...]:
-    """Return the parts of a node, given by its number, that is a chain, which is the same however it came about; of a
-    collective, and of any other node, the node itself.
-    """
+    """Return the parts of a node: those of a chain, which do not depend on the order in which it was built. A chain
+    with the exchange of a collective, and any node that is no chain, is one part. group: the number of the node."""
     node = mapped.groups[group]
     exchanged = not mapped.graph.exchanges.isdisjoint(local.stream for local in node.local)
     return node.parts if node.kind == "chain" and not exchanged else (node,)
 
 
 def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
-    """Raise `MappingError` if the graph does not allow that one node runs node x, then node y, given by their
-    numbers.
-    """
+    """Raise `MappingError` if the graph does not allow one node to run node x and then node y. x, y: numbers of
+    nodes."""
     what = f"chain({mapped.name(x)}, {mapped.name(y)})"
     if exchanges(mapped, x, y):
         return
@@ -79,9 +77,10 @@ def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
 
 
 def exchanges(mapped: Mapped, x: int, y: int) -> bool:
-    """Return whether what two nodes, given by their numbers x and y, send each other both ways is the exchange of a
-    collective, and one node can run both: it changes from one to the other where they wait, which loops do not allow.
-    """
+    """Return whether one node can run nodes x and y in turn although each waits for the other. This is so if all
+    streams between them belong to exchanges of collectives, no path through other nodes joins them, and both come to
+    their end if the node switches from one to the other whenever one waits. The node does not switch inside of a loop.
+    x, y: numbers of nodes."""
     back, forth = mapped.between.get((y, x), ()), mapped.between.get((x, y), ())
     if not (back and forth) or not {*back, *forth} <= mapped.graph.exchanges:
         return False
@@ -117,9 +116,8 @@ def bundle(
 
 
 def refuse_bundle(mapped: Mapped, groups: Sequence[int], what: str) -> list[Shots]:
-    """Return the parts of a bundle of nodes. groups: their numbers. what: begins the message. Raises `MappingError` if
-    the nodes differ, or a path joins two of them.
-    """
+    """Return the parts of a bundle of nodes; a bundle among the nodes is replaced by its own parts. groups: the numbers
+    of the nodes. what: begins the message. Raises `MappingError` if the nodes differ, or a path joins two of them."""
     parts = _parts([mapped.groups[k] for k in groups])
     for part in parts[1:]:
         if part.kernel != parts[0].kernel:
@@ -142,9 +140,9 @@ def _parts(groups: Sequence[Shots]) -> list[Shots]:
 
 
 def path(mapped: Mapped, starts: Sequence[int], ends: set[int]) -> list[int]:
-    """Return a shortest path, as numbers of nodes, from one of the starts to one of the ends other than it, empty if
-    there is none; it passes no other start or end. From a single start, a path of one edge does not count.
-    """
+    """Return a shortest path, as numbers of nodes from its start to its end; empty if there is none. starts: where it
+    may begin. ends: where it may end, at another node than it began. It passes no other start or end. From a single
+    start, a path of one edge does not count."""
     direct = len(starts) > 1
     inner = set(starts)
     before: dict[int, int] = {}
