@@ -32,14 +32,15 @@ def timed_cpu(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def wall(call: Callable[[], object]) -> float:
-    """Return the wall seconds of a call."""
+    """Return the seconds of real time that a call takes."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def child(command: Sequence[str]) -> float:
-    """Return the CPU seconds, user and system, of a command."""
+    """Run a command without its output, and return the CPU seconds, user and system, that it and its own child
+    processes take. Raises `CalledProcessError` if it fails."""
 
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -73,8 +74,13 @@ def print_models(
     measured: Callable[[str, argparse.Namespace], dict[str, Any]],
     row: Callable[[str, dict[str, Any]], str],
 ) -> None:
-    """Measure models one after the other, and print a row for each; --only takes those whose name begins with one of
-    its words. measured: the facts of a model, given the options. row: shows them."""
+    """Measure models one after the other, and print a Markdown row for each, or JSON at the end.
+
+    parser: adds its options; --only, which is added here, takes words with one of which a model's name must begin, and
+    --json must be one of its options. names: of the models. head: the headings of the table. measured: returns the
+    facts of a model, given its name and the options. row: formats a row of a model's name and facts. Ends the process
+    for words with which no name begins.
+    """
     parser.add_argument("--only", nargs="+", metavar="NAME", help="models whose name begins with one of these")
     options = parser.parse_args()
     known = list(names)
@@ -95,7 +101,8 @@ def print_models(
 
 
 def print_tables(parser: argparse.ArgumentParser, tables: Mapping[str, Callable[[Any], Iterable[str]]]) -> None:
-    """Print the tables that the command line names, all without names. Each gets the options."""
+    """Print the tables that the command line names, or all of them if it names none. parser: for the other options.
+    tables: by name, a function that returns the lines of a table, given the options."""
     parser.add_argument("tables", nargs="*", choices=[[], *tables], metavar="TABLE")
     options = parser.parse_args()
     for number, name in enumerate(options.tables or tables):

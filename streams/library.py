@@ -298,12 +298,17 @@ class KernelExpressions(TileExpressions):
     def exchange(
         self, step: CollectiveStep, kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
     ) -> Collective | None:
-        """Record the tokens of a collective, `step`, on streams of its own (`Collective.arrays`). In an all-reduce, the
-        first instance of a group gets a value of each of the others, and puts the result to each of them. In the
-        others, each instance puts a tile, or a part of one, to each other one, and then gets one of each. So an
-        instance that does not take part is found as any other missing end is. Return the collective, None if each of
-        its groups is one instance. kind: the type of the tile before. node: where the collective stands. inserted: a
-        layout asks for it, no call is written.
+        """Record the puts and gets of this instance for a collective, on streams that this collective alone has
+        (`Collective.arrays`). Return the collective; None if each of its groups is one instance.
+
+        In an all-reduce, the first instance of a group gets a value from each other instance, then puts the result to
+        each of them. In an all-gather or reduce-scatter, each instance puts a tile, or a part of one, to each other
+        instance, then gets one from each of them. If an instance of a group does not take part, its streams lack an
+        end, which the check reports.
+
+        step: the collective. kind: the type of the tile before it, which a reduce-scatter needs; None for one float.
+        node: where the collective stands, for messages. inserted: whether a layout asks for the collective, not a call
+        in the program.
         """
         over = tuple(axis for axis in step.axes if self.mesh[axis] > 1)
         if not over:

@@ -24,9 +24,8 @@ class PathState(NamedTuple):
 
 
 class Paths(Stores):
-    """Follows the paths through a task instance. before: number of the last future from before the innermost branch on
-    data.
-    """
+    """Follows the paths through a task instance. before: number of the last future that was made before the innermost
+    branch on data began."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -34,8 +33,7 @@ class Paths(Stores):
 
     def save(self) -> PathState:
         """Return a copy of the state of this path: variables, unread futures, and how futures were taken. Raises
-        `Refusal` beyond `STEPS`, as `merge` and `key` do.
-        """
+        `Refusal` beyond `STEPS`."""
         size = len(self.env) + len(self.pending) + len(self.tokens)
         self.context.step(self.task.body, size // 8)
         return PathState(dict(self.env), {n: replace(future) for n, future in self.pending.items()}, dict(self.tokens))
@@ -45,8 +43,11 @@ class Paths(Stores):
         self.env, self.pending, self.tokens = state
 
     def merge(self, a: PathState, b: PathState) -> None:
-        """Continue from the states a and b of two paths. A variable whose values differ becomes data; a future counts
-        as used only if both paths used it.
+        """Continue from the states a and b of two paths, as one path.
+
+        A variable whose values differ becomes data. A future that both paths have read is no longer kept. A future from
+        before the branch that only one path has read counts as read by some paths (`Future.used`). Raises `Refusal`
+        beyond `STEPS`.
         """
         env: dict[str, Value] = {}
         tokens = either(a.tokens, b.tokens)
@@ -79,8 +80,8 @@ class Paths(Stores):
 
     def key(self, without: Container[str] = ()) -> object:
         """Return the variables as a key, with futures numbered as they appear: equal keys mean that nothing differs
-        from here on. without: names that do not count.
-        """
+        from here on. without: names of variables that are left out; if one of them holds an unread future, the key
+        equals no other. Raises `Refusal` beyond `STEPS`."""
         self.context.step(self.task.body, len(self.env) // 8)
         numbers: dict[int, int] = {}
         out: list[object] = []
@@ -103,8 +104,8 @@ class Paths(Stores):
         return tuple(out)
 
     def prune(self) -> None:
-        """Forget futures that no variable holds any more, and report those that nothing has read. Inside an arm, the
-        other arm may still hold them."""
+        """Forget futures that no variable holds any more, and report those of them that nothing has read. Inside an arm
+        of a branch none is reported, because the other arm may still hold it."""
         if not self.pending and not self.tokens:
             return
         held = {f for v in self.env.values() if isinstance(v, Data) for f in v.futures}

@@ -64,9 +64,9 @@ def tiles(
 
 
 def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of a linear operator: row tiles, column tiles, and for each of them tiles along the sum: the
-    result is complete before the next. Or outward: row tiles, tiles along the sum, and for each of them column tiles: a
-    row of sums is complete at its end."""
+    """Plan (`PLANS`) of a linear operator. Loops, outermost first: row tiles, column tiles, tiles along the sum; so
+    each tile of the result is complete before the next one begins. With the knob `outward`, and more than one column
+    tile: row tiles, tiles along the sum, column tiles; so a row of tiles is complete at the end of its row."""
     operand, weight = x.operands
     (_, m, depth), n = operand.shape, x.shape[2]
     tm, tn, tk = fit(unit, knobs.rows), fit(n, knobs.columns), fit(depth, knobs.depth)
@@ -119,8 +119,8 @@ def pointwise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of softmax and norms: a row of tiles is gathered, computed, and given tile by tile. Norms of each
-    head's columns take those as one tile."""
+    """Plan (`PLANS`) of softmax and norms: the kernel gathers a row of tiles, computes it, and puts it tile by tile. A
+    norm of each head takes the columns of a head as one tile."""
     heads, rows, columns = x.shape
     whole = x.attributes.get("columns", columns)
     tm = fit(unit, knobs.rows)
@@ -131,8 +131,9 @@ def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of rotary positions, and of columns in another order: row tiles of each head. The tables of rotary
-    positions have one head, which serves all, and the rows of all sequences, or of one that serves all."""
+    """Plan (`PLANS`) of rotary positions, and of columns in another order: row tiles of each head. A table of rotary
+    positions has one head, which is used for all heads, and the rows of all sequences, or of one, which are used for
+    all."""
     _, rows, columns = x.shape
     width: int = x.attributes["columns"]
     tm, heads = fit(unit, knobs.rows), columns // width
@@ -233,8 +234,9 @@ def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
-    """Return the order in which a kernel that replaces rows of a cache gives the new ones: they are those of a tensor
-    like the cache, with as many rows as are new. x: the operator. plan: its plan."""
+    """Return the order in which a kernel that replaces rows of a cache puts the new rows: tiles of a tensor (sequences,
+    new rows, columns of the heads of a sequence), sequence by sequence, head by head. x: the operator. plan: its
+    plan."""
     heads, width, (_, new) = x.attributes["heads"], x.attributes["columns"], x.attributes["rows"]
     sequences, tn = x.attributes["sequences"][0], plan.sizes["tn"]
     each = heads // sequences
@@ -309,8 +311,8 @@ def vectors_of(x: StreamOperator) -> dict[str, Array]:
 
 
 def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -> int:
-    """Return the multiply-adds of a product, or the elements of another kernel, that it computes in a cycle. most: how
-    many its knobs allow. float_add: cycles of an addition of floats on the device."""
+    """Return the multiply-adds of a product, or the elements of another kernel, that it computes in a clock cycle.
+    most: how many of them its knobs allow. float_add: clock cycles of an addition of floats on the device."""
     if x.op in PRODUCTS:
         return Datapath({"matmul": most}, float_add).multiply_adds(ElementType("f32", plan.computed))
     if x.op in ("append", "replace"):  # they move tiles, and compute nothing
@@ -320,9 +322,9 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
 
 
 def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> dict[str, int]:
-    """Return what a kernel's task states of its datapath, in operations a cycle: of a product "matmul", its
-    multiply-adds, and "elements", its additions; of others "elements". knobs: of the operator. float_add: as for
-    `units_of`."""
+    """Return the rates of a kernel's datapath, as `Datapath.rates`, per clock cycle. Of a product: "matmul", in
+    multiply-adds, and "elements", in elements of sums, biases and masks (`ADDERS`). Of another kernel: "elements", the
+    elements that it computes. knobs: of the operator. float_add: as for `units_of`."""
     units = units_of(x, plan, float_add, knobs.lanes_of(x.name, x.op))
     return {"matmul": units, "elements": ADDERS} if x.op in PRODUCTS else {"elements": units}
 

@@ -24,7 +24,8 @@ from .shapes import Expression, largest_of, replaced, sum_of, symbol
 
 @dataclass(frozen=True)
 class NodeMetrics:
-    """Of an operator. traffic, memory: bytes. flops: operations. All are of the whole run; memory is the most."""
+    """Metrics of one operator over the whole run. traffic: bytes between the chip and off-chip memory. memory: bytes on
+    chip, the most that the operator holds at one time. flops: operations; a multiply-add of a product counts as two."""
 
     traffic: Expression
     memory: Expression
@@ -33,14 +34,15 @@ class NodeMetrics:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Of a program. nodes: of each operator."""
+    """The metrics of a program (STeP v2, section 4.2), as expressions over its symbols. nodes: those of each
+    operator."""
 
     program: Program
     nodes: Mapping[OperatorNode, NodeMetrics]
 
     @cached_property
     def traffic(self) -> Expression:
-        """Bytes between the chip and off-chip memory, of all operators."""
+        """Bytes between the chip and off-chip memory, of all operators in the whole run."""
         return sympy.Add(*(one.traffic for one in self.nodes.values()))
 
     @cached_property
@@ -50,7 +52,7 @@ class Metrics:
 
     @cached_property
     def flops(self) -> Expression:
-        """Operations of all operators in the whole run."""
+        """Operations of all operators in the whole run; a multiply-add of a product counts as two."""
         return sympy.Add(*(one.flops for one in self.nodes.values()))
 
     @property

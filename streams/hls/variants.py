@@ -26,10 +26,14 @@ NO_CALLS: VariantCalls = {}
 
 
 class VariantWriter(StreamEndWriter):
-    """Writes calls of variants. unit: that runs the instance. float_add: cycles of an addition of floats. calls: of the
-    task, by variable. functions: the C++ function of each variant. banks: what loops take of a tile in a cycle, beside
-    what the text shows. views: how tiles in other layouts are read, by name: the type, and the tile. arriving: tokens
-    that come for one call: the variant, and which operand they are.
+    """Writes calls of variants of kernels as C++.
+
+    unit: the unit of the machine that runs the instance. float_add: clock cycles of an addition of floats. calls: the
+    variant of each call, by the variable that gets the result. functions: the name of the C++ function that calls a
+    variant, by the variant's name. banks: by the C++ name of a tile, the words that loops take of it in a clock cycle,
+    where the C++ text does not show them. views: of tiles in other layouts than by rows: by the C++ name of a view, its
+    C++ type and the name of the tile that it reads. arriving: of variables that are got in the layout of one call: the
+    variant of that call, and the number of the operand.
     """
 
     def __init__(
@@ -57,7 +61,9 @@ class VariantWriter(StreamEndWriter):
                     self.arriving[operand.name] = choice.variant, k
 
     def call_variant(self, choice: VariantChoice, node: t.Expression) -> Val:
-        """Write the call of a variant, and return its result. node: the kernel with its operands. Raises `HlsError`."""
+        """Write the C++ call of a variant, and return its result. choice: with a variant, not None. node: the
+        expression of the kernel and its operands. Raises `HlsError` for an operand or a result that has no C++, and for
+        an option that only the run knows."""
         variant = choice.variant
         assert variant is not None
         nodes, options = _arguments_of(variant.kernel, node)
@@ -160,7 +166,8 @@ class VariantWriter(StreamEndWriter):
         return done
 
     def comes(self, node: t.Get, behind: t.Statement | None) -> bool:
-        """Let a product take its right operand as it comes, unless a variant computes it: that needs all of it."""
+        """Return whether a product takes its right operand word by word, as it arrives (see the base class). It does
+        not if a variant computes the product: a variant needs the whole operand."""
         varied = isinstance(behind, t.Assign) and behind.names[0] in self.calls
         return not varied and super().comes(node, behind)
 
@@ -207,7 +214,8 @@ def function_names(calls: VariantCalls) -> dict[str, str]:
 
 
 def functions(calls: VariantCalls) -> Iterator[str]:
-    """Yield the lines of the functions that call variants for whole operands."""
+    """Yield the lines of C++ of the functions that call variants. Such a function takes whole operands, and calls the
+    variant once for each tile of its size. calls: of all tasks. Yields nothing if no variant is called."""
     names, variants = function_names(calls), called(calls)
     if not variants:
         return

@@ -165,7 +165,8 @@ DEVICES: Mapping[str, StreamDevice] = {device.name.lower(): device for device in
 
 
 def device_named(name: str) -> StreamDevice:
-    """Return the device of this name, in upper or lower case. Raises `ProgramError`, which lists the names."""
+    """Return the device of this name, in upper or lower case. Raises `ProgramError` for an unknown name; the message
+    lists the names."""
     found = DEVICES.get(name.lower())
     if found is None:
         raise ProgramError(f"no device has the name {name!r}; there are {', '.join(d.name for d in DEVICES.values())}")

@@ -25,9 +25,11 @@ _RISING = (sympy.Rational, sympy.Symbol, sympy.Add, sympy.Mul, sympy.Max, sympy.
 
 
 def most(expression: Expression, program: Program) -> int | None:
-    """Return the largest value of a size, in elements, None if nothing bounds it, or if it may fall where a symbol
-    grows. expression: the size. It follows from the bounds of the program's symbols (`at_most`), and from what
-    operators know of theirs: the largest symbols give the largest size.
+    """Return the largest value of a size, in elements. None if nothing bounds it, or if it may fall where a symbol
+    grows.
+
+    expression: the size. The largest symbols give the largest size; a symbol is bounded by the program (`at_most`), or
+    by what operators know of theirs.
     """
     for one in sympy.preorder_traversal(expression):
         if isinstance(one, sympy.Expr) and not isinstance(one, _RISING):
@@ -64,7 +66,8 @@ def size_of(one: Dimension, program: Program) -> int:
 
 @dataclass(frozen=True)
 class ElementWords:
-    """Words of a part of an element. cpp: the type of one. count: of the largest element."""
+    """Words of one tile or buffer of an element. cpp: the C++ type of a word. count: how many words the largest element
+    has."""
 
     cpp: str
     count: int
@@ -72,9 +75,12 @@ class ElementWords:
 
 @dataclass(frozen=True)
 class CppElement:
-    """An element in C++. cpp: its type. data: its type in the program. sizes: that of what its head says. words: of
-    each of its tiles and buffers. parts: of a tuple. choices: of a selector. shape: rows and columns of the largest
-    tile. packed: elements of a word.
+    """The C++ of an element of a stream.
+
+    cpp: its C++ type. sizes: the C++ type of its sizes, which a token carries. data: its type in the program. words:
+    those of each tile and buffer in it, in order; none for a selector. parts: the elements of a tuple, or the tile of a
+    buffer. shape: rows and columns of the largest tile; (0, 0) for what is no tile. packed: elements of a word of a
+    tile; 0 for what is no tile.
     """
 
     cpp: str
@@ -91,9 +97,10 @@ class CppElement:
         return f"rsn::step::Head<{self.sizes}>"
 
     def braces(self, names: Iterator[Sequence[str]]) -> str:
-        """Return the C++ initialiser of the word FIFOs of some streams side by side. names: of each word of an element
-        in turn, the FIFOs of all streams.
-        """
+        """Return the C++ initialiser, in braces, of the word FIFOs of several streams that carry this element: those of
+        a tile or buffer as `fan` writes them, those of a tuple as nested pairs of its parts, {} for a selector. names:
+        for each item of `words` in turn, the names of the FIFOs of all streams. Raises `StopIteration` for too few of
+        them."""
         if isinstance(self.data, TupleType):
             inner = "{}"
             for text in reversed([part.braces(names) for part in self.parts]):
@@ -103,7 +110,8 @@ class CppElement:
 
 
 def fan(names: Sequence[str]) -> str:
-    """Return the C++ initialiser of FIFOs side by side, nested pairs. names: of the FIFOs, in order."""
+    """Return the C++ initialiser of FIFOs side by side as nested pairs, such as `{a, {b, {}}}`. names: of the FIFOs, in
+    order."""
     inner = "{}"
     for name in reversed(names):
         inner = f"{{{name}, {inner}}}"
