@@ -306,9 +306,9 @@ class KernelExpressions(TileExpressions):
         instance, then gets one from each of them. If an instance of a group does not take part, its streams lack an
         end, which the check reports.
 
-        step: the collective. kind: the type of the tile before it, which a reduce-scatter needs; None for one float.
-        node: where the collective stands, for messages. inserted: whether a layout asks for the collective, not a call
-        in the program.
+        step: the collective. kind: the type of the tile before it, which a reduce-scatter needs; None stands for
+        `FLOAT`. node: where the collective stands, for messages. inserted: whether a layout asks for the collective,
+        not a call in the program.
         """
         over = tuple(axis for axis in step.axes if self.mesh[axis] > 1)
         if not over:

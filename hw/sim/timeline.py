@@ -66,7 +66,8 @@ class Timeline:
     launch before it is left out.
 
     log: the recorded run. step: of each row, its index in `log.steps`. unit: its process, an index in
-    `Machine.plan.processes`. number: its uOP.
+    `Machine.plan.processes`. number: its uOP. start, end: when it begins and ends, in seconds. origin: as of `Track`.
+    rates: the names of the machine's rates.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -122,8 +123,7 @@ class Timeline:
 
     def ends(self, unit: str, uops: Sequence[int]) -> Floats:
         """Return the time in seconds at which each of these uOPs of a unit ends, in their order; 0 for a uOP without a
-        step. uops: numbers. Raises `ValueError` for an unknown unit.
-        """
+        step. unit: its name. uops: their numbers. Raises `ValueError` for an unknown unit."""
         own = (self.unit == self.machine.plan.processes.index(unit)) & ~self.fetches
         at = np.zeros(max([*uops, int(self.number[own].max(initial=0))]) + 1)
         np.maximum.at(at, self.number[own], self.end[own])

@@ -21,8 +21,8 @@ from .passes import CHUNKS
 
 
 def show(graph: Graph) -> str:
-    """Return a graph as text, with a line for each node as at the head of this file. All that a pass reads is in it, so
-    that tests read it back."""
+    """Return a graph as text: a line for each node, as the head of this file shows. The text has everything of the
+    graph that passes read, so a test can make the graph of it again."""
     return "".join(f"{_line(node)}\n" for node in graph.nodes)
 
 

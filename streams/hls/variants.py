@@ -166,8 +166,8 @@ class VariantWriter(StreamEndWriter):
         return done
 
     def comes(self, node: t.Get, behind: t.Statement | None) -> bool:
-        """Return whether a product takes its right operand word by word, as it arrives (see the base class). It does
-        not if a variant computes the product: a variant needs the whole operand."""
+        """Let the statement behind a get take the tile as it comes, as the base class does, unless a variant computes
+        it: a variant needs the whole tile. Returns whether it does."""
         varied = isinstance(behind, t.Assign) and behind.names[0] in self.calls
         return not varied and super().comes(node, behind)
 

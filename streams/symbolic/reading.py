@@ -95,9 +95,8 @@ def read(
 
 
 def constants(tree: syn.Block) -> dict[str, syn.ExpressionNode]:
-    """Return the names that the top of a file gives a value once, with the expression of that value. tree: statements
-    of the file.
-    """
+    """Return the expression of each name to which the top of a file gives a value exactly once. tree: statements of the
+    file."""
     found: dict[str, syn.ExpressionNode] = {}
     twice: set[str] = set()
     for target, value in (pair for statement in tree for pair in _assigned(statement)):
@@ -146,9 +145,9 @@ def _with_sizes(statement: syn.StatementNode, values: Mapping[str, Any]) -> syn.
 
 
 class Ranges:
-    """Takes a range apart until each part is read as one. what: is read, for messages. pieces: the parts that are
-    left.
-    """
+    """Cuts a range of indices into pieces (`Piece`) until each of them can be read as a whole; an iteration yields the
+    next piece that is not empty. what: the text that messages begin with. pieces: those that are left, the next one
+    last. left: how many attempts are left."""
 
     def __init__(self, domain: Domain, what: str) -> None:
         self.domain, self.what = domain, what
@@ -156,7 +155,7 @@ class Ranges:
         self.left = PIECES
 
     def begin(self, count: Polynomial) -> None:
-        """Begin with one piece, the range from 0 to count - 1."""
+        """Begin with one piece, the indices from 0 to count - 1."""
         self.pieces = [(ZERO, count, 1)]
 
     def __iter__(self) -> Iterator[Piece]:
@@ -168,10 +167,10 @@ class Ranges:
     def attempt(
         self, piece: Piece, name: str, action: Callable[[Polynomial], Read], undo: Callable[[], None]
     ) -> Read | None:
-        """Return the result of `action` for the index of a piece, which is bound to `name`; or cut the piece, call
-        `undo` and return None. Raises `Undecided` for more than `PIECES` parts, and the splits of other variables
-        (`SplitSizes`, `SplitIndex`, `SplitRests`).
-        """
+        """Return the result of `action`, which is called with the first index of a stride of a piece; or, if the piece
+        must be cut, call `undo`, put its parts back and return None. name: the variable that counts the strides. Raises
+        `Undecided` for more than `PIECES` attempts, and for a cut that is not proved to lie in the piece. `SplitSizes`,
+        and `SplitIndex` and `SplitRests` of other variables, are raised as they come."""
         first, count, stride = piece
         self.left -= 1
         if self.left < 0:
@@ -197,7 +196,7 @@ class Ranges:
         return None
 
     def peel(self, piece: Piece) -> None:
-        """Put back a piece as two: its first stride, and the others."""
+        """Put a piece back as two: its first stride, and the other strides."""
         first, count, stride = piece
         self.pieces += [(first + stride, count - 1, stride), (first, ONE, stride)]
 
@@ -377,9 +376,8 @@ class SymbolicElaborator(Elaborator):
         return form_of(known) if isinstance(known, int | Number) else None
 
     def shows(self, stream: Any, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
-        """Note in `passages` what an end of a stream moves of a tensor. stream: an `Element`. put, part, at: as for
-        `Expressions.shows`.
-        """
+        """Note in `passages` which part of a tensor an end of a stream puts, or stores what it gets into. stream: an
+        `Element`. put, part, at: as for `Expressions.shows`."""
         held = self.shard_of(part) if isinstance(part, syn.Subscript) else None
         box, single = None, list[bool]()
         if isinstance(part, syn.Subscript) and held is not None and held.type is not None:

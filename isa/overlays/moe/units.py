@@ -268,11 +268,12 @@ class RouteUnit(Sized):
 
 
 def chosen_of(logits: Array, uop: Choose) -> tuple[npt.NDArray[np.int64], Array]:
-    """Return the experts of each token, those with larger logits first, int64, and their shares, float32: (tokens,
-    each) both. Of equal logits the first ones are chosen.
+    """Return the experts of each token, int64, and their shares, float32, both (tokens, each). An expert with a larger
+    logit comes first; of equal logits the lower number.
 
-    logits: tokens * size elements, any shape; of a row the first `experts` elements count. Raises `ValueError` for
-    another number of elements.
+    logits: tokens * size elements, any shape; of each row of `size` the first `experts` count. Raises `ValueError` for
+    another number of elements. uop: has these numbers, and `over_chosen`: the shares are a softmax over the chosen
+    experts, which sums to 1, or else over all of them.
     """
     x = logits.reshape(uop.tokens, uop.size)[:, : uop.experts]
     chosen = np.argsort(-x, axis=1, kind="stable")[:, : uop.each]

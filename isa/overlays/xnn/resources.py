@@ -107,9 +107,8 @@ def buffers(unit: UnitSpec, ultra: bool | None = None) -> Need:
 
 
 def streams(overlay: Overlay, short: bool = False) -> Iterator[Need]:
-    """Yield what the streams between units take. short: they are so short that they are shift registers, whatever their
-    depths.
-    """
+    """Yield what the streams between units take. short: count every stream as a short one, made of shift registers,
+    whatever its depth."""
     for s in overlay.streams:
         source, sink = overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind
         part = f"streams {source}->{sink}" + (f", {s.label}" if s.label else "")
@@ -123,7 +122,7 @@ def streams(overlay: Overlay, short: bool = False) -> Iterator[Need]:
 
 
 def width_of(stream: Stream) -> int:
-    """Return the bits of a word of a stream on the wires: a tile goes through in beats."""
+    """Return the bits that a stream moves at a time: a word of its tokens, but a beat at most."""
     return FLOAT * min(stream.token.word_elements, BEAT)
 
 
@@ -205,9 +204,8 @@ def _operands(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 
 def mesh(overlay: Overlay, unit: UnitSpec, *, full: bool = False) -> Iterator[Need]:
-    """Yield what a Mesh takes: each destination chooses among the sources that have a route to it. full: among all
-    sources.
-    """
+    """Yield what a Mesh takes, which connects each destination to the sources that have a route to it. full: as if each
+    destination had a route from all sources."""
     sinks = [s.dst for s in overlay.streams if s.src == unit.name]
     sources = sum(s.dst == unit.name for s in overlay.streams)
     ways = [sources if full else sum(to == sink for _, to in unit.routes or ()) for sink in sinks]

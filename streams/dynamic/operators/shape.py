@@ -46,8 +46,10 @@ from .off_chip import stops_after
 
 @dataclass(frozen=True)
 class Flatten(Operator):
-    """Make one dimension of D_most .. D_least, counted from the innermost one, 0. If all are regular it is their
-    product; otherwise a new ragged dimension, or, with the outermost one among them, a new number.
+    """Make one dimension of D_most .. D_least, which are counted from the innermost dimension, 0.
+
+    If all of them are regular, its size is their product. Otherwise it is a new ragged dimension; or, if the outermost
+    dimension of the stream is among them, a regular one whose size is a new symbol.
     """
 
     least: int
