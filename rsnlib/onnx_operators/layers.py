@@ -328,25 +328,32 @@ def affine(shape: tuple[int, ...], x: Tensor | None) -> Tensor | None:
 
 def layer_norm(x: Tensor, axes: int, scale: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
     """Return the LayerNorm over the last `axes` axes of x, times scale, plus bias, in the shape of x. scale, bias: must
-    broadcast to x, or PyTorch raises `RuntimeError`; None for none. epsilon: is added to the variance."""
+    broadcast to x; None for none. epsilon: is added to the variance. Raises `UnsupportedError` for others, or PyTorch
+    raises `RuntimeError`."""
     over = tuple(x.shape[x.ndim - axes :])
     weight, shift = affine(over, scale), affine(over, bias)
     if (weight is None) == (scale is None) and (shift is None) == (bias is None):
         return F.layer_norm(x, over, weight, shift, epsilon)
     made = F.layer_norm(x, over, None, None, epsilon)
     made = made if scale is None else made * scale
-    return made if bias is None else made + bias
+    return _of_shape(x, made if bias is None else made + bias)
 
 
 def rms_norm(x: Tensor, axes: int, scale: Tensor | None, epsilon: float) -> Tensor:
     """Return x divided by its root mean square over the last `axes` axes, times scale, in the shape of x. scale: must
-    broadcast to x, or PyTorch raises `RuntimeError`; None for none. epsilon: is added to the mean square."""
+    broadcast to x; None for none. epsilon: is added to the mean square. Raises as `layer_norm`."""
     over = tuple(x.shape[x.ndim - axes :])
     weight = affine(over, scale)
     if (weight is None) == (scale is None):
         return F.rms_norm(x, over, weight, epsilon)
     assert scale is not None
-    return F.rms_norm(x, over, None, epsilon) * scale
+    return _of_shape(x, F.rms_norm(x, over, None, epsilon) * scale)
+
+
+def _of_shape(x: Tensor, made: Tensor) -> Tensor:
+    """The scaled norm of x, if scale and bias have not made it larger."""
+    need(made.shape == x.shape, f"a scale or bias that makes {list(made.shape)} of {list(x.shape)}")
+    return made
 
 
 def statistics(x: Tensor, axes: int, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -424,13 +424,12 @@ def gather_nd(data: Tensor, indices_: Tensor, *, batch_dims: int = 0) -> Tensor:
 
     data: (batch sizes ..., sizes ...), with `batch_dims` batch axes. indices_: (batch sizes ..., places ..., depth):
     the last axis has the indices of the first `depth` axes behind the batch; negative ones count from the end. Returns
-    (batch sizes ..., places ..., other sizes ...). PyTorch raises `IndexError` for an index beyond the end of an axis,
-    but not for every one before its beginning.
+    (batch sizes ..., places ..., other sizes ...). PyTorch raises `IndexError` for an index that lies outside.
     """
     batch = data.shape[:batch_dims]
     rows = data.reshape(-1, *data.shape[batch_dims:])
     index = converted(indices_, torch.int64).reshape(rows.shape[0], -1, indices_.shape[-1])
-    parts = [indices(x, n) for x, n in zip(index.unbind(-1), data.shape[batch_dims:], strict=False)]
+    parts = index.unbind(-1)
     first = torch.arange(rows.shape[0])[:, None].expand_as(parts[0])
     made = rows[(first, *parts)]
     return made.reshape(*batch, *indices_.shape[batch_dims:-1], *data.shape[batch_dims + indices_.shape[-1] :])
@@ -465,18 +464,21 @@ def scatter_nd(data: Tensor, indices_: Tensor, updates: Tensor, *, reduction: st
 
     data: the shape of the result. indices_: (places ..., depth): the last axis has the indices of the first `depth`
     axes of data; negative ones count from the end. updates: (places ..., other sizes ...). reduction: as for
-    `scatter_elements`, also its `UnsupportedError`. Indices must lie inside: not all that lie outside are refused.
+    `scatter_elements`, also its `UnsupportedError`. PyTorch raises `IndexError` or `RuntimeError` for an index that
+    lies outside.
     """
     depth = indices_.shape[-1]
-    parts = tuple(indices(x, n) for x, n in zip(converted(indices_, torch.int64).unbind(-1), data.shape, strict=False))
+    parts = converted(indices_, torch.int64).unbind(-1)
     if reduction == "none":
         return data.index_put(parts, updates)
     if reduction == "add":
         return data.index_put(parts, updates, accumulate=True)
     need(reduction in REDUCTIONS, f"reduction {reduction}")
-    strides = [prod(data.shape[i + 1 : depth]) for i in range(depth)]
-    at = sum((x * n for x, n in zip(parts, strides, strict=True)), torch.zeros((), dtype=torch.int64)).reshape(-1)
     rows = data.reshape(prod(data.shape[:depth]), -1)
+    at, inside = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
+    for x, n in zip(parts, data.shape, strict=False):
+        at, inside = at * n + indices(x, n), inside & (x >= -n) & (x < n)
+    at = torch.where(inside, at, rows.shape[0]).reshape(-1)  # what lies outside is no other element
     new = updates.reshape(at.numel(), -1)
     made = rows.scatter_reduce(0, at[:, None].expand_as(new), new, REDUCTIONS[reduction])
     return made.reshape(data.shape)

@@ -19,7 +19,7 @@ from onnx import TensorProto, defs, helper, numpy_helper  # noqa: E402 - onnx fi
 import rsn  # noqa: E402
 from rsn.base.errors import RsnError, TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.onnx_module import OnnxModule, load_onnx  # noqa: E402
-from rsn.rsnlib.onnx_operators import page  # noqa: E402
+from rsn.rsnlib.onnx_operators import layers, page, shapes  # noqa: E402
 from rsn.rsnlib.onnx_operators.normal import QUANTISED  # noqa: E402
 from rsn.rsnlib.onnx_operators.table import REQUIRED, TABLE  # noqa: E402
 from rsn.tests.effort import cases, in_both  # noqa: E402
@@ -123,6 +123,24 @@ def test_what_is_refused_names_the_node(what: str) -> None:
     refused, why = REFUSED[what]
     with pytest.raises(RsnError, match=why):
         OnnxModule(model_of(refused, inputs=X, far=np.array([9])))(torch.randn(2, 8))
+
+
+@pytest.mark.parametrize("index", [(0, 3), (0, -4), (-3, 0)])
+def test_an_index_that_lies_outside_hits_no_other_element(index: tuple[int, int]) -> None:
+    x, at = torch.arange(6.0).reshape(2, 3), torch.tensor([index])
+    with pytest.raises((IndexError, RuntimeError)):
+        shapes.gather_nd(x, at)
+    for reduction in ("none", *shapes.REDUCTIONS):
+        with pytest.raises((IndexError, RuntimeError)):
+            shapes.scatter_nd(x, at, torch.ones(1), reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    "norm", [lambda x, y: layers.layer_norm(x, 1, y, None, 0), lambda x, y: layers.rms_norm(x, 1, y, 0)]
+)
+def test_a_scale_that_makes_a_norm_larger_is_refused(norm: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"makes \[4, 2, 3\] of \[2, 3\]"):
+        norm(torch.ones(2, 3), torch.ones(4, 1, 3))
 
 
 def test_an_index_that_a_call_gives() -> None:
