@@ -21,8 +21,9 @@ class ElementType:
 @dataclass(frozen=True)
 class ScalarFacts:
     """What is known of an element type. bits: of an element in a FIFO or off the chip. kept: the type of numpy in which
-    a run keeps it; one that numpy does not have is kept in a wider one (`narrow`), and rounded when a value becomes it.
-    cpp: its type in C++. integer: it wraps; a Boolean is one. numpy: its name in the programs of users, "" for none."""
+    a run keeps it; one that numpy does not have is kept in a wider one (`narrow`), and rounded, or wrapped, when a
+    value becomes it. cpp: its type in C++. integer: it wraps; a Boolean is one. numpy: its name in the programs of
+    users, "" for none."""
 
     bits: int
     kept: str
@@ -45,7 +46,9 @@ def _whole(name: str, bits: int) -> ScalarFacts:
 
 SCALARS = {
     "boolean": ScalarFacts(1, "bool", "bool", True, "bool_"),
+    "i4": ScalarFacts(4, "int8", "rsn::i4", True, narrow=True),
     **{f"i{bits}": _whole("int", bits) for bits in (8, 16, 32, 64)},
+    "u4": ScalarFacts(4, "uint8", "rsn::u4", True, narrow=True),
     **{f"u{bits}": _whole("uint", bits) for bits in (8, 16, 32, 64)},
     "f16": ScalarFacts(16, "float32", "rsn::f16", False, "float16", narrow=True),
     "bf16": ScalarFacts(16, "float32", "rsn::bf16", False, narrow=True),
@@ -57,8 +60,15 @@ SCALARS = {
 BITS = {name: facts.bits for name, facts in SCALARS.items()}
 """Bits of an element of each type."""
 
+CPP_BITS = {**BITS, "boolean": 8}
+"""Bits that an element of each type takes in words of C++, on streams and off the chip: a Boolean takes a byte."""
+
 FLOATS = tuple(name for name, facts in SCALARS.items() if not facts.integer)
 """The types of numbers with a fraction."""
 
 NARROW = tuple(name for name, facts in SCALARS.items() if facts.narrow)
 """The types that a run keeps in a wider one."""
+
+_BY_NUMPY = {facts.numpy.rstrip("_"): name for name, facts in SCALARS.items() if facts.numpy}
+KEPT = {name: _BY_NUMPY[facts.kept] for name, facts in SCALARS.items()}
+"""The element type in which a run keeps each type: itself, or a wider one."""

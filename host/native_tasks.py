@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.deadlock_report import Deadlock, Wait
+from ..base.element_types import BITS
 from ..base.errors import DeadlockError, ProgramError
+from ..base.nibbles import from_nibbles, to_nibbles
 from ..hw.versal.csim.tasks import SECONDS, NativeRun, run_region
 from ..isa.overlays.tasks.program import OffChipTensor, TaskProgram
 from ..isa.overlays.tasks.values import DTYPES
@@ -63,9 +66,11 @@ def run_native(
 
 
 def to_memory(value: Array, tensor: OffChipTensor) -> bytes:
-    """The bytes of a tensor as C++ holds it, row by row, little-endian: `f16` and `bf16` take two an element. value: an
-    array of the tensor's shape, `f16` and `bf16` as float32."""
+    """The bytes of a tensor as C++ holds it, row by row, little-endian: `f16` and `bf16` take two an element, and two
+    elements of `i4` or `u4` take one. value: an array of the tensor's shape, `f16` and `bf16` as float32."""
     dtype = tensor.type.dtype
+    if BITS[dtype] == 4:
+        return to_nibbles(value).tobytes()
     if dtype == "f16":
         return np.asarray(value, np.float16).tobytes()
     kept = np.ascontiguousarray(value, DTYPES[dtype])
@@ -78,6 +83,8 @@ def from_memory(memory: bytes, tensor: OffChipTensor) -> Array:
     """The inverse of `to_memory`: an array of the tensor's shape, `f16` and `bf16` as float32. Raises `ValueError` for
     another number of bytes."""
     dtype, shape = tensor.type.dtype, tensor.type.shape
+    if BITS[dtype] == 4:
+        return from_nibbles(np.frombuffer(memory, np.uint8), dtype, prod(shape)).reshape(shape)
     if dtype == "f16":
         return np.frombuffer(memory, np.float16).astype(np.float32).reshape(shape)
     if dtype == "bf16":

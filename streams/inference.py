@@ -57,7 +57,7 @@ class FittingLayouts:
             before, after = _labels(p), _labels(q)
             count = layouts.moved(shape, before, after, self.task.mapping)
             if before != after:
-                size = count * bytes_of(replace(p.tensor.type, shape=()))
+                size = bytes_of(replace(p.tensor.type, shape=(count,)))
                 how = f"memory, from {self.task.name} to {reader.task.name}"
                 texts = layouts.shown(before), layouts.shown(after)
                 found.append((q, Relayout(p.tensor.name, *texts, how, size)))

@@ -36,10 +36,12 @@ class ScalarType:
 
 
 # Any for type-checkers: they accept these names, with numbers in brackets, in annotations.
+i4: Any = ScalarType("i4")
 i8: Any = ScalarType("i8")
 i16: Any = ScalarType("i16")
 i32: Any = ScalarType("i32")
 i64: Any = ScalarType("i64")
+u4: Any = ScalarType("u4")
 u8: Any = ScalarType("u8")
 u16: Any = ScalarType("u16")
 u32: Any = ScalarType("u32")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ..base.element_types import BITS, ElementType
+from ..base.element_types import BITS, NARROW, ElementType
 from ..base.place import Place
 from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks import tree as t
@@ -240,6 +240,8 @@ class _Expressions:
         if len(sizes) == 1 and syn.is_listed(sizes[0]):
             sizes = sizes[0].items
         value = self.value(node.arguments[1]) if name == "full" else t.Constant(0)
+        if name == "full" and kind.dtype in NARROW:
+            value = t.Convert(ElementType(kind.dtype), value)
         shape = (*map(t.Constant, kind.shape), *self.in_order(*sizes))
         made = t.Kernel("full", (t.Constant(kind.dtype), value, *shape))
         return made if shape else t.Convert(ElementType(kind.dtype), value)
@@ -623,6 +625,8 @@ class _Body(_Expressions):
             case _ if syn.is_listed(target):
                 self.out.append(t.Assign(place, self._names(target), value))
             case syn.Subscript(base=syn.Identifier(name=name), index=index):
+                narrow = self.stated(target)  # a run keeps the tile in a wider type
+                value = value if narrow is None else t.Convert(narrow, value)
                 self.out.append(t.Store(place, name, self.value(index), value))
                 self.takes(target, TileCost.STORED)
             case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..base.element_types import BITS, ElementType
+from ..base.element_types import BITS, NARROW, ElementType
 from . import layouts
 from .annotations import tensor_type
 from .expressions import RegionContext
@@ -202,6 +202,8 @@ class Stores(KernelExpressions):
         value = made
         operand, into = self.operand(source, value), KernelOperand(part.type, part.dist, target)
         self.stores(target, part.type, value, source)
+        narrow = not base.tensor and part.type is not None and part.type.dtype in NARROW
+        self.stated(target, ElementType(part.type.dtype) if narrow and part.type is not None else None)
         try:
             stored(into, operand, self.mesh)
             if base.tensor:

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..base.element_types import BITS, ElementType
+from ..base.element_types import CPP_BITS, ElementType
 from ..base.place import Place
 from .datapath import KernelVariant
 from .orders.order import Order
@@ -28,10 +28,10 @@ PERIOD = 64
 
 
 def bytes_of(type_: ElementType) -> int:
-    """Return the bytes of one element of a stream or tensor, a tile or a number; a Boolean takes one byte, a type that
-    is not known 4 bytes a number.
+    """Return the bytes of one element of a stream or tensor, a tile or a number, rounded up: a Boolean takes one byte,
+    two numbers of 4 bits take one, and a number of a type that is not known takes 4.
     """
-    return -(-BITS.get(type_.dtype, 32) // 8) * prod(type_.shape)
+    return -(-CPP_BITS.get(type_.dtype, 32) * prod(type_.shape) // 8)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import gcd, lcm, prod
 from typing import NamedTuple
 
-from ..base.element_types import BITS
+from ..base.element_types import CPP_BITS
 
 STREAM_BITS = 2048
 """Most bits of a word of a stream between kernels."""
@@ -106,14 +106,14 @@ def stream_word(dtype: str, shape: Sequence[int]) -> TileWord:
     """Return the word in which a tile goes over a stream: as `word`, of at most `STREAM_BITS` bits. dtype, shape: of
     the tile.
     """
-    return word(shape, max(1, STREAM_BITS // max(8, BITS[dtype])))
+    return word(shape, STREAM_BITS // CPP_BITS[dtype])
 
 
 def port_elements(dtype: str, *ends: int) -> int:
     """Return how many elements a port to the memory off the chip moves in a cycle, at most `PORT_BITS` bits. dtype: of
     the elements. ends: numbers of elements, at multiples of which all accesses begin and end.
     """
-    return gcd(PORT_BITS // max(8, BITS[dtype]), *ends)
+    return gcd(PORT_BITS // CPP_BITS[dtype], *ends)
 
 
 def round_elements(dtype: str, channels: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
+from math import prod
 
 from ...base.errors import ProgramError
 from ..orders.converter import converter
@@ -65,11 +66,8 @@ def fusion_space(
 
 
 def tensor_bytes(order: Order) -> int:
-    """Return the bytes of the tensor that an order's tokens make up, each element once."""
-    elements, token = 1, 1
-    for size, part in zip(order.tensor, order.element, strict=True):
-        elements, token = elements * size, token * part
-    return elements * order.bytes_per_token // token
+    """Return the bytes of the tensor that an order's tokens make up, each element once, rounded up to whole ones."""
+    return order.bytes_of(prod(order.tensor))
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import gcd, prod
+from math import prod
 from pathlib import Path
 
-from ...base.element_types import BITS
+from ...base.element_types import BITS, CPP_BITS
 from ...base.place import Place
 from ...isa.overlays.tasks.program import Link, OffChipTensor, Shot, StreamArray, Task, TaskProgram, TensorParameter
-from ..words import PORT_BITS, stream_word
+from ..words import port_elements, stream_word
 from .ends import EndParameter
 from .kinds import CPP, tile_type
 from .names import CppNames, identifier
@@ -134,11 +134,12 @@ class _ProjectWriter:
         for unit, of_unit in bodies:
             for task, body in of_unit:
                 for p in task.parameters:
-                    bits = BITS[self.tensors[p.tensor].type.dtype]
+                    dtype = self.tensors[p.tensor].type.dtype
                     found = body.packed.get(body.parts[p.name].name)
                     if found is not None:
                         key = unit, p.tensor
-                        self.packed[key] = gcd(self.packed.get(key, PORT_BITS // max(8, bits)), found)
+                        self.packed[key] = port_elements(dtype, self.packed.get(key, 0), found)
+        self._refuse_halves(bodies)
         units: list[tuple[str, list[_Call]]] = []
         number = 0
         for (unit, shots), (_, of_unit) in zip(self.program.units, bodies, strict=True):
@@ -254,6 +255,27 @@ class _ProjectWriter:
                         )
                     seen.add(port)
 
+    def _refuse_halves(self, bodies: list[tuple[str, list[tuple[Task, BodyWriter]]]]) -> None:
+        """Of two processes that store in a tensor, neither may store single elements of less than a byte: it writes the
+        rest of the byte as it was before."""
+        for tensor in self.program.tensors:
+            if CPP_BITS[tensor.type.dtype] < 8:
+                stored = [
+                    (unit, self.packed[unit, p.tensor], task.place)
+                    for unit, of_unit in bodies
+                    for task, body in of_unit
+                    for p in task.parameters
+                    if p.tensor == tensor.name and p.name in body.stored
+                ]
+                alone = next(((unit, place) for unit, packed, place in stored if packed == 1), None)
+                if alone is not None and len({unit for unit, _, _ in stored}) > 1:
+                    unit, place = alone
+                    raise HlsError(
+                        f"{self.program.file}:{place.line}:{place.column}: hls: {unit} stores single elements of "
+                        f"{tensor.name}, and other tasks store there, too; two elements of {tensor.type.dtype} share a "
+                        "byte: store an even number of them, from an even index on"
+                    )
+
     def _name_classes(self) -> None:
         for task in self.program.tasks:
             same = [c for c in self.classes.values() if c.task.name == task.name]
@@ -368,7 +390,8 @@ class _ProjectWriter:
             parameters += [f"const bool *{d.name}", f"std::size_t {d.name}_count"]
         yield f"void {self.name}_top({', '.join(parameters)}) {{"
         for a in arguments:
-            depth = -(-prod(self.tensors[a.tensor].type.shape) // (a.packed * len(_numbers(self.tensors[a.tensor]))))
+            kind, channels = self.tensors[a.tensor].type, len(_numbers(self.tensors[a.tensor]))
+            depth = -(-prod(kind.shape) // (held_elements(kind.dtype, a.packed) * channels))
             yield f"#pragma HLS interface m_axi port={a.name} bundle={a.bundle} depth={depth}"
         for d in draws:
             yield f"#pragma HLS interface m_axi port={d.name} bundle={identifier(d.unit)}"
@@ -386,12 +409,20 @@ def word_type(tensor: OffChipTensor, packed: int) -> str:
     in a cycle.
     """
     element = CPP[tensor.type.dtype]
-    return f"hls::vector<{element}, {packed}>" if packed > 1 else element
+    held = held_elements(tensor.type.dtype, packed)
+    if BITS[tensor.type.dtype] == 4:
+        return f"rsn::Nibbles<{element}, {held}>"
+    return f"hls::vector<{element}, {held}>" if held > 1 else element
+
+
+def held_elements(dtype: str, packed: int) -> int:
+    """Return the elements of a word of memory: a port that moves a single one of 4 bits reads or writes its byte."""
+    return max(packed, 8 // CPP_BITS[dtype])
 
 
 def tensor_bytes(tensor: OffChipTensor) -> int:
     """Return the bytes of a tensor in the memory that the C++ function reads and writes."""
-    return prod(tensor.type.shape) * -(-BITS[tensor.type.dtype] // 8)
+    return -(-prod(tensor.type.shape) * CPP_BITS[tensor.type.dtype] // 8)
 
 
 def _numbers(tensor: OffChipTensor) -> Sequence[int | None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ...base.element_types import ElementType
+from ...base.element_types import KEPT, ElementType
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, StreamArray, Task, TaskProgram
 from ..datapath import Datapath
@@ -158,7 +158,7 @@ class StreamEndWriter(Variables):
         value = self.element(text, kind.dtype)
         if name.startswith("%"):
             held = self.names.of(name)
-            declared = out.cpp if not out.is_int else WIDTHS[value.width] if value.width else CPP[kind.dtype]
+            declared = out.cpp if not out.is_int else WIDTHS[value.width] if value.width else CPP[KEPT[kind.dtype]]
             self.emit(f"const {declared} {held} = {value.text};")
             self.env[name] = replace(value, text=held, simple=True)
         else:

@@ -282,6 +282,51 @@ struct f16 {
     }
 };
 
+// -- integers of 4 bits ------------------------------------------------------------------------------------------------
+
+// Kept: an integer that holds the value.
+template <class Kept>
+struct Nibble {
+#if defined(__SYNTHESIS__)
+    std::conditional_t<std::is_signed<Kept>::value, ap_int<4>, ap_uint<4>> value = 0;
+    operator int() const { return static_cast<int>(value); }
+#else
+    Kept value = 0;
+    operator int() const { return value; }
+#endif
+
+    Nibble() = default;
+    template <class T, class = std::enable_if_t<std::is_integral<T>::value>>
+    explicit Nibble(T x) {  // the low bits
+        const int bits = static_cast<int>(static_cast<std::uint64_t>(x) & 15u);
+        value = static_cast<Kept>(std::is_signed<Kept>::value && bits > 7 ? bits - 16 : bits);
+    }
+};
+using i4 = Nibble<std::int8_t>;
+using u4 = Nibble<std::uint8_t>;
+
+template <class T>
+struct IsNibble : std::false_type {};
+template <class Kept>
+struct IsNibble<Nibble<Kept>> : std::true_type {};
+
+// Bits of an element off the chip.
+template <class T>
+constexpr std::size_t bits_of_element = IsNibble<T>::value ? 4 : 8 * sizeof(T);
+
+// Nibbles as they lie off the chip: two in a byte, the first one in its low half.
+template <class T, std::size_t N>
+struct Nibbles {
+    using Bytes = hls::vector<std::uint8_t, N / 2>;
+    Bytes bytes = Bytes(std::uint8_t(0));
+
+    T get(std::size_t k) const { return T(bytes[k / 2] >> k % 2 * 4); }
+    void set(std::size_t k, const T &x) {
+        const unsigned kept = bytes[k / 2] & (k % 2 ? 0x0Fu : 0xF0u), bits = static_cast<unsigned>(int(x)) & 15u;
+        bytes[k / 2] = static_cast<std::uint8_t>(kept | bits << k % 2 * 4);
+    }
+};
+
 // -- values that become an element type ---------------------------------------------------------------------------------
 
 template <class T>
@@ -327,7 +372,7 @@ template <class T, class X>
 T element_as(const X &x) {
     if constexpr (std::is_same<T, X>::value) return x;
     else if constexpr (std::is_same<T, bool>::value) return static_cast<float>(x) != 0;
-    else if constexpr (std::is_integral<T>::value && std::is_floating_point<X>::value) return Convert<T>::of(static_cast<double>(x));
+    else if constexpr ((std::is_integral<T>::value || IsNibble<T>::value) && std::is_floating_point<X>::value) return Convert<T>::of(static_cast<double>(x));
     else if constexpr ((std::is_same<T, f16>::value || std::is_same<T, bf16>::value) && std::is_integral<X>::value)
         return T(static_cast<float>(x));
     else return static_cast<T>(x);
@@ -518,26 +563,43 @@ struct Shard {
     using Element = std::remove_const_t<T>;
     using Sizes_ = Part;
     using Whole_ = Whole;
-    using Port = std::conditional_t<Packed == 1, T,
-                                    std::conditional_t<std::is_const<T>::value, const hls::vector<Element, Packed>,
-                                                       hls::vector<Element, Packed>>>;
+    // A word of the memory has one element of 4 bits beside the one that the port moves, if it moves single elements.
+    static constexpr std::size_t packed = Packed, held = IsNibble<Element>::value && Packed == 1 ? 2 : Packed;
+    using Held = std::conditional_t<IsNibble<Element>::value, Nibbles<Element, held>,
+                                    std::conditional_t<held == 1, Element, hls::vector<Element, held>>>;
+    using Port = std::conditional_t<std::is_const<T>::value, const Held, Held>;
+    using Access = std::conditional_t<held == packed, Held, Element>;
     // Elements of a word of a port, of 64 bytes, and of 64 bytes in each channel.
-    static constexpr std::size_t packed = Packed, turn = 64 / sizeof(Element), round = turn * Channels;
+    static constexpr std::size_t turn = 512 / bits_of_element<Element>, round = turn * Channels;
     Pointers<Port, Channels> memory;
     std::size_t offset;
 
-    // The place of a word of the port: its channel, and which word of it.
-    static constexpr std::size_t channel_of(std::size_t word) { return word / (turn / Packed) % Channels; }
+    // The place of a word of the memory: its channel, and which word of it.
+    static constexpr std::size_t channel_of(std::size_t word) { return word / (turn / held) % Channels; }
     static constexpr std::size_t place_in_channel(std::size_t word) {
-        return word / (turn / Packed) / Channels * (turn / Packed) + word % (turn / Packed);
+        return word / (turn / held) / Channels * (turn / held) + word % (turn / held);
     }
-    decltype(auto) read(std::size_t word) const {
+    decltype(auto) read_held(std::size_t word) const {
         if constexpr (Channels == 1) return (memory.first[word]);
         else return read_from(memory, channel_of(word), place_in_channel(word));
     }
-    void write(std::size_t word, const Port &value) const {
+    void write_held(std::size_t word, const Held &value) const {
         if constexpr (Channels == 1) memory.first[word] = value;
         else write_to(memory, channel_of(word), place_in_channel(word), value);
+    }
+    // What the port moves as one: `packed` elements.
+    decltype(auto) read(std::size_t number) const {
+        if constexpr (held == packed) return read_held(number);
+        else return read_held(number / held).get(number % held);
+    }
+    void write(std::size_t number, const Access &value) const {
+        if constexpr (held == packed) {
+            write_held(number, value);
+        } else {
+            Held word = read_held(number / held);
+            word.set(number % held, value);
+            write_held(number / held, word);
+        }
     }
     template <class... Indices>
     decltype(auto) at(Indices... indices) const {
@@ -1343,18 +1405,30 @@ void each_port_word(const Shard &shard, Body body, Starts... starts) {
 template <class Part>
 using RowOf = Word<1, Part::columns>;
 
-// Element k of a port's word.
+// Element k of what a port moves.
 template <class T>
-auto &of_word(T &word, std::size_t) {
+const T &of_word(const T &word, std::size_t) {
     return word;
-}
-template <class T, std::size_t N>
-T &of_word(hls::vector<T, N> &word, std::size_t k) {
-    return word[k];
 }
 template <class T, std::size_t N>
 const T &of_word(const hls::vector<T, N> &word, std::size_t k) {
     return word[k];
+}
+template <class T, std::size_t N>
+T of_word(const Nibbles<T, N> &word, std::size_t k) {
+    return word.get(k);
+}
+template <class T>
+void set_of_word(T &word, std::size_t, const T &value) {
+    word = value;
+}
+template <class T, std::size_t N>
+void set_of_word(hls::vector<T, N> &word, std::size_t k, const T &value) {
+    word[k] = value;
+}
+template <class T, std::size_t N>
+void set_of_word(Nibbles<T, N> &word, std::size_t k, const T &value) {
+    word.set(k, value);
 }
 
 // Loads a part of a shard into a tile.
@@ -1380,10 +1454,10 @@ void save(const Shard &shard, const X &value, Starts... starts) {
     each_port_word<RowOf<Part>, Part, Steps...>(
         shard,
         [&](std::size_t row, std::size_t column, std::size_t, std::size_t number) {
-            typename Shard::Port made;
+            typename Shard::Access made;
             for (std::size_t k = 0; k < Shard::packed; ++k) {
 #pragma HLS unroll
-                of_word(made, k) = element_as<T>(element<Part>(value, row, column + k));
+                set_of_word(made, k, element_as<T>(element<Part>(value, row, column + k)));
             }
             shard.write(number, made);
         },
@@ -1415,10 +1489,10 @@ void receive(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Starts.
         shard,
         [&](std::size_t, std::size_t, std::size_t place, std::size_t number) {
             if (place == 0) got = stream.read();
-            typename Shard::Port made;
+            typename Shard::Access made;
             for (std::size_t k = 0; k < Shard::packed; ++k) {
 #pragma HLS unroll
-                of_word(made, k) = got[place + k];
+                set_of_word(made, k, got[place + k]);
             }
             shard.write(number, made);
         },
@@ -1473,7 +1547,7 @@ void send_rounds(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Sta
                     for (std::size_t x = 0; x < Shard::packed; ++x) {
 #pragma HLS unroll
                         const std::size_t at = y * Shard::round + channel * Shard::packed + x;
-                        made[at / N][at % N] = word[x];
+                        made[at / N][at % N] = of_word(word, x);
                     }
                 });
             }
@@ -1504,11 +1578,11 @@ void receive_rounds(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, 
             for (std::size_t y = 0; y < rounds; ++y) {
 #pragma HLS unroll
                 each_channel(shard.memory, [&](std::size_t channel, auto *memory) {
-                    typename Shard::Port made;
+                    typename Shard::Access made;
                     for (std::size_t x = 0; x < Shard::packed; ++x) {
 #pragma HLS unroll
                         const std::size_t at = y * Shard::round + channel * Shard::packed + x;
-                        made[x] = got[at / N][at % N];
+                        set_of_word(made, x, got[at / N][at % N]);
                     }
                     memory[first + k * rounds + y] = made;
                 });
@@ -1534,7 +1608,7 @@ void load_rounds(Out &out, const Shard &shard, Starts... starts) {
 #pragma HLS unroll
                         const std::size_t at = channel * Shard::packed + x;
                         out(row + at / W::columns, column + at % W::columns) =
-                            static_cast<typename Out::Element>(word[x]);
+                            static_cast<typename Out::Element>(of_word(word, x));
                     }
                 });
                 ++round;
@@ -1553,12 +1627,12 @@ void save_rounds(const Shard &shard, const X &value, Starts... starts) {
             for (std::size_t column = 0; column < Part::columns; column += W::columns) {
 #pragma HLS pipeline II=1 style=flp
                 each_channel(shard.memory, [&](std::size_t channel, auto *memory) {
-                    typename Shard::Port made;
+                    typename Shard::Access made;
                     for (std::size_t x = 0; x < Shard::packed; ++x) {
 #pragma HLS unroll
                         const std::size_t at = channel * Shard::packed + x;
-                        made[x] = element_as<T>(
-                            element<Part>(value, row + at / W::columns, column + at % W::columns));
+                        const auto value_at = element<Part>(value, row + at / W::columns, column + at % W::columns);
+                        set_of_word(made, x, element_as<T>(value_at));
                     }
                     memory[round] = made;
                 });

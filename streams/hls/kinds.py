@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.element_types import NARROW, SCALARS
+from ...base.element_types import KEPT, NARROW, SCALARS
 from ...isa.overlays.tasks.values import DTYPES, scalar
 
 LIMITS = {name: facts.limits for name, facts in SCALARS.items() if facts.integer}
@@ -115,7 +115,7 @@ def of_element(dtype: str, shape: tuple[int, ...] = ()) -> ValueKind:
     elements.
     """
     if shape:
-        return ValueKind("f32" if dtype in NARROW else dtype, shape)
+        return ValueKind(KEPT[dtype], shape)
     if dtype in LIMITS:
         return BOOL if dtype == "boolean" else INT
     return F64 if dtype == "f64" else F32

@@ -8,8 +8,7 @@ from math import prod
 from ...base.errors import ProgramError
 from ...isa.overlays.tasks.program import OffChipTensor, TaskProgram
 from ..placing.devices import VC1902, StreamDevice, device_named
-from .emit import HlsProgram, word_type
-from .kinds import CPP
+from .emit import HlsProgram, held_elements, word_type
 from .native import HEADERS
 
 DEVICE = VC1902
@@ -63,12 +62,13 @@ def testbench(made: HlsProgram) -> str:
         parameters += [f"const bool *{d.name}", f"std::size_t {d.name}_count"]
         given += [f"drawn_{k}.data()", f"drawn_{k}.size()"]
     for t in used:
-        lines.append(f'    Memory<{_element(t)}> {_local(used, t.name)}("{t.name}.bin", {prod(t.type.shape)});')
+        count = -(-prod(t.type.shape) // held_elements(t.type.dtype, 1))
+        lines.append(f'    Memory<{word_type(t, 1)}> {_local(used, t.name)}("{t.name}.bin", {count});')
     for k, _ in enumerate(made.draws):
         lines.append(f'    Memory<bool> drawn_{k}("drawn_{k}.bin", 0);')
     apart = {_local(used, t.name): t for t in used if len(t.channels) > 1}
     for name, t in apart.items():
-        size = f"{name}.size() * sizeof({_element(t)})"
+        size = f"{name}.size() * sizeof({word_type(t, 1)})"
         lines.append(f"    rsn::Channels {name}_channels({name}.data(), {size}, {len(t.channels)});")
     lines.append(f"    {made.name}_top({', '.join(given)});")
     lines += [f"    {name}_channels.join({name}.data());" for name, t in apart.items() if t.output]
@@ -211,10 +211,6 @@ them, which clock and interval it reaches, and what area they need, is not known
 - Float arithmetic is not fused and not reordered: a tool that may do either gives other last bits.
 - A call of `data()` takes the next bit of the argument `drawn_...` of its task instance.
 """
-
-
-def _element(t: OffChipTensor) -> str:
-    return CPP[t.type.dtype]
 
 
 def _local(used: list[OffChipTensor], name: str) -> str:

@@ -272,9 +272,7 @@ class ValueWriter:
                 inner = f"rsn::convert_tile<{tile_type(kind.dtype, kind.shape)}>({value.text})"
                 return replace(value, kind=out, text=f"rsn::convert_tile<{out.cpp}>({inner})", simple=False)
             return self.as_tile(value, out)
-        text = self.scalar_converted(value, kind.dtype)
-        if kind.dtype in NARROW:
-            text = f"float({text})"
+        text = _wider(self.scalar_converted(value, kind.dtype), kind.dtype)
         if not out.is_int:
             return replace(value, kind=out) if text == value.text else Val(out, text)
         low, high = LIMITS[kind.dtype]
@@ -297,17 +295,21 @@ class ValueWriter:
             return value.text
         if (dtype == "f32" and value.kind == F32) or (dtype == "f64" and value.kind in (F64, FLOAT)):
             return value.text
-        if dtype in LIMITS and value.kind.is_int and dtype != "boolean" and inside(value, *LIMITS[dtype]):
+        held = dtype in LIMITS and dtype != "boolean" and dtype not in NARROW
+        if held and value.kind.is_int and inside(value, *LIMITS[dtype]):
             return value.text if value.width < 2 else f"rsn::convert<{CPP[dtype]}>({value.text})"
         return f"rsn::convert<{CPP[dtype]}>({value.text})"
 
     def element(self, text: str, dtype: str) -> Val:
         """Return an element of a tile, tensor or stream as a value. text: the C++ that reads it. dtype: its type in
         memory."""
-        kind = of_element(dtype)
-        if dtype in NARROW:
-            text = f"float({text})"
+        kind, text = of_element(dtype), _wider(text, dtype)
         if not kind.is_int:
             return Val(kind, text)
         wide = {"u32": 1, "u64": 2}.get(dtype, 0)
         return Val(kind, f"{WIDTHS[wide]}({text})" if wide else text, *LIMITS[dtype])
+
+
+def _wider(text: str, dtype: str) -> str:
+    """The C++ text of an element as the number with which C++ computes."""
+    return text if dtype not in NARROW else f"{'float' if dtype in FLOATS else 'int'}({text})"

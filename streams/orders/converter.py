@@ -39,8 +39,8 @@ class Converter:
 
     @property
     def ping_pong_bytes(self) -> int:
-        """Bytes of two buffers, rounded up."""
-        return -(-self.ping_pong_elements * self.put.bytes_per_token // prod(self.put.element))
+        """Bytes of two buffers, together rounded up to whole ones."""
+        return self.put.bytes_of(self.ping_pong_elements)
 
 
 def converter(put: Order, get: Order) -> Converter | None:

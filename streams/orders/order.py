@@ -117,7 +117,11 @@ class Order:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of a token, rounded up to whole ones."""
-        return -(-prod(self.element) * BITS[self.dtype] // 8)
+        return self.bytes_of(prod(self.element))
+
+    def bytes_of(self, elements: int) -> int:
+        """Return the bytes of so many elements together, rounded up to whole ones."""
+        return -(-elements * BITS[self.dtype] // 8)
 
     def indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the index of the first element of each token, one number for each data axis, in the order of the

@@ -175,6 +175,7 @@ def test_signs(symbol: str, torch_operator: Callable[[Tensor], Tensor], x: Any) 
 
 
 NAMES = {"boolean": "bool", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
+NAMES |= {"i4": "int8", "u4": "uint8"}  # the same for the numbers that both types have
 
 
 @pytest.mark.parametrize("name", SCALARS)

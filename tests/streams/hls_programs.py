@@ -316,7 +316,7 @@ def in_channels(seed: int) -> str:
     rows, columns = random.choice(sizes)
     whole = "z[1, :, 0:2, :] = x[0, :, 0:2, :]"
     return CHANNELS.format(
-        kind=random.choice(["f32", "f32", "f16", "bf16", "i8", "f64", "u16"]),
+        kind=random.choice(["f32", "f32", "f16", "bf16", "i4", "i8", "f64", "u16", "u4"]),
         rows=rows,
         columns=columns,
         twice=2 * rows,
@@ -437,7 +437,7 @@ def tile_expression(random: Random, depth: int, kind: str) -> str:
 def drawn_scalars(seed: int) -> str:
     """A pipeline of two tasks on integers or floats."""
     random = Random(seed)
-    kind = random.choice(["i8", "i16", "i32", "i64", "u8", "u16", "u32", "f32", "f16", "bf16"])
+    kind = random.choice(["i4", "i8", "i16", "i32", "i64", "u4", "u8", "u16", "u32", "f32", "f16", "bf16"])
     floats = "f" in kind
     one = (lambda d: float_expression(random, d)) if floats else (lambda d: expression(random, d))
     lines = [f"        b = {one(3)}"]
@@ -465,7 +465,7 @@ def drawn_scalars(seed: int) -> str:
 def drawn_tiles(seed: int) -> str:
     """A pipeline of two tasks on tiles."""
     random = Random(seed)
-    kind = random.choice(["i8", "i16", "i32", "u8", "f32", "f16", "bf16", "f32"])
+    kind = random.choice(["i4", "i8", "i16", "i32", "u4", "u8", "f32", "f16", "bf16", "f32"])
     first, second = (tile_expression(random, 2, kind) for _ in range(2))
     given = f"{HEAD}X: {kind}[6, 8]\nY: {kind}[6, 8]\nR: {kind}[4]\n"
     return (

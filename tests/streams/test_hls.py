@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rsn.base.element_types import ElementType
-from rsn.base.errors import BoardError, DeadlockError, ProgramError
+from rsn.base.element_types import SCALARS, ElementType
+from rsn.base.errors import BoardError, DeadlockError, ProgramError, TensorError
 from rsn.host.native_tasks import NativeRegion, from_memory, run_native, to_memory
 from rsn.host.tasks import run_tasks
 from rsn.hw.versal.csim.build import compiler
 from rsn.hw.versal.csim.tasks import build_regions
 from rsn.isa.overlays.tasks.overlay import uops_of
 from rsn.isa.overlays.tasks.program import TaskProgram
-from rsn.isa.overlays.tasks.values import convert
+from rsn.isa.overlays.tasks.values import DTYPES, convert
 from rsn.scheduler.pack import pack
 from rsn.streams.build import Refused, task_program
 from rsn.streams.check import check, report_on
@@ -88,9 +88,9 @@ def drawn_inputs(program: TaskProgram, seed: int) -> dict[str, Any]:
         if kept.kind == "f":
             out[t.name] = convert(rng.standard_normal(t.type.shape) * 4, t.type)
             continue
-        limits = np.iinfo(kept)
-        small = rng.integers(max(limits.min, -50), 50, t.type.shape).astype(kept)
-        large = rng.integers(limits.min, limits.max, t.type.shape, dtype=kept, endpoint=True)
+        low, high = SCALARS[t.type.dtype].limits
+        small = rng.integers(max(low, -50), min(high, 49), t.type.shape, endpoint=True).astype(kept)
+        large = rng.integers(low, high, t.type.shape, dtype=kept, endpoint=True)
         out[t.name] = np.where(rng.random(t.type.shape) < 0.2 * (seed % 2), large, small)
     return out
 
@@ -132,16 +132,17 @@ def pipelines() -> dict[str, str]:
         "f32": "a @ b",
         "f16": "matmul(a, b)",
         "f64": "a @ b",
+        "i4": "i32(a) @ i32(b)",
         "i8": "i32(a) @ i32(b)",
         "bf16": "f32(a) @ f32(b)",
     }
     for kind, product in products.items():
-        wide = {"i8": "i32", "bf16": "f32"}.get(kind, kind)
+        wide = {"i4": "i32", "i8": "i32", "bf16": "f32"}.get(kind, kind)
         out[f"gemm_{kind}"] = programs.GEMM.format(kind=kind, out=wide, product=product)
     for kind in ("f32", "f16", "bf16"):
         out[f"attention_{kind}"] = programs.ATTENTION.format(kind=kind)
         out[f"norms_{kind}"] = programs.NORMS.format(kind=kind, first="gelu", second="silu")
-    for kind in ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"):
+    for kind in ("i4", "u4", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"):
         out[f"scalars_{kind}"] = programs.SCALARS.format(kind=kind, wide="u64" if kind == "u64" else "i64")
     gemm = SYSTOLIC.with_name("gemm_3d.py").read_text(encoding="utf-8")
     out["turned"] = programs.TURNED.format(rate=96)
@@ -188,8 +189,8 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NativeRegion]
     """A few programs of each sort, in one program for this computer."""
     listed = {name: observable(LISTED[name]["program"]) for name in ("W11", "W19")}
     texts = pipelines()
-    few = ("gemm_i8", "scalars_u32", "shapes", "tokens", "turned")
-    given = well_typed(listed | {name: texts[name] for name in few}, 7)
+    few = ("gemm_i4", "gemm_i8", "scalars_u4", "scalars_u32", "shapes", "tokens", "turned")
+    given = well_typed(listed | {name: texts[name] for name in few}, 9)
     given |= well_typed({f"drawn_{k}": programs.drawn_scalars(k) for k in range(40)}, 7)
     given |= well_typed({f"tiles_{k}": programs.drawn_tiles(k) for k in range(40)}, 2) | mapped_programs()
     given |= {f"channels_{k}": in_channels(k) for k in range(4)}
@@ -340,7 +341,7 @@ def test_what_has_no_c_is_refused(lines: list[str], place: str, message: str) ->
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["boolean", "i8", "u16", "i64", "u64", "f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("dtype", ["boolean", "i4", "u4", "i8", "u16", "i64", "u64", "f16", "bf16", "f32", "f64"])
 def test_memories_hold_all_values(dtype: str) -> None:
     program = task_program_of(
         f"from rsn.streams import *\nx: {dtype}[64]\n@task(mapping=[1], args=[x])\ndef a(x):\n    pass\n", "p"
@@ -351,6 +352,60 @@ def test_memories_hold_all_values(dtype: str) -> None:
     drawn = rng.integers(0, 1 << 62, 64) if whole else rng.standard_normal(64) * 1e3
     value = convert(drawn, ElementType(dtype, (64,)))
     assert from_memory(to_memory(value, tensor), tensor).tobytes() == value.tobytes()
+
+
+NIBBLES = """from rsn.streams import *
+x: {kind}[3, 3]
+y: {kind}[3, 3]
+z: i8[3, 3]
+s: Stream[{kind}, 2]
+@task(mapping=[1], args=[x])
+def a(x):
+    for i, j in grid(3, 3):
+        s.put(x[i, j])
+@task(mapping=[1], args=[y, z])
+def b(y, z: i8[3, 3]):
+    held = zeros({kind}, 3, 3)
+    for i, j in grid(3, 3):
+        e = s.get()
+        held[i, j] = e + 5
+        y[i, j] = 3 * e
+    z[:] = i8(held)
+"""
+"""Single elements of an odd number of them, and of rows with an odd number."""
+
+
+@pytest.mark.parametrize("kind", ["i4", "u4"])
+def test_elements_of_4_bits_wrap_where_they_are_stored(kind: str, tmp_path: Path) -> None:
+    low, high = SCALARS[kind].limits
+    x = np.array([[low, high, 0], [1, 2, 3], [4, 5, 6]], DTYPES[kind])
+    program = task_program_of(NIBBLES.format(kind=kind), "nibbles")
+    (region,) = built(tmp_path, {"nibbles": program}).values()
+
+    def wrapped(values: Any) -> list[list[int]]:
+        return [[(int(v) - low) % 16 + low for v in row] for row in values]
+
+    for outputs in (run_tasks(pack(uops_of(program)), {"x": x}).outputs, run_native(region, {"x": x})):
+        assert outputs["y"].tolist() == wrapped(3 * x.astype(int))
+        assert outputs["z"].tolist() == wrapped(x.astype(int) + 5)
+    for values in (x.astype(int) - 1 if low else x.astype(int) + 16, x + 0.5):
+        with pytest.raises(TensorError, match=f"x has values that are none of {kind}"):
+            run_tasks(pack(uops_of(program)), {"x": values})
+
+
+def test_two_tasks_do_not_store_halves_of_a_byte() -> None:
+    head = "from rsn.streams import *\ny: i4[4]\n@task(mapping=[2], args=[y])\n"
+    text = head + "def a(y: i4[4] @ Layout('S0')):\n    {}\n"
+    assert "rsn::Nibbles<rsn::i4, 2> *y" in cpp_program(task_program_of(text.format("y[:] = zeros(i4, 2)"), "p")).text
+    with pytest.raises(HlsError, match=r"p\.py:4:\d+: hls: a_0 stores single elements of y, and other tasks"):
+        cpp_program(task_program_of(text.format("y[0] = 1"), "p"))
+
+
+def test_ports_move_elements_of_4_bits_by_the_byte() -> None:
+    text = cpp_program(task_program_of(programs.GEMM.format(kind="i4", out="i32", product="i32(a) @ i32(b)"), "g")).text
+    assert "load_a(const rsn::Nibbles<rsn::i4, 4> *a_memory" in text
+    assert "hls::stream<hls::vector<rsn::i4, 48>" in text
+    assert "#pragma HLS interface m_axi port=A_1 bundle=load_a_1 depth=24" in text
 
 
 SEQUENTIAL = """

@@ -99,7 +99,7 @@ def test_refused() -> None:
         PackedTensor((64, 64), (16,), (8, 8))
     with pytest.raises(ProgramError, match="a port of 16 bits moves no element of f32"):
         widened((4, 4), (2, 2), "f32", 16)
-    with pytest.raises(ProgramError, match="u9 is no type of elements; known are boolean, i8"):
+    with pytest.raises(ProgramError, match="u9 is no type of elements; known are boolean, i4"):
         widened((4, 4), (2, 2), "u9", 16)
     with pytest.raises(ProgramError, match="u9 is no type"):
         PackedTensor((4, 4), (2, 2), (2, 2), "u9")

@@ -257,7 +257,7 @@ def test_a_table_is_read(tmp_path: Path) -> None:
         ('"columns"', '"blocks"', "layouts = 'blocks': of rows, columns, and blocks of rows x columns such as 4x8"),
         ('"columns"', '"4x0"', "layouts = '4x0': of rows, columns, and blocks"),
         ('"columns"', '"3x16"', "layouts: a call takes 4 x 16 of b: no whole blocks of 3x16"),
-        ('"bf16"', '"f33"', "of boolean, i8, i16"),
+        ('"bf16"', '"f33"', "of boolean, i4, i8"),
         ("[[16, 8, 16]]", "16", "shapes = 16: a list"),
         ("latency", "cost = 3\nlatency", "there is no cost"),
         (

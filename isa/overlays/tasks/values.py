@@ -3,7 +3,7 @@
 Integers are exact and wrap when they become an integer type: two's complement of its width. A float that becomes one
 loses its fraction and then wraps, too, where PyTorch leaves the result open; NaN and infinities are refused. Floats are
 computed in float32, `f64` in float64. `f16` and `bf16` are kept in float32; a value becomes one that they can hold when
-it is converted, from float64 by way of float32, as in PyTorch.
+it is converted, from float64 by way of float32, as in PyTorch. `i4` and `u4` are kept in 8 bits.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....base.element_types import SCALARS, ElementType
+from ....base.element_types import NARROW, SCALARS, ElementType
 from ....base.errors import ProgramError
+from ....base.nibbles import low_bits
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(facts.kept) for name, facts in SCALARS.items()}
 """How a run keeps the values of each element type."""
@@ -82,7 +83,7 @@ def convert(value: Any, kind: ElementType) -> Any:
     if kind.dtype == "boolean":
         return bool(value)
     if dtype.kind in "iu":
-        bits = 8 * dtype.itemsize
+        bits = SCALARS[kind.dtype].bits
         whole = int(value) & (1 << bits) - 1
         return whole - (1 << bits) if dtype.kind == "i" and whole >> bits - 1 else whole
     return scalar(_cast(np.asarray(value), kind.dtype, dtype))
@@ -96,7 +97,8 @@ def _cast(tile: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArra
             return tile.astype(np.float32).astype(np.float16).astype(np.float32)
     if dtype.kind in "iu" and tile.dtype.kind == "f":
         tile = _whole(tile)
-    return tile.astype(dtype)
+    made = tile.astype(dtype)
+    return made if name not in NARROW else low_bits(made, SCALARS[name].bits)
 
 
 def _whole(tile: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -348,13 +348,13 @@ def any_size() -> Drawn:
     return Drawn(program, draw)
 
 
-TYPES = ("f32", "bf16", "i32", "u8", "f16", "f64", "i8", "i16", "u16", "u32", "i64", "u64")
+TYPES = ("f32", "bf16", "i32", "u8", "f16", "f64", "i8", "i16", "u16", "u32", "i64", "u64", "i4", "u4")
 DRAWN: dict[str, Callable[[], Drawn]] = {
     "off_chip": off_chip,
     "sources": sources,
     "filled": filled,
     "any_size": any_size,
-    **{f"arithmetic_{dtype}": partial(arithmetic, dtype) for dtype in TYPES[: cases(12, 4)]},
+    **{f"arithmetic_{dtype}": partial(arithmetic, dtype) for dtype in TYPES[: cases(14, 4)]},
     **{f"transcendental_{dtype}": partial(transcendental, dtype) for dtype in ("f16", "bf16", "f32", "f64")},
 }
 RUNS = 5
