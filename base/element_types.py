@@ -69,6 +69,13 @@ FLOATS = tuple(name for name, facts in SCALARS.items() if not facts.integer)
 NARROW = tuple(name for name, facts in SCALARS.items() if facts.narrow)
 """The types that a run keeps in a wider one."""
 
-_BY_NUMPY = {facts.numpy.rstrip("_"): name for name, facts in SCALARS.items() if facts.numpy}
-KEPT = {name: _BY_NUMPY[facts.kept] for name, facts in SCALARS.items()}
+BY_NUMPY = {facts.numpy.rstrip("_"): name for name, facts in SCALARS.items() if facts.numpy}
+"""The element type of each type of numpy, by the name of its `dtype`."""
+
+KEPT = {name: BY_NUMPY[facts.kept] for name, facts in SCALARS.items()}
 """The element type in which a run keeps each type: itself, or a wider one."""
+
+
+def whole_bytes(elements: int, dtype: str) -> int:
+    """Return the bytes that so many elements take together, rounded up to whole ones. dtype: a key of `SCALARS`."""
+    return -(-elements * BITS[dtype] // 8)

@@ -16,6 +16,7 @@ from torch.fx import Node
 from ...base.errors import TensorError
 from ...hw.sim.machine import Run
 from ...hw.sim.tasks import run_on_tensors
+from ...isa.overlays.tasks.values import DTYPES
 from ...isa.program import Program
 from ...scheduler.pack import pack
 from ...streams.build import build
@@ -144,7 +145,7 @@ class Streamed:
 
     def _tensor(self, name: str, data: Held, values: Mapping[Node, Any]) -> npt.NDArray[Any]:
         if data is None:
-            return np.zeros(self.written.shapes[name], np.float32)
+            return np.zeros(self.written.shapes[name], DTYPES[self.written.dtypes[name]])
         if isinstance(data, Positions):
             positions: npt.NDArray[Any] = values[data.node].to(torch.int32).numpy()
             return positions.reshape(self.written.shapes[name])

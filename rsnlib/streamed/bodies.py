@@ -57,19 +57,19 @@ def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
         part = ROW[:, columns]
         step = [assign(TILE, a.get()), *nest([("j", n["columns"])], [assign(part, part + TILE @ b.get())])]
         sent = ends.put(with_bias(part))
-        body = [assign(ROW, call("zeros", "f32", s["tm"], x.shape[2])), *nest([("k", n["parts"])], step)]
+        body = [assign(ROW, call("zeros", x.dtype, s["tm"], x.shape[2])), *nest([("k", n["parts"])], step)]
         return nest([("i", n["rows"])], [*body, *nest([("j", n["columns"])], sent)])
     return nest(
         [("i", n["rows"]), ("j", n["columns"])],
-        [*_summed(a, b, (s["tm"], s["tn"]), n["parts"]), *ends.put(with_bias(TOTAL))],
+        [*_summed(a, b, (s["tm"], s["tn"]), n["parts"], x.dtype), *ends.put(with_bias(TOTAL))],
     )
 
 
-def _summed(a: Term, b: Term, shape: tuple[int, int], parts: int) -> Statements:
-    """The sum of products of tiles of two streams."""
+def _summed(a: Term, b: Term, shape: tuple[int, int], parts: int, dtype: str) -> Statements:
+    """The sum of products of tiles of two streams. dtype: of the sums."""
     if parts == 1:
         return [assign(TOTAL, a.get() @ b.get())]
-    zeros = assign(TOTAL, call("zeros", "f32", *shape))
+    zeros = assign(TOTAL, call("zeros", dtype, *shape))
     return [zeros, *nest([("k", parts)], [assign(TOTAL, TOTAL + a.get() @ b.get())])]
 
 
@@ -126,7 +126,7 @@ def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statemen
     return nest(
         outer,
         [
-            assign(ROW, call("zeros", "f32", s["tm"], columns)),
+            assign(ROW, call("zeros", x.operands[0].dtype, s["tm"], columns)),
             *nest(loop, [assign(part, ends.gets[0].get())]),
             assign(ROW, computed(ROW)),
             *nest(loop, ends.put(part)),
@@ -194,7 +194,7 @@ def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of weights times values: their product, summed tile by tile."""
     s, n = plan.sizes, plan.loops
     weights, values = ends.gets
-    body = _summed(weights, values, (s["tm"], s["width"]), n["parts"])
+    body = _summed(weights, values, (s["tm"], s["width"]), n["parts"], x.dtype)
     return nest([("h", n["heads"]), ("i", n["rows"])], [*body, *ends.put(TOTAL)])
 
 
@@ -225,7 +225,7 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     tile = [assign(TILE, ends.gets[0].get()), *found, *ends.put(TILE)]
     if not ends.puts:
         tile = [do("drop", ends.gets[0].get())]
-    body = [assign(BUFFER, call("zeros", "f32", new, width)), *nest([("k", n["new"])], kept)]
+    body = [assign(BUFFER, call("zeros", x.operands[1].dtype, new, width)), *nest([("k", n["new"])], kept)]
     return nest([("h", n["heads"])], [*body, *nest([("i", n["tiles"])], tile)])
 
 

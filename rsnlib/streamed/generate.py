@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+from ...base.element_types import BITS
 from ...base.errors import BudgetError, ProgramError, ResourceError
 from ...isa.program import Program
 from ...scheduler.pack import pack
@@ -32,13 +33,13 @@ from ...streams.placing.unrolling import unroll
 from ...streams.sizing.depths import safe_depths
 from ...streams.sizing.program import SizedProgram
 from ...streams.timing.timed import TimedProgram
-from ...streams.tree import StreamDecl
+from ...streams.tree import StreamDecl, bytes_of
 from ...streams.words import MOVED, STREAM_BITS, stream_word
 from .balance import balanced
 from .block import Streamed, streamed
 from .knobs import PRODUCTS, Knobs
 from .operators import StreamOperator
-from .plans import BYTES, KernelPlan, multiply_adds, units_of
+from .plans import KernelPlan, multiply_adds, units_of
 from .ports import ChannelPorts, port_shares, widest_ports
 from .resources import area, multiply_add_dsps
 
@@ -447,7 +448,7 @@ def _holders(made: Streamed) -> dict[str, str]:
 def _bits_a_cycle(made: Streamed, source: str) -> int:
     """The width of the streams of a kernel's result."""
     plan = next(plan for x, plan in made.plans.items() if x.name == source)
-    return 8 * BYTES * stream_word("f32", token_shape(plan.put)).elements
+    return BITS[plan.put.dtype] * stream_word(plan.put.dtype, token_shape(plan.put)).elements
 
 
 def _slowest(made: Streamed, sized: SizedProgram) -> tuple[str, int]:
@@ -469,7 +470,7 @@ def _off_chip(made: Streamed) -> int:
     Tokens without data, which say that a tensor is complete, stay on the chip."""
     written = made.written
     return sum(
-        tokens * prod(stream.type.shape) * BYTES
+        tokens * bytes_of(stream.type)
         for task, stream, put, tokens in _ends(made)
         if (put and task in written.loads) or (not put and task in written.stores)
         if stream.type.dtype != "boolean"

@@ -50,7 +50,7 @@ class StreamOperator:
     name: of its kernel. op: a key of `plans.PLANS`, or "memory" for a tensor off the chip. operands: the operators
     whose results it reads. shape: of the result, (heads, rows, columns). attributes: parameters by name; constant
     vectors are arrays. data: of a tensor off the chip; None for others. site: operator and module path of PyTorch, for
-    messages.
+    messages. dtype: the element type of the result.
     """
 
     name: str
@@ -60,6 +60,7 @@ class StreamOperator:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     data: Array | FromHost | None = None
     site: str = ""
+    dtype: str = "f32"
 
     @property
     def is_memory(self) -> bool:

@@ -6,18 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from ...base.element_types import ElementType
+from ...base.element_types import BY_NUMPY, ElementType, whole_bytes
 from ...streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
 from ...streams.datapath import Datapath
 from ...streams.orders.order import Axis, Order
 from ...streams.words import MOVED, row_word, word
 from .knobs import ADDERS, PRODUCTS, Knobs, fit
-from .operators import Array, OperatorGraph, StreamOperator
+from .operators import Array, Matrices, OperatorGraph, StreamOperator
 from .pointwise import operations
 from .sequences import as_order_of, common_tensor, row_units
-
-BYTES = 4
-"""Of an element: f32."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +39,27 @@ Loop = tuple[int, int]
 
 
 def tiles(
-    shape: tuple[int, int, int],
+    of: StreamOperator,
     tile: tuple[int, int],
     loops: list[Loop],
     *,
+    shape: Matrices | None = None,
     head: int | None = None,
     row: int | None = None,
     column: int | None = None,
 ) -> Order:
-    """Return an order of tiles of matrices.
+    """Return an order of tiles of a result.
 
-    shape: of the tensor, (heads, rows, columns). tile: (rows, columns) of a tile. loops: the trips and the step of each
-    loop, outermost first. head, row, column: index of the loop that drives each axis; None for an axis with one tile. A
-    tensor of one head has no axis for it.
+    of: the operator whose result it is. tile: (rows, columns) of a tile. loops: the trips and the step of each loop,
+    outermost first. shape: of the result as other matrices, (heads, rows, columns); None for its own. head, row,
+    column: index of the loop that drives each axis; None for an axis with one tile. A tensor of one head has no axis
+    for it.
     """
     axes = (Axis(head), Axis(row), Axis(column))
     element = (1, *tile)
-    first = 0 if shape[0] > 1 else 1
+    first = 0 if (shape or of.shape)[0] > 1 else 1
     trips, steps = tuple(n for n, _ in loops), tuple(step for _, step in loops)
-    return Order(element[first:], trips, steps, axes[first:])
+    return Order(element[first:], trips, steps, axes[first:], of.dtype)
 
 
 def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -74,24 +73,24 @@ def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     if knobs.outward and columns > 1:
         return KernelPlan(
             (
-                tiles(operand.shape, (tm, tk), [(rows, tm), (parts, tk)], row=0, column=1),
-                tiles(weight.shape, (tk, tn), [(rows, 1), (parts, tk), (columns, tn)], row=1, column=2),
+                tiles(operand, (tm, tk), [(rows, tm), (parts, tk)], row=0, column=1),
+                tiles(weight, (tk, tn), [(rows, 1), (parts, tk), (columns, tn)], row=1, column=2),
             ),
-            tiles(x.shape, (tm, tn), [(rows, tm), (columns, tn)], row=0, column=1),
+            tiles(x, (tm, tn), [(rows, tm), (columns, tn)], row=0, column=1),
             {"rows": rows, "parts": parts, "columns": columns},
             {"tm": tm, "tn": tn, "tk": tk},
-            tm * (n + tk) * BYTES,
+            whole_bytes(tm * n, x.dtype) + whole_bytes(tm * tk, operand.dtype),
             (tm, tn),
         )
     return KernelPlan(
         (
-            tiles(operand.shape, (tm, tk), [(rows, tm), (columns, 1), (parts, tk)], row=0, column=2),
-            tiles(weight.shape, (tk, tn), [(rows, 1), (columns, tn), (parts, tk)], row=2, column=1),
+            tiles(operand, (tm, tk), [(rows, tm), (columns, 1), (parts, tk)], row=0, column=2),
+            tiles(weight, (tk, tn), [(rows, 1), (columns, tn), (parts, tk)], row=2, column=1),
         ),
-        tiles(x.shape, (tm, tn), [(rows, tm), (columns, tn)], row=0, column=1),
+        tiles(x, (tm, tn), [(rows, tm), (columns, tn)], row=0, column=1),
         {"rows": rows, "columns": columns, "parts": parts},
         {"tm": tm, "tn": tn, "tk": tk},
-        tm * tn * BYTES,
+        whole_bytes(tm * tn, x.dtype),
         (tm, tn),
     )
 
@@ -103,9 +102,9 @@ def _in_place(
     heads, rows, columns = x.shape
     loops = [(heads, 1), (rows // tile[0], tile[0]), (columns // tile[1], tile[1])]
     if heads == 1:
-        order = tiles(x.shape, tile, loops[1:], row=0, column=1)
+        order = tiles(x, tile, loops[1:], row=0, column=1)
         return tuple(order for _ in parts), order
-    order = tiles(x.shape, tile, loops, head=0, row=1, column=2)
+    order = tiles(x, tile, loops, head=0, row=1, column=2)
     return tuple(order for _ in parts), order
 
 
@@ -127,7 +126,7 @@ def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     tn = whole if whole < columns else fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
     loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
-    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, tm * whole * BYTES, (tm, whole))
+    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, whole_bytes(tm * whole, x.operands[0].dtype), (tm, whole))
 
 
 def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -137,11 +136,11 @@ def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     _, rows, columns = x.shape
     width: int = x.attributes["columns"]
     tm, heads = fit(unit, knobs.rows), columns // width
-    order = tiles(x.shape, (tm, width), [(rows // tm, tm), (heads, width)], row=0, column=1)
+    order = tiles(x, (tm, width), [(rows // tm, tm), (heads, width)], row=0, column=1)
     gets = [order]
     for operand in x.operands[1:]:
         of_one = operand.shape[1]
-        gets.append(tiles(operand.shape, (tm, width), [(rows // of_one, 1), (of_one // tm, tm), (heads, 1)], row=1))
+        gets.append(tiles(operand, (tm, width), [(rows // of_one, 1), (of_one // tm, tm), (heads, 1)], row=1))
     named = {"rows": rows // tm, "columns": heads}
     return KernelPlan(tuple(gets), order, named, {"tm": tm, "tn": width}, 0, (tm, width))
 
@@ -152,7 +151,8 @@ def _of_heads(x: StreamOperator, heads: int, sequences: int, tile: tuple[int, in
     rows."""
     each = heads // sequences
     shape = sequences, prod(x.shape[:2]) // sequences, each * tile[1]
-    return tiles(shape, tile, [(sequences, 1), (each, tile[1]), *inner], head=0, row=1 + len(inner), column=1)
+    loops = [(sequences, 1), (each, tile[1]), *inner]
+    return tiles(x, tile, loops, shape=shape, head=0, row=1 + len(inner), column=1)
 
 
 def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -172,7 +172,7 @@ def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     _, put = _in_place(x, (tm, tn), ())
     named = {"heads": heads, "rows": m, "columns": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
-    return KernelPlan(tuple(gets), put, named, sizes, tm * width * BYTES, (tm, tn))
+    return KernelPlan(tuple(gets), put, named, sizes, whole_bytes(tm * width, queries.dtype), (tm, tn))
 
 
 def _of_mask(
@@ -183,9 +183,9 @@ def _of_mask(
     sequences, apart, heads_apart = of
     each = heads // sequences
     if mask.shape[0] == heads:
-        return tiles(mask.shape, tile, [(heads, 1), *inner], head=0, row=1, column=2)
+        return tiles(mask, tile, [(heads, 1), *inner], head=0, row=1, column=2)
     head = 0 if apart > 1 else 1 if heads_apart > 1 else None
-    return tiles(mask.shape, tile, [(sequences, 1), (each, 1), *inner], head=head, row=2, column=3)
+    return tiles(mask, tile, [(sequences, 1), (each, 1), *inner], head=head, row=2, column=3)
 
 
 def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -202,7 +202,7 @@ def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     put = _of_heads(x, heads, x.attributes["sequences"], (tm, width), [(m, tm)])
     named = {"heads": heads, "rows": m, "parts": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
-    return KernelPlan((of_weights, of_values), put, named, sizes, tm * width * BYTES, (tm, width))
+    return KernelPlan((of_weights, of_values), put, named, sizes, whole_bytes(tm * width, x.dtype), (tm, width))
 
 
 def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -215,7 +215,7 @@ def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
         _of_heads(operand, heads, sequences, (tm, width), [(rows // tm, tm)])
         for operand, rows, sequences in zip(x.operands, (before, new), x.attributes["sequences"], strict=True)
     )
-    put = tiles(x.shape, (tm, width), [(heads, 1), ((before + new) // tm, tm)], head=0, row=1)
+    put = tiles(x, (tm, width), [(heads, 1), ((before + new) // tm, tm)], head=0, row=1)
     named = {"heads": heads, "before": before // tm, "new": new // tm}
     return KernelPlan(gets, put, named, {"tm": tm, "tn": width}, 0, (tm, width))
 
@@ -230,7 +230,8 @@ def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     put = _of_heads(x, heads, of_cache, (tm, width), [(capacity // tm, tm)])
     gets = put, _of_heads(x.operands[1], heads, of_new, (tn, width), [(new // tn, tn)])
     named = {"heads": heads, "tiles": capacity // tm, "new": new // tn}
-    return KernelPlan(gets, put, named, {"tm": tm, "tn": tn, "width": width}, new * width * BYTES, (tm, width))
+    sizes = {"tm": tm, "tn": tn, "width": width}
+    return KernelPlan(gets, put, named, sizes, whole_bytes(new * width, x.operands[1].dtype), (tm, width))
 
 
 def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
@@ -241,7 +242,8 @@ def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
     sequences, tn = x.attributes["sequences"][0], plan.sizes["tn"]
     each = heads // sequences
     loops = [(sequences, 1), (each, width), (new // tn, tn)]
-    return tiles((sequences, new, each * width), (tn, width), loops, head=0, row=2, column=1)
+    shape = sequences, new, each * width
+    return tiles(x.operands[1], (tn, width), loops, shape=shape, head=0, row=2, column=1)
 
 
 PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
@@ -295,7 +297,7 @@ def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, T
         attributes: dict[str, object] = {"shape": x.shape, **plan.sizes}
         if x.op == "pointwise":
             attributes["operations"] = operations(x.attributes["expression"])
-        vectors = sum(v.size for v in vectors_of(x).values()) * BYTES
+        vectors = sum(whole_bytes(v.size, BY_NUMPY[v.dtype.name]) for v in vectors_of(x).values())
         nodes.append(KernelNode(x.name, x.op, attributes, plan.memory_bytes + vectors, timings[x.name]))
         for k, operand in enumerate(x.operands):
             if not operand.is_memory:
@@ -314,7 +316,7 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
     """Return the multiply-adds of a product, or the elements of another kernel, that it computes in a clock cycle.
     most: how many of them its knobs allow. float_add: clock cycles of an addition of floats on the device."""
     if x.op in PRODUCTS:
-        return Datapath({"matmul": most}, float_add).multiply_adds(ElementType("f32", plan.computed))
+        return Datapath({"matmul": most}, float_add).multiply_adds(ElementType(x.dtype, plan.computed))
     if x.op in ("append", "replace"):  # they move tiles, and compute nothing
         return word(plan.computed, MOVED).elements
     by_rows = x.op in ("softmax", "layernorm", "rmsnorm")

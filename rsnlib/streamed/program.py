@@ -10,6 +10,7 @@ from math import gcd, prod
 
 import numpy as np
 
+from ...base.element_types import BY_NUMPY, whole_bytes
 from ...base.errors import ProgramError
 from ...scheduler.graph import unique_name
 from ...streams.orders.converter import Converter, converter
@@ -25,7 +26,7 @@ from .bodies import BODIES, BodyNames, Statements, stored_rows
 from .knobs import Knobs
 from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator
-from .plans import BYTES, KernelPlan, new_rows, rates, vectors_of
+from .plans import KernelPlan, new_rows, rates, vectors_of
 from .ports import ChannelPorts, float_add_of, pieces
 
 Shape = tuple[int, ...]
@@ -53,16 +54,17 @@ class StreamProgramText:
 
     statements: of it, without places. inputs: what each input tensor holds; None for one that tasks fill before they
     read it. outputs: the name of the tensor of each stored operator, by the operator's name. shapes: of all tensors, in
-    elements. converters: by name of their task. packed_tensors: of tensors that lie tile by tile. loads: the operator
-    that each task that loads a tensor is for, both by name. stores: names of tasks that store one. moved: bytes, by the
-    name of each of these tasks. requests: the streams on which the reading task of a converter asks the filling one for
-    the next buffer, against the direction of the data.
+    elements. dtypes: their element types. converters: by name of their task. packed_tensors: of tensors that lie tile
+    by tile. loads: the operator that each task that loads a tensor is for, both by name. stores: names of tasks that
+    store one. moved: bytes, by the name of each of these tasks. requests: the streams on which the reading task of a
+    converter asks the filling one for the next buffer, against the direction of the data.
     """
 
     statements: Sequence[StatementNode]
     inputs: Mapping[str, Held]
     outputs: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
     converters: Mapping[str, Converter]
     packed_tensors: Mapping[str, PackedTensor]
     loads: Mapping[str, str]
@@ -80,7 +82,7 @@ class StreamProgramText:
         """Return the number that the number of channels of a tensor must divide: 1 if it does not lie tile by tile.
         name: of the tensor."""
         packed = self.packed_tensors.get(name)
-        return 1 if packed is None else pieces(prod(packed.tile) * BYTES)
+        return 1 if packed is None else pieces(whole_bytes(prod(packed.tile), packed.dtype))
 
     def laid_out(self, name: str, x: Array) -> Array:
         """Return the elements of a tensor as they lie in memory, in its shape of `shapes`. name: of the tensor. x: its
@@ -177,7 +179,7 @@ class _ProgramWriter:
         self.packed_tensors: dict[str, PackedTensor] = {}
         self.taken: set[str] = {*RESERVED, *(x.name for x in plans)}
         self.tensors: dict[str, tuple[int, ...]] = {}
-        self.integers: set[str] = set()
+        self.dtypes: dict[str, str] = {}
         self.inputs: dict[str, Held] = {}
         self.outputs: dict[str, str] = {}
         self.streams: list[_Stream] = []
@@ -211,7 +213,7 @@ class _ProgramWriter:
             streams.append(declare(s.name, named("Stream")[s.element, depths.get(s.name, least)]))
         tensors = [declare(name, self._tensor_type(name)) for name in self.tensors]
         statements = builder.program(title, tensors, streams, [*map(self._written, self.tasks)])
-        held = self.inputs, self.outputs, self.tensors
+        held = self.inputs, self.outputs, self.tensors, self.dtypes
         return StreamProgramText(
             statements,
             *held,
@@ -233,17 +235,17 @@ class _ProgramWriter:
 
     # -- tensors and streams
 
-    def _tensor(self, stem: str, shape: tuple[int, ...]) -> str:
+    def _tensor(self, stem: str, shape: tuple[int, ...], dtype: str) -> str:
         name = unique_name(stem, self.taken)
-        self.tensors[name] = shape
+        self.tensors[name], self.dtypes[name] = shape, dtype
         return name
 
     def _tensor_type(self, name: str) -> Term:
-        return _type(self.tensors[name], "i32" if name in self.integers else "f32")
+        return _type(self.tensors[name], self.dtypes[name])
 
     def _stream(self, stem: str, order: Order, source: str, target: str, depth: int | None = None) -> str:
         name = unique_name(stem, self.taken)
-        self.streams.append(_Stream(name, _type(token_shape(order)), order.tokens, source, target, depth))
+        self.streams.append(_Stream(name, _type(token_shape(order), order.dtype), order.tokens, source, target, depth))
         return name
 
     def _in_circles(self) -> set[str]:
@@ -284,8 +286,7 @@ class _ProgramWriter:
         assert x.positions is not None
         tensor = self._moving_tensor(memory.name, order, packed=False)
         self.inputs[tensor] = memory.data
-        places = self._tensor(f"{tensor}_positions", (x.attributes["rows"][1],))
-        self.integers.add(places)
+        places = self._tensor(f"{tensor}_positions", (x.attributes["rows"][1],), "i32")
         self.inputs[places] = x.positions
         before = len(self.tasks)
         self.gets[x, 0] = self._load_of(tensor, order, x, [])
@@ -295,10 +296,10 @@ class _ProgramWriter:
         """A tensor that is loaded, or stored, in an order. packed: it lies token by token, as they follow each other in
         that order."""
         if not packed:
-            return self._tensor(stem, order.tensor)
-        lying = PackedTensor(order.tensor, order.element, order.element, nesting=_nesting(order))
+            return self._tensor(stem, order.tensor, order.dtype)
+        lying = PackedTensor(order.tensor, order.element, order.element, order.dtype, _nesting(order))
         tiles = lying.shape[: len(order.element)]
-        name = self._tensor(stem, (*tiles, *token_shape(order)))
+        name = self._tensor(stem, (*tiles, *token_shape(order)), order.dtype)
         self.packed_tensors[name] = lying
         return name
 
@@ -351,7 +352,7 @@ class _ProgramWriter:
         buffers, wanted = unique_name(f"{name}_buffers", self.taken), unique_name(f"{name}_wanted", self.taken)
         handed = prod(made.put.trips[: made.shared_loops])
         # Both ends are `name`: what leads through the converter leads through both tasks.
-        self.streams.append(_Stream(buffers, _type(made.buffer), handed, name, name, 1))
+        self.streams.append(_Stream(buffers, _type(made.buffer, made.put.dtype), handed, name, name, 1))
         self.streams.append(_Stream(wanted, named("boolean"), handed, name, name, 1))
         self.requests.append(wanted)
         fill, read = ping_pong(made, source, targets, buffers, wanted)
@@ -407,21 +408,21 @@ class _ProgramWriter:
         memory begin a burst each, or without a device a word; tokens that follow each other begin none. scattered: rows
         lie at places that data tells."""
         rows, columns = token_shape(order)
-        row = columns * order.bytes_per_token // (rows * columns)
+        row, token = order.bytes_of(columns), order.bytes_per_token
         follows = tensor in self.packed_tensors or columns == order.tensor[-1]
         if self.ports is None:
-            taken = -(-rows * row // port) if follows else rows * -(-row // port)
+            taken = -(-token // port) if follows else rows * -(-row // port)
             self.moved[task] = MovedBytes(tensor, port, order.tokens * taken * port)
         else:
             packed = self.packed_tensors.get(tensor)
             if packed is not None:
                 tokens = packed.tokens_in_a_row(order)
-                size = tokens * rows * row  # of a run, which begins at a multiple of this
+                size = tokens * token  # of a run, which begins at a multiple of this
                 cost = -(-self.ports.cost(tensor, size, size) // tokens)
             elif follows and not scattered:
-                cost = self.ports.cost(tensor, rows * row, rows * row)
+                cost = self.ports.cost(tensor, token, token)
             else:
-                cost = rows * self.ports.cost(tensor, row, gcd(row, row * order.tensor[-1] // columns))
+                cost = rows * self.ports.cost(tensor, row, gcd(row, order.bytes_of(order.tensor[-1])))
             share = self.ports.share(task, tensor, port)
             taken = max(-(-cost // share), self._loop(tensor, rows, columns))
             self.moved[task] = MovedBytes(tensor, share, order.tokens * cost)
@@ -429,10 +430,11 @@ class _ProgramWriter:
 
     def _loop(self, tensor: str, rows: int, columns: int) -> int:
         """The cycles of the loop that moves a token between the ports of a tensor and a stream."""
+        dtype = self.dtypes[tensor]
         if not self.ports or tensor not in self.packed_tensors:
-            return rows * columns // port_elements("f32", columns, self.tensors[tensor][-1])
-        channels, token = len(self.ports.channels(tensor)), stream_word("f32", (rows, columns)).elements
-        rounds = moved_rounds("f32", channels, token)
+            return rows * columns // port_elements(dtype, columns, self.tensors[tensor][-1])
+        channels, token = len(self.ports.channels(tensor)), stream_word(dtype, (rows, columns)).elements
+        rounds = moved_rounds(dtype, channels, token)
         return -(-rows * columns // rounds.elements) * rounds.interval
 
     def _latency(self, tensor: str) -> Statements:
@@ -442,7 +444,7 @@ class _ProgramWriter:
     def _kernel(self, x: StreamOperator, task: _Task) -> None:
         vectors = {}
         for name, vector in vectors_of(x).items():
-            vectors[name] = self._tensor(f"{x.name}_{name}", vector.shape)
+            vectors[name] = self._tensor(f"{x.name}_{name}", vector.shape, BY_NUMPY[vector.dtype.name])
             self.inputs[vectors[name]] = vector
             task.parameters.append(vectors[name])
         cache = self.caches.get(x)
@@ -468,5 +470,5 @@ def _nesting(order: Order) -> tuple[int, ...]:
     return tuple(next(by_loop) if k in several else k for k in range(len(order.axes)))
 
 
-def _type(shape: Sequence[int], dtype: str = "f32") -> Term:
+def _type(shape: Sequence[int], dtype: str) -> Term:
     return named(dtype)[tuple(shape)]

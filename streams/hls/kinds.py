@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.element_types import KEPT, NARROW, SCALARS
+from ...base.element_types import BY_NUMPY, KEPT, SCALARS
 from ...isa.overlays.tasks.values import DTYPES, scalar
 
 LIMITS = {name: facts.limits for name, facts in SCALARS.items() if facts.integer}
@@ -61,14 +61,11 @@ def tile_type(dtype: str, shape: tuple[int, ...]) -> str:
     return f"rsn::Tile<{CPP[dtype]}, {', '.join(map(str, shape))}>"
 
 
-_NUMPY = {DTYPES[name].name: name for name in DTYPES if name not in NARROW}
-
-
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name of the element type of an array of a run, such as "f32". Raises `KeyError` for one that runs do
     not have.
     """
-    return _NUMPY[dtype.name]
+    return BY_NUMPY[dtype.name]
 
 
 def kind_of(value: Any) -> ValueKind | None:

@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from ...base.element_types import BITS
+from ...base.element_types import BITS, whole_bytes
 from ...base.errors import ProgramError
 
 
@@ -121,7 +121,7 @@ class Order:
 
     def bytes_of(self, elements: int) -> int:
         """Return the bytes of so many elements together, rounded up to whole ones."""
-        return -(-elements * BITS[self.dtype] // 8)
+        return whole_bytes(elements, self.dtype)
 
     def indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the index of the first element of each token, one number for each data axis, in the order of the

@@ -89,13 +89,12 @@ def store(
     return nest(loops_of(order), [assign(token, named(stream).get()), *after])
 
 
-def converted(made: Converter, source: str, targets: Sequence[str], dtype: str = "f32") -> list[StatementNode]:
+def converted(made: Converter, source: str, targets: Sequence[str]) -> list[StatementNode]:
     """Return statements that get a tensor in one order and put it in another one: in each iteration of the loops that
     both share, a buffer is filled and then read. made: the converter. source: the name of the stream that gives it.
-    targets: names of streams that all get the same. dtype: of the elements. Raises `ProgramError` as `token_of` and
-    `loops_of`.
+    targets: names of streams that all get the same. Raises `ProgramError` as `token_of` and `loops_of`.
     """
-    return nest(_shared(made), [*_fill(made, source, dtype), *_read(made, targets)])
+    return nest(_shared(made), [*_fill(made, source), *_read(made, targets)])
 
 
 def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[str]) -> list[str]:
@@ -104,21 +103,21 @@ def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[s
     other arguments are those of `converted`, which raises the same.
     """
     dtype, buffers = made.put.dtype, f"{name}_buffers"
-    fill = [*_fill(made, source, dtype), named(buffers).put("buffer")]
+    fill = [*_fill(made, source), named(buffers).put("buffer")]
     read = [assign("buffer", named(buffers).get()), *_read(made, targets)]
     tasks = (task(f"{name}_{part}", nest(_shared(made), body)) for part, body in (("fill", fill), ("read", read)))
     return printed([declare(buffers, named("Stream")[named(dtype)[made.buffer], 1]), *tasks]).text.splitlines()
 
 
 def ping_pong(
-    made: Converter, source: str, targets: Sequence[str], buffers: str, wanted: str, dtype: str = "f32"
+    made: Converter, source: str, targets: Sequence[str], buffers: str, wanted: str
 ) -> tuple[list[StatementNode], list[StatementNode]]:
     """Return a converter as the statements of two tasks, one that fills a buffer while the other reads the one before,
     with two buffers: the first task hands a buffer over when the other one wants it, and only then fills the next one.
     buffers, wanted: streams of depth 1 between them, of buffers and of Booleans. The other arguments are those of
     `converted`, which raises the same.
     """
-    fill = [*_fill(made, source, dtype), do("drop", named(wanted).get()), named(buffers).put("buffer")]
+    fill = [*_fill(made, source), do("drop", named(wanted).get()), named(buffers).put("buffer")]
     read = [named(wanted).put(True), assign("buffer", named(buffers).get()), *_read(made, targets)]
     return nest(_shared(made), fill), nest(_shared(made), read)
 
@@ -131,10 +130,10 @@ def _kept(made: Converter) -> set[int]:
     return {k for k, (size, whole) in enumerate(zip(made.buffer, made.put.tensor, strict=True)) if size != whole}
 
 
-def _fill(made: Converter, source: str, dtype: str) -> list[StatementNode]:
+def _fill(made: Converter, source: str) -> list[StatementNode]:
     token = token_of("buffer", made.put, _kept(made))
     filled = nest(loops_of(made.put)[made.shared_loops :], [assign(token, named(source).get())])
-    return [assign("buffer", call("zeros", dtype, *made.buffer)), *filled]
+    return [assign("buffer", call("zeros", made.put.dtype, *made.buffer)), *filled]
 
 
 def _read(made: Converter, targets: Sequence[str]) -> list[StatementNode]:
