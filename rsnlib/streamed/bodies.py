@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from ...base.element_types import SCALARS
 from ...streams.orders.order import Order
 from ...streams.orders.text import loops_of, span
 from ...streams.syntax.builder import Operand, Term, assign, both, call, do, named, nest, when
@@ -55,22 +56,34 @@ def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
     if list(n) == ["rows", "parts", "columns"]:
         part = ROW[:, columns]
-        step = [assign(TILE, a.get()), *nest([("j", n["columns"])], [assign(part, part + TILE @ b.get())])]
+        step = [assign(TILE, a.get()), *nest([("j", n["columns"])], [assign(part, part + _product(x, TILE, b.get()))])]
         sent = ends.put(with_bias(part))
         body = [assign(ROW, call("zeros", x.dtype, s["tm"], x.shape[2])), *nest([("k", n["parts"])], step)]
         return nest([("i", n["rows"])], [*body, *nest([("j", n["columns"])], sent)])
     return nest(
         [("i", n["rows"]), ("j", n["columns"])],
-        [*_summed(a, b, (s["tm"], s["tn"]), n["parts"], x.dtype), *ends.put(with_bias(TOTAL))],
+        [*_summed(x, a, b, (s["tm"], s["tn"]), n["parts"]), *ends.put(with_bias(TOTAL))],
     )
 
 
-def _summed(a: Term, b: Term, shape: tuple[int, int], parts: int, dtype: str) -> Statements:
-    """The sum of products of tiles of two streams. dtype: of the sums."""
+def _summed(x: StreamOperator, a: Term, b: Term, shape: tuple[int, int], parts: int) -> Statements:
+    """The sum of products of tiles of two streams, in the element type of the result."""
+    product = _product(x, a.get(), b.get())
     if parts == 1:
-        return [assign(TOTAL, a.get() @ b.get())]
-    zeros = assign(TOTAL, call("zeros", dtype, *shape))
-    return [zeros, *nest([("k", parts)], [assign(TOTAL, TOTAL + a.get() @ b.get())])]
+        return [assign(TOTAL, product)]
+    more = TOTAL + product
+    if SCALARS[x.dtype].integer:  # sums of integers are exact, and would be of a wider type
+        more = call(x.dtype, more)
+    return [assign(TOTAL, call("zeros", x.dtype, *shape)), *nest([("k", parts)], [assign(TOTAL, more)])]
+
+
+def _product(x: StreamOperator, a: Term, b: Term) -> Term:
+    """The product of tiles of the two operands, in the element type of the result."""
+    left, right = (
+        tile if operand.dtype == x.dtype else call(x.dtype, tile)
+        for tile, operand in zip((a, b), x.operands, strict=False)
+    )
+    return left @ right
 
 
 def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
@@ -194,7 +207,7 @@ def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of weights times values: their product, summed tile by tile."""
     s, n = plan.sizes, plan.loops
     weights, values = ends.gets
-    body = _summed(weights, values, (s["tm"], s["width"]), n["parts"], x.dtype)
+    body = _summed(x, weights, values, (s["tm"], s["width"]), n["parts"])
     return nest([("h", n["heads"]), ("i", n["rows"])], [*body, *ends.put(TOTAL)])
 
 
