@@ -35,6 +35,7 @@ ALIASES = {
     "multiply": "mul",
     "negative": "neg",
     "reshape": "reshape",
+    "rint": "rint",
     "sqrt": "sqrt",
     "subtract": "sub",
     "sum": "reduce_sum",

@@ -329,6 +329,12 @@ def relu(x: Any) -> Any:
     return _only_in_a_task("relu")
 
 
+def rint(x: Any) -> Any:
+    """The nearest whole number of each element, the even one of two; it stays a float. `i8(rint(x))` rounds where
+    `i8(x)` cuts the fraction off."""
+    return _only_in_a_task("rint")
+
+
 def gelu(x: Any) -> Any:
     """GELU of each element. x: a tile of floats; the result has its shape. A call raises `UnsupportedError`: it is
     read, not executed.
@@ -434,7 +440,7 @@ LIBRARY = frozenset(
     function.__name__
     for function in (
         *(matmul, add, sub, mul, div, maximum, scale, transpose, relu, gelu, silu, exp, softmax, layernorm, rmsnorm),
-        *(reduce_sum, reduce_max, zeros, full, concat, minimum, reshape, sqrt, tanh, banded),
+        *(reduce_sum, reduce_max, zeros, full, concat, minimum, reshape, sqrt, rint, tanh, banded),
     )
 )
 """Names of the library kernels."""

@@ -933,6 +933,14 @@ struct Sqrt {
         return std::sqrt(x);
     }
 };
+// The nearest whole number, the even one of two: the sum with 2^23, or of double with 2^52, has no bits behind the point.
+struct Rint {
+    template <class T>
+    T operator()(T x) const {
+        const T large = T(1ull << (std::numeric_limits<T>::digits - 1)), size = std::fabs(x);
+        return size < large ? std::copysign((size + large) - large, x) : x;
+    }
+};
 
 // -- kernels on tiles -----------------------------------------------------------------------------------------------------
 

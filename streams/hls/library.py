@@ -43,7 +43,7 @@ ELEMENTWISE = {
     "minimum": "Smaller",
     "scale": "Mul",
 }
-ON_FLOATS = {"gelu": "Gelu", "silu": "Silu", "tanh": "Tanh", "exp": "Exp", "sqrt": "Sqrt"}
+ON_FLOATS = {"gelu": "Gelu", "silu": "Silu", "tanh": "Tanh", "exp": "Exp", "sqrt": "Sqrt", "rint": "Rint"}
 ON_ROWS = {"softmax", "layernorm", "rmsnorm"}
 ONLY_SINGLE = {"gelu", "silu", "tanh", "exp", "softmax"}
 """Kernels with exp, which is stated for float32 only."""

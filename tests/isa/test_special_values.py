@@ -53,6 +53,7 @@ def banded(x: Tensor, first: int, last: int) -> Tensor:
 Call = tuple[tuple[Any, ...], Callable[..., Tensor]]
 CALLS: Mapping[str, list[Call]] = {
     "scale": [((), torch.mul)],
+    "rint": [((), torch.round)],
     "maximum": [((), maximum)],
     "minimum": [((), minimum)],
     "gelu": [((), gelu)],

@@ -335,6 +335,7 @@ CONTRACTS = {
         LibraryKernel("relu", relu, "elementwise", ("x",), increasing=(0,)),
         LibraryKernel("exp", exp, "elementwise", ("x",), increasing=(0,), floats=True),
         LibraryKernel("sqrt", lambda x: np.sqrt(_float(x)), "elementwise", ("x",), increasing=(0,), floats=True),
+        LibraryKernel("rint", lambda x: np.rint(_float(x)), "elementwise", ("x",), increasing=(0,), floats=True),
         LibraryKernel("gelu", gelu, "elementwise", ("x",), floats=True),
         LibraryKernel("silu", silu, "elementwise", ("x",), floats=True),
         LibraryKernel("tanh", tanh, "elementwise", ("x",), increasing=(0,), floats=True),
