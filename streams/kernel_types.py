@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from ..base.element_types import FLOATS, ElementType
+from ..base.element_types import FLOATS, SCALARS, ElementType
 from ..isa.overlays.tasks.kernels import LibraryKernel, no_kernel
 from . import layouts
 from .kernels import KERNELS, Call, KernelOperand, Options, Shape, collective, pending_of
@@ -39,13 +39,39 @@ def element(kernel: LibraryKernel, operands: Sequence[KernelOperand]) -> str | N
             if {found, mine} == {INT, FLOAT}:
                 both = FLOAT
             elif any(o.shape for o in operands):
-                what = " and ".join(str(o.type) for o in operands if o.type is not None)
-                note = f"element types do not mix silently: convert one, as in {found.dtype}({operand.text})"
-                raise Refusal("type", f"{kernel.name} of {what}", None, note)
+                typed = [o for o in operands if o.type is not None]
+                what = " and ".join(str(o.type) for o in typed)
+                which = ", ".join(f"{o.text}{_place(o)} is {o.type}" for o in typed)
+                note = f"element types do not mix silently: convert {_conversion(found.dtype, operand, typed)}"
+                raise Refusal("type", f"{kernel.name} of {what}", None, which, note)
             else:
                 return None
         found = both
     return found.dtype if found is not None else None
+
+
+INTEGERS = tuple(name for name in SCALARS if name not in FLOATS)
+"""The types of whole numbers."""
+
+
+def _place(operand: KernelOperand) -> str:
+    if isinstance(operand.written, str):
+        return ""
+    return f" at {operand.written.place.line}:{operand.written.place.column}"
+
+
+def _conversion(found: str, operand: KernelOperand, operands: Sequence[KernelOperand]) -> str:
+    """What to convert where an operand of another type meets `found`: integers to a type that has the numbers of
+    both."""
+    other = operand.type.dtype if operand.type is not None else found
+    both = [SCALARS[name] for name in (found, other) if name in INTEGERS]
+    if len(both) < 2:
+        return f"one, as in {found}({operand.text})"
+    low, high = min(facts.limits[0] for facts in both), max(facts.limits[1] for facts in both)
+    fitting = (name for name in INTEGERS if SCALARS[name].limits[0] <= low and high <= SCALARS[name].limits[1])
+    wide = next(fitting, found)
+    texts = (f"{wide}({o.text})" for o in operands if o.type is not None and o.type.dtype in {found, other} - {wide})
+    return f"to {wide}, as in {' and '.join(texts)}"
 
 
 Result = tuple[Labels | None, Shape | None, Pending]

@@ -376,3 +376,30 @@ def test_two_reductions_in_a_row_run() -> None:
     a = np.arange(24, dtype=np.float32).reshape(4, 6)
     body = ['m = reduce_max(a[:], 1).allreduce("max")', 'c[:] = reduce_sum(m, 0).allreduce("+") + zeros(f32, 1)']
     assert run(task(*body, a="f32[4, 6] @ S0S1", c="f32[1]"), A=a)["C"].tolist() == [5 + 11 + 17 + 23]
+
+
+@pytest.mark.parametrize(
+    ("types", "expression", "note"),
+    [
+        (("i8", "i4"), "p @ q", "convert to i8, as in i8(q)"),
+        (("i4", "i8"), "p * q", "convert to i8, as in i8(p)"),
+        (("i8", "u8"), "p + q", "convert to i16, as in i16(p) and i16(q)"),
+        (("u4", "i4"), "maximum(p, q)", "convert to i8, as in i8(p) and i8(q)"),
+        (("u64", "i8"), "p - q", "convert to u64, as in u64(q)"),
+        (("bf16", "i8"), "p * q", "convert one, as in bf16(q)"),
+        (("boolean", "i4"), "add(p, q)", "convert to i4, as in i4(p)"),
+    ],
+)
+def test_two_types_of_tiles_are_told_with_their_places(types: tuple[str, str], expression: str, note: str) -> None:
+    a, b = types
+    report = check(
+        f"from rsn.streams import *\na: {a}[4, 4]\nb: {b}[4, 4]\nc: i32[4, 4]\n@task(mapping=[1], args=[a, b, c])\n"
+        f"def t(a: {a}[4, 4], b: {b}[4, 4], c: i32[4, 4]):\n    p, q = a[:], b[:]\n    c[:] = i32({expression})\n",
+        "p.py",
+    )
+    first = report.findings[0]
+    at = [8, 15 + expression.index("p") + 1], [8, 15 + expression.rindex("q") + 1]
+    told = [
+        f"{name} at {line}:{column} is {kind}[4, 4]" for name, kind, (line, column) in zip("pq", types, at, strict=True)
+    ]
+    assert (first.code, first.notes) == ("type", (", ".join(told), f"element types do not mix silently: {note}"))
