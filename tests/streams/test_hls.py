@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rsn.assembler import container
 from rsn.base.element_types import SCALARS, ElementType
 from rsn.base.errors import BoardError, DeadlockError, ProgramError, TensorError
 from rsn.host.native_tasks import NativeRegion, from_memory, run_native, to_memory
@@ -385,7 +386,8 @@ def test_elements_of_4_bits_wrap_where_they_are_stored(kind: str, tmp_path: Path
     def wrapped(values: Any) -> list[list[int]]:
         return [[(int(v) - low) % 16 + low for v in row] for row in values]
 
-    for outputs in (run_tasks(pack(uops_of(program)), {"x": x}).outputs, run_native(region, {"x": x})):
+    kept = container.loads(container.dumps(pack(uops_of(program))))
+    for outputs in (run_tasks(kept, {"x": x}).outputs, run_native(region, {"x": x})):
         assert outputs["y"].tolist() == wrapped(3 * x.astype(int))
         assert outputs["z"].tolist() == wrapped(x.astype(int) + 5)
     for values in (x.astype(int) - 1 if low else x.astype(int) + 16, x + 0.5):

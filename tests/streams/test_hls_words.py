@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import prod
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.base.element_types import BITS, CPP_BITS, SCALARS, ElementType, whole_bytes
 from rsn.base.errors import ProgramError
+from rsn.hw.versal.csim.tasks import build_regions
+from rsn.isa.overlays.tasks.program import OffChipTensor
 from rsn.streams.check import check
-from rsn.streams.hls.emit import cpp_program
-from rsn.streams.hls.kinds import ValueKind
+from rsn.streams.dataflow.memory import tensor_bytes
+from rsn.streams.hls.emit import cpp_program, word_type
+from rsn.streams.hls.kinds import CPP, ValueKind
 from rsn.streams.hls.native import HEADERS
 from rsn.streams.hls.project import channels_of, connectivity, device_of, script
 from rsn.streams.hls.words import banks
+from rsn.streams.orders.order import Order
+from rsn.streams.orders.packed_tensor import widened
 from rsn.streams.placing.devices import U55C, U280, VC1902
+from rsn.streams.tree import bytes_of
 from rsn.streams.words import (
     MOVED,
+    PORT_BITS,
     REGISTERS,
+    STREAM_BITS,
     TileWord,
     matrix,
     moved_rounds,
+    port_elements,
     product_word,
     row_word,
     stream_word,
@@ -73,6 +85,33 @@ def test_words_of_streams() -> None:
     assert stream_word("f32", (64, 16)) == TileWord(4, 16)
     assert stream_word("f32", (5, 80)) == TileWord(1, 40)
     assert stream_word("i8", (16, 16)) == TileWord(16, 16)
+
+
+@pytest.mark.parametrize("dtype", SCALARS)
+def test_bits_are_those_of_the_table(dtype: str) -> None:
+    """A Boolean takes a byte in C++; every other element its own bits, in words, bytes and orders alike."""
+    bits = 8 if dtype == "boolean" else BITS[dtype]
+    assert stream_word(dtype, (64, 64)).elements * bits == STREAM_BITS
+    assert port_elements(dtype) * bits == PORT_BITS
+    assert moved_rounds(dtype, 4, stream_word(dtype, (64, 64)).elements) == (4 * PORT_BITS // bits, 1)
+    for elements in (1, 3, 7, 8):
+        assert bytes_of(ElementType(dtype, (elements,))) == -(-elements * bits // 8)
+        assert whole_bytes(elements, dtype) == -(-elements * BITS[dtype] // 8)
+        order = Order.parse(f"{elements}x{dtype} [3]*[{elements}] (d0)")
+        assert order.bytes_per_token == whole_bytes(elements, dtype)
+        assert tensor_bytes(order) == whole_bytes(3 * elements, dtype)
+    assert prod(widened((64, 64), (32, 32), dtype, PORT_BITS).vector) * BITS[dtype] == PORT_BITS
+
+
+def test_bits_of_cpp_are_those_of_the_table(tmp_path: Path) -> None:
+    rows = [f"static_assert(rsn::bits_of_element<{CPP[name]}> == {CPP_BITS[name]});" for name in SCALARS]
+    rows += [
+        f"static_assert(sizeof({word_type(OffChipTensor('x', ElementType(name, (1024,)), True, False), count)}) * 8 == "
+        f"{count * CPP_BITS[name]});"
+        for name in SCALARS
+        for count in (2, port_elements(name))
+    ]
+    build_regions("\n".join(['#include "kernels.h"', *rows, "int main() {}"]), [HEADERS], tmp_path / "bits", "-O0")
 
 
 def test_banks_follow_from_the_loops() -> None:
