@@ -19,7 +19,7 @@ from .graph_split import Split
 from .partition import Traced
 from .pipeline import Pipeline
 from .specialize import Bound, is_number, static_arguments
-from .verification import in_double
+from .verification import ReferenceKind, in_double, moved
 
 
 class CompiledWeights:
@@ -55,10 +55,15 @@ class CapturedGraph:
         its placeholders."""
         return self._graph.forward(*args)
 
-    def reference(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_double: bool) -> Any:
+    def reference(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: ReferenceKind) -> Any:
         """Return the results of a call in PyTorch (`verification.Reference`). args: as for `in_pytorch`. kwargs: not
-        read, a graph has none. is_double: compute in float64."""
-        return self._graph.forward(*(in_double(args) if is_double else args))
+        read, a graph has none. kind: how PyTorch computes them."""
+        if kind is ReferenceKind.DOUBLE:
+            args = in_double(args)
+        elif kind is ReferenceKind.MOVED:
+            drawn = torch.Generator().manual_seed(0)
+            args = tuple(moved(x, drawn) if isinstance(x, torch.nn.Parameter) else x for x in args)
+        return self._graph.forward(*args)
 
     def key(self, args: Sequence[Any]) -> Any:
         """Return a hashable key of everything in the arguments of a call, except weights and counters, that a program

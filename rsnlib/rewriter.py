@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .capture import SPELLED, Constants, arguments, dtype_of, is_empty, is_static, packet, shape_of
-from .normal_form.passes import Editor
+from .normal_form.editor import Editor
 
 aten = torch.ops.aten
 

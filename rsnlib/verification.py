@@ -7,6 +7,7 @@ of whoever read the module.
 from __future__ import annotations
 
 import copy
+import enum
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..base.errors import UnsupportedError, WrongResultError
 from ..base.tolerance import bound_of
@@ -29,6 +31,11 @@ call; or none."""
 OWN = 10.0
 """A result beyond the bound passes if PyTorch's own float32 result is at least one OWN-th as far from its float64 one:
 such a model amplifies any rounding."""
+MOVED_BY = 1e-5
+"""A module that computes in float32 only, such as a quantised one, shows how it amplifies rounding with its floating
+parameters moved by this share of each at random: a number that lies between two integers is then rounded to either."""
+MOVED = 2.0
+"""A result beyond the bound passes if it is at most MOVED times as far as that moves PyTorch's own result."""
 FEW = 0.01
 """The share of integers or truth values of a result that may differ: one decides between two numbers that are equal but
 for rounding."""
@@ -36,8 +43,17 @@ for rounding."""
 HUGE = 1e30
 """Numbers from here on, such as the least finite one, stand for infinity; beside them no difference would count."""
 
-Reference = Callable[[tuple[Any, ...], dict[str, Any], bool], Any]
-"""Computes a call in PyTorch: from the arguments, and whether in float64."""
+
+class ReferenceKind(enum.Enum):
+    """How PyTorch computes a call that is verified."""
+
+    PLAIN = "as it is"
+    DOUBLE = "in float64"
+    MOVED = "with its parameters moved"
+
+
+Reference = Callable[[tuple[Any, ...], dict[str, Any], ReferenceKind], Any]
+"""Computes a call in PyTorch, from the arguments."""
 
 
 def verify_named(name: str) -> Verify:
@@ -52,13 +68,33 @@ def of_module(module: Callable[[], nn.Module]) -> Reference:
     """Return the reference that calls a module. module: a function that returns the module, as it is at the time of the
     call; the reference raises what the two raise."""
 
-    def compute(args: tuple[Any, ...], kwargs: dict[str, Any], is_double: bool) -> Any:
-        called = module()
-        if is_double:
-            called, (args, kwargs) = copy.deepcopy(called).double(), in_double((args, kwargs))
+    def compute(args: tuple[Any, ...], kwargs: dict[str, Any], kind: ReferenceKind) -> Any:
+        called = of_kind(module(), kind)
+        if kind is ReferenceKind.DOUBLE:
+            args, kwargs = in_double((args, kwargs))
         return called(*args, **kwargs)
 
     return compute
+
+
+def of_kind(module: nn.Module, kind: ReferenceKind) -> nn.Module:
+    """The module that computes a call: for other kinds than `PLAIN` a copy."""
+    if kind is ReferenceKind.PLAIN:
+        return module
+    module = copy.deepcopy(module)
+    if kind is ReferenceKind.DOUBLE:
+        return module.double()
+    drawn = torch.Generator().manual_seed(0)
+    for x in module.parameters():
+        x.data = moved(x.data, drawn)
+    return module
+
+
+def moved(x: torch.Tensor, drawn: torch.Generator) -> torch.Tensor:
+    """A parameter with each number moved by at most `MOVED_BY` of it. Quantised ones stay: their integers are exact."""
+    if is_traceable_wrapper_subclass(x) or not x.is_floating_point():
+        return x
+    return x * (1 + MOVED_BY * (2 * torch.rand(x.shape, generator=drawn) - 1))
 
 
 def in_double(tree: Any) -> Any:
@@ -149,14 +185,13 @@ class VerifiedCall:
         """
         given = pytree.tree_map_only(np.ndarray, lambda x: as_tensor("", x), self._given)
         again = copied(given)
-        expected = self._computed(given, False)
+        expected = self._computed(given, ReferenceKind.PLAIN)
         after, seen = ((result, args, kwargs), (expected, *given)), list(visible)
         bound = bound_of(layers)
         worst = max(differences(*after, seen), key=lambda x: x.size, default=None)
         if worst is None or worst.size <= bound:
             return
-        own = self._rounding(copied(again), expected, seen)
-        if worst.size <= OWN * own:
+        if worst.size <= self._amplified(again, expected, seen):
             return
         more = shown(*again)
         raise WrongResultError(
@@ -165,19 +200,22 @@ class VerifiedCall:
             'until then, torch.compile with backend="eager" runs the model' + (f"\n{more}" if more else "")
         )
 
-    def _computed(self, given: Any, is_double: bool) -> Any:
+    def _computed(self, given: Any, kind: ReferenceKind) -> Any:
         """What PyTorch computes."""
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._drawn)
-            return self._reference(given[0], given[1], is_double)
+            return self._reference(given[0], given[1], kind)
 
-    def _rounding(self, given: Any, expected: Any, seen: list[Visible]) -> float:
-        """How far PyTorch's float32 result is from its float64 one; 0 if the module cannot compute in float64."""
-        try:
-            exact = self._computed(given, True)
-        except Exception:  # whatever a module raises that knows float32 only
-            return 0.0
-        return max((x.size for x in differences((expected,), (exact,), seen)), default=0.0)
+    def _amplified(self, given: Any, expected: Any, seen: list[Visible]) -> float:
+        """The largest difference that may be rounding, which the module amplifies: from its float64 result, or else by
+        what it computes with moved parameters."""
+        for kind, factor in ((ReferenceKind.DOUBLE, OWN), (ReferenceKind.MOVED, MOVED)):
+            try:
+                other = self._computed(copied(given), kind)
+            except Exception:  # whatever a module raises that knows float32 only
+                continue
+            return factor * max((x.size for x in differences((expected,), (other,), seen)), default=0.0)
+        return 0.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ rows before it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -210,11 +209,11 @@ class Decoder(Closing):
         self._closed = True
         self._release()
 
-    def _in_pytorch(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_double: bool) -> Any:
+    def _in_pytorch(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: verifications.ReferenceKind) -> Any:
         """The logits behind the last token of each of some sequences (`verification.Reference`). args: their tokens."""
         import torch
 
-        model = copy.deepcopy(self._model).double() if is_double else self._model
+        model = verifications.of_kind(self._model, kind)
         return [model(torch.tensor([tokens]), use_cache=False).logits[0, -1] for tokens in args[0]]
 
     def _release(self) -> None:

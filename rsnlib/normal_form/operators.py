@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..quantised_ops import DEQUANTISE, INTEGER_PRODUCTS, QUANTISE, ROW_SCALES
 from ..rotate import ROLL_IN, ROTATE
 
 aten = torch.ops.aten
@@ -32,6 +33,7 @@ class OperatorKind(enum.Enum):
     INDEX = "elements at positions that another tensor tells, or that are replaced there"
     NEW = "a tensor of a known shape"
     PART = "one result of an operator with several"
+    QUANTISED = "integers with scales and zero points: their scales, to them, from them, and products of them"
     OWN = "an operator of rsn, which rewrites of the graph insert"
 
 
@@ -75,7 +77,11 @@ OPERATORS: dict[Any, OperatorKind] = {
         OperatorKind.NEW: "arange full full_like",
     }.items()
     for op in named(names)
-} | {operator.getitem: OperatorKind.PART, ROTATE: OperatorKind.OWN, ROLL_IN: OperatorKind.OWN}
+} | {
+    operator.getitem: OperatorKind.PART,
+    **dict.fromkeys((ROW_SCALES, QUANTISE, DEQUANTISE, *INTEGER_PRODUCTS), OperatorKind.QUANTISED),
+    **dict.fromkeys((ROTATE, ROLL_IN), OperatorKind.OWN),
+}
 """The operators of the normal form, without their overloads."""
 
 VIEWS = {op for op, kind in OPERATORS.items() if kind is OperatorKind.VIEW}

@@ -1,8 +1,8 @@
 """Passes from the graph that torch.export makes to the normal form. Each changes a graph in place.
 
 An operator gets another name, or becomes several that compute the same bits, such as PyTorch itself composes it of.
-Only an `addmm` with factors may round otherwise. What an operator was in the user's model stays in its meta
-(`capture.SPELLED`), for messages.
+Only an `addmm` with factors, and products of quantised numbers, may round otherwise. What an operator was in the user's
+model stays in its meta (`capture.SPELLED`), for messages.
 """
 
 from __future__ import annotations
@@ -13,81 +13,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..capture import SPELLED, arguments, dtype_of, exported, is_static, op_name, packet, shape_of
+from .editor import Editor, respell
 from .operators import OPERATORS, VIEWS, named
+from .quantised import check_values, plain_tensors, quantised
 
 aten = torch.ops.aten
 CHUNKS = "rsn_chunks"
 """Key in the meta of a slice that was a part of a chunk: how many parts the dimension was divided into."""
-
-
-class Editor:
-    """A graph that passes change. Each node's meta has a fake tensor in `val`: shape and type without values."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self._mode: Any = detect_fake_mode([x.meta["val"] for x in graph.nodes if "val" in x.meta])
-
-    def insert(self, at: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Insert an operator before `at`, which it becomes a part of, and return its node. target, args, kwargs: the
-        operator and its arguments, in which nodes stand for tensors. Its result is computed on fake tensors; raises
-        what PyTorch raises for shapes that do not fit."""
-        with self._mode, torch.no_grad():
-            values = map_arg((args, kwargs), lambda x: x.meta["val"])
-            made = target(*values[0], **values[1])
-        return self.add(at, target, args, kwargs, made)
-
-    def add(self, at: Node, target: Any, args: Any, kwargs: Any, made: Any) -> Node:
-        """Insert an operator before `at` whose result, `made`, is known: a fake tensor. Returns its node. target, args,
-        kwargs: as for `insert`."""
-        with self.graph.inserting_before(at):
-            node = self.graph.call_function(target, args, kwargs)
-        node.meta = at.meta | {"val": made, SPELLED: op_name(at)}
-        return node
-
-    def decompose(self, node: Node) -> None:
-        """Replace an operator by the operators that PyTorch composes it of. Its result must be one tensor."""
-        recorder = _Recorder(self, node)
-        args, kwargs = map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
-        with self._mode, torch.no_grad(), recorder:
-            made = node.target(*args, **kwargs)
-        last = recorder.nodes[id(made)]
-        respell(node, last.target, *last.args, **last.kwargs)
-        self.graph.erase_node(last)
-
-
-class _Recorder(TorchDispatchMode):
-    """Adds each operator that PyTorch runs to a graph, before the node that it is a part of."""
-
-    def __init__(self, graph: Editor, at: Node) -> None:
-        super().__init__()
-        self._graph, self._at = graph, at
-        self.nodes = {id(x.meta["val"]): x for x in at.all_input_nodes}
-        """By the id() of a result, its node."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor):
-            if func._schema.is_mutable:  # such as clamp_min_: the operand is the result from here on
-                func = getattr(getattr(aten, func.overloadpacket.__name__.removesuffix("_")), func._overloadname)
-            args, kwargs = pytree.tree_map(lambda x: self.nodes.get(id(x), x), (args, kwargs or {}))
-            self.nodes[id(made)] = self._graph.add(self._at, func, args, kwargs, made)
-        return made
-
-
-def respell(node: Node, target: Any, *args: Any, **kwargs: Any) -> None:
-    """Make an operator another one with the same result, in place. target, args, kwargs: the new operator and its
-    arguments. The name that messages have for it stays."""
-    if node.target is not target:
-        node.meta[SPELLED] = op_name(node)
-    node.target, node.args, node.kwargs = target, args, kwargs
 
 
 class NormalFormError(Exception):
@@ -415,6 +351,7 @@ PASSES: dict[str, Callable[[Editor], None]] = {
     "checks": checks,
     "decompositions": decompositions,
     "spellings": spellings,
+    "quantised": quantised,
     "copies": copies,
 }
 """The passes in their order."""
@@ -422,10 +359,12 @@ REMOVED: dict[str, set[Any]] = {
     "checks": CHECKS,
     "decompositions": set(DECOMPOSITIONS) - set(OPERATORS),
     "spellings": {*ALIASES, *SPELLINGS} - set(OPERATORS),
+    "quantised": set(),
     "copies": set(),
 }
-"""By pass the operators that do not occur behind it. The last one leaves copies where the memory of a result, or of an
-operand of another operator, depends on them."""
+"""By pass the operators that do not occur behind it. Quantised numbers that the form does not know stay with the
+operators of their library; the last pass leaves copies where the memory of a result, or of an operand of another
+operator, depends on them."""
 
 
 def normalise(graph: Graph) -> None:
@@ -439,7 +378,9 @@ def normalise(graph: Graph) -> None:
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """Capture a module checked by `module_of`; its graph is in the normal form. args, kwargs: as for `exported`. Raises
-    like `exported` and `normalise`."""
+    like `exported`, `normalise` and `check_values`."""
     program = exported(model, args, kwargs)
+    plain_tensors(program)
     normalise(program.graph)
+    check_values(program)
     return program

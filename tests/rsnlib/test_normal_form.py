@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torch.ao.quantization.fx._decomposed")  # it defines operators
 
 from torch.fx import Graph, GraphModule, Interpreter  # noqa: E402 - torch first: it may be missing
 from torch.fx.node import map_arg  # noqa: E402
 
 from rsn.rsnlib.capture import exported, packet  # noqa: E402
+from rsn.rsnlib.normal_form.editor import Editor  # noqa: E402
 from rsn.rsnlib.normal_form.operators import OPERATORS  # noqa: E402
 from rsn.rsnlib.normal_form.passes import (  # noqa: E402
     PASSES,
     REMOVED,
-    Editor,
     NormalFormError,
     check_form,
     normalise,
@@ -288,6 +289,27 @@ double: float64[2, 4] = aten._to_copy.default(same, dtype=torch.float64)  # (ate
 left: float32[2, 4] = aten.sub.Tensor(1, x)  # (aten.rsub.Scalar)
 times: float32[2, 4] = aten.mul.Tensor(left, same)  # (aten.multiply.Tensor)
 return (times, double)
+""",
+    ),
+    "quantised": (
+        """\
+x: float32[2, 4] = input()
+s: float32[] = input()
+z: int64[] = input()
+q: int8[2, 4] = quantized_decomposed.quantize_per_tensor.tensor(x, s, z, -128, 127, torch.int8)  # a
+u: uint8[2, 4] = quantized_decomposed.quantize_per_tensor.tensor(x, s, z, 0, 255, torch.uint8)  # a
+return (q, u)
+""",
+        """\
+x: float32[2, 4] = input()
+s: float32[] = input()
+z: int64[] = input()
+_to_copy_default: int32[] = aten._to_copy.default(z, dtype=torch.int32)  # a \
+(quantized_decomposed.quantize_per_tensor.tensor)
+q: int8[2, 4] = rsn.quantise.default(x, s, _to_copy_default, -128, 127)  # a \
+(quantized_decomposed.quantize_per_tensor.tensor)
+u: uint8[2, 4] = quantized_decomposed.quantize_per_tensor.tensor(x, s, z, 0, 255, torch.uint8)  # a
+return (q, u)
 """,
     ),
     "copies": (

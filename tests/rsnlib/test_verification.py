@@ -18,6 +18,7 @@ from torch import nn
 import rsn
 from rsn.base.errors import CompilerError, UnsupportedError, WrongResultError
 from rsn.host.generation.decoder import Decoder as Slots
+from rsn.rsnlib.verification import ReferenceKind
 from rsn.tests.effort import thinned
 
 from .mutants import MUTANTS, Mutant
@@ -309,9 +310,9 @@ def test_a_decoder_is_verified() -> None:
     calls: list[int] = []
     compute = decoder._verification._reference
 
-    def counted(args: Any, kwargs: Any, is_double: bool) -> Any:
+    def counted(args: Any, kwargs: Any, kind: ReferenceKind) -> Any:
         calls.extend(map(len, args[0]))
-        return compute(args, kwargs, is_double)
+        return compute(args, kwargs, kind)
 
     decoder._verification._reference = counted
     decoder.prefill(0, [3, 4, 5])
