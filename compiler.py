@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from .rsnlib import pipeline as pipelines
     from .rsnlib import pool as pools
     from .rsnlib import verification as verifications
+    from .rsnlib.partition import Traced
     from .rsnlib.passes import Passes
     from .rsnlib.pipeline import Pipeline
+    from .scheduler.build import Built
 else:
     torch_backend = deferred("rsn.host.model.torch_backend")
     capture = deferred("rsn.rsnlib.capture")
@@ -69,6 +71,16 @@ def _with_experts(pipeline: Pipeline, experts: str | Experts | None, board: str)
     return replace(pipeline, passes=replace(pipeline.passes, experts=plan))
 
 
+def _built(build: Callable[[Traced], Built], traced: Traced) -> Built:
+    """Compile a traced module. The error for what the machine cannot run also tells of products that are not there."""
+    try:
+        return build(traced)
+    except UnsupportedError as error:
+        if traced.told:
+            error.args = (f"{error}; {traced.told}",)
+        raise
+
+
 def explain(
     model: Callable[..., Any],
     example_inputs: tuple[Any, ...] | dict[str, Any],
@@ -93,7 +105,7 @@ def explain(
         warnings.warn(borders.told, stacklevel=2)
     with pipeline.proposing_pieces(module, example, is_half=borders is not None):
         traced = pipeline.trace(module, example)
-        built = pipeline.build(traced.network)
+        built = _built(lambda traced: pipeline.build(traced.network), traced)
     return traced.explain(modelled_layers(built.program, traced.network))
 
 
@@ -206,7 +218,9 @@ def compile(
                 raise UnsupportedError(f"the model writes to its arguments ({written}) in half precision: use float()")
             if written and dynamic_shapes is not None:
                 raise UnsupportedError(f"the model writes to its arguments ({written}), which dynamic_shapes would pad")
-            built = recipe.build(traced)  # schedule, lower, pack
+            built = _built(recipe.build, traced)  # schedule, lower, pack
+        if traced.told:
+            warnings.warn(traced.told, stacklevel=3)
         shared = SharedBank.of(followed.original.parameters(), board, overlay)
         # The programs of a family are in float32; its borders are its own, and so is the verification of its calls.
         if dynamic_shapes is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from itertools import chain
 from operator import attrgetter, getitem, is_, itemgetter
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import TensorError, UnsupportedError
@@ -62,7 +63,10 @@ class Numbers:
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], checksums: bool = False) -> None:
-        self._tensors = list({id(x): x for x in tensors}.values())
+        given = list({id(x): x for x in tensors}.values())
+        self._wrapped = [x for x in given if is_traceable_wrapper_subclass(x)]
+        self._parts = list(parts_of(self._wrapped))
+        self._tensors = [x for x in given if not is_traceable_wrapper_subclass(x)] + self._parts
         # Tensors of inference mode have no write counter, and cannot be written to outside of that mode.
         self._counting = [x for x in self._tensors if not x.is_inference()]
         self._versions = list(map(_version, self._counting))
@@ -70,7 +74,10 @@ class Numbers:
         self._sums = _sums(self._tensors) if checksums else None
 
     def have_moved(self) -> bool:
-        """Return whether a tensor has other memory than before, as after `.data = ...`."""
+        """Return whether a tensor has other memory than before, as after `.data = ...`, or a quantised
+        weight other parts."""
+        if self._wrapped and not all(map(is_, parts_of(self._wrapped), self._parts)):
+            return True
         return list(map(torch.Tensor.data_ptr, self._tensors)) != self._pointers
 
     def have_changed(self) -> bool:
@@ -78,6 +85,15 @@ class Numbers:
         if list(map(_version, self._counting)) != self._versions:
             return True
         return self._sums is not None and _sums(self._tensors) != self._sums
+
+
+def parts_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The plain tensors that tensor subclasses, such as quantised weights, are made of."""
+    for x in tensors:
+        if is_traceable_wrapper_subclass(x):
+            yield from parts_of(getattr(x, name) for name in x.__tensor_flatten__()[0])
+        else:
+            yield x
 
 
 class Snapshot:

@@ -12,9 +12,12 @@ from torch.fx import Node
 
 from ..base.errors import TensorError
 from ..scheduler.graph import LayerGraph
+from . import product_types
 from .bound_table import bound_table
+from .capture import packet
 from .flops import FlopCounter
 from .host_part import HostPart
+from .quantised_ops import INTEGER_PRODUCTS
 from .summary import Modelled, ModuleWork, head, table
 
 
@@ -84,7 +87,19 @@ class Traced:
             lines.append("FLOPs of rows beyond the lengths are counted; the machine does not compute them")
         if modelled is not None and modelled.bound is not None:
             lines += ["", *bound_table(modelled.bound, modelled.segments, modelled.latency_s)]
-        return "\n".join([*lines, "", *self.operators()])
+        typed = product_types.lines((p.path, p.where, p.node) for p in self.placements)
+        return "\n".join([*lines, "", *self.operators(), *([""] if typed else []), *typed])
+
+    @property
+    def told(self) -> str:
+        """A note to the user about products of integers, which the host computes; "" without them."""
+        count = sum(packet(p.node) in INTEGER_PRODUCTS for p in self.placements)
+        if not count:
+            return ""
+        return (
+            f"{count} product{'s' * (count > 1)} of integers: the host computes them, because the machine computes in "
+            "float32; quantise only weights to run them there"
+        )
 
     @property
     def title(self) -> str:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..base.errors import TensorError
 from .call_arguments import as_tensor, by_name
@@ -49,11 +50,16 @@ class Borders:
     def of(cls, model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) -> Borders | None:
         """Return the types of a model's arguments and results; None for a model without half-precision tensors.
         example_inputs: as for `fitting`. PyTorch may run the model once, on a copy. Raises `TensorError` for example
-        inputs that do not fit."""
+        inputs that do not fit, and for weights that were quantised from half precision."""
         count = Counter[str | None]()
         for x in tensors_of(model):
             if x.is_floating_point():
                 count[_half(x)] += x.numel()
+            if is_traceable_wrapper_subclass(x) and _half(x) is not None:
+                raise TensorError(
+                    f"{type(model).__name__} has weights that were quantised from {_half(x)}, and their scales are of "
+                    f"that type; {FLOAT32}: quantise model.float()"
+                )
         weights = tuple(name for name in HALVES if name in count)
         if not weights:
             return None

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 from torch.utils.flop_counter import register_flop_formula
 
 from ..base import quantised
+from .capture import arguments, packet, shape_of
 
 
 def _row_scales(x: Tensor, is_symmetric: bool, least: float, low: int, high: int) -> tuple[Tensor, Tensor]:
@@ -91,7 +93,22 @@ bits) -> float32 (..., N). scale, zero: of x, (..., 1) or one number. bits: of t
 INTEGER_MATMUL = torch.ops.rsn.integer_matmul
 """(x, scale, zero or None, other, other_scale, other_zero or None) -> float32: matrices, each with one scale and zero
 point."""
-INTEGER_PRODUCTS = {INTEGER_LINEAR, INTEGER_MATMUL}
+INTEGER_PRODUCTS = (INTEGER_LINEAR, INTEGER_MATMUL)
+QUANTISED_OPS = (ROW_SCALES, QUANTISE, DEQUANTISE, *INTEGER_PRODUCTS)
+
+
+def types_of(node: Node) -> str:
+    """The types of the operands of a product of integers, as text."""
+    a = arguments(node)
+    if packet(node) is INTEGER_MATMUL:
+        return "int8 x int8"
+    return f"int8 x int{a['bits']}{in_groups(a['weight'], a['weight_scale'])}"
+
+
+def in_groups(weight: Node, scale: Node) -> str:
+    """How many columns of a weight share a scale, as text; "" if all of a row do."""
+    groups = shape_of(scale)[-1]
+    return f" in groups of {shape_of(weight)[1] // groups}" if groups > 1 else ""
 
 
 @register_flop_formula(INTEGER_LINEAR)  # type: ignore[untyped-decorator]

@@ -26,6 +26,7 @@ from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of
 from .gate_rules import gate, scaled_gate, summed
 from .head_rules import norm_of_heads, rotate
 from .pointwise import PointwiseFunction, recognise, root_of
+from .quantised_ops import INTEGER_PRODUCTS, QUANTISED_OPS, types_of
 from .rotate import ROLL_IN, ROTATE
 from .values import (
     Abstract,
@@ -452,6 +453,14 @@ def tanh(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     return pointwise(values, node, np.tanh, [a["self"]])
 
 
+def of_integers(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
+    """Rule of operators on quantised numbers: the host computes them. What is constant, such as a weight, becomes
+    numbers before the machine starts."""
+    if packet(node) in INTEGER_PRODUCTS:
+        return f"a product of {types_of(node)}; the machine multiplies float32"
+    return f"{op_name(node)} is of integers; the machine computes in float32"
+
+
 RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.linear: linear,
     aten.matmul: matmul,
@@ -469,6 +478,7 @@ RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.add: add,
     aten.mul: scale,
     aten.div: scale,
+    **dict.fromkeys(QUANTISED_OPS, of_integers),
     ROTATE: rotate,
     aten.index_copy: index_copy,
     ROLL_IN: roll_in,

@@ -1,7 +1,7 @@
 """Save the host part of a model as JSON and tensors, and read it: no pickle, and nothing is executed but operators.
 
-Only operators of PyTorch's library `aten` that compute new tensors are written and read: none that writes to its
-arguments, reads files, or returns uninitialised memory.
+Only operators of PyTorch's library `aten` that compute new tensors, and those of quantised numbers, are written and
+read: none that writes to its arguments, reads files, or returns uninitialised memory.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .capture import Environment, Interface, draws, run, shape_of, site
 from .exporting import unlogged
 from .host_part import HostPart, RotaryTable
 from .mask import PLAIN, Pattern
+from .quantised_ops import QUANTISED_OPS
 from .rotate import Factors
 from .structure import Structure, describe
 from .view import View, merge
@@ -66,7 +67,11 @@ def is_allowed(target: object) -> bool:
     """Return whether a file may contain an operator. target: of a node."""
     if target is operator.getitem:
         return True
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target.overloadpacket in QUANTISED_OPS:
+        return True
+    if target.namespace != "aten" or target._schema.is_mutable:
         return False
     name = target.overloadpacket.__name__
     if name.startswith("_") and not name.startswith("__"):
@@ -251,7 +256,8 @@ def _target(name: str) -> Callable[..., Any]:
     if name == "getitem":
         return operator.getitem
     library, packet, overload = name.split(".")
-    target: Any = getattr(getattr(torch.ops.aten, packet), overload) if library == "aten" else None
+    libraries = {"aten": torch.ops.aten, "rsn": torch.ops.rsn}
+    target: Any = getattr(getattr(libraries[library], packet), overload) if library in libraries else None
     if not is_allowed(target):
         raise ValueError(f"operator {name} is not allowed in a file")
     return cast("Callable[..., Any]", target)

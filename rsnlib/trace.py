@@ -55,6 +55,7 @@ from .normal_form.passes import capture
 from .partition import OperatorPlacement, Traced
 from .passes import USUAL, Passes
 from .pointwise import PointwiseFunction
+from .quantised_ops import INTEGER_PRODUCTS
 from .rewriter import Premise
 from .rewrites import BETWEEN, rewrite
 from .rotate import ROLL_IN
@@ -303,7 +304,9 @@ class _Tracer:
             result = "its shape depends on data"
         elif any(map(is_empty, (node, *node.all_input_nodes))):
             result = _emptiness(node)
-        elif rule is not None and not any(isinstance(x, HostSuffix) for x in inputs):
+        elif rule is not None and (
+            packet(node) in INTEGER_PRODUCTS or not any(isinstance(x, HostSuffix) for x in inputs)
+        ):
             made: object = rule(self.values, node, arguments(node))
             if not isinstance(
                 made, str | Value | PartialAttention | PointwiseFunction | HostSuffix
@@ -336,10 +339,11 @@ class _Tracer:
         if is_product and any(map(is_empty, (node, *node.all_input_nodes))):
             is_product = False  # an empty product computes nothing
             self.empty.append(f"{site(node)}: {why}")
+        is_told = is_product or packet(node) in INTEGER_PRODUCTS
         if all(map(is_host, inputs)):
             self.before.append(node)
-            self._place(node, "host", f"before the machine: {why}" if is_product else "before the machine")
-            self.refused += [(node, why)] if is_product else []
+            self._place(node, "host", f"before the machine: {why}" if is_told else "before the machine")
+            self.refused += [(node, why)] if is_told else []
             return self.values.root(node)
         if any(isinstance(x, PartialAttention) for x in inputs):
             raise unsupported(node, f"{why}; it is between the two products of an attention")
@@ -354,7 +358,8 @@ class _Tracer:
             raise error
         self._leave(node)
         self.after.append(node)
-        self._place(node, "host", "after the machine" if left.node is not node else f"after the machine: {why}")
+        is_told = packet(node) in INTEGER_PRODUCTS or left.node is node
+        self._place(node, "host", f"after the machine: {why}" if is_told else "after the machine")
         return left
 
     def _leave(self, node: Node) -> None:

@@ -153,6 +153,10 @@ def pattern(shown: tuple[str, ...]) -> str:
     return "".join(rows)
 
 
+NOISE = re.compile(r"(Failed to load \S*torchao/\S+: |W\d{4} .*register_constant\(\) on Enum subclasses).*\n")
+"""What torchao prints where it has no GPU, or where torch has a newer way, also as transformers imports it."""
+
+
 class Shell:
     """A shell in a folder that looks like the checkout. What a command exports, and where it goes to, stays."""
 
@@ -192,6 +196,7 @@ class Shell:
         )
         self._groups.append(started.pid)
         printed, _ = started.communicate(timeout=300)
+        printed = NOISE.sub("", printed)
         return started.returncode, printed + "\n" * (printed[-1:] not in ("", "\n"))  # as curl leaves a line open
 
     def close(self) -> None:

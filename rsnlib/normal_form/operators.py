@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..quantised_ops import DEQUANTISE, INTEGER_PRODUCTS, QUANTISE, ROW_SCALES
+from ..quantised_ops import QUANTISED_OPS
 from ..rotate import ROLL_IN, ROTATE
 
 aten = torch.ops.aten
@@ -79,7 +79,7 @@ OPERATORS: dict[Any, OperatorKind] = {
     for op in named(names)
 } | {
     operator.getitem: OperatorKind.PART,
-    **dict.fromkeys((ROW_SCALES, QUANTISE, DEQUANTISE, *INTEGER_PRODUCTS), OperatorKind.QUANTISED),
+    **dict.fromkeys(QUANTISED_OPS, OperatorKind.QUANTISED),
     **dict.fromkeys((ROTATE, ROLL_IN), OperatorKind.OWN),
 }
 """The operators of the normal form, without their overloads."""

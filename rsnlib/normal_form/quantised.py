@@ -286,7 +286,7 @@ def _matmul(graph: Editor, node: Node, a: dict[str, Any]) -> None:
     weight = _transposed(y.all_input_nodes[0]) if packet(y) is aten._to_copy else None
     if weight is None or dtype_of(weight) != torch.int8 or dtype_of(x) != torch.float32:
         return
-    line = _Line(node)
+    line = _Sequence(node)
     scale = _factor_of_columns(graph, line, shape_of(weight)[0])
     if scale is None:
         return
@@ -301,7 +301,7 @@ def _matmul(graph: Editor, node: Node, a: dict[str, Any]) -> None:
 # -- _int_mm, and what follows it
 
 
-class _Line:
+class _Sequence:
     """Operators each of which is the only one that reads the one before. node: the last one so far."""
 
     def __init__(self, node: Node) -> None:
@@ -325,10 +325,10 @@ class _Line:
         N numbers; each with that bias."""
         width = shape_of(self.node)[-1:]
         places = [self.node]
-        while (found := _Line(places[-1]).next(aten.reshape)) is not None and shape_of(found.node)[-1:] == width:
+        while (found := _Sequence(places[-1]).next(aten.reshape)) is not None and shape_of(found.node)[-1:] == width:
             places.append(found.node)
         for place in reversed(places):
-            added = _Line(place).next(aten.add)
+            added = _Sequence(place).next(aten.add)
             bias = None if added is None or arguments(added.node)["alpha"] != 1 else added.other
             if added is not None and bias is not None and shape_of(bias) == width:
                 yield added.node, bias
@@ -360,7 +360,7 @@ def _transposed(node: Node) -> Node | None:
     return _original(node.all_input_nodes[0]) if packet(node) is aten.permute and node.args[1] == [1, 0] else None
 
 
-def _factor_of_columns(graph: Editor, line: _Line, width: int) -> Node | None:
+def _factor_of_columns(graph: Editor, line: _Sequence, width: int) -> Node | None:
     """The factor (N, 1) by which the columns of a product are multiplied next; None if they are not."""
     found = line.next(aten.mul)
     factor = None if found is None else found.other
@@ -372,7 +372,7 @@ def _factor_of_columns(graph: Editor, line: _Line, width: int) -> Node | None:
 def _int_mm(graph: Editor, node: Node, a: dict[str, Any]) -> None:
     """A product of integers, converted to float32; * scale of the row; - what its zero point adds; * scale of the
     column; + bias."""
-    line, weight = _Line(node), _transposed(a["mat2"])
+    line, weight = _Sequence(node), _transposed(a["mat2"])
     x = _unshifted(a["self"], line, a["mat2"]) if dtype_of(a["self"]) == torch.uint8 else a["self"]
     if weight is None or x is None or dtype_of(x) != torch.int8 or dtype_of(weight) != torch.int8:
         return
@@ -401,7 +401,7 @@ def _int_mm(graph: Editor, node: Node, a: dict[str, Any]) -> None:
             return
 
 
-def _unshifted(x: Node, line: _Line, matrix: Node) -> Node | None:
+def _unshifted(x: Node, line: _Sequence, matrix: Node) -> Node | None:
     """The int8 rows of which `x` is (rows + 128) as uint8, if 128 times the sums of the matrix's columns are subtracted
     next."""
     added = _unconverted(x)

@@ -12,6 +12,7 @@ from torch.fx import Node
 from ..capture import dtype_of, shape_of
 from ..convolutions import CONVOLUTIONS, windows_of
 from ..mask import HIDDEN
+from ..quantised_ops import DEQUANTISE, INTEGER_LINEAR, INTEGER_MATMUL, QUANTISE, ROW_SCALES
 from .elementwise import sum_of
 from .moves import PaddingRule
 from .state import Atom, Axis, MixedError, PaddingFill, TensorState, is_plain, plain, refilled
@@ -262,7 +263,49 @@ def convolution(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     return TensorState(tuple(axes))
 
 
+def _rows(walk: Walk, a: dict[str, Any]) -> list[tuple[TensorState, Labels]]:
+    """Quantised rows, or numbers to quantise, with the scales and zero points of rows. Raises `MixedError` for a row
+    that is padded: its padding would decide about its scale, or be a number that the zero point stands for."""
+    x = walk.of(a["x"])
+    for atom in x.axes[-1]:
+        if atom.dim is not None:
+            raise MixedError(atom.dim, f"the padded {walk.rows(atom.dim)} lie in a row that is quantised")
+    lead = [("batch", back) for back in range(len(x.axes) - 1, 0, -1)]
+    of_rows = {name: walk.of(a[name]) for name in ("scale", "zero") if a.get(name) is not None}
+    return [(x, [*lead, "k"]), *((t, [*lead, name] if t.axes else []) for name, t in of_rows.items())]
+
+
+def row_scales(walk: Walk, node: Node, a: dict[str, Any]) -> list[TensorState]:
+    """Rule of rsn::row_scales: the scale and the zero point of each row."""
+    (x, labels), *_ = _rows(walk, a)
+    made = contracted(walk, [(x, labels)], labels[:-1])
+    return [replace(made, axes=(*made.axes, plain(1)))] * 2
+
+
+def quantised(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
+    """Rule of rsn::quantise and rsn::dequantise: each number from the same one, and the scale of its row."""
+    rows = _rows(walk, a)
+    return contracted(walk, rows, rows[0][1])
+
+
+def integer_linear(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
+    """Rule of rsn::integer_linear."""
+    rows = _rows(walk, a)
+    made = contracted(walk, [*rows, (walk.of(a["weight"]), ["n", "k"])], [*rows[0][1][:-1], "n"])
+    return _plus(made, None if a["bias"] is None else walk.of(a["bias"]))
+
+
+def integer_matmul(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
+    """Rule of rsn::integer_matmul, whose operands have one scale each."""
+    _rows(walk, a)
+    return _matrices(walk, walk.of(a["x"]), walk.of(a["other"]))
+
+
 PRODUCING: dict[Any, PaddingRule] = {
+    ROW_SCALES: row_scales,
+    **dict.fromkeys((QUANTISE, DEQUANTISE), quantised),
+    INTEGER_LINEAR: integer_linear,
+    INTEGER_MATMUL: integer_matmul,
     **dict.fromkeys((aten.matmul, aten.bmm), matmul),
     aten.baddbmm: baddbmm,
     **dict.fromkeys(CONVOLUTIONS, convolution),

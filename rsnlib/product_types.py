@@ -1,0 +1,84 @@
+"""Which products of a quantised model are of integers, which of float32, and why: for `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..scheduler.graph import TOP
+from .capture import arguments, packet
+from .convolutions import CONVOLUTIONS
+from .normal_form.operators import OPERATORS, OperatorKind
+from .quantised_ops import DEQUANTISE, INTEGER_PRODUCTS, in_groups, types_of
+
+aten = torch.ops.aten
+SHOWN = 3
+"""How many modules a line names."""
+WEIGHTS = {aten.linear: "weight", aten.matmul: "other", aten.bmm: "mat2"}
+"""Products, each with the argument that may be a weight."""
+MOVING = (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.JOIN)
+
+
+@dataclass(frozen=True)
+class TypedProduct:
+    """A product: its module, where it runs, the types of its operands, and why they are not integers."""
+
+    path: str
+    where: str
+    types: str
+    why: str = ""
+
+
+def lines(placed: Iterable[tuple[str, str, Node]]) -> list[str]:
+    """A table of the products of a quantised model as lines of text; none for a model that is not quantised. placed:
+    for each operator the path of its module, where it runs, and the operator."""
+    found = [x for each in placed for x in _typed(*each)]
+    if all(x.why == _NOT_QUANTISED or x.why == _ATTENTION for x in found):
+        return []
+    table = [("products of", "runs on", "count", "modules", "why not integers")]
+    key = lambda x: (x.types, x.where, x.why)  # noqa: E731 - of the sort, and of its groups
+    for (types, where, why), group in groupby(sorted(found, key=key), key=key):
+        paths = [x.path or TOP for x in group]
+        named = list(dict.fromkeys(paths))
+        more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+        table.append((types, where, str(len(paths)), ", ".join(named[:SHOWN]) + more, why))
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+_NOT_QUANTISED = "its operands are not quantised"
+_ATTENTION = "attention is not quantised"
+
+
+def _typed(path: str, where: str, node: Node) -> Iterator[TypedProduct]:
+    """An operator, if it is a product."""
+    op = packet(node)
+    if op in INTEGER_PRODUCTS:
+        yield TypedProduct(path, where, types_of(node))
+    elif op is aten.scaled_dot_product_attention:
+        yield TypedProduct(path, where, "float32 x float32", _ATTENTION)
+    elif op in WEIGHTS or op in CONVOLUTIONS:
+        weight = _dequantised(arguments(node)[WEIGHTS.get(op, "weight")])
+        if weight is None:
+            yield TypedProduct(path, where, "float32 x float32", _NOT_QUANTISED)
+        else:
+            a = arguments(weight)
+            types = f"float32 x int{a['bits']}{in_groups(a['x'], a['scale'])}, dequantised"
+            yield TypedProduct(path, where, types, "only its weight is quantised")
+
+
+def _dequantised(weight: Any) -> Node | None:
+    """The operator that dequantises a weight, which may then have been moved, cut and joined; None without one."""
+    stack = [weight]
+    while stack:
+        x = stack.pop()
+        if packet(x) is DEQUANTISE:
+            return x
+        if OPERATORS.get(packet(x)) in MOVING:
+            stack += x.all_input_nodes
+    return None
