@@ -35,6 +35,7 @@ __all__ = [
     "errors",
     "explain",
     "load",
+    "quality",
     "shown",
 ]
 
@@ -57,12 +58,14 @@ _HOME = {
     "Schedule": ".scheduler.schedule:Schedule",
     "Segment": ".scheduler.schedule:Segment",
     "Serving": ".host.serving:Serving",
+    "StreamQuantizer": ".rsnlib.quantizer:StreamQuantizer",  # not in __all__: it takes torchao
     "Tiles": ".scheduler.schedule:Tiles",
     "compile": ".compiler:compile",
     "errors": ".base.errors",
     "explain": ".compiler:explain",
     "load": ".host.model.loaded:load",
     "nn": ".nn",  # not in __all__: `from rsn import *` would take torch
+    "quality": ".rsnlib.quality:quality",
     "shown": ".rsnlib.dump:shown",
 }
 

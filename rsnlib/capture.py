@@ -78,11 +78,12 @@ def module_of(model: Any) -> nn.Module:
         function = '; for a function use torch.compile(function, backend="rsn")' if callable(model) else ""
         raise UnsupportedError(f"the model must be a torch.nn.Module, not {type(model).__name__}{function}")
     module: nn.Module = getattr(model, "_orig_mod", model)
+    is_graph = _is_exported(module)
     for path, part in module.named_modules():
         where = f"{path} ({type(part).__name__})" if path else type(part).__name__
         if ".quantized" in type(part).__module__:
             raise UnsupportedError(f"{where} is quantized; {FLOAT32}: give the model before quantization")
-        if part.training:
+        if part.training and not is_graph:
             raise UnsupportedError(f"{where} is in training mode: call model.eval() first")
     for path, parameter in module.named_parameters():
         if nn.parameter.is_lazy(parameter):
@@ -93,6 +94,15 @@ def module_of(model: Any) -> nn.Module:
     if torch.is_autocast_enabled("cpu"):
         raise UnsupportedError(f"torch.autocast is on; {FLOAT32}: compile outside of it")
     return module
+
+
+def _is_exported(module: nn.Module) -> bool:
+    """Whether a module is what torch.export returned: a graph of operators, each of which says whether it trains, so
+    that eval() is not for it. Only checks of the arguments are modules in it."""
+    if not isinstance(module, GraphModule):
+        return False
+    parts = (module.get_submodule(str(x.target)) for x in module.graph.find_nodes(op="call_module"))
+    return all(type(part).__module__.startswith("torch.export.") for part in parts)
 
 
 def _check_place(name: str, tensor: torch.Tensor, owner: str) -> None:

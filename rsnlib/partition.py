@@ -87,8 +87,7 @@ class Traced:
             lines.append("FLOPs of rows beyond the lengths are counted; the machine does not compute them")
         if modelled is not None and modelled.bound is not None:
             lines += ["", *bound_table(modelled.bound, modelled.segments, modelled.latency_s)]
-        typed = product_types.lines((p.path, p.where, p.node) for p in self.placements)
-        return "\n".join([*lines, "", *self.operators(), *([""] if typed else []), *typed])
+        return "\n".join([*lines, "", *self.operators()])
 
     @property
     def told(self) -> str:
@@ -108,7 +107,7 @@ class Traced:
 
     def operators(self) -> list[str]:
         """Return a table of operators as lines of text: module, place, reason, names. The first line names inputs and
-        outputs."""
+        outputs. Behind it, of a quantised model, a table of the types of its products."""
         network = self.network
         ends = f"inputs {', '.join(network.inputs)}; outputs {', '.join(x.name for x in network.outputs)}"
         table = [("module", "runs on", "why", "operators")]
@@ -116,4 +115,5 @@ class Traced:
             table.append((path or "(top level)", where, why, ", ".join(dict.fromkeys(p.op for p in group))))
         widths = [max(len(row[i]) for row in table) for i in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-        return [ends, *(line.rstrip() for line in lines)]
+        typed = product_types.lines((p.path, p.where, p.node) for p in self.placements)
+        return [ends, *(line.rstrip() for line in lines), *([""] if typed else []), *typed]

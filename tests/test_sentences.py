@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -51,3 +52,32 @@ def test_similarities_mean_something(similarities: tuple[Any, Any]) -> None:
     assert of[4].min() > of[0].max()
     assert of[2].mean() > of[0].mean() + 0.1
     assert spearmanr(machine, [pair["meaning"] for pair in PAIRS]).statistic > 0.85
+
+
+# What quantisation costs (worst and mean cosine, rank correlation of pairs), at least.
+COSTS = {
+    "Int8WeightOnlyConfig()": (0.999, 0.9995, 0.999),
+    "IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))": (0.95, 0.96, 0.95),
+}
+
+
+@pytest.mark.parametrize("config", COSTS)
+def test_quantised_weights(config: str) -> None:
+    """The machine adds nothing to what quantisation costs."""
+    torchao = pytest.importorskip("torchao")
+    from torchao.quantization.granularity import PerGroup
+
+    encoder, tokenizer = load(model_folder())
+    texts = [pair[side] for pair in PAIRS for side in ("a", "b")]
+    inputs = tokenizer(texts, padding="max_length", max_length=32, truncation=True, return_tensors="pt")
+    batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    names = {**vars(torchao.quantization), "torch": torch, "PerGroup": PerGroup}
+    quantised = copy.deepcopy(encoder)
+    torchao.quantization.quantize_(quantised, eval(config, names))
+    cost = rsn.quality(quantised, encoder, [batch])
+    assert all(np.array([cost.worst, cost.mean, cost.spearman]) >= COSTS[config])
+    with rsn.compile(quantised, batch) as compiled:
+        added = rsn.quality(compiled, quantised, [batch])
+    assert added.worst > 1 - 1e-9
+    assert added.largest < 1e-5
+    assert added.spearman > 1 - 1e-5  # pairs that are equally near but for rounding may change places

@@ -16,8 +16,10 @@ from torchao.quantization import (
     quantize_,
 )
 from torchao.quantization.granularity import PerAxis, PerGroup, PerTensor
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.quant_primitives import MappingType
 
+from rsn import StreamQuantizer
 from rsn import nn as rnn
 
 ASYMMETRIC = MappingType.ASYMMETRIC
@@ -101,3 +103,24 @@ def quantised(model: str, config: str) -> tuple[nn.Module, tuple[torch.Tensor, .
     arguments = given()
     quantize_(made, CONFIGS[config]())
     return made, arguments
+
+
+class Scores(nn.Module):
+    """Products of activations, as an attention computes them without its softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(64, 32), nn.Linear(64, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(self.query(x), self.key(x).transpose(1, 2))
+
+
+def calibrated(model: nn.Module, given: tuple[torch.Tensor, ...]) -> nn.Module:
+    """A model with static scales, from random numbers of the shape of its arguments."""
+    prepared = prepare_pt2e(torch.export.export(model, given).module(), StreamQuantizer())
+    with torch.no_grad():
+        for _ in range(4):
+            prepared(*(torch.randn_like(x) for x in given))
+    made: nn.Module = convert_pt2e(prepared)
+    return made

@@ -22,12 +22,20 @@ from rsn.rsnlib.capture import lifted, packet, run  # noqa: E402
 from rsn.rsnlib.normal_form.editor import Editor  # noqa: E402
 from rsn.rsnlib.normal_form.passes import PASSES, capture  # noqa: E402
 from rsn.rsnlib.normal_form.text import show  # noqa: E402
-from rsn.rsnlib.quantised_ops import INTEGER_PRODUCTS, QUANTISED_OPS  # noqa: E402
+from rsn.rsnlib.quantised_ops import INTEGER_LINEAR, INTEGER_MATMUL, INTEGER_PRODUCTS, QUANTISED_OPS  # noqa: E402
 from rsn.tests.effort import thinned  # noqa: E402
 
 from .graph_text import read  # noqa: E402
 from .quantised_forms import FORMS  # noqa: E402
-from .quantised_models import CONFIGS, MODELS, OF_INTEGERS, OF_WEIGHTS, quantised  # noqa: E402
+from .quantised_models import (  # noqa: E402
+    CONFIGS,
+    MODELS,
+    OF_INTEGERS,
+    OF_WEIGHTS,
+    Scores,
+    calibrated,
+    quantised,
+)
 
 
 def formed(text: str) -> str:
@@ -175,6 +183,24 @@ def test_the_normal_form_computes_what_pytorch_does(case: tuple[str, str]) -> No
     assert known <= {*QUANTISED_OPS, *beyond}
 
 
+@pytest.mark.parametrize(
+    ("model", "bound", "products"),
+    [
+        (torch.nn.Sequential(torch.nn.Linear(64, 32)), 1e-6, [INTEGER_LINEAR]),
+        (Scores(), 2e-2, [INTEGER_LINEAR, INTEGER_LINEAR, INTEGER_MATMUL]),
+    ],
+    ids=["one product", "products of products"],
+)
+def test_static_scales(model: torch.nn.Module, bound: float, products: list[Any]) -> None:
+    """With the quantizer: linear layers, and products of two activations, are of integers."""
+    given = (torch.randn(2, 16, 64),)
+    made = calibrated(model.eval(), given)
+    operators, got = _captured(made, given)
+    with torch.no_grad():
+        assert _difference(got, made(*given)) < bound
+    assert [packet(x) for x in operators if packet(x) in INTEGER_PRODUCTS] == products
+
+
 # -- bad input
 
 
@@ -238,6 +264,15 @@ def test_products_of_integers_run_on_the_host(config: str, tmp_path: Any) -> Non
         second = compiled(*given)
         assert _difference(second, first) > 0.01
         assert _difference(second, model(*given)) < 2e-2
+
+
+def test_static_scales_on_the_machine() -> None:
+    """A model that PT2E converted says that it trains, whatever it is told; it is compiled as it is."""
+    model, given = MODELS["encoder"]
+    example = given()
+    made = calibrated(model().eval(), example)
+    with pytest.warns(UserWarning, match=r"^6 products of integers"), rsn.compile(made, example) as compiled:
+        assert _difference(compiled(*example), made(*example).detach()) < 2e-2
 
 
 def test_a_deeper_model_is_refused_with_the_way_out() -> None:
