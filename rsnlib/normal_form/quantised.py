@@ -88,11 +88,10 @@ def _as_zero(graph: Editor, at: Node, zero: Node | None, shape: tuple[int, ...])
     if zero is None:
         return None
     root = _original(zero, SAME)
-    if packet(root) is aten._to_copy and dtype_of(root.all_input_nodes[0]) == torch.int32:
-        zero = root.all_input_nodes[0]  # it was converted to the type that another operator wants
-        root = _original(zero, SAME)
-    if root.target is operator.getitem and packet(root.all_input_nodes[0]) is ROW_SCALES:
-        a = arguments(root.all_input_nodes[0])
+    chosen = _unconverted(root)
+    if chosen.target is operator.getitem and packet(chosen.all_input_nodes[0]) is ROW_SCALES:
+        zero = chosen  # perhaps converted to int8, in which it lies
+        a = arguments(chosen.all_input_nodes[0])
         if a["is_symmetric"] and a["low"] + a["high"] in (-1, 0):
             return None
     zero = _reshaped(graph, at, zero, shape)
@@ -330,7 +329,7 @@ class _Sequence:
         for place in reversed(places):
             added = _Sequence(place).next(aten.add)
             bias = None if added is None or arguments(added.node)["alpha"] != 1 else added.other
-            if added is not None and bias is not None and shape_of(bias) == width:
+            if added is not None and bias is not None and _is_float32(bias, width):
                 yield added.node, bias
             yield place, None
 
@@ -364,9 +363,14 @@ def _factor_of_columns(graph: Editor, line: _Sequence, width: int) -> Node | Non
     """The factor (N, 1) by which the columns of a product are multiplied next; None if they are not."""
     found = line.next(aten.mul)
     factor = None if found is None else found.other
-    if factor is not None and shape_of(factor) == (1,):
+    if factor is not None and _is_float32(factor, (1,)):
         return graph.insert(line.node, aten.expand.default, _reshaped(graph, line.node, factor, (1, 1)), [width, 1])
-    return None if factor is None or shape_of(factor) != (width,) else _behind(factor, (width, 1))
+    return None if factor is None or not _is_float32(factor, (width,)) else _behind(factor, (width, 1))
+
+
+def _is_float32(x: Node, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is float32, so that a result keeps that type, and has a shape."""
+    return dtype_of(x) == torch.float32 and shape_of(x) == shape
 
 
 def _int_mm(graph: Editor, node: Node, a: dict[str, Any]) -> None:
@@ -379,14 +383,14 @@ def _int_mm(graph: Editor, node: Node, a: dict[str, Any]) -> None:
     converted = line.next(aten._to_copy)
     scaled = None if converted is None or dtype_of(converted.node) != torch.float32 else line.next(aten.mul)
     factor = None if scaled is None else scaled.other
-    if factor is None or shape_of(factor) not in ((shape_of(x)[0], 1), (1, 1)):
+    if factor is None or not any(_is_float32(factor, (rows, 1)) for rows in (shape_of(x)[0], 1)):
         return
     zero, corrected = None, line.next(aten.sub)
     if corrected is not None:
         is_minus = corrected.is_first and arguments(corrected.node)["alpha"] == 1
         correction = corrected.other if is_minus else None
         zero = None if correction is None else _zero_of(correction, factor, weight)
-        if zero is None:
+        if zero is None or prod(shape_of(zero)) != shape_of(factor)[0]:
             return
     scale_of_columns = _factor_of_columns(graph, line, shape_of(weight)[0])
     if scale_of_columns is None:
@@ -414,7 +418,8 @@ def _unshifted(x: Node, line: _Sequence, matrix: Node) -> Node | None:
     if not isinstance(total, Node) or packet(total) is not aten.sum:
         return None
     a = arguments(total)
-    is_one = _original(a["self"]) is _original(matrix) and a.get("dim") == [0] and a["keepdim"]
+    is_wide = dtype_of(total) in (torch.int32, torch.int64)
+    is_one = is_wide and _original(a["self"]) is _original(matrix) and a.get("dim") == [0] and a["keepdim"]
     return wide.all_input_nodes[0] if is_one and arguments(found.node)["alpha"] == 1 else None
 
 
@@ -424,6 +429,8 @@ def _zero_of(correction: Node, factor: Node, weight: Node) -> Node | None:
         total = _unconverted(sums)
         a = arguments(total) if packet(total) is aten.sum else {}
         if not a or _original(a["self"]) is not weight or a["dim"] not in ([-1], [1]) or a["keepdim"]:
+            continue
+        if dtype_of(total) not in (torch.int32, torch.int64):
             continue
         for inner, scale in _operands(outer):
             zero = _unconverted(inner)

@@ -54,6 +54,32 @@ def test_each_form(form: str) -> None:
     assert formed(before) == behind
 
 
+@pytest.mark.parametrize(
+    ("form", "old", "new"),
+    [
+        ("_int_mm", "b: float32[4]", "b: float64[4]"),
+        ("_int_mm", "columns: float32[4]", "columns: float64[4]"),
+        ("_int_mm of unsigned rows", "aten.mul.Tensor(total, 128)", "aten.mul.Tensor(total, 127)"),
+        ("_int_mm of unsigned rows", "aten.add.Tensor(wide, 128)", "aten.add.Tensor(wide, 127)"),
+        ("_int_mm with zero points", "sum.dim_IntList(w, [-1])", "sum.dim_IntList(t, [0])"),
+        ("_int_mm with zero points", "aten.sub.Tensor(scaled, more)", "aten.sub.Tensor(more, scaled)"),
+        ("_int_mm with zero points", "mul.Tensor(offset, again)", "mul.Tensor(offset, offset)"),
+        ("only weights", "columns: float32[4]", "columns: float64[4]"),
+    ],
+)
+def test_what_only_looks_like_a_form(form: str, old: str, new: str) -> None:
+    """Its product stays, or what is not part of it stays behind it."""
+    before, _ = FORMS[form]
+    assert old in before
+    graph = read(before.replace(old, new))
+    PASSES["quantised"](Editor(graph))
+    graph.eliminate_dead_code()
+    if old.startswith("b:"):
+        assert "aten.add.Tensor(back, b)" in show(graph)
+    else:
+        assert "= aten._int_mm.default(" in show(graph) or "= aten.matmul.default(" in show(graph)
+
+
 OPERANDS = """\
 x: float32[1, {count}] = input()
 s: float32[] = input()
