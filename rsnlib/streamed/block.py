@@ -36,6 +36,7 @@ from ..rewrites import aliases, joins, likes, rewrite
 from ..rotary import constant_rotations
 from .attention import NEVER, flat_matrices
 from .carrying import Carrying
+from .covering import with_whole_tiles
 from .knobs import Knobs
 from .operators import Array, FromHost, Held, Positions, StreamOperator
 from .plans import KernelPlan, dataflow, planned, units_of
@@ -231,7 +232,8 @@ def _made(
     name: str,
     ports: ChannelPorts | None = None,
 ) -> Streamed:
-    plans = planned(block.graph, knobs)
+    graph = with_whole_tiles(block.graph, knobs.rows, knobs.columns)
+    plans = planned(graph, knobs)
     title = f"{name}: {len(plans)} kernels, tiles of {knobs.rows} x {knobs.columns}."
-    written = program(block.graph, plans, knobs, title, groups=groups, depths=depths, ports=ports)
+    written = program(graph, plans, knobs, title, groups=groups, depths=depths, ports=ports)
     return Streamed(block, knobs, plans, groups, written, name, ports)

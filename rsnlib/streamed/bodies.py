@@ -9,7 +9,7 @@ from itertools import groupby
 from ...base.element_types import SCALARS
 from ...streams.orders.order import Order
 from ...streams.orders.text import loops_of, span
-from ...streams.syntax.builder import Operand, Term, assign, both, call, do, named, nest, when
+from ...streams.syntax.builder import Operand, Term, assign, both, call, do, expression, named, nest, when
 from ...streams.syntax.nodes import Identifier, StatementNode
 from ...streams.syntax.printer import laid_out
 from . import pointwise as p
@@ -126,13 +126,19 @@ def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statemen
     arguments = [ends.vectors[name] for name in ("gamma", "beta") if name in ends.vectors]
     eps = {} if x.op == "softmax" else {"eps": x.attributes["eps"]}
     columns = x.attributes.get("columns", x.shape[2])
+    hides: Statements = []
+    if "hidden" in ends.vectors:
+        added = x.attributes["hidden"].size
+        value = call("zeros", "f32", s["tm"], added) + ends.vectors["hidden"]
+        whole = TILE if n["columns"] == 1 else ROW
+        hides = [assign(whole[:, columns - added :], value)]
 
     def computed(value: Term) -> Term:
         return call(x.op, value, *arguments, **eps)
 
     outer = [("h", n["heads"]), ("i", n["rows"])]
     if columns < x.shape[2] or n["columns"] == 1:
-        body = [assign(TILE, ends.gets[0].get()), *ends.put(computed(TILE))]
+        body = [assign(TILE, ends.gets[0].get()), *hides, *ends.put(computed(TILE))]
         return nest([*outer, ("j", n["columns"])], body)
     part = ROW[:, span("j", s["tn"], columns)]
     loop = [("j", n["columns"])]
@@ -141,6 +147,7 @@ def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statemen
         [
             assign(ROW, call("zeros", x.operands[0].dtype, s["tm"], columns)),
             *nest(loop, [assign(part, ends.gets[0].get())]),
+            *hides,
             assign(ROW, computed(ROW)),
             *nest(loop, ends.put(part)),
         ],
@@ -212,22 +219,37 @@ def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of a cache with new rows behind it: the rows of the cache, then the new ones."""
-    lines: Statements = []
-    for rows, stream in zip(("before", "new"), ends.gets, strict=True):
-        body = [assign(TILE, stream.get()), *ends.put(TILE)]
-        lines += nest([("i", plan.loops[rows])], body)
-    return nest([("h", plan.loops["heads"])], lines)
+    """Body (`BODIES`) of a cache with new rows behind it: the rows of the cache, then the new ones. The tile that has
+    the last rows of the cache has the first new ones too."""
+    s, n = plan.sizes, plan.loops
+    cache, new = ends.gets
+    tm, tn, cut, kept = s["tm"], s["tn"], s["cut"], s["kept"]
+    body: Statements = []
+    if n["before"]:
+        body += nest([("i", n["before"])], ends.put(cache.get()))
+    if cut and kept == tm:
+        body.append(assign(BUFFER, cache.get()))
+    else:
+        body.append(assign(BUFFER, call("zeros", x.dtype, kept, s["width"])))
+        body += [assign(BUFFER[:tm, :], cache.get())] if cut else []
+    if n["got"] > n["before"] + (cut > 0):
+        body += nest([("i", n["got"] - n["before"] - (cut > 0))], [do("drop", cache.get())])
+    begin = named("k") * tn + cut if n["new"] > 1 else cut
+    end = named("k") * tn + (cut + tn) if n["new"] > 1 else cut + tn
+    body += nest([("k", n["new"])], [assign(BUFFER[begin:end, :], new.get())])
+    part = slice(0, tm) if n["tiles"] == 1 else span("i", tm, kept)
+    body += nest([("i", n["tiles"])], ends.put(BUFFER[part, :]))
+    return nest([("h", n["heads"])], body)
 
 
 def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of a cache with rows replaced: the new rows, then the cache tile by tile, with them in the rows
     at their positions."""
     s, n = plan.sizes, plan.loops
-    new, width, positions = n["new"] * s["tn"], s["width"], ends.vectors["positions"]
+    (_, new), width, positions = x.attributes["rows"], s["width"], ends.vectors["positions"]
     kept = [
         assign(ROWS, ends.gets[1].get()),
-        assign(BUFFER[span("k", s["tn"], new), :], ROWS),
+        assign(BUFFER[span("k", s["tn"], n["new"] * s["tn"]), :], ROWS),
         *([ends.stored.put(ROWS)] if ends.stored else []),
     ]
     row: Operand = "r" if new > 1 else 0
@@ -238,14 +260,19 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     tile = [assign(TILE, ends.gets[0].get()), *found, *ends.put(TILE)]
     if not ends.puts:
         tile = [do("drop", ends.gets[0].get())]
-    body = [assign(BUFFER, call("zeros", x.operands[1].dtype, new, width)), *nest([("k", n["new"])], kept)]
+    body = [
+        assign(BUFFER, call("zeros", x.operands[1].dtype, n["new"] * s["tn"], width)),
+        *nest([("k", n["new"])], kept),
+    ]
     return nest([("h", n["heads"])], [*body, *nest([("i", n["tiles"])], tile)])
 
 
-def stored_rows(cache: str, positions: str, order: Order, stream: str, after: Sequence[StatementNode]) -> Statements:
+def stored_rows(
+    cache: str, positions: str, new: int, order: Order, stream: str, after: Sequence[StatementNode]
+) -> Statements:
     """Return the statements that store rows at their positions in a cache. cache, positions, stream: names of the two
-    tensors, and of the stream that brings the rows. order: of the rows, as those of a tensor like the cache. after:
-    statements behind each get."""
+    tensors, and of the stream that brings the rows. new: how many of these exist. order: of the rows, as those of a
+    tensor like the cache. after: statements behind each get."""
     front, axis, columns = len(order.axes) - 2, order.axes[-2], order.axes[-1]
     tn, width = order.element[-2:]
     loops = loops_of(order)
@@ -255,9 +282,11 @@ def stored_rows(cache: str, positions: str, order: Order, stream: str, after: Se
     index, steps = loops[axis.loop]
     part = span(loops[columns.loop][0], width, order.tensor[-1])
     row: Operand = "r" if tn > 1 else 0
-    position = named(positions)[named(index) * tn + row if steps > 1 else row]
-    stored = assign(named(cache)[(*sequence, position, part)], ROWS[row, :])
-    return nest(loops, [assign(ROWS, named(stream).get()), *after, *nest([("r", tn)], [stored])])
+    place = named(index) * tn + row if steps > 1 else row
+    stored: Statements = [assign(named(cache)[(*sequence, named(positions)[place], part)], ROWS[row, :])]
+    if new < order.tensor[-2]:
+        stored = [when(Term(expression(place)) < new, stored)]
+    return nest(loops, [assign(ROWS, named(stream).get()), *after, *nest([("r", tn)], stored)])
 
 
 BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Statements]] = {

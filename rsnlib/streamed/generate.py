@@ -122,7 +122,7 @@ class Generated:
         most = max(1, int(FILL * self.device.total["DSP"]) // multiply_add_dsps(self.device))
         return {
             "slowest kernel": self.slowest[1] / hz,
-            "multipliers": sum(multiply_adds(x) for x in self.streamed.plans) / most / hz,
+            "multipliers": sum(map(multiply_adds, self.streamed.block.graph.kernels)) / most / hz,
             "memory off the chip": self.off_chip_bytes / (self.device.gbs * 1e9),
             "busiest channel": max(x.busy_s for x in self.channels),
         }

@@ -50,7 +50,8 @@ class StreamOperator:
     name: of its kernel. op: a key of `plans.PLANS`, or "memory" for a tensor off the chip. operands: the operators
     whose results it reads. shape: of the result, (heads, rows, columns). attributes: parameters by name; constant
     vectors are arrays. data: of a tensor off the chip; None for others. site: operator and module path of PyTorch, for
-    messages. dtype: the element type of the result.
+    messages. dtype: the element type of the result. existing: what exists of a result to which rows or columns were
+    added (`covering.Existing`), None for all.
     """
 
     name: str
@@ -61,6 +62,7 @@ class StreamOperator:
     data: Array | FromHost | None = None
     site: str = ""
     dtype: str = "f32"
+    existing: tuple[int, int, int, int] | None = None
 
     @property
     def is_memory(self) -> bool:

@@ -150,7 +150,8 @@ def _of_heads(x: StreamOperator, heads: int, sequences: int, tile: tuple[int, in
     sequence. heads: of all sequences. inner: the loops inside those over sequences and heads; the last one drives the
     rows."""
     each = heads // sequences
-    shape = sequences, prod(x.shape[:2]) // sequences, each * tile[1]
+    rows, step = inner[-1]
+    shape = sequences, rows * step, each * tile[1]
     loops = [(sequences, 1), (each, tile[1]), *inner]
     return tiles(x, tile, loops, shape=shape, head=0, row=1 + len(inner), column=1)
 
@@ -158,7 +159,6 @@ def _of_heads(x: StreamOperator, heads: int, sequences: int, tile: tuple[int, in
 def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Plan (`PLANS`) of scores: for each head and row tile of queries, a product with all tiles of keys. The heads of a
     group read the same keys, one after the other."""
-    queries, keys = x.operands[:2]
     heads, rows, columns = x.shape
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
     tm, tn = fit(rows, knobs.rows), fit(columns, knobs.columns)
@@ -191,7 +191,7 @@ def _of_mask(
 def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Plan (`PLANS`) of weights times values: for each head and row tile the sum over all tiles of values. The heads of
     a sequence are put side by side."""
-    weights, values = x.operands
+    weights = x.operands[0]
     heads, rows, keys = weights.shape
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
     tm, tn = fit(rows, knobs.rows), fit(keys, knobs.columns)
@@ -207,26 +207,34 @@ def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Plan (`PLANS`) of a cache with new rows behind it: for each head the rows of the first operand, then those of the
-    second."""
-    heads, _, width = x.shape
-    before, new = x.attributes["rows"]
-    tm = fit(gcd(before, new), knobs.rows)
-    gets = tuple(
-        _of_heads(operand, heads, sequences, (tm, width), [(rows // tm, tm)])
-        for operand, rows, sequences in zip(x.operands, (before, new), x.attributes["sequences"], strict=True)
+    second. A tile has as many rows side by side as a stream moves in a cycle. Those of the first operand alone go
+    through; the kernel keeps the others."""
+    heads, rows, width = x.shape
+    before, _ = x.attributes["rows"]
+    (first, second), (of_first, of_second) = x.operands, x.attributes["sequences"]
+    stored, new = prod(first.shape[:2]) // of_first, prod(second.shape[:2]) // of_second
+    tm = fit(rows if first.is_memory else gcd(rows, stored), max(1, MOVED // width))
+    tn = fit(new, knobs.rows)
+    whole, cut = divmod(before, tm)
+    got = whole + (cut > 0) if first.is_memory else stored // tm
+    gets = (
+        _of_heads(first, heads, of_first, (tm, width), [(got, tm)]),
+        _of_heads(second, heads, of_second, (tn, width), [(new // tn, tn)]),
     )
-    put = tiles(x, (tm, width), [(heads, 1), ((before + new) // tm, tm)], head=0, row=1)
-    named = {"heads": heads, "before": before // tm, "new": new // tm}
-    return KernelPlan(gets, put, named, {"tm": tm, "tn": width}, 0, (tm, width))
+    put = tiles(x, (tm, width), [(heads, 1), (rows // tm, tm)], head=0, row=1)
+    kept = max(rows - whole * tm, cut + new)
+    named = {"heads": heads, "before": whole, "got": got, "new": new // tn, "tiles": rows // tm - whole}
+    sizes = {"tm": tm, "tn": tn, "width": width, "cut": cut, "kept": kept}
+    return KernelPlan(gets, put, named, sizes, whole_bytes(kept * width, x.dtype), (tm, width))
 
 
 def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Plan (`PLANS`) of a cache with rows replaced: for each head the new rows, which the kernel keeps, then the tiles
     of the cache with them in place: tiles as attention reads them, where its own knobs are the same."""
     heads, width = x.attributes["heads"], x.attributes["columns"]
-    capacity, new = x.attributes["rows"]
-    tm, tn = fit(capacity, knobs.columns), fit(new, knobs.rows)
     of_cache, of_new = x.attributes["sequences"]
+    capacity, new = x.shape[1], prod(x.operands[1].shape[:2]) // of_new
+    tm, tn = fit(capacity, knobs.columns), fit(new, knobs.rows)
     put = _of_heads(x, heads, of_cache, (tm, width), [(capacity // tm, tm)])
     gets = put, _of_heads(x.operands[1], heads, of_new, (tn, width), [(new // tn, tn)])
     named = {"heads": heads, "tiles": capacity // tm, "new": new // tn}
@@ -238,11 +246,11 @@ def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
     """Return the order in which a kernel that replaces rows of a cache puts the new rows: tiles of a tensor (sequences,
     new rows, columns of the heads of a sequence), sequence by sequence, head by head. x: the operator. plan: its
     plan."""
-    heads, width, (_, new) = x.attributes["heads"], x.attributes["columns"], x.attributes["rows"]
-    sequences, tn = x.attributes["sequences"][0], plan.sizes["tn"]
+    heads, width = x.attributes["heads"], x.attributes["columns"]
+    sequences, tn, new = x.attributes["sequences"][0], plan.sizes["tn"], plan.loops["new"]
     each = heads // sequences
-    loops = [(sequences, 1), (each, width), (new // tn, tn)]
-    shape = sequences, new, each * width
+    loops = [(sequences, 1), (each, width), (new, tn)]
+    shape = sequences, new * tn, each * width
     return tiles(x.operands[1], (tn, width), loops, shape=shape, head=0, row=2, column=1)
 
 
@@ -306,9 +314,10 @@ def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, T
 
 
 def vectors_of(x: StreamOperator) -> dict[str, Array]:
-    """Return the constant vectors that a kernel keeps, by name, (elements,) each: bias, gamma, beta, and those of an
-    expression."""
-    named = {name: x.attributes.get(name) for name in ("bias", "gamma", "beta")} | x.attributes.get("vectors", {})
+    """Return the constant vectors that a kernel keeps, by name, (elements,) each: bias, gamma, beta, what softmax puts
+    into added columns, and those of an expression."""
+    named = {name: x.attributes.get(name) for name in ("bias", "gamma", "beta", "hidden")}
+    named |= x.attributes.get("vectors", {})
     return {name: vector for name, vector in named.items() if vector is not None}
 
 

@@ -23,6 +23,7 @@ from ...streams.syntax.nodes import StatementNode
 from ...streams.syntax.printer import PrintedProgram, printed
 from ...streams.words import MOVED, moved_rounds, port_elements, stream_word
 from .bodies import BODIES, BodyNames, Statements, stored_rows
+from .covering import Existing, cropped, grown
 from .knobs import Knobs
 from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator
@@ -57,7 +58,8 @@ class StreamProgramText:
     elements. dtypes: their element types. converters: by name of their task. packed_tensors: of tensors that lie tile
     by tile. loads: the operator that each task that loads a tensor is for, both by name. stores: names of tasks that
     store one. moved: bytes, by the name of each of these tasks. requests: the streams on which the reading task of a
-    converter asks the filling one for the next buffer, against the direction of the data.
+    converter asks the filling one for the next buffer, against the direction of the data. existing: of tensors by name,
+    what exists of it, and the shape of all matrices with what was added (`covering`).
     """
 
     statements: Sequence[StatementNode]
@@ -71,6 +73,7 @@ class StreamProgramText:
     stores: Sequence[str]
     moved: Mapping[str, MovedBytes]
     requests: tuple[str, ...] = ()
+    existing: Mapping[str, tuple[Existing, Shape]] = field(default_factory=dict)
 
     @cached_property
     def printed(self) -> PrintedProgram:
@@ -85,17 +88,24 @@ class StreamProgramText:
         return 1 if packed is None else pieces(whole_bytes(prod(packed.tile), packed.dtype))
 
     def laid_out(self, name: str, x: Array) -> Array:
-        """Return the elements of a tensor as they lie in memory, in its shape of `shapes`. name: of the tensor. x: its
-        elements, row-major. Raises `ValueError` for another number of elements."""
+        """Return the elements of a tensor as they lie in memory, in its shape of `shapes`, with those that were added.
+        name: of the tensor. x: its elements that exist, row-major. Raises `ValueError` for another number of
+        elements."""
         packed = self.packed_tensors.get(name)
+        if name in self.existing:
+            x = grown(x, *self.existing[name])
         lying = x if packed is None else packed.pack(x.reshape(packed.tensor))
         return lying.reshape(self.shapes[name])
 
     def elements(self, name: str, x: Array) -> Array:
-        """Return the elements of what lies in memory, row-major, (elements,): the inverse of `laid_out`. name: of the
-        tensor. x: in its shape of `shapes`."""
+        """Return the elements that exist of what lies in memory, row-major, (elements,): the inverse of `laid_out`.
+        name: of the tensor. x: in its shape of `shapes`."""
         packed = self.packed_tensors.get(name)
-        return np.ascontiguousarray(x if packed is None else packed.unpack(x)).reshape(-1)
+        whole = np.ascontiguousarray(x if packed is None else packed.unpack(x))
+        if name in self.existing:
+            existing, tensor = self.existing[name]
+            whole = cropped(whole, existing, tensor[-1])
+        return whole.reshape(-1)
 
 
 @dataclass
@@ -188,6 +198,7 @@ class _ProgramWriter:
         self.loads: dict[str, str] = {}
         self.stores: list[str] = []
         self.moved: dict[str, MovedBytes] = {}
+        self.existing: dict[str, tuple[Existing, Shape]] = {}
         self.requests: list[str] = []
         self.gets: dict[tuple[StreamOperator, int], str] = {}
         self.puts: dict[StreamOperator, list[str]] = {x: [] for x in plans}
@@ -223,6 +234,7 @@ class _ProgramWriter:
             self.stores,
             self.moved,
             tuple(self.requests),
+            self.existing,
         )
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
@@ -276,7 +288,11 @@ class _ProgramWriter:
             return
         key = memory, order.tensor, (order.element, _nesting(order)) if self.knobs.packed else ()
         if key not in self._loaded:
-            self._loaded[key] = self._moving_tensor(memory.name, order, bool(self.knobs.packed))
+            name = self._moving_tensor(memory, memory.name, order, bool(self.knobs.packed))
+            if x.op == "append":  # up to the end of the tile in which its last row is
+                sequences, before = x.attributes["sequences"][0], x.attributes["rows"][0]
+                self.existing[name] = (1, sequences, before, order.tensor[-1]), order.tensor
+            self._loaded[key] = name
             self.inputs[self._loaded[key]] = memory.data
         self.gets[x, k] = self._load_of(self._loaded[key], order, x, [])
 
@@ -284,7 +300,7 @@ class _ProgramWriter:
         """A task that loads a cache for the kernel that replaces rows of it. The cache lies row by row, in a tensor of
         its own, because new rows are stored in place."""
         assert x.positions is not None
-        tensor = self._moving_tensor(memory.name, order, packed=False)
+        tensor = self._moving_tensor(memory, memory.name, order, packed=False)
         self.inputs[tensor] = memory.data
         places = self._tensor(f"{tensor}_positions", (x.attributes["rows"][1],), "i32")
         self.inputs[places] = x.positions
@@ -292,15 +308,18 @@ class _ProgramWriter:
         self.gets[x, 0] = self._load_of(tensor, order, x, [])
         self.caches[x] = _Cache(tensor, places, self.tasks[before])
 
-    def _moving_tensor(self, stem: str, order: Order, packed: bool) -> str:
-        """A tensor that is loaded, or stored, in an order. packed: it lies token by token, as they follow each other in
-        that order."""
-        if not packed:
-            return self._tensor(stem, order.tensor, order.dtype)
-        lying = PackedTensor(order.tensor, order.element, order.element, order.dtype, _nesting(order))
-        tiles = lying.shape[: len(order.element)]
-        name = self._tensor(stem, (*tiles, *token_shape(order)), order.dtype)
-        self.packed_tensors[name] = lying
+    def _moving_tensor(self, x: StreamOperator, stem: str, order: Order, packed: bool) -> str:
+        """The tensor of an operator that is loaded, or stored, in an order. packed: it lies token by token, as they
+        follow each other in that order."""
+        if packed:
+            lying = PackedTensor(order.tensor, order.element, order.element, order.dtype, _nesting(order))
+            tiles = lying.shape[: len(order.element)]
+            name = self._tensor(stem, (*tiles, *token_shape(order)), order.dtype)
+            self.packed_tensors[name] = lying
+        else:
+            name = self._tensor(stem, order.tensor, order.dtype)
+        if x.existing is not None:
+            self.existing[name] = x.existing, order.tensor
         return name
 
     def _load_of(self, tensor: str, order: Order, target: StreamOperator, before: Statements) -> str:
@@ -367,7 +386,7 @@ class _ProgramWriter:
         else:
             alike = all(self.plans[other].gets[k].element == plan.put.element for other, k in readers)
             stem = f"{x.name}_result" if is_result else f"{x.name}_kept"
-            tensor = self._moving_tensor(stem, plan.put, bool(self.knobs.packed) and alike)
+            tensor = self._moving_tensor(x, stem, plan.put, bool(self.knobs.packed) and alike)
             stored = _Task(unique_name(f"store_{tensor}", self.taken), [], [tensor])
             stream = self._stream(f"{tensor}_tiles", plan.put, x.name, stored.name)
             self.puts[x].append(stream)
@@ -399,7 +418,8 @@ class _ProgramWriter:
         cache.load.body.append(named(loaded).put(True))
         self.streams.append(_Stream(loaded, named("boolean"), 1, cache.load.name, task.name, 1))
         moved = self._moved(task.name, cache.tensor, order, self.knobs.port, scattered=True)
-        body = stored_rows(cache.tensor, cache.positions, order, cache.stored, moved)
+        new = x.attributes["rows"][1]
+        body = stored_rows(cache.tensor, cache.positions, new, order, cache.stored, moved)
         task.body += [do("drop", named(loaded).get()), *body, *self._latency(cache.tensor)]
         return task
 

@@ -8,7 +8,7 @@ elements in the same places; the orders at the other ends of their streams becom
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import gcd
+from math import gcd, prod
 
 from ...base.errors import UnsupportedError
 from ...streams.orders.operations import expand
@@ -55,7 +55,8 @@ def _sequence_rows(x: StreamOperator) -> Iterator[tuple[StreamOperator, int]]:
             yield x, x.operands[0].shape[1]
             yield x.operands[1], x.operands[0].shape[2]
         case "append" | "replace":
-            yield from zip(x.operands, x.attributes["rows"], strict=True)
+            sequences = x.attributes["sequences"]
+            yield from ((y, prod(y.shape[:2]) // n) for y, n in zip(x.operands, sequences, strict=True))
         case "rotary":
             yield from ((x, table.shape[1]) for table in x.operands[1:])
 
