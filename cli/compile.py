@@ -39,8 +39,10 @@ from .stream_programs import stream_program as stream_program_named
 if TYPE_CHECKING:
     from ..rsnlib import capture, models, passes, precision
     from ..rsnlib import pipeline as pipelines
+    from ..rsnlib.streamed import block as blocks
     from ..rsnlib.streamed import figures
     from ..rsnlib.streamed import generate as generating
+    from ..rsnlib.streamed import search as searching
     from ..rsnlib.streamed.knobs import Knobs
     from ..streams.dynamic.machine import OperatorMachine
 else:
@@ -49,8 +51,10 @@ else:
     passes = deferred("rsn.rsnlib.passes")
     pipelines = deferred("rsn.rsnlib.pipeline")
     precision = deferred("rsn.rsnlib.precision")
+    blocks = deferred("rsn.rsnlib.streamed.block")
     figures = deferred("rsn.rsnlib.streamed.figures")
     generating = deferred("rsn.rsnlib.streamed.generate")
+    searching = deferred("rsn.rsnlib.streamed.search")
 
 CONVERSIONS = {"_to_copy", "to"}
 """Operators of PyTorch's part that compute nothing: they convert arguments."""
@@ -114,6 +118,9 @@ class CompileOptions(Options):
         "--set",
         metavar="KNOB=VALUE",
         of=MACHINES,
+    )
+    no_search: bool = option(
+        "with --machine: tiles of 32 x 64 x 64 at once, not the fastest of a few", "--no-search", of=MACHINES
     )
     stream_program: File | None = option("with --machine: file for the stream program (.py)", of=MACHINES)
     inputs_out: File | None = option(
@@ -200,17 +207,19 @@ def _with_machine(spec: str, options: CompileOptions) -> Made:
         if path is not None:
             check_file(path)
     knobs = knobs_of(options.chosen)
-    with stepping(f"generating a machine for {spec} on {options.onto}", generating.STEPS) as steps:
+    fixed = {text.partition("=")[0] for text in options.chosen}
+    device = device_named(options.onto)
+    about = f"generating a machine for {spec} on {options.onto}"
+    with stepping(about, ("load the model", "capture")) as steps:
         model, example = models.load_spec(spec, batch=options.batch, seq=options.seq, seed=options.seed)
-        made = generating.generate(
-            model,
-            example,
-            device_named(options.onto),
-            knobs,
-            on_chip_bytes=options.on_chip,
-            name=Path(options.output).stem,
-            done=steps.done,
-        )
+        steps.done("load the model")
+        block = blocks.streamed(model, example, knobs, name=Path(options.output).stem)
+        steps.done("capture")
+    tried = (knobs,) if options.no_search else searching.tile_candidates(block, knobs, fixed)
+    with stepping(about, [figures.tiles(candidate) for candidate in tried]) as steps:
+        made = searching.fastest(block, device, tried, on_chip_bytes=options.on_chip, done=steps.done)
+    for warning in figures.warnings(made):
+        click.echo(f"warning: {warning}", err=True)
     write_text(options.output, show(made.machine))
     if options.stream_program is not None:
         write_text(options.stream_program, made.streamed.text)

@@ -227,6 +227,8 @@ def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     body: Statements = []
     if n["before"]:
         body += nest([("i", n["before"])], ends.put(cache.get()))
+    if not kept:
+        return nest([("h", n["heads"])], [*body, *nest([("k", n["new"])], ends.put(new.get()))])
     if cut and kept == tm:
         body.append(assign(BUFFER, cache.get()))
     else:

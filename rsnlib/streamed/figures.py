@@ -7,6 +7,10 @@ from typing import Any
 
 from ...base.durations import duration
 from .generate import Generated
+from .knobs import Knobs
+
+MANY = 2
+"""How many times the bytes of its tensors a machine may move without a warning."""
 
 
 def facts(made: Generated) -> dict[str, Any]:
@@ -32,6 +36,8 @@ def facts(made: Generated) -> dict[str, Any]:
         "bounds_s": made.bounds_s,
         "slowest_kernel": made.slowest[0],
         "off_chip_bytes": made.off_chip_bytes,
+        "needed_bytes": made.needed_bytes,
+        "knobs": {knob: getattr(made.streamed.knobs, knob) for knob in ("rows", "columns", "depth")},
         "channels": [
             {"name": x.channel.name, "bytes_a_cycle": dict(x.shares), "busy_s": x.busy_s} for x in made.channels
         ],
@@ -41,12 +47,37 @@ def facts(made: Generated) -> dict[str, Any]:
     }
 
 
+def tiles(knobs: Knobs) -> str:
+    """The tiles of knobs as text."""
+    return f"tiles of {knobs.rows} x {knobs.columns} x {knobs.depth}"
+
+
+def warnings(made: Generated) -> Iterator[str]:
+    """A warning if a machine moves many more bytes than each tensor once: which tensor it loads most often, and what
+    changes that."""
+    if made.off_chip_bytes <= MANY * made.needed_bytes:
+        return
+    moved = (
+        f"an execution moves {made.off_chip_bytes:,} bytes between the chip and memory, and each tensor once would be "
+        f"{made.needed_bytes:,}"
+    )
+    most = max(made.repeated, key=lambda x: x.bytes, default=None)
+    if most is None:
+        yield f"{moved}: several operators load the same tensors"
+        return
+    knobs = made.streamed.knobs
+    yield (
+        f"{moved}: {most.operator} loads {most.tensor} {most.times:g} times with {tiles(knobs)}; more {most.knob} in a "
+        f"tile load it fewer times (--set {most.knob}={2 * getattr(knobs, most.knob)})"
+    )
+
+
 def lines(made: Generated) -> Iterator[str]:
     """Yield the figures of a machine as lines of text: its latency and bounds, its memory channels, what it uses of the
     device, and a table of its kernels."""
     device = made.device
     yield f"latency        {duration(made.latency_s)} ({made.cycles:,} cycles at {device.mhz} MHz, modelled)"
-    yield f"off the chip   {made.off_chip_bytes / 1e6:.1f} MB in an execution"
+    yield f"off the chip   {made.off_chip_bytes / 1e6:.1f} MB in an execution, with {tiles(made.streamed.knobs)}"
     bounds = ", ".join(f"{name} {duration(seconds)}" for name, seconds in made.bounds_s.items())
     yield f"bounds         {bounds} (busiest: {made.slowest[0]})"
     used_channels = [x for x in made.channels if x.shares]

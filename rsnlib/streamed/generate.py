@@ -81,6 +81,18 @@ class ChannelUse:
 
 
 @dataclass(frozen=True)
+class RepeatedLoad:
+    """A load that moves its tensor more than once in an execution. operator: that it is for. times: it moves it. bytes:
+    that it moves. knob: rows or columns of a tile, of which more make it move less."""
+
+    operator: str
+    tensor: str
+    times: float
+    bytes: int
+    knob: str
+
+
+@dataclass(frozen=True)
 class Generated:
     """A machine, its program, and what is known about them before they run.
 
@@ -112,6 +124,28 @@ class Generated:
     def on_chip_bytes(self) -> int:
         """The bytes on the chip that kernels, converters and streams hold."""
         return sum(self.held.values())
+
+    @cached_property
+    def needed_bytes(self) -> int:
+        """Return the bytes of each tensor that loads and stores move, once."""
+        written = self.streamed.written
+        return sum(BYTES * prod(written.shapes[name]) for name in {moved.tensor for moved in written.moved.values()})
+
+    @cached_property
+    def repeated(self) -> tuple[RepeatedLoad, ...]:
+        """Return the loads that move a tensor more than once."""
+        written = self.streamed.written
+        operators = {x.name: x for x in self.streamed.plans}
+        found = []
+        for task, moved in _moved_bytes(self.streamed).items():
+            tensor = written.moved[task].tensor
+            whole = BYTES * prod(written.shapes[tensor])
+            if task in written.loads and moved > whole:
+                x = operators[written.loads[task]]
+                left = x.op == "linear" and not tensor.startswith(x.operands[1].name)
+                knob = "columns" if left else "rows"
+                found.append(RepeatedLoad(x.name, tensor, moved / whole, moved, knob))
+        return tuple(found)
 
     @property
     def bounds_s(self) -> dict[str, float]:
@@ -205,7 +239,7 @@ def place(
         sized = made.sized()
         cycles = _cycles(sized)
         slowest = _slowest(made, sized)
-    moved = _off_chip(made)
+    moved = sum(_moved_bytes(made).values())
     return Generated(made, device, machine, fusion, held, memories, dies, cycles, slowest, moved, seconds)
 
 
@@ -465,13 +499,13 @@ def _cycles(sized: SizedProgram) -> int:
     return times.latency
 
 
-def _off_chip(made: Streamed) -> int:
-    """Bytes that loads put on streams and stores get from them: what an execution moves between the chip and memory.
-    Tokens without data, which say that a tensor is complete, stay on the chip."""
+def _moved_bytes(made: Streamed) -> dict[str, int]:
+    """Bytes that each load puts on streams and each store gets from them in an execution, by task. Tokens without data,
+    which say that a tensor is complete, stay on the chip."""
     written = made.written
-    return sum(
-        tokens * bytes_of(stream.type)
-        for task, stream, put, tokens in _ends(made)
-        if (put and task in written.loads) or (not put and task in written.stores)
-        if stream.type.dtype != "boolean"
-    )
+    moved: dict[str, int] = {}
+    for task, stream, put, tokens in _ends(made):
+        moves = (put and task in written.loads) or (not put and task in written.stores)
+        if moves and stream.type.dtype != "boolean":
+            moved[task] = moved.get(task, 0) + tokens * bytes_of(stream.type)
+    return moved

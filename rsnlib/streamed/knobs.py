@@ -27,8 +27,9 @@ class Knobs:
     """Knobs of all operators; `of` changes them for single ones. Raises `ProgramError` for values that are no whole
     numbers from 1 on, or not 0 or 1 where they must be, and for knobs that an operator does not have.
 
-    rows, columns: of a tile, at most; depth: of the tiles that a product sums over, in elements. The largest divisor of
-    a size that is no larger is taken, so all sizes can be cut. unroll: multiply-adds of a product in a clock cycle.
+    rows, columns: of a tile, at most; depth: of the tiles that a product sums over, in elements. Whole tiles cover
+    the rows (`covering`); of other sizes the largest divisor that is no larger is taken, so all can be cut. unroll:
+    multiply-adds of a product in a clock cycle.
     lanes: elements of other operators in a cycle. port: bytes that a load or store moves in a cycle; of an operator,
     those of its loads. outward: 1 if the loop over the sum of a linear operator is outside the one over columns: it
     then works on each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of the result

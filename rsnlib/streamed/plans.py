@@ -207,22 +207,23 @@ def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Plan (`PLANS`) of a cache with new rows behind it: for each head the rows of the first operand, then those of the
-    second. A tile has as many rows side by side as a stream moves in a cycle. Those of the first operand alone go
-    through; the kernel keeps the others."""
+    second. A tile has as many rows side by side as a stream moves in a cycle. Those with rows of one operand go
+    through; if one has rows of both, the kernel keeps it and those behind it."""
     heads, rows, width = x.shape
     before, _ = x.attributes["rows"]
     (first, second), (of_first, of_second) = x.operands, x.attributes["sequences"]
     stored, new = prod(first.shape[:2]) // of_first, prod(second.shape[:2]) // of_second
     tm = fit(rows if first.is_memory else gcd(rows, stored), max(1, MOVED // width))
-    tn = fit(new, knobs.rows)
     whole, cut = divmod(before, tm)
+    through = not cut and before + new == rows
+    tn = tm if through else fit(new, knobs.rows)
     got = whole + (cut > 0) if first.is_memory else stored // tm
     gets = (
         _of_heads(first, heads, of_first, (tm, width), [(got, tm)]),
         _of_heads(second, heads, of_second, (tn, width), [(new // tn, tn)]),
     )
     put = tiles(x, (tm, width), [(heads, 1), (rows // tm, tm)], head=0, row=1)
-    kept = max(rows - whole * tm, cut + new)
+    kept = 0 if through else max(rows - whole * tm, cut + new)
     named = {"heads": heads, "before": whole, "got": got, "new": new // tn, "tiles": rows // tm - whole}
     sizes = {"tm": tm, "tn": tn, "width": width, "cut": cut, "kept": kept}
     return KernelPlan(gets, put, named, sizes, whole_bytes(kept * width, x.dtype), (tm, width))

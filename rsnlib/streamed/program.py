@@ -59,7 +59,7 @@ class StreamProgramText:
     by tile. loads: the operator that each task that loads a tensor is for, both by name. stores: names of tasks that
     store one. moved: bytes, by the name of each of these tasks. requests: the streams on which the reading task of a
     converter asks the filling one for the next buffer, against the direction of the data. existing: of tensors by name,
-    what exists of it, and the shape of all matrices with what was added (`covering`).
+    what exists, and the shape of all matrices with what was added (`covering`).
     """
 
     statements: Sequence[StatementNode]

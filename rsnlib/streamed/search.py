@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from typing import Any
 
+from ...base.errors import ResourceError
 from ...base.version import __version__
-from ...streams.placing.devices import device_named
+from ...streams.placing.devices import StreamDevice, device_named
 from ...tuning.problem import Choice, Knob, Outcome
 from ..models import load_spec
 from .block import Streamed, streamed
+from .figures import tiles
 from .generate import DEFAULT, Generated, place
+from .knobs import Knobs
+from .plans import KernelPlan
 
 KNOBS = (
     Knob("rows", (8, 16, 32, 64, 128, 256)),
@@ -23,6 +27,9 @@ KNOBS = (
 )
 START: Choice = {knob.name: getattr(DEFAULT, knob.name) for knob in KNOBS}
 """The tiles of a machine for which no knobs are given."""
+TILES = ((32, 64, 64), (64, 64, 64), (128, 64, 64), (32, 128, 64), (64, 128, 64), (32, 128, 128))
+"""Rows, columns and depth of tiles that a short search tries: the default ones first. Tiles of more rows load weights
+fewer times, those of more columns give a product more sums to add to in turn."""
 GOALS: Mapping[str, str] = {"latency": "latency ms", "memory": "on-chip KiB"}
 
 
@@ -88,6 +95,45 @@ class BlockSearch:
         captured = _captured(self.spec, self.batch, self.seq, self.seed)
         knobs = replace(DEFAULT, **chosen)
         return place(captured, device_named(self.device), knobs, on_chip_bytes=self.on_chip_bytes)
+
+
+def tile_candidates(made: Streamed, knobs: Knobs, fixed: Collection[str]) -> tuple[Knobs, ...]:
+    """Return the knobs that a short search tries: `knobs` with each of `TILES`, but for those in `fixed`, and for those
+    that cut each operator as others do that come before."""
+    found: list[tuple[Knobs, list[KernelPlan]]] = []
+    for tile in TILES:
+        values: dict[str, Any] = dict(zip(("rows", "columns", "depth"), tile, strict=True))
+        tried = replace(knobs, **{name: value for name, value in values.items() if name not in fixed})
+        plans = list(made.changed(tried).plans.values())
+        if all(plans != others for _, others in found):
+            found.append((tried, plans))
+    return tuple(tried for tried, _ in found)
+
+
+def fastest(
+    made: Streamed,
+    device: StreamDevice,
+    candidates: Sequence[Knobs],
+    *,
+    on_chip_bytes: int | None = None,
+    done: Callable[[str], None] = lambda step: None,
+) -> Generated:
+    """Return the machine with the fewest modelled cycles, of knobs that fit the device; the first one of several. done:
+    called after each, with its tiles (`figures.tiles`). Raises as `place` does for the first knobs if none fit."""
+    best, refused = None, None
+    for knobs in candidates:
+        try:
+            tried = place(made, device, knobs, on_chip_bytes=on_chip_bytes)
+        except ResourceError as e:
+            refused = refused or e
+        else:
+            if best is None or tried.cycles < best.cycles:
+                best = tried
+        done(tiles(knobs))
+    if best is None:
+        assert refused is not None, "there is at least one candidate"
+        raise refused
+    return best
 
 
 @cache

@@ -18,8 +18,10 @@ from rsn.cli.main import main
 from rsn.hw.sim.machine import Machine
 from rsn.rsnlib.streamed import Knobs, Streamed, streamed
 from rsn.rsnlib.streamed.balance import balanced
+from rsn.rsnlib.streamed.figures import warnings
 from rsn.rsnlib.streamed.generate import DEFAULT, Generated, generate, place
 from rsn.rsnlib.streamed.resources import area
+from rsn.rsnlib.streamed.search import fastest, tile_candidates
 from rsn.streams.placing.devices import DEVICES, U55C
 from rsn.streams.placing.dies import DieError
 from rsn.streams.timing.timed import BeatTiming, TimedProgram
@@ -229,6 +231,34 @@ def test_the_machine_travels_in_the_program(tmp_path: Path, monkeypatch: pytest.
     (y,) = (got[name] for name in got.files)
     assert y.size == 8 * 32
     assert np.abs(y).max() > 0
+
+
+def test_a_short_search_is_no_worse_than_the_tiles_that_are_tried_first() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(70, 64)
+    block = streamed(perceptron(), (x,), DEFAULT)
+    tried = tile_candidates(block, DEFAULT, ())
+    assert tried[0] == DEFAULT
+    assert len({(k.rows, k.columns, k.depth) for k in tried}) == len(tried) > 2
+    assert {k.rows for k in tile_candidates(block, DEFAULT, ("rows",))} == {DEFAULT.rows}
+    assert tile_candidates(block, DEFAULT, ("rows", "columns", "depth")) == (DEFAULT,)
+    found = fastest(block, U55C, tried[:3])
+    first = place(block, U55C)
+    assert found.cycles <= first.cycles
+    right(found, perceptron(), x)
+    with pytest.raises(ResourceError, match="the budget is 0 bytes"):
+        fastest(block, U55C, tried[:2], on_chip_bytes=0)
+
+
+def test_a_machine_that_loads_weights_again_and_again_has_a_warning() -> None:
+    few = place(captured(), U55C, replace(DEFAULT, rows=2))
+    assert few.needed_bytes == 4 * (16 * 64 + 64 * 128 + 128 * 64 + 16 * 64)
+    assert {(x.operator, x.times, x.knob) for x in few.repeated} == {("linear_1", 8, "rows"), ("linear_3", 8, "rows")}
+    (warning,) = warnings(few)
+    assert f"{few.off_chip_bytes:,} bytes" in warning
+    assert "linear_1_weight 8 times" in warning
+    assert "--set rows=4" in warning
+    assert not [*warnings(made())]
 
 
 @pytest.mark.long
