@@ -45,6 +45,11 @@ def decoding() -> Made:
     return Cached(block("gpt2", **sizes)), (torch.randn(1, 1, 64), *torch.randn(2, 1, 4, 31, 16))
 
 
+def ragged() -> Made:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=True, activation="gelu")
+    return layer, (torch.randn(1, 61, 64),)
+
+
 def words_of(text: str, kernel: str) -> set[int]:
     """The elements that the loops of a kernel take in a cycle, by its C++."""
     (body,) = re.findall(rf"^static void {kernel}\(.*?^}}", text, re.MULTILINE | re.DOTALL)
@@ -54,7 +59,7 @@ def words_of(text: str, kernel: str) -> set[int]:
 
 @pytest.mark.parametrize(
     ("made", "device"),
-    [(perceptron, U55C), long(encoder, U55C), long(rotated, VC1902), long(decoding, U55C)],
+    [(perceptron, U55C), long(encoder, U55C), long(rotated, VC1902), long(decoding, U55C), long(ragged, U55C)],
 )
 def test_cycles_and_units_of_the_source(made: Callable[[], Made], device: StreamDevice, tmp_path: Path) -> None:
     torch.manual_seed(0)
