@@ -129,7 +129,7 @@ class Generated:
     def needed_bytes(self) -> int:
         """Return the bytes of each tensor that loads and stores move, once."""
         written = self.streamed.written
-        return sum(BYTES * prod(written.shapes[name]) for name in {moved.tensor for moved in written.moved.values()})
+        return sum(map(written.tensor_bytes, {moved.tensor for moved in written.moved.values()}))
 
     @cached_property
     def repeated(self) -> tuple[RepeatedLoad, ...]:
@@ -139,7 +139,7 @@ class Generated:
         found = []
         for task, moved in _moved_bytes(self.streamed).items():
             tensor = written.moved[task].tensor
-            whole = BYTES * prod(written.shapes[tensor])
+            whole = written.tensor_bytes(tensor)
             if task in written.loads and moved > whole:
                 x = operators[written.loads[task]]
                 left = x.op == "linear" and not tensor.startswith(x.operands[1].name)

@@ -164,15 +164,15 @@ def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     tm, tn = fit(rows, knobs.rows), fit(columns, knobs.columns)
     m, n, group = rows // tm, columns // tn, heads // key_heads
     gets = [
-        _of_heads(queries, heads, x.attributes["sequences"], (tm, width), [(m, tm)]),
-        _of_heads(keys, key_heads, x.attributes["key_sequences"], (tn, width), [(group, 1), (m, 1), (n, tn)]),
+        _of_heads(x.operands[0], heads, x.attributes["sequences"], (tm, width), [(m, tm)]),
+        _of_heads(x.operands[1], key_heads, x.attributes["key_sequences"], (tn, width), [(group, 1), (m, 1), (n, tn)]),
     ]
     for mask in x.operands[2:]:
         gets.append(_of_mask(mask, heads, x.attributes["mask"], (tm, tn), [(m, tm), (n, tn)]))
     _, put = _in_place(x, (tm, tn), ())
     named = {"heads": heads, "rows": m, "columns": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
-    return KernelPlan(tuple(gets), put, named, sizes, whole_bytes(tm * width, queries.dtype), (tm, tn))
+    return KernelPlan(tuple(gets), put, named, sizes, whole_bytes(tm * width, x.operands[0].dtype), (tm, tn))
 
 
 def _of_mask(
@@ -198,7 +198,7 @@ def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     m, n, group = rows // tm, keys // tn, heads // key_heads
     (of_weights,), _ = _in_place(weights, (tm, tn), (weights,))
     inner = [(group, 1), (m, 1), (n, tn)]
-    of_values = _of_heads(values, key_heads, x.attributes["key_sequences"], (tn, width), inner)
+    of_values = _of_heads(x.operands[1], key_heads, x.attributes["key_sequences"], (tn, width), inner)
     put = _of_heads(x, heads, x.attributes["sequences"], (tm, width), [(m, tm)])
     named = {"heads": heads, "rows": m, "parts": n}
     sizes = {"tm": tm, "tn": tn, "width": width}

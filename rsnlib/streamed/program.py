@@ -87,6 +87,10 @@ class StreamProgramText:
         packed = self.packed_tensors.get(name)
         return 1 if packed is None else pieces(whole_bytes(prod(packed.tile), packed.dtype))
 
+    def tensor_bytes(self, name: str) -> int:
+        """Return the bytes of a tensor off the chip. name: of the tensor."""
+        return whole_bytes(prod(self.shapes[name]), self.dtypes[name])
+
     def laid_out(self, name: str, x: Array) -> Array:
         """Return the elements of a tensor as they lie in memory, in its shape of `shapes`, with those that were added.
         name: of the tensor. x: its elements that exist, row-major. Raises `ValueError` for another number of
