@@ -16,7 +16,8 @@ from torch._export.utils import _get_decomp_for_cia
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.fx.node import map_arg
 from torch.random import fork_rng
 from torch.utils import _pytree as pytree
@@ -83,7 +84,7 @@ def without_writes(program: ExportedProgram) -> ExportedProgram:
                 )
             composed[node.target] = _get_decomp_for_cia(node.target)
     laid_out = _laid_out(program, views)
-    if (found := _whole_writes(program, views)) is not None:
+    if not views and (found := _whole_writes(program)) is not None:
         made = _out_of_place(program, found)
     else:
         program.graph_module.recompile()
@@ -106,11 +107,11 @@ class _Write(NamedTuple):
     value: Any
 
 
-def _whole_writes(program: ExportedProgram, views: set[Node]) -> dict[Node, _Write] | None:
+def _whole_writes(program: ExportedProgram) -> dict[Node, _Write] | None:
     """What each operator that writes in place writes.
 
     None if one of them does not write to a whole tensor, made by the graph or given as an argument, or if a view of
-    what it writes to is made before it and read after it. views: as for `_laid_out`.
+    what it writes to is made before it and read after it. program: each operator that returns a view declares it.
     """
     specs = program.graph_signature.input_specs
     arguments = {spec.arg.name for spec in specs if spec.kind == InputKind.USER_INPUT}
@@ -124,7 +125,7 @@ def _whole_writes(program: ExportedProgram, views: set[Node]) -> dict[Node, _Wri
     for node in program.graph.nodes:
         if any(times[x] != n for y in node.all_input_nodes for x, n in shown.get(y, ())):
             return None
-        operands = _operands_shown(node, views)
+        operands = _operands_shown(node)
         same = nodes_of.get(operands[0]) if operands else [node]
         if writes_in_place(node):
             if same is None or (same[0].op != "call_function" and same[0].name not in arguments):
@@ -154,53 +155,53 @@ def _is_operand(node: Node) -> bool:
 def _written(node: Node) -> tuple[OpOverload, Any] | None:
     """The operator that returns what another one writes to its first operand, and its result for the example: a tensor
     like the operand, in memory of its own. None if there is none."""
-    schema = node.target._schema
-    name = schema.name.partition("::")[2]
+    name = node.target.overloadpacket.__name__
     if not name.endswith("_") or torch.Tag.inplace_view in node.target.tags:
         return None
-    packet = getattr(getattr(torch.ops, node.target.namespace), name[:-1], None)
-    operator = getattr(packet, node.target._overloadname, None)
-    if operator is None or [x.name for x in operator._schema.arguments] != [x.name for x in schema.arguments]:
+    if node.target.namespace != "aten":
+        return None  # elsewhere, an operator with such a name may compute something else
+    operator = getattr(getattr(torch.ops.aten, name[:-1], None), node.target._overloadname, None)
+    if operator is None or operator._schema.is_mutable or _takes(operator) != _takes(node.target):
         return None
     value, like = _result(operator, node), _value(node.args[0])
     given = [x for x in map(_value, node.all_input_nodes) if isinstance(x, torch.Tensor)]
     if not isinstance(value, torch.Tensor) or any(value.untyped_storage() is x.untyped_storage() for x in given):
         return None
-    same = (value.shape, value.stride(), value.dtype) == (like.shape, like.stride(), like.dtype)
-    return (operator, value) if same else None
+    same = sym_eq((value.shape, value.stride()), (like.shape, like.stride()))  # sizes may depend on data
+    return (operator, value) if value.dtype == like.dtype and statically_known_true(same) else None
+
+
+def _takes(operator: OpOverload) -> list[tuple[str, Any]]:
+    """The names and types of an operator's arguments. `pow_` and `pow` have overloads of one name that take others."""
+    return [(x.name, x.type) for x in operator._schema.arguments]
 
 
 def _out_of_place(program: ExportedProgram, found: Mapping[Node, _Write]) -> ExportedProgram:
     """Replace the operators that write in place. What arguments are in the end are the first results, as torch has
     it."""
+    graph = Graph()
     now: dict[Node, Node] = {}
-    """What has been written to a tensor, for each node that is it."""
-
-    def current(node: Node) -> Node:
-        return now.get(node, node)
-
-    for node in list(program.graph.nodes):
-        node.args, node.kwargs = map_arg((node.args, node.kwargs), current)
-        if node not in found:
-            continue
-        nodes, operator, value = found[node]
-        name = operator._schema.name.partition("::")[2]
-        with program.graph.inserting_before(node):
-            made = program.graph.create_node("call_function", operator, node.args, node.kwargs, name)
-        made.meta = node.meta | {"val": value}
-        now |= dict.fromkeys(nodes, made)
-    for node in found:
-        program.graph.erase_node(node)
-    specs, output = program.graph_signature.output_specs, program.graph.output_node()
+    """Each node so far in the new graph; for a tensor that has been written to, the last value."""
+    for node in program.graph.nodes:
+        if node in found:
+            nodes, operator, value = found[node]
+            args, kwargs = map_arg((node.args, node.kwargs), now.__getitem__)
+            made = graph.create_node("call_function", operator, args, kwargs, operator.overloadpacket.__name__)
+            made.meta = node.meta | {"val": value}
+            now |= dict.fromkeys(nodes, made)
+        else:
+            now[node] = graph.node_copy(node, now.__getitem__)
+    specs, output = program.graph_signature.output_specs, graph.output_node()
     for spec, result in zip(specs, output.args[0], strict=True):
         if isinstance(result, Node):
             spec.arg.name = result.name
-    changed = [x for x in program.graph.find_nodes(op="placeholder") if x in now]
+    written = {x.nodes[0] for x in found.values()}
+    changed = [x for x in program.graph.find_nodes(op="placeholder") if x in written]
     output.args = ((*(now[x] for x in changed), *output.args[0]),)
     specs[:0] = [OutputSpec(OutputKind.USER_INPUT_MUTATION, TensorArgument(now[x].name), x.name) for x in changed]
-    program.graph.eliminate_dead_code()
+    graph.eliminate_dead_code()
+    program.graph_module.graph = graph
     program.graph_module.delete_all_unused_submodules()  # regions that are inlined
-    program.graph_module.recompile()
     return program
 
 
@@ -249,9 +250,9 @@ def _result(operator: OpOverload, node: Node) -> Any:
         return operator(*map_arg(node.args, _value), **map_arg(node.kwargs, _value))
 
 
-def _operands_shown(node: Node, views: set[Node]) -> list[Node]:
-    """The operands whose memory a result may show. views: as for `_laid_out`."""
-    if not isinstance(node.target, OpOverload) or node in views:
+def _operands_shown(node: Node) -> list[Node]:
+    """The operands whose memory a result may show, if the operator declares it."""
+    if not isinstance(node.target, OpOverload):
         return list(node.all_input_nodes)
     declared = node.target._schema.arguments
     given = dict(zip((x.name for x in declared), node.args, strict=False)) | node.kwargs
@@ -265,7 +266,8 @@ def _laid_out(program: ExportedProgram, views: set[Node]) -> frozenset[str]:
     """By node, the inputs of the graph whose memory it may show."""
     written: set[Node] = set()
     for node in program.graph.nodes:
-        shown = {x for operand in _operands_shown(node, views) for x in behind.get(operand, ())}
+        operands = node.all_input_nodes if node in views else _operands_shown(node)
+        shown = {x for operand in operands for x in behind.get(operand, ())}
         behind[node] = {node} if node.op == "placeholder" else shown
         if writes_in_place(node):
             written |= shown

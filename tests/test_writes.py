@@ -195,6 +195,44 @@ def part(x: Any) -> Any:
     return x + 1
 
 
+def powers(x: Any) -> Any:
+    """`pow` has an overload of that name too, of a number and a tensor."""
+    return (x + 1).pow_(2), x.pow_(3).sum()
+
+
+def places(x: Any) -> Any:
+    """How many rows there are, and so the strides, depends on data."""
+    return (x > 0).nonzero().add_(1).sum()
+
+
+def named(x: Any) -> Any:
+    """The result is the argument, by an operator that declares a new tensor."""
+    x.mul_(3)
+    return torch.broadcast_tensors(x, x)[0]
+
+
+LIBRARY = torch.library.Library("rsn_writes", "DEF")
+LIBRARY.define("scale_(Tensor(a!) x, Tensor y) -> ()")
+LIBRARY.define("scale(Tensor x, Tensor y) -> Tensor")
+
+
+@torch.library.impl(LIBRARY, "scale_", "CompositeExplicitAutograd")
+def multiply(x: Any, y: Any) -> None:
+    x.mul_(y)
+
+
+@torch.library.impl(LIBRARY, "scale", "CompositeExplicitAutograd")
+def shift(x: Any, y: Any) -> Any:
+    return x + y
+
+
+def unlike(x: Any) -> Any:
+    """An operator from elsewhere, and another one with the name that PyTorch would give to the first without writes."""
+    y = x * 2
+    torch.ops.rsn_writes.scale_(y, x)
+    return y
+
+
 class Body(nn.Module):
     """A layer behind a function of the argument."""
 
@@ -208,7 +246,18 @@ class Body(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("body", "whole"), [(twice, True), (steps, True), (earlier, False), (between, False), (part, False)]
+    ("body", "whole"),
+    [
+        (twice, True),
+        (steps, True),
+        (earlier, False),
+        (between, False),
+        (part, False),
+        (powers, False),
+        (places, False),
+        (named, False),
+        (unlike, False),
+    ],
 )
 def test_writes_to_whole_tensors(body: Callable[[Any], Any], whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are replaced one by one; where a view is written to or read later, torch captures the graph again."""
@@ -223,6 +272,11 @@ def test_writes_to_whole_tensors(body: Callable[[Any], Any], whole: bool, monkey
     assert same(model, made, given)
     assert same(model, made, (given[0] + 1,))
     assert again == ([] if whole else [True])
+
+
+def test_a_result_that_is_an_argument_by_what_is_declared_a_new_tensor() -> None:
+    made, x = by_rsn(Body(named).eval(), torch.randn(2, 6, 32)), torch.randn(2, 6, 32)
+    assert made(x)[0] is x
 
 
 class Region(nn.Module):
