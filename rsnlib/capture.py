@@ -144,6 +144,7 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         attributes = Attributes(model)
         with in_turn(attributes.called), torch.no_grad(), without_extras():
             program = torch.export.export(model, args, kwargs, strict=False)
+            _complete_users(program)
             common = results_in_common(program)
             if any(map(_is_transform, program.graph.nodes)) and not writes(program):
                 program = program.run_decompositions({})
@@ -171,6 +172,13 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     for node in program.graph.nodes:
         _check_types(node)
     return program
+
+
+def _complete_users(program: ExportedProgram) -> None:
+    """Tell each node all its users: torch.export forgets some of a result of operators behind a region."""
+    for node in program.graph.nodes:
+        for x in node.all_input_nodes:
+            x.users.setdefault(node)
 
 
 def _is_transform(node: Node) -> bool:

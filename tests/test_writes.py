@@ -304,6 +304,27 @@ def test_writes_in_regions(region: Any, by: Callable[..., Any]) -> None:
     assert same(model, by(model, *given), given)
 
 
+class Behind(nn.Module):
+    """A region, and behind it a result that an operator reads whose own result nobody reads."""
+
+    def __init__(self, *, is_written: bool) -> None:
+        super().__init__()
+        self.layer, self.is_written = nn.Linear(32, 32), is_written
+
+    def forward(self, x: Any) -> Any:
+        with torch.enable_grad():
+            y = x * 1.5
+        y = self.layer(y.add_(1) if self.is_written else y)
+        y.sum(0)
+        return y
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_unread_results_behind_a_region(is_written: bool) -> None:
+    model, given = Behind(is_written=is_written).eval(), (torch.randn(2, 6, 32),)
+    assert same(model, by_rsn(model, *given), given)
+
+
 class Twice(nn.Module):
     def __init__(self, body: Callable[[Any, Any], Any]) -> None:
         super().__init__()
