@@ -72,7 +72,7 @@ def without_writes(program: ExportedProgram) -> ExportedProgram:
     composed: dict[Any, Callable[..., Any]] = {}
     views: set[Node] = set()
     for node in list(program.graph.nodes):
-        shared = node.args[0] if node.target is torch.ops.aten.detach_.default else _shared(node)
+        shared = node.all_input_nodes[0] if _is_operand(node) else _shared(node)
         if isinstance(shared, Node):
             node.replace_all_uses_with(shared)
             program.graph.erase_node(node)
@@ -134,7 +134,7 @@ def _whole_writes(program: ExportedProgram) -> dict[Node, _Write] | None:
                 return None
             found[node] = _Write(same, *written)
             times[same[0]] += 1
-        elif operands and not (same and _is_operand(node)):
+        elif operands:
             shown[node] = {(x[0], times[x[0]]) for y in operands if (x := nodes_of.get(y))}
             shown[node] |= {x for y in operands for x in shown.get(y, ())}
             continue
@@ -146,10 +146,15 @@ def _whole_writes(program: ExportedProgram) -> dict[Node, _Write] | None:
 
 
 def _is_operand(node: Node) -> bool:
-    """Whether an operator such as `to` returns its only operand itself."""
+    """Whether an operator such as `to` returns its only operand itself, and writes nothing."""
+    if node.target is torch.ops.aten.detach_.default:
+        return True
     if not isinstance(node.target, OpOverload) or not node.target.has_kernel_for_dispatch_key(COMPOSITE):
         return False
-    return len(node.all_input_nodes) == 1 and _result(node.target, node) is _value(node.all_input_nodes[0])
+    if writes_in_place(node) or len(node.all_input_nodes) != 1:
+        return False
+    operand = node.all_input_nodes[0].meta.get("val")
+    return isinstance(operand, torch.Tensor) and _result(node.target, node) is operand
 
 
 def _written(node: Node) -> tuple[OpOverload, Any] | None:
