@@ -192,6 +192,36 @@ def by_python(text: str, x: Any, wrap: Any) -> Any:
 
 
 @in_both
+def test_what_one_beat_puts_in_several_iterations_has_the_index_of_each() -> None:
+    """An unrolled loop ends no beat, so all that it puts is computed when its last iteration has come."""
+    text = """from rsn.streams import *
+X: i32[3, 4]
+Y: i32[3, 4]
+Z: i32[3]
+s: Stream[i32[4], 2][3]
+t: Stream[i32, 2][3]
+@task(mapping=[1], args=[X])
+def give(x: i32[3, 4]):
+    for i in meta_for(3):
+        for j in meta_for(i, i + 1):
+            s[i].put(x[i, :] + j)
+        k = 10 * i
+        t[i].put(k + i)
+@task(mapping=[1], args=[Y, Z])
+def take(y: i32[3, 4], z: i32[3]):
+    for i in meta_for(3):
+        y[i, :] = s[i].get() * i
+        z[i] = t[i].get() - i
+"""
+    x = np.arange(12, dtype=np.int32).reshape(3, 4)
+    i = np.arange(3, dtype=np.int32)
+    program = machine(text)
+    run = run_tasks(program, {"X": x})
+    np.testing.assert_array_equal(run.outputs["Y"], (x + i[:, None]) * i[:, None])
+    np.testing.assert_array_equal(run.outputs["Z"], 10 * i)
+    assert run.run.latency_s == Machine(program).run().latency_s
+
+
 @pytest.mark.parametrize("kind", ["i8", "i32", "f32"])
 def test_values_are_those_of_python(kind: str) -> None:
     random = Random(kind)

@@ -170,6 +170,11 @@ class _Leave(Exception):
         self.how = how
 
 
+def _rebinding(block: CountedLoop, values: Variables) -> LocalStatements:
+    """What gives names of a loop these values in a beat."""
+    return LocalStatements(block.place, lambda env: env.update(values), frozenset(), block.writes, False, False)
+
+
 class _InstanceRun:
     """One run of a task instance: its variables, and the beat that is open."""
 
@@ -402,7 +407,7 @@ class _InstanceRun:
                     self.env.update(dict.fromkeys(block.writes, UNKNOWN))
                 return
         for value in values:
-            bind(self.env, block.names, value)
+            self._bind(block, value)
             try:
                 yield from self._blocks(block.body)
             except _Leave as leave:
@@ -415,6 +420,16 @@ class _InstanceRun:
                 continue
             if not block.unrolled:
                 yield from self._fire()
+
+    def _bind(self, block: CountedLoop, value: Any) -> None:
+        """Give the names of a loop their next value. What the open beat has not computed yet still sees the one before:
+        an unrolled loop ends no beat."""
+        names = frozenset(block.names)
+        before = {name: self.env[name] for name in names & self.env.keys()}
+        bind(self.env, block.names, value)
+        if names & (self.awaited | self.pending):
+            now = {name: self.env[name] for name in names}
+            self.actions = [_rebinding(block, before), *self.actions, _rebinding(block, now)]
 
     def _burst(self, block: CountedLoop, values: Sequence[Any]) -> Burst | None:
         """The steps of a loop whose iterations are alike, if an iteration is one beat; None if not."""
