@@ -210,3 +210,30 @@ def g(x: f32[16, 16], y: f32[16, 16]) -> None:
     region = region_of(text)
     assert prove(chain(Mapped.start(mapping_graph(region)), "f", "g")).ok
     assert not search_buffered(region, 1).mapped.graph.region.buffered
+
+
+def test_a_stream_inside_a_node_is_empty_at_its_end(tmp_path: Path) -> None:
+    """It ends before the process of its node does: what was taken of it counts, whenever that is told to others."""
+    text = """from rsn.streams import *
+X: f32[8, 8]
+Y: f32[8, 8]
+s: Stream[f32[8], 2]
+t: Stream[f32[8], 2]
+@task(mapping=[1], args=[X], double_buffer=True)
+def first(x: f32[8, 8]):
+    for i in range(8):
+        s.put(x[i, :] * 2.0)
+        if i % 2 == 0:
+            t.put(x[7 - i, :])
+@task(mapping=[1], args=[Y], double_buffer=True)
+def second(y: f32[8, 8]):
+    for i in range(8):
+        a = s.get()
+        if i % 2 == 0:
+            a = a + t.get()
+        y[i, :] = a
+"""
+    mapped = chain(Mapped.start(mapping_graph(region_of(text))), "first", "second")
+    regions = built(tmp_path, {"chained": mapped_program(mapped)})
+    for _ in range(5):
+        assert compare(regions)["equal"] == 1

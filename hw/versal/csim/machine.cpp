@@ -52,6 +52,7 @@ void Channel::open(const char *name, std::size_t depth) {
 
 Channel::~Channel() {
     if (!machine_) return;
+    if (side_[get].listed || side_[put].listed) Process::current->tell_all();  // a stream of one process, which is here
     Machine::Lock lock(machine_->mutex_);
     auto &all = machine_->channels_;
     all.erase(std::find(all.begin(), all.end(), this));
