@@ -22,6 +22,7 @@ from .expressions import FileReading, RegionContext
 from .kernels import KERNELS
 from .source import Refusal, Source
 from .syntax import nodes as syn
+from .syntax.printer import shown
 from .tree import StreamDecl, TaskDecl
 from .values import FUNCTIONS, Static, Value, accepts, type_of
 
@@ -371,7 +372,7 @@ class _Parts:
         new: dict[syn.SyntaxNode, syn.SyntaxNode] = {}
         for load in self.found.loads:
             if load in self._stream:
-                new[load] = self._end(load, load.place, "get")
+                new[load] = self._got(load, load)
         for store, statement in self.found.stores.items():
             if store in self._stream:
                 value = _replaced(statement.value, new)
@@ -415,7 +416,7 @@ class _Parts:
                 yield from self._loads(statement, which)
                 if which == STORE and isinstance(statement, syn.Assignment):
                     for target in self._stream.keys() & {*statement.targets}:
-                        get = self._end(target, statement.value.place, "get")
+                        get = self._got(target, statement.value)
                         yield syn.Assignment(statement.place, (syn.copied(target),), get)
 
     def _loads(self, node: syn.SyntaxNode, which: str) -> Iterator[syn.StatementNode]:
@@ -427,6 +428,12 @@ class _Parts:
     def _moves(self, block: Sequence[syn.StatementNode]) -> bool:
         """Whether statements that were made have a put or a get."""
         return any(statement.facts.touches for statement in block)
+
+    def _got(self, access: syn.ExpressionNode, written: syn.ExpressionNode) -> syn.Invocation:
+        """A get of the buffer of an access. written: what the program has in its place."""
+        made = self._end(access, written.place, "get")
+        made.instead_of = shown(written)
+        return made
 
     def _end(
         self, access: syn.ExpressionNode, place: Place, method: str, *values: syn.ExpressionNode

@@ -569,7 +569,10 @@ class Expressions:
         self._futures += 1
         self.pending[self._futures] = Future(place, self.element(stream, number), number=number)
         self.gets(stream, node)
-        return Data(stream.type, frozenset((self._futures,)))
+        token = Data(stream.type, frozenset((self._futures,)))
+        if stream.buffer_of:  # the program has a load there, and a load that nothing reads is no mistake
+            self.read(token)
+        return token
 
     def given(self, node: syn.ExpressionNode) -> Value:
         """Return the value that a put takes. node: its argument. Raises `Refusal` as `eval`."""

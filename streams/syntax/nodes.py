@@ -312,8 +312,10 @@ class NamedArgument(SyntaxNode):
 
 
 class Invocation(ExpressionNode):
-    """`function(arguments, ..., name=value, ...)`."""
+    """`function(arguments, ..., name=value, ...)`. instead_of: what messages show of a call that the program does not
+    have, the text of what it stands for; "" for a call of the program."""
 
+    instead_of = ""
     function: ExpressionNode
     arguments: tuple[ExpressionNode, ...]
     named: tuple[NamedArgument, ...] = ()

@@ -244,6 +244,8 @@ def _pieces(node: n.SyntaxNode, laid: bool) -> tuple[Sequence[Piece], int]:
             return ["**" if name is None else f"{name}=", value], ATOM
         case n.FormalParameter(name=name, annotation=annotation):
             return [name, *_given(annotation, ": ")], ATOM
+        case n.Invocation(instead_of=text) if text:
+            return [text], ATOM
         case n.Invocation(function=function, arguments=arguments, named=named):
             return [(function, ATOM), "(", *_listed((*arguments, *named), False), ")"], ATOM
         case n.Starred(value=value):

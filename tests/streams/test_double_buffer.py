@@ -15,6 +15,7 @@ from rsn.isa.overlays.tasks.program import TaskProgram
 from rsn.scheduler.pack import pack
 from rsn.streams.build import task_program
 from rsn.streams.check import check, report_on
+from rsn.streams.datapath import KernelVariant
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.hls.project import project
 from rsn.streams.mapping.graph import cycles
@@ -200,3 +201,18 @@ def g(z: f32[8]) -> None:
     inputs = {"X": np.ones((8, 4), np.float32)}
     one, two = (run_tasks(pack(uops_of(program_of(t))), inputs).outputs["Z"] for t in marked(text))
     np.testing.assert_array_equal(one, two)
+
+
+def test_notes_show_what_the_program_has() -> None:
+    """A tile of a buffer is shown as the access that it stands for."""
+    variant = KernelVariant("gemm", "matmul", (16, 16, 16), 4, 4, layouts=("4x4", "columns"))
+    report = report_on(read(marked(ROWS.format(n=4).replace("@ v", "@ w[:, :]"))[1], timed=True, variants=(variant,)))
+    assert not report.code
+    found = str(report)
+    assert "note: x[i * 16:i * 16 + 16, :] is copied to lie in blocks of 4x4" in found
+    assert "note: w[:, :] arrives by columns, so it is not copied" in found
+
+
+def test_a_load_that_nothing_reads_is_no_mistake() -> None:
+    for last in ("t = x[:, :]", "t = x[:, :]\nif data():\n    use(t)", "drop(x[:, :])"):
+        assert not findings(f"y[:, :] = x[:, :]\n{last}"), last
