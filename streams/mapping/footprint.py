@@ -1,8 +1,9 @@
 """What a task instance holds on its tile, and when it loads and stores: found by reading it statement by statement.
 
 A tile of a tensor, a token and the result of a kernel are held while a statement needs them; a variable from the
-statement that assigns it to the last one that reads it. What goes from a tensor straight to a stream or to another
-tensor, or from a stream to a tensor, is not held: it streams through. A load whose value nothing reads is left out.
+statement that assigns it to the last one that reads it. Each takes the bytes that the C++ keeps it in. What goes from a
+tensor straight to a stream or to another tensor, or from a stream to a tensor, is not held: it streams through. A load
+whose value nothing reads is left out.
 
 The life of a load or a store is from its first to its last access. Accesses of straight statements come one after the
 other; a loop, and a branch that data decide, count as one moment.
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from ...base.element_types import ElementType
+from ...base.element_types import FLOATS, KEPT, ElementType
 from ..costs import TileCost
 from ..datapath import Datapath, Unwritten
 from ..elaborate import Elaborator, Exit
@@ -33,6 +34,19 @@ Transfer = tuple[str, bool]
 
 UNITS = Datapath({"matmul": 1, "elements": 1}, 1)
 """Of tasks without rates: only which tiles are held counts."""
+
+EXACT = frozenset((
+    "matmul", "add", "sub", "mul", "scale", "maximum", "minimum", "neg", "abs", "arithmetic",
+    "reduce_sum", "reduce_max",
+))  # fmt: skip
+"""Kernels that lose nothing of integers: these are kept in 64 bits until they are converted."""
+
+
+def kept_bytes(kind: ElementType, exact: bool = False) -> int:
+    """Return the bytes of a tile on chip. kind: of the tile, which may be kept in a wider type. exact: it is the result
+    of a kernel that loses nothing of integers."""
+    dtype = "i64" if exact and kind.dtype not in FLOATS else KEPT.get(kind.dtype, kind.dtype)
+    return bytes_of(replace(kind, dtype=dtype))
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,7 @@ def whole_tiles(tiles: Sequence[TensorTile]) -> Footprint:
     one moment that lasts as long as it runs.
     """
     moved = [(tile, write) for tile in tiles for write in (False, True) if (tile.writes if write else tile.reads)]
-    held = sum(tile.size for tile in tiles)
+    held = sum(kept_bytes(tile.type) for tile in tiles)
     return Footprint(held, held, 1, {(tile.parameter, write): (0, 0) for tile, write in moved})
 
 
@@ -162,6 +176,7 @@ class _FootprintReader(Elaborator):
         self.items: list[_Item] = []
         self.sizes: dict[str, int] = {}
         self._step = _StatementStep()
+        self._exact: set[syn.SyntaxNode | str] = set()
 
     def finished(self) -> bool:
         """Read all statements; return whether there is no mistake."""
@@ -175,7 +190,11 @@ class _FootprintReader(Elaborator):
 
     def _hold(self, node: syn.SyntaxNode, kind: ElementType | None) -> None:
         if kind is not None and kind.shape:
-            self._step.held[node] = bytes_of(kind)
+            self._step.held[node] = kept_bytes(kind, self._is_exact(node))
+
+    def _is_exact(self, node: object) -> bool:
+        """Whether an expression gives what a kernel of `EXACT` has computed, as far as it holds integers."""
+        return (node.name if isinstance(node, syn.Identifier) else node) in self._exact
 
     # -- statements --------------------------------------------------------------------------------------------------
 
@@ -248,7 +267,9 @@ class _FootprintReader(Elaborator):
         if isinstance(target, syn.Identifier) and isinstance(made, Data) and made.type is not None and made.type.shape:
             moved = self._step.transfers[before:]
             self._step.transfers[before:] = [(transfer, target.name) for transfer, _ in moved]
-            size = bytes_of(made.type) if self.counted or not _is_get(source, value) else 0
+            exact = self._is_exact(source)
+            (self._exact.add if exact else self._exact.discard)(target.name)
+            size = kept_bytes(made.type, exact) if self.counted or not _is_get(source, value) else 0
             self._step.binds[target.name] = self.sizes[target.name] = size
             if source is not None:
                 self._step.held.pop(source, None)
@@ -272,6 +293,8 @@ class _FootprintReader(Elaborator):
         at: syn.SyntaxNode, options: Options,
     ) -> Unwritten | None:  # fmt: skip
         """Hold the result of a kernel, unless what reads it computes it."""
+        if name in EXACT or any(self._is_exact(x.written) for x in operands):
+            self._exact.add(at)
         made = super().computed(name, values, operands, result, at, options)
         if made is None:
             self._hold(at, result.type)
@@ -280,7 +303,7 @@ class _FootprintReader(Elaborator):
     def copied(self, operand: KernelOperand) -> None:
         """Hold the copy of an operand."""
         if operand.type is not None:
-            self._step.copies += bytes_of(operand.type)
+            self._step.copies += kept_bytes(operand.type, self._is_exact(operand.written))
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
         """Hold a token, unless a product takes it as it comes."""
@@ -305,4 +328,4 @@ class _FootprintReader(Elaborator):
         kind = made.arrays[0].type
         tiles = {"allreduce": 1, "allgather": 2 * (others + 1), "reduce_scatter": others + 2}[made.what]
         if kind.shape:
-            self._step.held[node] = tiles * bytes_of(kind)
+            self._step.held[node] = tiles * kept_bytes(kind)

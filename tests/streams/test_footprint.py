@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 import numpy as np
 import pytest
 
+from rsn.streams.build import task_program
+from rsn.streams.check import report_on
+from rsn.streams.hls.emit import cpp_program
+from rsn.streams.hls.native import native_text
+from rsn.streams.mapping.footprint import footprint
 from rsn.streams.mapping.machine import MeshDescription
 from rsn.streams.mapping.primitives import chain
 from rsn.streams.mapping.transfers import boxes, epochs, off_chip
+from rsn.streams.reader import read
 from rsn.tests.effort import cases, in_full
 
 from .graphs import HEAD, gemm, start
@@ -148,3 +155,34 @@ def test_boxes_cover_each_tile_once() -> None:
             covered[tuple(slice(a, b) for a, b in zip(low, high, strict=True))] += 1
         assert (covered == wanted).all()
         assert not wanted.all() or len(found) == 1
+
+
+PRODUCT = "t = x[:, :] @ w[:, :]\n    y[:, :] = {r}(t)"
+CONVERTED = "t = {r}(x[:, :] @ w[:, :])\n    y[:, :] = t + t"
+WIDTHS = {"float": 4, "std::int8_t": 1, "std::uint8_t": 1, "std::int32_t": 4, "std::int64_t": 8}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result", "lines"),
+    [
+        *((d, r, PRODUCT) for d, r in (("i4", "i32"), ("u4", "i8"), ("i8", "i32"), ("f16", "f32"), ("bf16", "bf16"))),
+        *((d, r, CONVERTED) for d, r in (("i4", "i32"), ("u4", "i8"), ("i8", "i32"))),
+    ],
+)
+def test_tiles_take_the_bytes_of_the_cpp(dtype: str, result: str, lines: str) -> None:
+    """Numbers of 4 bits are kept in 8 there, those of 16 in floats, and integers that a kernel computes in 64."""
+    text = f"""from rsn.streams import *
+X: {dtype}[8, 8]
+W: {dtype}[8, 8]
+Y: {result}[8, 8]
+@task(mapping=[1], args=[X, W, Y])
+def f(x: {dtype}[8, 8], w: {dtype}[8, 8], y: {result}[8, 8]):
+    {lines.format(r=result)}
+"""
+    report = report_on(read(text, timed=True, rates={"matmul": 1, "elements": 1}))
+    assert not report.code, f"{report}"
+    found = footprint(report.region, report.region.instances[0])
+    cpp = native_text([cpp_program(task_program(report.region))])
+    declared = re.findall(r"^ *rsn::Tile<([\w:]+), 8, 8> \w+;", cpp, re.MULTILINE)
+    assert found is not None
+    assert found.held == sum(64 * WIDTHS[name] for name in declared)
