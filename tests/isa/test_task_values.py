@@ -90,6 +90,14 @@ def test_products() -> None:
     np.testing.assert_array_equal(KERNELS["matmul"](i, i.T), i.astype(np.int64) @ i.T.astype(np.int64))
 
 
+@pytest.mark.parametrize("dtype", ["f4", "i8"])
+def test_products_with_vectors(dtype: str) -> None:
+    """A vector is one row on the left, one column on the right; numbers are whole, so that every order adds alike."""
+    a, v = RANDOM.integers(-9, 9, (2, 3, 4)).astype(dtype), RANDOM.integers(-9, 9, 4).astype(dtype)
+    for left, right in ((a, v), (a[0], v), (v, a[0].T), (v, v)):
+        np.testing.assert_array_equal(KERNELS["matmul"](left, right), left @ right)
+
+
 def test_exp_at_its_ends() -> None:
     """Its results are the least subnormal number and the largest number, and next to them 0 and infinity."""
     x = np.array([-np.inf, -104, -103.98, -103.97, 0, 88.72283, 88.72284, np.inf], np.float32)

@@ -141,12 +141,16 @@ def _number_or_nan(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 def matmul(a: Any, b: Any) -> Tile:
     """Return the product of two matrices, a (..., m, k) by b (..., k, n), or of each two of a batch, whose axes are
-    broadcast; the sum runs over k in order. Integers give int64. Raises `ValueError` for a batch or a k that does not
-    fit.
+    broadcast; the sum runs over k in order. A vector is a matrix of one row on the left, of one column on the right,
+    and the result has no such axis. Integers give int64. Raises `ValueError` for a batch or a k that does not fit.
     """
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype.kind in "iub":
         return np.asarray(a.astype(np.int64) @ b.astype(np.int64))
+    if b.ndim == 1:
+        return np.asarray(matmul(a, b[:, np.newaxis])[..., 0])
+    if a.ndim == 1:
+        return np.asarray(matmul(a[np.newaxis], b)[..., 0, :])
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"matmul of {a.shape} and {b.shape}: {a.shape[-1]} columns and {b.shape[-2]} rows do not meet")
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
