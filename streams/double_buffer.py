@@ -332,9 +332,13 @@ class _Parts:
         shape = self.task.mapping if prod(self.task.mapping) > 1 else ()
         for node in (*found.loads, *found.stores):
             kind = next(iter(kinds[node]), None) if len(kinds[node]) <= 1 else None
+            if len(kinds[node]) > 1:
+                why = "the type of this access is not the same each time"
+                raise _refusal(self.task, node, why, "write the access once for each type")
             if kinds[node] and kind is None:
-                note = "write the access once for each type" if len(kinds[node]) > 1 else "give it a type"
-                raise _refusal(self.task, node, "the type of this access is not the same each time, or not known", note)
+                known = "a range of indices needs a length that is known, as in x[4 * i:4 * i + 4]"
+                note = "give the value a type first, as in t: f32[4, 4] = value" if node in found.stores else known
+                raise _refusal(self.task, node, "the type of this access is not known", note)
             if kind is not None:  # some instance comes there
                 self._stream[node] = self._declared(node, kind, shape)
         if not any(buffer.type.shape for buffer in self.buffers):

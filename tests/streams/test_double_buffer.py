@@ -168,8 +168,8 @@ def g(x: f32[8, 4], y: f32[8, 4]) -> None:
         ("for i in range(2):\n    if i == 1:\n        break\n    y[:, :] = x[:, :]", "break decides"),
         ("y[:, :] = x[:, :] if data() else zeros(f32, 8, 4)", "a condition decides whether this is loaded"),
         ("y[:, :] = scaled(x)", "scaled may store into x"),
-        ("y[:, :] = scaled(x[:, :])", "the type of this access"),
-        ("for i in range(1, 3):\n    use(x[0 : 2 * i, :])", "the type of this access"),
+        ("y[:, :] = scaled(x[:, :])", "the type of this access is not known"),
+        ("for i in range(1, 3):\n    use(x[0 : 2 * i, :])", "the type of this access is not known"),
         ("y[:, :] = (x[:, :] @ transpose(y[:, :])).allreduce('+') @ y[:, :]", "it has a collective"),
     ],
 )
