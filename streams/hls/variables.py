@@ -172,7 +172,9 @@ class Variables(ExpressionWriter):
             return a if a == b and a is not None else Poison(f"{name} is of several kinds here")
         kind = joined(a.kind, b.kind)
         if kind is None:
-            return Poison(f"{name} is {a.kind} on one path and {b.kind} on another")
+            whole = a.kind.dtype in LIMITS and b.kind.dtype in LIMITS
+            note = f"; what is computed of integers has 64 bits: convert it, as in i32({name})" if whole else ""
+            return Poison(f"{name} is {a.kind} on one path and {b.kind} on another{note}")
         low, high = hull(a, b) if kind == INT else (None, None)
         if kind == BOOL:
             low, high = 0, 1

@@ -403,6 +403,15 @@ def test_two_tasks_do_not_store_halves_of_a_byte() -> None:
         cpp_program(task_program_of(text.format("y[0] = 1"), "p"))
 
 
+def test_a_variable_of_two_kinds_is_refused_with_what_helps() -> None:
+    head = "from rsn.streams import *\nx: i8[4]\n@task(mapping=[1], args=[x])\n"
+    text = head + "def a(x: i8[4]):\n    t = x[:]\n    if data():\n        t = {}\n    x[:] = t\n"
+    why = r"p\.py:8:\d+: hls: t is i64\[4\] on one path and i8\[4\] on another; .*: convert it, as in i32\(t\)"
+    with pytest.raises(HlsError, match=why):
+        cpp_program(task_program_of(text.format("t + t"), "p"))
+    cpp_program(task_program_of(text.format("i8(t + t)"), "p"))
+
+
 def test_ports_move_elements_of_4_bits_by_the_byte() -> None:
     text = cpp_program(task_program_of(programs.GEMM.format(kind="i4", out="i32", product="i32(a) @ i32(b)"), "g")).text
     assert "load_a(const rsn::Nibbles<rsn::i4, 4> *a_memory" in text
