@@ -7,10 +7,15 @@ model = convert_pt2e(prepared)
 
 from __future__ import annotations
 
-import torch
-from torch.fx import GraphModule, Node
-from torchao.quantization.pt2e import HistogramObserver, PerChannelMinMaxObserver
-from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
+from ..base.errors import require, require_torch
+
+require_torch("rsn.StreamQuantizer")
+require("torchao", "rsn.StreamQuantizer", "pip install 'torchao>=0.18,<0.19'")
+
+import torch  # noqa: E402 - what is missing is said first
+from torch.fx import GraphModule, Node  # noqa: E402
+from torchao.quantization.pt2e import HistogramObserver, PerChannelMinMaxObserver  # noqa: E402
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer  # noqa: E402
 
 aten = torch.ops.aten
 ANNOTATION = "quantization_annotation"

@@ -83,9 +83,14 @@ def test_the_sentence_encoder_takes_transformers(without: Without) -> None:
             "ray",
             r"serving with Ray takes ray, which is not installed: pip install 'ray\[serve\]'",
         ),
+        (
+            "rsn.rsnlib.quantizer",
+            "torchao",
+            r"rsn\.StreamQuantizer takes torchao, which is not installed: pip install 'torchao>=0\.18,<0\.19'",
+        ),
     ],
 )
-def test_serving(module: str, package: str, said: str, without: Without, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extras(module: str, package: str, said: str, without: Without, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     without(package)
     monkeypatch.delitem(sys.modules, module, raising=False)
