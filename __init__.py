@@ -35,6 +35,7 @@ __all__ = [
     "errors",
     "explain",
     "load",
+    "load_checkpoint",
     "quality",
     "shown",
 ]
@@ -64,6 +65,7 @@ _HOME = {
     "errors": ".base.errors",
     "explain": ".compiler:explain",
     "load": ".host.model.loaded:load",
+    "load_checkpoint": ".rsnlib.checkpoint:load_checkpoint",
     "nn": ".nn",  # not in __all__: `from rsn import *` would take torch
     "quality": ".rsnlib.quality:quality",
     "shown": ".rsnlib.dump:shown",
