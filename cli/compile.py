@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from ..base.errors import require_torch
 from ..base.files import check_target as check_file
 from ..base.files import write_text
 from ..base.garbage import gc_frozen
-from ..host.model.compiled import modelled_layers
+from ..host.model.compiled import Compiled, Recipe, modelled_layers
 from ..host.model.file import SUFFIX, ModelVariant, write
 from ..host.tensors import check_target, save_tensors
 from ..isa.overlays import find
@@ -37,7 +38,9 @@ from .stream_programs import Named, counted, is_region, machine_program
 from .stream_programs import stream_program as stream_program_named
 
 if TYPE_CHECKING:
-    from ..rsnlib import capture, models, passes, precision
+    from torch import Tensor, nn
+
+    from ..rsnlib import capture, changes, models, passes, precision, quality
     from ..rsnlib import pipeline as pipelines
     from ..rsnlib.streamed import block as blocks
     from ..rsnlib.streamed import figures
@@ -47,11 +50,13 @@ if TYPE_CHECKING:
     from ..streams.dynamic.machine import OperatorMachine
 else:
     capture = deferred("rsn.rsnlib.capture")
+    changes = deferred("rsn.rsnlib.changes")
     models = deferred("rsn.rsnlib.models")
     passes = deferred("rsn.rsnlib.passes")
     pipelines = deferred("rsn.rsnlib.pipeline")
     precision = deferred("rsn.rsnlib.precision")
     blocks = deferred("rsn.rsnlib.streamed.block")
+    quality = deferred("rsn.rsnlib.quality")
     figures = deferred("rsn.rsnlib.streamed.figures")
     generating = deferred("rsn.rsnlib.streamed.generate")
     searching = deferred("rsn.rsnlib.streamed.search")
@@ -126,6 +131,12 @@ class CompileOptions(Options):
     inputs_out: File | None = option(
         "with --machine: file for weights and example inputs (.npz), for rsn run --inputs", of=MACHINES
     )
+    reference: str | None = option(
+        "compare the results with those of this model: SPEC of the one before it was quantised",
+        "--compare",
+        of=OVERLAYS,
+    )
+    perplexity: bool = option("with --compare: also the perplexity of the example's input_ids", of=OVERLAYS)
     explains: bool = option("show how far each segment is from the best possible time", "--explain", of=OVERLAYS)
     as_json: bool = JSON
 
@@ -242,6 +253,8 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
     output, weights, schedule_out = options.output, options.weights, options.schedule_out
     if output.endswith(".bin"):
         raise click.UsageError(f"{output}: rsn compile writes .rsn or {SUFFIX}; rsn asm makes a .bin of the .rsn")
+    if options.perplexity and options.reference is None:
+        raise click.UsageError("--perplexity goes with --compare")
     if options.budget is not None and options.schedule != "best":
         raise click.UsageError("--budget goes with --schedule best")
     with stepping(f"compiling {spec} for {options.overlay}", STEPS) as steps, ExitStack() as stack:
@@ -262,7 +275,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
                     click.echo(f"-- after {name}\n{shown(name, made)}", err=options.as_json)
 
         is_model = output.endswith(SUFFIX)
-        is_program_alone = weights is None and not is_model
+        is_program_alone = weights is None and not is_model and options.reference is None
         pipeline = pipelines.Pipeline(
             overlay=target,
             schedule=plan,
@@ -273,20 +286,31 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         )
         stack.enter_context(gc_frozen())  # PyTorch's modules, which the line before has loaded, stay
         steps.done(STEPS[0])
-        model, example = models.load_spec(
-            spec, batch=options.batch, seq=options.seq, seed=options.seed, base=models.is_base(target)
-        )
+        size: dict[str, Any] = {"batch": options.batch, "seq": options.seq, "seed": options.seed}
+        model, example = models.load_spec(spec, **size, base=models.is_base(target))
+        reference = None
+        if options.reference is not None:
+            reference, _ = models.load_spec(options.reference, **size, base=models.is_base(target))
+        tokens = _tokens(spec, model, example) if options.perplexity else None
         steps.done("load the model")
         model, example, borders = precision.in_float32(capture.module_of(model), example)
         if borders is not None:
             with steps.paused():
                 click.echo(f"warning: {borders.told}", err=True)
         traced = pipeline.trace(model, example)
-        del model, example
+        if reference is None:
+            del model, example
         network, host = traced.network, traced.host if is_model else None
         in_pytorch = sorted({p.op for p in traced.placements if p.where == "host"} - CONVERSIONS)
-        del traced  # its copy of the weights is the third one
+        if reference is None:
+            del traced  # its copy of the weights is the third one
         built = pipeline.build(network)
+        compared = None
+        if reference is not None:
+            followed = changes.Followed(model)
+            compiled = Compiled(traced, built, "sim", Recipe(followed, example, pipeline), followed.look())
+            args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
+            compared = compiled.compare(*args, **kwargs, reference=reference, perplexity_of=tokens)
         if weights is not None:
             save_tensors(weights, built.weights, packed=True)
         if host is not None:
@@ -311,6 +335,8 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
     }
     if modelled is not None:
         facts["modelled"] = {"latency_s": modelled.latency_s, "segments": modelled.segments}
+    if compared is not None:
+        facts["compared"] = compared.as_json()
     kind = _kind(built.program.extensions)
     lines = [
         f"{output}: {len(network.layers)} segments on {target.name}, {kind} program, {sizes['mops']['total']} mOPs in "
@@ -325,7 +351,21 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
     if modelled is not None and modelled.bound is not None:
         lines += ["", f"modelled latency {duration(modelled.latency_s)}"]
         lines += bound_table(modelled.bound, modelled.segments, modelled.latency_s)
+    if compared is not None:
+        lines += ["", str(compared)]
     return Made(facts, lines)
+
+
+def _tokens(spec: str, model: nn.Module, example: tuple[Any, ...] | dict[str, Any]) -> Tensor:
+    """The tokens of a model's example, without padding. Raises `click.UsageError` if it has none."""
+    named = example
+    if not isinstance(named, dict):
+        named = dict(zip(signature(model.forward).parameters, named, strict=False))
+    if "input_ids" not in named:
+        raise click.UsageError(f"--perplexity: the example of {spec} has no input_ids")
+    tokens, mask = named["input_ids"], named.get("attention_mask")
+    made: Tensor = tokens if mask is None else tokens.masked_fill(mask == 0, quality.NO_TOKEN)
+    return made
 
 
 def knobs_of(chosen: Sequence[str]) -> Knobs:

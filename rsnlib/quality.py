@@ -1,19 +1,28 @@
-"""What quantisation costs: embeddings, or other rows of numbers, of a model beside those of the same in float32."""
+"""What quantisation costs: embeddings, logits, or other rows of numbers, of a model beside those of the same in
+float32."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import exp
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from scipy.stats import spearmanr
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..base.errors import TensorError
+from ..base.errors import RsnError, TensorError
 from .graph_split import Examples
+
+NO_TOKEN = -100
+"""Stands for a token that does not count, such as padding; as in PyTorch's `cross_entropy`."""
+FEWEST = 3
+"""Rows from which on their pairs have an order."""
 
 
 @dataclass(frozen=True)
@@ -21,49 +30,127 @@ class Quality:
     """How near rows of results are to those of a reference.
 
     worst, mean: the smallest and the mean cosine of a row and the reference's row; 1 is the same direction. spearman:
-    rank correlation of the cosines between all pairs of rows, the model's with the reference's; 1 is the same order.
-    largest: difference, divided by the reference's largest magnitude.
+    rank correlation of the cosines between all pairs of rows, the model's with the reference's; 1 is the same order;
+    None for fewer than three rows, for pairs that are all equally near, and for logits. largest: difference, divided by
+    the reference's largest magnitude. perplexity, of_reference: of given tokens, by the logits of the model and of the
+    reference; None without tokens.
     """
 
     rows: int
     worst: float
     mean: float
-    spearman: float
+    spearman: float | None
     largest: float
+    perplexity: float | None = None
+    of_reference: float | None = None
 
 
-def quality(model: Callable[..., Any], reference: Callable[..., Any], batches: Iterable[Examples]) -> Quality:
+def quality(
+    model: Callable[..., Any],
+    reference: Callable[..., Any],
+    batches: Iterable[Examples],
+    perplexity_of: Iterable[Tensor] | None = None,
+) -> Quality:
     """Compare the rows that two models compute: the last dimension of the first tensor that they return.
 
-    model, reference: modules, or what `rsn.compile` returns. batches: arguments, by position or by name. Raises
-    `TensorError` for fewer than three rows, which have no order of pairs, for results of other shapes than the
-    reference's, and for results that are not finite.
+    model, reference: modules, or what `rsn.compile` returns. batches: arguments, by position or by name. perplexity_of:
+    where results are logits (batch, seq, vocabulary), for each batch the tokens (batch, seq) that it was made of: the
+    logits of each position tell the probability of the next token. `NO_TOKEN` is not counted. Raises `TensorError` for
+    no rows, for results of other shapes than the reference's, for results that are not finite, and for tokens that do
+    not fit the logits.
     """
-    rows = [(_rows(model, batch), _rows(reference, batch)) for batch in batches]
-    got, wanted = (np.concatenate(side) if rows else np.zeros((0, 1)) for side in zip(*rows, strict=True))
+    batches = list(batches)
+    tokens = None if perplexity_of is None else list(perplexity_of)
+    return _quality(_results(model, batches), _results(reference, batches), tokens)
+
+
+def quality_in_steps(
+    compiled: Callable[[], Any],
+    model: Callable[[], Any],
+    reference: Callable[[], Any],
+    perplexity_of: Tensor | None,
+) -> tuple[Quality, Quality]:
+    """What quantisation costs, and what the machine adds: `quality` of a quantised model beside its reference in
+    float32, and of the compiled model beside the quantised one. Each computes one batch. Raises as `quality`."""
+    tokens = None if perplexity_of is None else [perplexity_of]
+    try:
+        wanted = _results(reference, [()])
+    except RsnError:
+        raise
+    except Exception as error:  # whatever a module raises that takes other arguments
+        raise TensorError(f"the reference cannot compute this call: {type(error).__name__}: {error}") from error
+    machine, quantised = _results(compiled, [()]), _results(model, [()])
+    return _quality(quantised, wanted, tokens), _quality(machine, quantised, tokens)
+
+
+def _quality(results: list[Tensor], references: list[Tensor], tokens: list[Tensor] | None) -> Quality:
+    got, wanted = _rows(results), _rows(references)
     if got.shape != wanted.shape:
         raise TensorError(f"results of shape {got.shape}; those of the reference have {wanted.shape}")
-    if len(got) < 3:
-        raise TensorError(f"{len(got)} rows: quality needs three, for an order of their pairs")
+    if not got.size:
+        raise TensorError("no rows to compare")
     if not (np.isfinite(got).all() and np.isfinite(wanted).all()):
         raise TensorError("a result is not finite")
     one, other = _directions(got), _directions(wanted)
     cosines = (one * other).sum(1)
-    pairs = np.triu_indices(len(one), 1)
-    ranks = spearmanr((one @ one.T)[pairs], (other @ other.T)[pairs]).statistic
+    ranks = None
+    if tokens is None and len(one) >= FEWEST:
+        pairs = np.triu_indices(len(one), 1)
+        near = [(x @ x.T)[pairs] for x in (one, other)]
+        if all(np.ptp(x) for x in near):
+            ranks = float(spearmanr(*near).statistic)
     largest = float(np.abs(got - wanted).max() / (np.abs(wanted).max() or 1.0))
-    return Quality(len(got), float(cosines.min()), float(cosines.mean()), float(ranks), largest)
+    both = (None, None) if tokens is None else (_perplexity(results, tokens), _perplexity(references, tokens))
+    return Quality(len(got), float(cosines.min()), float(cosines.mean()), ranks, largest, *both)
 
 
-def _rows(model: Callable[..., Any], batch: Examples) -> npt.NDArray[np.float64]:
-    with torch.no_grad():
-        result = model(**batch) if isinstance(batch, dict) else model(*batch)
-    tensor = next(x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor))
-    made: npt.NDArray[np.float64] = tensor.detach().double().reshape(-1, tensor.shape[-1]).numpy()
+def _results(model: Callable[..., Any], batches: list[Examples]) -> list[Tensor]:
+    """The first tensor that a model returns for each batch, in float64."""
+    made = []
+    for batch in batches:
+        with torch.no_grad():
+            result = model(**batch) if isinstance(batch, dict) else model(*batch)
+        tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        if not tensors or not tensors[0].dim():
+            raise TensorError(f"a model returns {type(result).__name__} without rows to compare")
+        made.append(tensors[0].detach().double())
     return made
+
+
+def _rows(results: list[Tensor]) -> npt.NDArray[np.float64]:
+    if len({x.shape[-1] for x in results}) > 1:
+        raise TensorError(
+            f"rows of {' and '.join(str(x.shape[-1]) for x in results)} numbers cannot be compared as one"
+        )
+    return np.concatenate([x.reshape(-1, x.shape[-1]).numpy() for x in results]) if results else np.zeros((0, 1))
 
 
 def _directions(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     made: npt.NDArray[np.float64] = rows / np.where(lengths == 0, 1, lengths)
     return made
+
+
+def _perplexity(results: list[Tensor], tokens: list[Tensor]) -> float:
+    """exp of the mean of -log of the probability of each next token. Raises `TensorError`."""
+    if len(results) != len(tokens):
+        raise TensorError(f"tokens of {len(tokens)} batches; there are {len(results)}")
+    losses = []
+    for logits, given in zip(results, tokens, strict=True):
+        if given.dim() != 2 or given.is_floating_point() or logits.shape[:-1] != given.shape:
+            shapes = f"{given.dtype} {tuple(given.shape)}; the results are {tuple(logits.shape)}"
+            raise TensorError(
+                f"tokens are {shapes}: a perplexity takes integers (batch, seq), and a logit for each token"
+            )
+        following = given[:, 1:].long()
+        is_counted = following != NO_TOKEN
+        wanted = following[is_counted]
+        if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < logits.shape[-1]:
+            raise TensorError(
+                f"tokens from {wanted.min()} to {wanted.max()}; the results have {logits.shape[-1]} logits"
+            )
+        losses.append(F.cross_entropy(logits[:, :-1][is_counted], wanted, reduction="none"))
+    all_losses = torch.cat(losses)
+    if not all_losses.numel():
+        raise TensorError("no token behind another one: a perplexity is of tokens that follow others")
+    return exp(float(all_losses.mean()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ..tensors import pack, unpack
 
 if TYPE_CHECKING:
     from ...rsnlib import reference
+    from ...rsnlib.quality import Quality
     from ...scheduler.graph import LayerGraph
 else:
     reference = deferred("rsn.rsnlib.reference")
@@ -48,6 +49,52 @@ class Compared:
     def fused(self) -> str:
         """The module paths of the other layers of its segment, as text."""
         return ", ".join(path for path in self.layers if path != self.path)
+
+
+@dataclass(frozen=True)
+class ComparedModel:
+    """The comparison of a compiled model with the one in float32 that its model was quantised from.
+
+    segments: the program with PyTorch, as of `compare`. quantisation: results of the quantised model in PyTorch, beside
+    those of the reference. machine: results of the compiled model, beside those of the quantised one in PyTorch.
+    """
+
+    segments: list[Compared]
+    quantisation: Quality
+    machine: Quality
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        steps = {"quantisation": vars(self.quantisation), "machine": vars(self.machine)}
+        return {"segments": [vars(row) for row in self.segments], **steps}
+
+    def __str__(self) -> str:
+        """The segments, and a table: a line for what quantisation costs, and one for what the machine adds. Cosines and
+        the rank correlation are shown as what they lack to 1."""
+        head = (
+            "difference by",
+            "rows",
+            "worst cosine",
+            "mean cosine",
+            "Spearman of pairs",
+            "largest difference",
+            "perplexity",
+        )
+        table = [head, _line("quantisation", self.quantisation), _line("machine", self.machine)]
+        kept = [column for column in zip(*table, strict=True) if any(column[1:])]
+        widths = [max(map(len, column)) for column in kept]
+        lines = [
+            "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])))
+            for row in zip(*kept, strict=True)
+        ]
+        return "\n".join([show(self.segments), "", *lines])
+
+
+def _line(name: str, found: Quality) -> tuple[str, ...]:
+    cosines = found.worst, found.mean, found.spearman
+    near = ["" if x is None else f"1 - {max(1 - x, 0.0):.1e}" for x in cosines]  # above 1 is rounding
+    perplexity = "" if found.perplexity is None else f"{found.of_reference:.6g} -> {found.perplexity:.6g}"
+    return (name, str(found.rows), *near, f"{found.largest:.1e}", perplexity)
 
 
 def compare(

@@ -6,9 +6,10 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from ...assembler import container
 from ...base.deferred import deferred
@@ -27,14 +28,17 @@ from ..forks import forget_in_children
 from ..runner import Runner
 from ..tensors import save_tensors
 from .caches import Caches
-from .compare import Compared, compare, show
+from .compare import Compared, ComparedModel, compare, show
 from .experts import PatchedExperts
 from .file import ModelVariant, write
 from .module import CompiledModule
 from .shared_bank import SharedBank
 
 if TYPE_CHECKING:
-    from ...rsnlib import static_cache
+    from torch import Tensor, nn
+
+    from ...rsnlib import capture, static_cache
+    from ...rsnlib import quality as qualities
     from ...rsnlib.changes import Followed
     from ...rsnlib.key_spans import RowsOfCaches
     from ...rsnlib.partition import Traced
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
     from ...rsnlib.verification import Verification, VerifiedCall, Visible
     from ...scheduler.graph import LayerGraph
 else:
+    capture = deferred("rsn.rsnlib.capture")
+    qualities = deferred("rsn.rsnlib.quality")
     static_cache = deferred("rsn.rsnlib.static_cache")
 
 
@@ -368,9 +374,29 @@ class Compiled(CompiledModule):
                 self._simulated = Machine(self._built.program)
             return self._simulated
 
-    def compare(self, *args: Any, **kwargs: Any) -> list[Compared]:
+    @overload
+    def compare(
+        self, *args: Any, reference: nn.Module, perplexity_of: Tensor | None = None, **kwargs: Any
+    ) -> ComparedModel: ...
+    @overload
+    def compare(
+        self, *args: Any, reference: None = None, perplexity_of: None = None, **kwargs: Any
+    ) -> list[Compared]: ...
+    def compare(
+        self, *args: Any, reference: nn.Module | None = None, perplexity_of: Tensor | None = None, **kwargs: Any
+    ) -> list[Compared] | ComparedModel:
         """Run the program on the simulator and compare each segment with PyTorch. Arguments as for a call. Raises what
-        a call raises, and `UnsupportedError` for a program that keeps caches between calls."""
+        a call raises, and `UnsupportedError` for a program that keeps caches between calls.
+
+        reference: the module in float32 that the model was quantised from. The result then also tells what quantisation
+        costs, and what the machine adds; this takes a call. perplexity_of: as for `rsn.quality`, of this call. Raises
+        then also what `rsn.quality` raises, and `UnsupportedError` for a reference that is no module in eval mode. An
+        argument of the model that has one of these two names is given by position.
+        """
+        if reference is not None:
+            return self._compared_with(reference, perplexity_of, args, kwargs)
+        if perplexity_of is not None:
+            raise TensorError("perplexity_of: only with a reference")
         with self._turn:
             built = self._now()
             if self._traced.network.states:
@@ -380,6 +406,20 @@ class Compiled(CompiledModule):
             args, kwargs = self._widened(args, kwargs)
             inputs, spans, _ = self._traced.host.prologue(*args, **kwargs)
             return compare(built.program, built.weights, self._traced.network, inputs, spans)
+
+    def _compared_with(
+        self, reference: nn.Module, perplexity_of: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ComparedModel:
+        if self._recipe is None:
+            raise UnsupportedError("compare: this program does not know its model; compile the model with rsn.compile")
+        segments = self.compare(*args, **kwargs)
+        if self._traced.host.interface.written:
+            raise UnsupportedError("compare: a model that writes to its arguments; each call would see other ones")
+        followed = self._recipe.followed
+        model = followed.module if self._borders is None else followed.original
+        models = (self, model, capture.module_of(reference))
+        compiled, quantised, wanted = (partial(model, *args, **kwargs) for model in models)
+        return ComparedModel(segments, *qualities.quality_in_steps(compiled, quantised, wanted, perplexity_of))
 
     def __repr__(self) -> str:
         network, program = self._traced.network, self._built.program
