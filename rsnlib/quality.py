@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..base.errors import RsnError, TensorError
 from .graph_split import Examples
+from .verification import Visible
 
 NO_TOKEN = -100
 """Stands for a token that does not count, such as padding; as in PyTorch's `cross_entropy`."""
@@ -69,9 +70,11 @@ def quality_in_steps(
     model: Callable[[], Any],
     reference: Callable[[], Any],
     perplexity_of: Tensor | None,
+    visible: Callable[[], Visible | None],
 ) -> tuple[Quality, Quality]:
     """What quantisation costs, and what the machine adds: `quality` of a quantised model beside its reference in
-    float32, and of the compiled model beside the quantised one. Each computes one batch. Raises as `quality`."""
+    float32, and of the compiled model beside the quantised one. Each computes one batch. visible: after the call of the
+    compiled model, the rows that masks show; others are padding, and not compared. Raises as `quality`."""
     tokens = None if perplexity_of is None else [perplexity_of]
     try:
         wanted = _results(reference, [()])
@@ -80,11 +83,14 @@ def quality_in_steps(
     except Exception as error:  # whatever a module raises that takes other arguments
         raise TensorError(f"the reference cannot compute this call: {type(error).__name__}: {error}") from error
     machine, quantised = _results(compiled, [()]), _results(model, [()])
-    return _quality(quantised, wanted, tokens), _quality(machine, quantised, tokens)
+    shown = visible()
+    return _quality(quantised, wanted, tokens, shown), _quality(machine, quantised, tokens, shown)
 
 
-def _quality(results: list[Tensor], references: list[Tensor], tokens: list[Tensor] | None) -> Quality:
-    got, wanted = _rows(results), _rows(references)
+def _quality(
+    results: list[Tensor], references: list[Tensor], tokens: list[Tensor] | None, visible: Visible | None = None
+) -> Quality:
+    got, wanted = _rows(results, visible), _rows(references, visible)
     if got.shape != wanted.shape:
         raise TensorError(f"results of shape {got.shape}; those of the reference have {wanted.shape}")
     if not got.size:
@@ -100,7 +106,7 @@ def _quality(results: list[Tensor], references: list[Tensor], tokens: list[Tenso
         if all(np.ptp(x) for x in near):
             ranks = float(spearmanr(*near).statistic)
     largest = float(np.abs(got - wanted).max() / (np.abs(wanted).max() or 1.0))
-    both = (None, None) if tokens is None else (_perplexity(results, tokens), _perplexity(references, tokens))
+    both = (None, None) if tokens is None else tuple(_perplexity(x, tokens, visible) for x in (results, references))
     return Quality(len(got), float(cosines.min()), float(cosines.mean()), ranks, largest, *both)
 
 
@@ -117,12 +123,18 @@ def _results(model: Callable[..., Any], batches: list[Examples]) -> list[Tensor]
     return made
 
 
-def _rows(results: list[Tensor]) -> npt.NDArray[np.float64]:
+def _shown(x: Tensor, visible: Visible | None) -> Tensor:
+    """Which rows of a result are compared: bool, of its shape without the last dimension."""
+    rows = None if visible is None or x.dim() < 3 else visible.rows(x.shape)
+    return torch.ones(x.shape[:-1], dtype=torch.bool) if rows is None else rows.expand(*x.shape[:-1], 1)[..., 0]
+
+
+def _rows(results: list[Tensor], visible: Visible | None) -> npt.NDArray[np.float64]:
     if len({x.shape[-1] for x in results}) > 1:
         raise TensorError(
             f"rows of {' and '.join(str(x.shape[-1]) for x in results)} numbers cannot be compared as one"
         )
-    return np.concatenate([x.reshape(-1, x.shape[-1]).numpy() for x in results]) if results else np.zeros((0, 1))
+    return np.concatenate([x[_shown(x, visible)].numpy() for x in results]) if results else np.zeros((0, 1))
 
 
 def _directions(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -131,7 +143,7 @@ def _directions(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return made
 
 
-def _perplexity(results: list[Tensor], tokens: list[Tensor]) -> float:
+def _perplexity(results: list[Tensor], tokens: list[Tensor], visible: Visible | None) -> float:
     """exp of the mean of -log of the probability of each next token. Raises `TensorError`."""
     if len(results) != len(tokens):
         raise TensorError(f"tokens of {len(tokens)} batches; there are {len(results)}")
@@ -143,7 +155,7 @@ def _perplexity(results: list[Tensor], tokens: list[Tensor]) -> float:
                 f"tokens are {shapes}: a perplexity takes integers (batch, seq), and a logit for each token"
             )
         following = given[:, 1:].long()
-        is_counted = following != NO_TOKEN
+        is_counted = (following != NO_TOKEN) & _shown(logits, visible)[:, :-1]
         wanted = following[is_counted]
         if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < logits.shape[-1]:
             raise TensorError(

@@ -140,6 +140,26 @@ def test_compare_with_a_reference() -> None:
     assert [line.split()[:3] for line in text[-2:]] == [["quantisation", "32", "1"], ["machine", "32", "1"]]
 
 
+def test_padding_is_not_compared() -> None:
+    """Rows that a mask hides have no attention on the machine; what PyTorch computes for them means nothing."""
+    reference, model, (x,) = pair("encoder")
+    mask = torch.ones(2, 16, dtype=torch.long)
+    mask[0, 5:] = 0
+    with rsn.compile(model, (x, mask)) as compiled:
+        found = compiled.compare(x, mask, reference=reference)
+    assert found.quantisation.rows == found.machine.rows == 21
+    assert found.machine.largest < 1e-5
+    shown = mask.bool()
+    wanted = rsn.quality(lambda *given: model(*given)[shown], lambda *given: reference(*given)[shown], [(x, mask)])
+    assert found.quantisation == wanted
+
+
+def test_lengths_are_refused() -> None:
+    reference, model, given = pair("encoder")
+    with rsn.compile(model, given, lengths=[16, 9]) as compiled, pytest.raises(UnsupportedError, match="with lengths"):
+        compiled.compare(*given, reference=reference)
+
+
 def test_compare_logits_with_a_reference() -> None:
     reference, model, (ids,) = pair("decoder")
     with rsn.compile(model, (ids,)) as compiled:

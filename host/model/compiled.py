@@ -389,8 +389,9 @@ class Compiled(CompiledModule):
         a call raises, and `UnsupportedError` for a program that keeps caches between calls.
 
         reference: the module in float32 that the model was quantised from. The result then also tells what quantisation
-        costs, and what the machine adds; this takes a call. perplexity_of: as for `rsn.quality`, of this call. Raises
-        then also what `rsn.quality` raises, and `UnsupportedError` for a reference that is no module in eval mode. An
+        costs, and what the machine adds, in the rows that masks show; this takes a call. perplexity_of: tokens of this
+        call, as for `rsn.quality`. Raises then also what `rsn.quality` raises, and `UnsupportedError` for a reference
+        that is no module in eval mode, for a program with `lengths`, and for a model that writes to its arguments. An
         argument of the model that has one of these two names is given by position.
         """
         if reference is not None:
@@ -415,11 +416,15 @@ class Compiled(CompiledModule):
         segments = self.compare(*args, **kwargs)
         if self._traced.host.interface.written:
             raise UnsupportedError("compare: a model that writes to its arguments; each call would see other ones")
+        if self._traced.host.lengths:
+            raise UnsupportedError("compare: a program with lengths; PyTorch computes the rows beyond them as well")
         followed = self._recipe.followed
         model = followed.module if self._borders is None else followed.original
         models = (self, model, capture.module_of(reference))
-        compiled, quantised, wanted = (partial(model, *args, **kwargs) for model in models)
-        return ComparedModel(segments, *qualities.quality_in_steps(compiled, quantised, wanted, perplexity_of))
+        compiled, quantised, wanted = (partial(each, *args, **kwargs) for each in models)
+        return ComparedModel(
+            segments, *qualities.quality_in_steps(compiled, quantised, wanted, perplexity_of, lambda: self.visible)
+        )
 
     def __repr__(self) -> str:
         network, program = self._traced.network, self._built.program
