@@ -37,6 +37,9 @@ LESS = 0.75
 WORTH = 1.02
 """How much longer a machine may take to have fewer ports on memory channels."""
 
+MANY = 64
+"""Units of a kernel of which the cost of one is the mean: two products may share a multiplier."""
+
 STORES = 1 / 16
 """Share of the bandwidth that stores may use: a block stores few rows, and loads all its weights."""
 
@@ -137,7 +140,7 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Hold
         knob = "unroll" if x.op in PRODUCTS else "lanes"
         if knob not in knobs.of.get(x.name, {}):
             whole = partial(units_of, x, plan, device.float_add)
-            cost = max(1, area(nodes[x.name], 2, device)["DSP"] - area(nodes[x.name], 1, device)["DSP"])
+            cost = (area(nodes[x.name], 2 * MANY, device)["DSP"] - area(nodes[x.name], MANY, device)["DSP"]) / MANY or 1
             found.append(_Holder(x.name, knob, [numbers[x.name]], cost, whole(getattr(knobs, knob)), whole))
     return found
 

@@ -14,12 +14,14 @@ from ...streams.syntax.nodes import Identifier, StatementNode
 from ...streams.syntax.printer import laid_out
 from . import pointwise as p
 from .operators import StreamOperator
-from .plans import KernelPlan
+from .plans import SUMS, KernelPlan
 
 LONGEST = 88
 """Letters of an expression that is written in one line."""
 
 BUFFER, OWN, PARTNER, QUERIES = map(named, ("buffer", "own", "partner", "queries"))
+ABOVE, BELOW, FACTOR, OFFSET, GROUP_SUMS = map(named, ("above", "below", "factor", "offset", "sums"))
+SCALE, WEIGHT_OFFSET, WEIGHT_SCALE = map(named, ("scales", "weight_offset", "weight_scales"))
 ROW, ROWS, TILE, TOTAL, TURNED = map(named, ("row", "rows", "tile", "total", "turned"))
 
 Statements = list[StatementNode]
@@ -48,12 +50,14 @@ def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of a linear operator: the product of a row of tiles and a column of tiles, summed tile by tile;
     or, outward, sums of a row of tiles, to which each tile of the operand adds."""
     s, n = plan.sizes, plan.loops
-    a, b = ends.gets
     columns = span("j", s["tn"], x.shape[2])
 
     def with_bias(value: Term) -> Term:
         return value + ends.vectors["bias"][columns] if "bias" in ends.vectors else value
 
+    if x.operand("weight_scale") is not None:
+        return _quantised_linear(x, plan, ends, with_bias)
+    a, b = ends.gets
     if list(n) == ["rows", "parts", "columns"]:
         part = ROW[:, columns]
         step = [assign(TILE, a.get()), *nest([("j", n["columns"])], [assign(part, part + _product(x, TILE, b.get()))])]
@@ -64,6 +68,96 @@ def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
         [("i", n["rows"]), ("j", n["columns"])],
         [*_summed(x, a, b, (s["tm"], s["tn"]), n["parts"]), *ends.put(with_bias(TOTAL))],
     )
+
+
+def _quantised_linear(
+    x: StreamOperator, plan: KernelPlan, ends: BodyNames, with_bias: Callable[[Term], Term]
+) -> Statements:
+    """Body of a linear operator with a quantised weight, as `base.quantised` defines it. A weight beside float32 is
+    dequantised in front of the product. with_bias: adds the bias to a tile of the result."""
+    n, shape = plan.loops, (plan.sizes["tm"], plan.sizes["tn"])
+    get = {name: stream.get() for name, stream in zip(x.attributes["operand_names"], ends.gets, strict=True)}
+    of_rows = [assign(name, get[kind]) for name, kind in ((SCALE, "scale"), (OFFSET, "zero")) if kind in get]
+    of_group = [assign(WEIGHT_OFFSET, get["weight_zero"])] if "weight_zero" in get else []
+    a, b = get["x"], get["weight"]
+    if not x.multiplies_integers:
+        b = call(x.dtype, b)
+        b = b - call(x.dtype, WEIGHT_OFFSET) if of_group else b
+        step = [assign(TOTAL, TOTAL + a @ (b * WEIGHT_SCALE))]
+        of_group.insert(0, assign(WEIGHT_SCALE, get["weight_scale"]))
+        inner = nest([("g", n["groups"])], [*of_group, *nest([("k", n["parts"])], step)])
+        body = [assign(TOTAL, call("zeros", x.dtype, *shape)), *inner]
+        return nest([("i", n["rows"]), ("j", n["columns"])], [*body, *ends.put(with_bias(TOTAL))])
+    a, b = call(SUMS, a), call(SUMS, b)
+    zero = OFFSET if "zero" in get else x.attributes.get("zero")
+    a = a if zero is None else a - zero
+    b = b - call(SUMS, WEIGHT_OFFSET) if of_group else b
+    summed = [assign(GROUP_SUMS, call(SUMS, a @ b))]
+    if n["parts"] > 1:
+        added = nest([("k", n["parts"])], [assign(GROUP_SUMS, call(SUMS, GROUP_SUMS + a @ b))])
+        summed = [assign(GROUP_SUMS, call("zeros", SUMS, *shape)), *added]
+    scaled = call(x.dtype, GROUP_SUMS) * get["weight_scale"]
+    if n["groups"] > 1:
+        step = [*of_group, *summed, assign(TOTAL, TOTAL + scaled)]
+        body = [assign(TOTAL, call("zeros", x.dtype, *shape)), *nest([("g", n["groups"])], step)]
+    else:
+        body = [*of_group, *summed, assign(TOTAL, scaled)]
+    scale: Operand = SCALE if "scale" in get else x.attributes["scale"]
+    sent = ends.put(with_bias(TOTAL * scale))
+    return nest([("i", n["rows"])], [*of_rows, *nest([("j", n["columns"])], [*body, *sent])])
+
+
+def row_scales(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
+    """Body (`BODIES`) of scales, or zero points, of rows, as `base.quantised.row_scales` defines them. The range of
+    the numbers of a row is found tile by tile."""
+    s, n, a = plan.sizes, plan.loops, x.attributes
+    low, high = a["low"], a["high"]
+
+    def most(value: Term) -> Term:
+        return call("reduce_max", value, axis=1, keepdims=True)
+
+    begin = call("zeros", "f32", s["tm"], 1)
+    if a["is_symmetric"]:
+        clear = [assign(ABOVE, begin)]
+        step = [assign(ABOVE, call("maximum", ABOVE, most(call("maximum", TILE, -TILE))))]
+        scale = ABOVE / ((high - low) / 2)
+    else:
+        # The least number is the largest one with the sign changed.
+        clear = [assign(ABOVE, begin), assign(BELOW, begin)]
+        step = [
+            assign(ABOVE, call("maximum", ABOVE, most(TILE))),
+            assign(BELOW, call("maximum", BELOW, most(-TILE))),
+        ]
+        scale = (ABOVE + BELOW) / float(high - low)
+    range_ = [*clear, *nest([("j", n["columns"])], [assign(TILE, ends.gets[0].get()), *step])]
+    found = [assign(SCALE, call("maximum", scale, a["least"]))]
+    value = SCALE
+    if a["kind"] == "zero":
+        if a["is_symmetric"]:
+            value = call("full", "i32", int((high + low + 1) / 2), s["tm"], 1)
+        else:
+            nearest = call("rint", BELOW / SCALE) + float(low)
+            value = call("i32", call("minimum", call("maximum", nearest, float(low)), float(high)))
+    return nest([("i", n["rows"])], [*range_, *found, *ends.put(value)])
+
+
+def quantise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
+    """Body (`BODIES`) of integers with a scale for each row: gather a row of tiles, then get its scales, and give the
+    integers tile by tile."""
+    s, n, a = plan.sizes, plan.loops, x.attributes
+    columns = span("j", s["tn"], x.shape[2])
+    part, loop = ROW[:, columns], [("j", n["columns"])]
+    of_rows = [assign(FACTOR, call("full", "f32", 1.0, s["tm"], 1) / ends.gets[1].get())]
+    nearest = call("rint", part * FACTOR)
+    if "zero" in a["operand_names"]:
+        of_rows.append(assign(OFFSET, call("f32", ends.gets[2].get())))
+        nearest = nearest + OFFSET
+    value = call("i8", call("minimum", call("maximum", nearest, a["low"]), a["high"]))
+    gathered = [
+        assign(ROW, call("zeros", "f32", s["tm"], x.shape[2])),
+        *nest(loop, [assign(part, ends.gets[0].get())]),
+    ]
+    return nest([("i", n["rows"])], [*gathered, *of_rows, *nest(loop, ends.put(value))])
 
 
 def _summed(x: StreamOperator, a: Term, b: Term, shape: tuple[int, int], parts: int) -> Statements:
@@ -294,6 +388,8 @@ def stored_rows(
 BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Statements]] = {
     "linear": linear,
     "pointwise": pointwise,
+    "row_scales": row_scales,
+    "quantise": quantise,
     "softmax": along_rows,
     "layernorm": along_rows,
     "rmsnorm": along_rows,

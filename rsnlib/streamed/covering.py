@@ -146,7 +146,9 @@ def _agree(of: dict[StreamOperator, int], x: StreamOperator, size: int) -> None:
 def _rows_of_operands(x: StreamOperator, unit: int) -> Iterator[tuple[StreamOperator, int]]:
     """Operands, but for weights, and the rows of a sequence in each. unit: those of the operator."""
     if x.op == "linear":
-        yield x.operands[0], unit
+        of_rows = ("x", "scale", "zero")
+        named = zip(x.attributes["operand_names"], x.operands, strict=True)
+        yield from ((operand, unit) for name, operand in named if name in of_rows)
     elif x.op in ROW_BY_ROW:
         yield from ((operand, unit) for operand in x.operands)
     elif x.op == "attend":

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...base.durations import duration
+from ...base.element_types import FLOATS
 from .generate import Generated
-from .knobs import Knobs
+from .knobs import PRODUCTS, Knobs
+from .operators import StreamOperator
 
 MANY = 2
 """How many times the bytes of its tensors a machine may move without a warning."""
@@ -96,7 +98,17 @@ def lines(made: Generated) -> Iterator[str]:
     if len(device.dies) > 1:
         yield f"dies           {made.dies.cut} bits a cycle cross a border"
     yield ""
-    yield f"{'kernel':<28}{'operator':<12}{'a cycle':>8}{'group':>7}{'die':>5}"
+    types = {x.name: _multiplied(x) for x in made.streamed.plans if x.op in PRODUCTS}
+    is_float = set(types.values()) <= {"f32 x f32"}
+    heading = "" if is_float else "  products of"
+    yield f"{'kernel':<28}{'operator':<12}{'a cycle':>8}{'group':>7}{'die':>5}{heading}"
     for node, group in zip(made.streamed.dataflow.nodes, made.fusion.group, strict=True):
         a_cycle = made.streamed.units[node.name]
-        yield f"{node.name:<28}{node.op:<12}{a_cycle:>8}{group:>7}{made.dies.die[node.name]:>5}"
+        told = f"  {types[node.name]}" if node.name in types and not is_float else ""
+        yield f"{node.name:<28}{node.op:<12}{a_cycle:>8}{group:>7}{made.dies.die[node.name]:>5}{told}"
+
+
+def _multiplied(x: StreamOperator) -> str:
+    """The element types of what a product multiplies, as text."""
+    left, right = (operand.dtype for operand in x.operands[:2])
+    return f"{left} x {right}, dequantised" if left in FLOATS and right not in FLOATS else f"{left} x {right}"

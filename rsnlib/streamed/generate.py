@@ -39,7 +39,7 @@ from .balance import balanced
 from .block import Streamed, streamed
 from .knobs import PRODUCTS, Knobs
 from .operators import StreamOperator
-from .plans import KernelPlan, multiply_adds, units_of
+from .plans import KernelPlan, multiply_adds, types_of, units_of
 from .ports import ChannelPorts, port_shares, widest_ports
 from .resources import area, multiply_add_dsps
 
@@ -153,10 +153,13 @@ class Generated:
         kernels may use if products kept them busy, the memory off the chip at its peak bandwidth, and the busiest
         channel of this machine with its bursts."""
         hz = self.device.mhz * 1e6
-        most = max(1, int(FILL * self.device.total["DSP"]) // multiply_add_dsps(self.device))
+        dsps = multiply_add_dsps(self.device)
+        most = max(1, int(FILL * self.device.total["DSP"]) // dsps)
+        products = [x for x in self.streamed.block.graph.kernels if x.op in PRODUCTS]
+        work = sum(multiply_adds(x) * (multiply_add_dsps(self.device, types_of(x)) / dsps) for x in products)
         return {
             "slowest kernel": self.slowest[1] / hz,
-            "multipliers": sum(map(multiply_adds, self.streamed.block.graph.kernels)) / most / hz,
+            "multipliers": work / most / hz,
             "memory off the chip": self.off_chip_bytes / (self.device.gbs * 1e9),
             "busiest channel": max(x.busy_s for x in self.channels),
         }
@@ -273,7 +276,7 @@ def _outward(made: Streamed) -> Knobs:
     the same time. Its tiles along the sum are the columns of that product's tiles."""
     of = {operator: dict(chosen) for operator, chosen in made.knobs.of.items()}
     for x in made.plans:
-        source = x.operands[0] if x.op == "linear" else None
+        source = x.operands[0] if x.op == "linear" and x.operand("weight_scale") is None else None
         while source is not None and source.op == "pointwise":
             source = next((operand for operand in source.operands if not operand.is_memory), None)
         if source is not None and source.op in PRODUCTS and "outward" not in made.knobs.of.get(x.name, {}):
@@ -310,7 +313,7 @@ def _unrolled(made: Streamed, device: StreamDevice, dsps: int) -> Streamed:
             for x, plan in made.plans.items()
             if x.name in products
         }
-        found = unroll(products, max(len(products), dsps // multiply_add_dsps(device)), most)
+        found = unroll(products, max(len(products), int(dsps // multiply_add_dsps(device))), most)
         for operator, units in found.unroll.items():
             if "unroll" not in of.get(operator, {}):
                 of.setdefault(operator, {})["unroll"] = units

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from numbers import Integral
 
+from ...base.element_types import SCALARS
 from ...base.errors import ProgramError
 
 OF_OPERATORS = ("rows", "columns", "depth", "unroll", "lanes", "port", "outward")
@@ -86,6 +87,14 @@ def _check(name: str, knob: str, value: object) -> None:
             raise ProgramError(f"{name} is {value}; it is 0 or 1")
     elif value < 1:
         raise ProgramError(f"{name} is {value}; the least is 1")
+
+
+def elements_beside(types: tuple[str, str], rows: int, units: int) -> int:
+    """Return the elements of sums, biases, masks and weights that a product takes in a cycle beside its multiply-adds.
+    A weight that is dequantised in front of the product is used for all rows of a tile; it takes no more cycles than
+    the product. types: element types of the two operands. rows: of a tile. units: multiply-adds in a cycle."""
+    is_dequantised = SCALARS[types[1]].integer and not SCALARS[types[0]].integer
+    return max(ADDERS, -(-units // rows)) if is_dequantised else ADDERS
 
 
 def fit(size: int, most: int) -> int:

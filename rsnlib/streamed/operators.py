@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from torch.fx import Node
 
 from ..view import View
 
-Array = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+"""Elements as a run keeps them: float32, but for quantised weights, which are int8."""
 Matrices = tuple[int, int, int]
 """Heads, rows, columns: a matrix for each head."""
 
@@ -49,9 +49,9 @@ class StreamOperator:
 
     name: of its kernel. op: a key of `plans.PLANS`, or "memory" for a tensor off the chip. operands: the operators
     whose results it reads. shape: of the result, (heads, rows, columns). attributes: parameters by name; constant
-    vectors are arrays. data: of a tensor off the chip; None for others. site: operator and module path of PyTorch, for
-    messages. dtype: the element type of the result. existing: what exists of a result to which rows or columns were
-    added (`covering.Existing`), None for all.
+    vectors are arrays. A "linear" operator names its operands in `operand_names`. data: of a tensor off the chip; None
+    for others. site: operator and module path of PyTorch, for messages. dtype: the element type of the result.
+    existing: what exists of a result to which rows or columns were added (`covering.Existing`), None for all.
     """
 
     name: str
@@ -68,6 +68,17 @@ class StreamOperator:
     def is_memory(self) -> bool:
         """Whether it is a tensor off the chip."""
         return self.op == "memory"
+
+    def operand(self, name: str) -> StreamOperator | None:
+        """The operand with a name, of a linear operator: "x", "weight", "weight_scale" and "weight_zero" of quantised
+        weights, "scale" and "zero" of quantised rows; None if it has none of this name."""
+        return dict(zip(self.attributes["operand_names"], self.operands, strict=True)).get(name)
+
+    @property
+    def multiplies_integers(self) -> bool:
+        """Whether it is a product of quantised rows and weights: sums of products of integers, which scales make
+        float32. Then "scale" and "weight_scale" are among its operands, or the attribute `scale` is a number."""
+        return self.op == "linear" and self.operand("weight_scale") is not None and self.operands[0].dtype == "i8"
 
     @property
     def positions(self) -> Positions | None:

@@ -11,7 +11,7 @@ from ...streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
 from ...streams.datapath import Datapath
 from ...streams.orders.order import Axis, Order
 from ...streams.words import MOVED, row_word, word
-from .knobs import ADDERS, PRODUCTS, Knobs, fit
+from .knobs import PRODUCTS, Knobs, elements_beside, fit
 from .operators import Array, Matrices, OperatorGraph, StreamOperator
 from .pointwise import operations
 from .sequences import as_order_of, common_tensor, row_units
@@ -33,6 +33,9 @@ class KernelPlan:
     memory_bytes: int
     computed: tuple[int, ...]
 
+
+SUMS = "i32"
+"""The element type of sums of products of integers (`base.quantised.ACCUMULATOR_BITS`)."""
 
 Loop = tuple[int, int]
 """Trips and step."""
@@ -66,6 +69,8 @@ def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Plan (`PLANS`) of a linear operator. Loops, outermost first: row tiles, column tiles, tiles along the sum; so
     each tile of the result is complete before the next one begins. With the knob `outward`, and more than one column
     tile: row tiles, tiles along the sum, column tiles; so a row of tiles is complete at the end of its row."""
+    if x.operand("weight_scale") is not None:
+        return _quantised_linear(x, knobs, unit)
     operand, weight = x.operands
     (_, m, depth), n = operand.shape, x.shape[2]
     tm, tn, tk = fit(unit, knobs.rows), fit(n, knobs.columns), fit(depth, knobs.depth)
@@ -95,6 +100,39 @@ def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     )
 
 
+def _quantised_linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
+    """Plan of a linear operator with a quantised weight. Loops: row tiles, column tiles, groups of the weight, tiles
+    along the sum of a group. Scales and zero points of a weight come once for each group of a tile of the result, those
+    of rows once for each row tile."""
+    (_, m, depth), n = x.operands[0].shape, x.shape[2]
+    scale = x.operand("weight_scale")
+    assert scale is not None
+    groups = scale.shape[1]
+    tm, tn, tk = fit(unit, knobs.rows), fit(n, knobs.columns), fit(depth // groups, knobs.depth)
+    rows, columns, parts = m // tm, n // tn, depth // tk
+
+    def get(name: str, operand: StreamOperator) -> Order:
+        match name:
+            case "x":
+                return tiles(operand, (tm, tk), [(rows, tm), (columns, 1), (parts, tk)], row=0, column=2)
+            case "weight":
+                return tiles(operand, (tk, tn), [(rows, 1), (columns, tn), (parts, tk)], row=2, column=1)
+            case "scale" | "zero":
+                return tiles(operand, (tm, 1), [(rows, tm)], row=0)
+        return tiles(operand, (1, tn), [(rows, 1), (columns, tn), (groups, 1)], row=2, column=1)
+
+    orders = [get(*named) for named in zip(x.attributes["operand_names"], x.operands, strict=True)]
+    sums = tm * tn if x.multiplies_integers else 0
+    return KernelPlan(
+        tuple(orders),
+        tiles(x, (tm, tn), [(rows, tm), (columns, tn)], row=0, column=1),
+        {"rows": rows, "columns": columns, "groups": groups, "parts": parts // groups},
+        {"tm": tm, "tn": tn, "tk": tk},
+        whole_bytes(tm * tn, x.dtype) + whole_bytes(sums, SUMS),
+        (tm, tn),
+    )
+
+
 def _in_place(
     x: StreamOperator, tile: tuple[int, int], parts: tuple[StreamOperator, ...]
 ) -> tuple[tuple[Order, ...], Order]:
@@ -103,9 +141,9 @@ def _in_place(
     loops = [(heads, 1), (rows // tile[0], tile[0]), (columns // tile[1], tile[1])]
     if heads == 1:
         order = tiles(x, tile, loops[1:], row=0, column=1)
-        return tuple(order for _ in parts), order
-    order = tiles(x, tile, loops, head=0, row=1, column=2)
-    return tuple(order for _ in parts), order
+    else:
+        order = tiles(x, tile, loops, head=0, row=1, column=2)
+    return tuple(replace(order, dtype=part.dtype) for part in parts), order
 
 
 def pointwise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -127,6 +165,30 @@ def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     gets, put = _in_place(x, (tm, tn), x.operands)
     loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
     return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, whole_bytes(tm * whole, x.operands[0].dtype), (tm, whole))
+
+
+def row_scales(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
+    """Plan (`PLANS`) of scales, or zero points, of rows: the largest numbers of a row of tiles, then what follows of
+    them."""
+    operand = x.operands[0]
+    _, rows, columns = operand.shape
+    tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
+    (get,), _ = _in_place(operand, (tm, tn), (operand,))
+    put = tiles(x, (tm, 1), [(rows // tm, tm)], row=0)
+    found = 1 if x.attributes["is_symmetric"] else 2
+    loops = {"rows": rows // tm, "columns": columns // tn}
+    return KernelPlan((get,), put, loops, {"tm": tm, "tn": tn}, whole_bytes(found * tm, operand.dtype), (tm, tn))
+
+
+def quantise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
+    """Plan (`PLANS`) of integers with a scale for each row: the kernel keeps a row of tiles until its scales come."""
+    _, rows, columns = x.shape
+    tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
+    (get,), put = _in_place(x, (tm, tn), x.operands[:1])
+    of_rows = [tiles(operand, (tm, 1), [(rows // tm, tm)], row=0) for operand in x.operands[1:]]
+    loops = {"rows": rows // tm, "columns": columns // tn}
+    kept = whole_bytes(tm * columns, x.operands[0].dtype)
+    return KernelPlan((get, *of_rows), put, loops, {"tm": tm, "tn": tn}, kept, (tm, tn))
 
 
 def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -258,6 +320,8 @@ def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
 PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
     "linear": linear,
     "pointwise": pointwise,
+    "row_scales": row_scales,
+    "quantise": quantise,
     "softmax": along_rows,
     "layernorm": along_rows,
     "rmsnorm": along_rows,
@@ -304,6 +368,8 @@ def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, T
     nodes, edges = [], []
     for x, plan in plans.items():
         attributes: dict[str, object] = {"shape": x.shape, **plan.sizes}
+        if x.op in PRODUCTS:
+            attributes["types"] = types_of(x)
         if x.op == "pointwise":
             attributes["operations"] = operations(x.attributes["expression"])
         vectors = sum(whole_bytes(v.size, BY_NUMPY[v.dtype.name]) for v in vectors_of(x).values())
@@ -322,14 +388,25 @@ def vectors_of(x: StreamOperator) -> dict[str, Array]:
     return {name: vector for name, vector in named.items() if vector is not None}
 
 
+def types_of(x: StreamOperator) -> tuple[str, str]:
+    """Return the element types of the two operands of a product, as it multiplies them: i8 and i4; i16 for integers
+    from which zero points are subtracted. A weight that the kernel dequantises has the type that it comes in."""
+    left, right = x.operands[0].dtype, x.operands[1].dtype
+    if x.op == "linear" and x.multiplies_integers:
+        left = "i16" if x.operand("zero") or x.attributes.get("zero") else left
+        right = "i16" if x.operand("weight_zero") else right
+    return left, right
+
+
 def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -> int:
     """Return the multiply-adds of a product, or the elements of another kernel, that it computes in a clock cycle.
     most: how many of them its knobs allow. float_add: clock cycles of an addition of floats on the device."""
     if x.op in PRODUCTS:
-        return Datapath({"matmul": most}, float_add).multiply_adds(ElementType(x.dtype, plan.computed))
+        sums = SUMS if x.multiplies_integers else x.dtype
+        return Datapath({"matmul": most}, float_add).multiply_adds(ElementType(sums, plan.computed))
     if x.op in ("append", "replace"):  # they move tiles, and compute nothing
         return word(plan.computed, MOVED).elements
-    by_rows = x.op in ("softmax", "layernorm", "rmsnorm")
+    by_rows = x.op in ("softmax", "layernorm", "rmsnorm", "row_scales")
     return (row_word if by_rows else word)(plan.computed, min(most, MOVED)).elements
 
 
@@ -338,7 +415,9 @@ def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> 
     multiply-adds, and "elements", in elements of sums, biases and masks (`ADDERS`). Of another kernel: "elements", the
     elements that it computes. knobs: of the operator. float_add: as for `units_of`."""
     units = units_of(x, plan, float_add, knobs.lanes_of(x.name, x.op))
-    return {"matmul": units, "elements": ADDERS} if x.op in PRODUCTS else {"elements": units}
+    if x.op in PRODUCTS:
+        return {"matmul": units, "elements": elements_beside(types_of(x), plan.sizes["tm"], units)}
+    return {"elements": units}
 
 
 def multiply_adds(x: StreamOperator) -> int:

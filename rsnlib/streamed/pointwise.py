@@ -104,16 +104,21 @@ def operations(x: Expression) -> int:
 
 
 def pointwise(
-    name: str, operands: Sequence[StreamOperator], x: Expression, vectors: Mapping[str, Array], site: str
+    name: str,
+    operands: Sequence[StreamOperator],
+    x: Expression,
+    vectors: Mapping[str, Array],
+    site: str,
+    dtype: str = "f32",
 ) -> StreamOperator:
     """Return an elementwise operator. operands: of one shape; those that are the same operator become one. x: the
     expression of them, by their index in `operands`. vectors: of the expression, by name, (columns,) each. site:
-    operator and module path of PyTorch."""
+    operator and module path of PyTorch. dtype: of the result."""
     distinct = list(dict.fromkeys(operands))
     number = {k: distinct.index(operand) for k, operand in enumerate(operands)}
     x = mapped(x, lambda leaf: OperandIndex(number[leaf.index]) if isinstance(leaf, OperandIndex) else leaf)
     attributes: dict[str, Any] = {"expression": x, "vectors": dict(vectors)}
-    return StreamOperator(name, "pointwise", tuple(distinct), distinct[0].shape, attributes, site=site)
+    return StreamOperator(name, "pointwise", tuple(distinct), distinct[0].shape, attributes, site=site, dtype=dtype)
 
 
 def fused(graph: OperatorGraph) -> OperatorGraph:
@@ -166,4 +171,5 @@ def _joined(operator: StreamOperator, operand: StreamOperator) -> StreamOperator
         return inner if leaf.index == place else OperandIndex(leaf.index - (leaf.index > place))
 
     x = mapped(operator.attributes["expression"], outer)
-    return replace(pointwise(operator.name, operands, x, vectors, operator.site), shape=operator.shape)
+    made = pointwise(operator.name, operands, x, vectors, operator.site, operator.dtype)
+    return replace(made, shape=operator.shape)

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -127,6 +128,13 @@ result is; None: leave it to the host, if all its operands are there. Raises `Op
 kernel computes it."""
 
 
+def weight_memory(name: str, matrix: npt.NDArray[Any], dtype: str = "f32") -> StreamOperator:
+    """Return the operator of a constant matrix off the chip. matrix: (rows, columns), as a run keeps elements of
+    `dtype`."""
+    data = np.array(matrix[None], order="C")  # a copy: the module may change its own
+    return StreamOperator(name, "memory", (), (1, *matrix.shape), data=data, dtype=dtype)
+
+
 class GraphReader:
     """Reads a captured graph, operator by operator. program: the graph. interface: how its module is called. rules: for
     each operator of PyTorch. of: what each node is, so far."""
@@ -139,6 +147,7 @@ class GraphReader:
         self.of: dict[Node, Value] = {}
         self._names: set[str] = set(RESERVED)
         self._memories: dict[tuple[Node, View, tuple[int, int, int], bool], StreamOperator] = {}
+        self._shared: dict[tuple[object, ...], StreamOperator] = {}
         self._columns: dict[tuple[StreamOperator, int, int], StreamOperator] = {}
 
     def block(self, values: Environment) -> OperatorBlock:
@@ -238,6 +247,13 @@ class GraphReader:
         result, (heads, rows, columns)."""
         return StreamOperator(self.name(node, op), op, tuple(operands), shape, attributes, site=site(node))
 
+    def once(self, key: tuple[object, ...], make: Callable[[], StreamOperator]) -> StreamOperator:
+        """Return the operator of a key: what `make` returns when it is first asked for. Layers that quantise the same
+        rows share these kernels. key: all that the operator's numbers depend on."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
     def known(self, x: object) -> float | None:
         """Return the value of x if it is a number that does not depend on the arguments; None for anything else."""
         if isinstance(x, int | float) and not isinstance(x, bool):
@@ -317,15 +333,17 @@ class GraphReader:
         if key in self._columns:
             return self._columns[key]
         if operator.op == "linear":
-            weight: Array = operator.attributes["weight"][:, span[0] : span[1]]
             bias = operator.attributes["bias"]
             name = unique_name(f"{operator.name}_{span[0]}", self._names)
-            memory = StreamOperator(
-                f"{name}_weight", "memory", (), (1, *weight.shape), data=np.ascontiguousarray(weight)[None]
-            )
-            attributes = {"weight": weight, "bias": None if bias is None else bias[span[0] : span[1]]}
+            operands = []
+            for kind, operand in zip(operator.attributes["operand_names"], operator.operands, strict=True):
+                if kind.startswith("weight"):
+                    data: Any = operand.data
+                    operand = weight_memory(f"{name}_{kind}", data[0, :, slice(*span)], operand.dtype)
+                operands.append(operand)
+            attributes = {**operator.attributes, "bias": None if bias is None else bias[slice(*span)]}
             shape = *operator.shape[:2], part.width
-            made = StreamOperator(name, "linear", (operator.operands[0], memory), shape, attributes, site=operator.site)
+            made = StreamOperator(name, "linear", tuple(operands), shape, attributes, site=operator.site)
         else:
             raise OperatorRefused(
                 f"it reads columns {span[0]} to {span[1] - 1} of {operator.shape[2]} of "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
+from ...base.element_types import FLOATS
 from ...streams.dataflow.graph import KernelNode
 from ...streams.placing.devices import VC1902, StreamDevice
-from .knobs import ADDERS, PRODUCTS
+from .knobs import PRODUCTS, elements_beside
 
 CONTROL_LUTS = 400
 """Loop counters and stream handshakes of a task. An estimate: no HLS tool has compiled these tasks."""
@@ -45,9 +47,22 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
     "rmsnorm": (1, 3, 1),
     "rotary": (1, 2, 0),
     "turn": (0, 1, 0),
+    "row_scales": (1, 0, 0),  # a comparison is an addition
+    "quantise": (1, 1, 1),  # product and rounding; a reciprocal
     "append": (0, 0, 0),
     "replace": (0, 0, 0),
 }
+
+
+SHARED_DSP = 0.5
+"""DSPs of a product of rows in 8 bits, or 9 behind zero points, and weights in 4. The multiplier of a DSP48E2 has 27 x
+18 bits (UG579), that of a DSP58 27 x 24 (AM004). Two weights that multiply the same number stand in its wide operand,
+the second one 23 bits above the first; so both sums are exact while the lower one is below 2^22: for 2056 products of
+8 x 255, more than a tile is deep."""
+SPLIT_LUTS = 12
+"""LUTs of such a product: what is above the lower sum takes its sign back, 23 bits for each two. An estimate."""
+FLOAT32 = ("f32", "f32")
+Types = tuple[str, str]
 
 
 def units_of(device: StreamDevice) -> FloatUnits:
@@ -55,10 +70,18 @@ def units_of(device: StreamDevice) -> FloatUnits:
     return VERSAL if device is VC1902 else ULTRASCALE
 
 
-def multiply_add_dsps(device: StreamDevice) -> int:
-    """Return the number of DSPs of a multiply-add in float32, one in each cycle."""
-    units = units_of(device)
-    return units.add.dsp + units.multiply.dsp
+def multiply_add_dsps(device: StreamDevice, types: Types = FLOAT32) -> float:
+    """Return the number of DSPs of a multiply-add in each cycle. types: element types of the two operands. A weight in
+    integers beside float32 is dequantised first."""
+    if not multiplies_integers(types):
+        units = units_of(device)
+        return units.add.dsp + units.multiply.dsp
+    return SHARED_DSP if types[1] == "i4" else 1
+
+
+def multiplies_integers(types: Types) -> bool:
+    """Whether a product is of integers, which have up to 8 bits, or 9 behind zero points (i16)."""
+    return types[0] not in FLOATS
 
 
 def area(node: KernelNode, lanes: int, device: StreamDevice) -> dict[str, int]:
@@ -66,16 +89,32 @@ def area(node: KernelNode, lanes: int, device: StreamDevice) -> dict[str, int]:
     a product, or elements of another kernel, in a cycle."""
     units = units_of(device)
     if node.op in PRODUCTS:
-        adds, products, functions = 1, 1, 0
-    elif node.op == "pointwise":
+        types: Types = node.attributes["types"]  # type: ignore[assignment]
+        return _area_of_product(types, int(str(node.attributes["tm"])), lanes, device)
+    if node.op == "pointwise":
         # Which of its operations are functions is not told apart: each counts as a product, and one as a function.
         operations = int(str(node.attributes.get("operations", 1)))
         adds, products, functions = 0, operations, 1
     else:
         adds, products, functions = PER_LANE[node.op]
     each = [(adds, units.add), (products, units.multiply), (functions, units.function)]
-    beside = ADDERS if node.op in PRODUCTS else 0
     return {
-        "DSP": beside * units.add.dsp + lanes * sum(count * unit.dsp for count, unit in each),
-        "LUT": CONTROL_LUTS + beside * units.add.lut + lanes * sum(count * unit.lut for count, unit in each),
+        "DSP": lanes * sum(count * unit.dsp for count, unit in each),
+        "LUT": CONTROL_LUTS + lanes * sum(count * unit.lut for count, unit in each),
+    }
+
+
+def _area_of_product(types: Types, rows: int, lanes: int, device: StreamDevice) -> dict[str, int]:
+    """The numbers of LUTs and DSPs of a product. types: of its operands. rows: of a tile. lanes: multiply-adds in a
+    cycle. Beside them are adders of biases and masks; with quantised weights, multipliers of their scales too."""
+    units, dsps = units_of(device), multiply_add_dsps(device, types)
+    is_quantised = types[1] not in FLOATS
+    beside = [units.add, units.multiply] if is_quantised else [units.add]
+    luts = units.add.lut + units.multiply.lut
+    if multiplies_integers(types):
+        luts = SPLIT_LUTS if dsps < 1 else 0
+    elements = elements_beside(types, rows, lanes)
+    return {
+        "DSP": elements * sum(unit.dsp for unit in beside) + ceil(lanes * dsps),
+        "LUT": CONTROL_LUTS + elements * sum(unit.lut for unit in beside) + lanes * luts,
     }

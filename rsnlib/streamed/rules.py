@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from dataclasses import replace
 from math import isfinite, prod
 from typing import Any
 
@@ -11,12 +13,14 @@ import torch
 from torch.fx import Node
 
 from ..capture import arguments, dtype_of, packet, shape_of, short_name, site
+from ..quantised_ops import DEQUANTISE, INTEGER_LINEAR, QUANTISE, ROW_SCALES
 from ..rotate import ROTATE
 from ..rules import SAME, VIEWS, seen
 from ..view import View, merge
 from . import pointwise as p
 from .attention import attend, flat_matrices, joined_rows, replaced_rows, scores_of
 from .operators import Array, StreamOperator
+from .products import ConstantWeight, is_number, product, rows_scaled_by
 from .reading import GraphReader, Host, Missing, OperatorRefused, Rule, Value
 from .showing import ColumnSlice, ShownTensor, heads_of
 
@@ -50,7 +54,7 @@ def linear(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     on the arguments, and for an operand that is no matrix as it is stored."""
     if a["weight"] not in reader.constants:
         raise OperatorRefused("its weight depends on the arguments; kernels of products take constant weights")
-    return _product(reader, node, a["input"], reader.array(a["weight"]).T, a["bias"])
+    return product(reader, node, a["input"], ConstantWeight.of(reader, a["weight"]), a["bias"])
 
 
 def matmul(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
@@ -60,27 +64,12 @@ def matmul(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     if all(isinstance(reader.of[z], Host) and not reader.of[z].given for z in (x, y)):  # type: ignore[union-attr]
         return None
     if y in reader.constants and len(shape_of(y)) == 2:
-        return _product(reader, node, x, reader.array(y), None)
+        is_transpose = packet(y) is aten.permute
+        weight = ConstantWeight.of(reader, y.all_input_nodes[0]) if is_transpose else ConstantWeight(reader.array(y))
+        return product(reader, node, x, weight, None)
     if min(len(shape_of(x)), len(shape_of(y))) < 2:
         raise OperatorRefused("it multiplies with a vector")
     return attend(reader, node, x, y) or scores_of(reader, node, x, y)
-
-
-def _product(reader: GraphReader, node: Node, x: Node, weight: Array, bias: Node | None) -> Value | None:
-    if x in reader.constants:
-        return None
-    if weight.ndim != 2 or len(shape_of(x)) < 2:
-        raise OperatorRefused(f"it multiplies {shape_of(x)} with {weight.shape}; kernels multiply matrices")
-    operand = reader.matrix(x)
-    data = np.array(weight, np.float32, order="C")
-    made = reader.name(node, "linear")
-    memory = StreamOperator(f"{made}_weight", "memory", (), (1, *data.shape), data=data[None])
-    attributes = {"weight": data, "bias": reader.vector(bias, data.shape[1])}
-    if operand.shape[0] > 1:
-        raise OperatorRefused("its operand has a matrix for each head; join them first")
-    shape = 1, operand.shape[1], data.shape[1]
-    whole = StreamOperator(made, "linear", (operand, memory), shape, attributes, site=site(node))
-    return ShownTensor(whole, View.dense(shape_of(node)))
 
 
 # -- along rows
@@ -196,14 +185,18 @@ def power(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
 
 
 def elementwise(
-    reader: GraphReader, node: Node, given: list[Any], make: Callable[[list[p.Expression]], p.Expression]
+    reader: GraphReader,
+    node: Node,
+    given: list[Any],
+    make: Callable[[list[p.Expression]], p.Expression],
+    dtype: str = "f32",
 ) -> Value | None:
     """Read an elementwise operator; None if the host computes it.
 
     reader, node: as for a `reading.Rule`. given: the operands, nodes and numbers. make: from their expressions to that
-    of the result. All tensors must be stored alike; constants of one row, and tensors of the host of any shape that
-    fits, are repeated. Raises `OperatorRefused` for operands that are stored otherwise, for another type than float32,
-    and for numbers that are not finite.
+    of the result. dtype: of the result. All tensors must be stored alike; constants of one row, and tensors of the host
+    of any shape that fits, are repeated. Raises `OperatorRefused` for operands that are stored otherwise,
+    for another type than float32, and for numbers that are not finite.
     """
     values = [reader.of.get(x) if isinstance(x, Node) else None for x in given]
     if not any(isinstance(value, ShownTensor) for value in values):
@@ -219,7 +212,7 @@ def elementwise(
         )
         if main is None:
             raise OperatorRefused(f"no operand has the shape of the result, {list(shape_of(node))}")
-    if dtype_of(node) != torch.float32:
+    if dtype == "f32" and dtype_of(node) != torch.float32:
         raise OperatorRefused(f"its result is {dtype_of(node)}; kernels compute in float32")
     part = reader.part(main)
     first = reader.whole(part)
@@ -243,7 +236,7 @@ def elementwise(
             leaf = _table(reader, x, part, first, operands, vectors)
         leaves.append(leaf)
     name = reader.name(node, short_name(node))
-    made = p.pointwise(name, operands, make(leaves), vectors, site(node))
+    made = p.pointwise(name, operands, make(leaves), vectors, site(node), dtype)
     return ShownTensor(made, part.view)
 
 
@@ -282,6 +275,102 @@ def _table(
         vectors[name] = np.ascontiguousarray(table[0, 0])
         return p.RowConstant(name)
     return _operand(operands, reader.constant(x, "table", table))
+
+
+# -- quantised numbers
+
+
+def row_scales(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
+    """Rule (`reading.Rule`) of the scale of each row. Raises `OperatorRefused` for rows that are not stored as rows."""
+    return None if a["x"] in reader.constants else _of_rows(reader, node, node, "scale")
+
+
+def part_of_result(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
+    """Rule (`reading.Rule`) of one result of an operator with several: of the scales of rows, and their zero points.
+    Raises as `row_scales` does."""
+    source, index = node.args
+    assert isinstance(source, Node)
+    if packet(source) is not ROW_SCALES or isinstance(reader.of[source], Host):
+        return None
+    return _of_rows(reader, node, source, "zero") if index else reader.of[source]
+
+
+def _of_rows(reader: GraphReader, node: Node, source: Node, kind: str) -> ShownTensor:
+    """The scales or the zero points (kind) of the rows of a tensor. source: computes both. node: is what is wanted."""
+    a = arguments(source)
+    operand = reader.matrix(a["x"])
+    if operand.shape[0] > 1:
+        raise OperatorRefused("its operand has a matrix for each head; join them first")
+    of = {key: a[key] for key in ("low", "high", "is_symmetric", "least")}
+    shape, dtype = (1, operand.shape[1], 1), "i32" if kind == "zero" else "f32"
+
+    def make() -> StreamOperator:
+        name = reader.name(node, f"row_{kind}s")
+        return StreamOperator(
+            name, "row_scales", (operand,), shape, {"kind": kind, **of}, site=site(source), dtype=dtype
+        )
+
+    made = reader.once(("row_scales", operand, kind, *of.values()), make)
+    return ShownTensor(made, View.dense((*shape_of(a["x"])[:-1], 1)))
+
+
+def quantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
+    """Rule (`reading.Rule`) of the nearest integers, with a constant scale and zero point, or those of each row. Raises
+    `OperatorRefused` for other scales, and as `elementwise` does."""
+    if a["x"] in reader.constants:
+        return None
+    scale, zero = a["scale"], a["zero"]
+    low, high = float(a["low"]), float(a["high"])
+    if is_number(reader, scale) and (zero is None or is_number(reader, zero)):
+        # Rounded to float32 once, from the scale's own type (`base.quantised.quantise`).
+        factor = float((1 / reader.constants.value(scale).numpy()).astype(np.float32))
+
+        def make(e: list[p.Expression]) -> p.Expression:
+            nearest = p.call("rint", p.call("*", e[0], factor))
+            if zero is not None:
+                nearest = p.call("+", nearest, float(reader.constants.value(zero)))
+            return p.call("i8", p.call("minimum", p.call("maximum", nearest, low), high))
+
+        return elementwise(reader, node, [a["x"]], make, "i8")
+    operand = reader.matrix(a["x"])
+    operands = {"x": operand, **rows_scaled_by(reader, a)}
+    named = {"operand_names": tuple(operands), "low": low, "high": high}
+
+    def of_rows() -> StreamOperator:
+        made = reader.operator(node, "quantise", tuple(operands.values()), operand.shape, **named)
+        return replace(made, dtype="i8")
+
+    return ShownTensor(
+        reader.once(("quantise", *operands.values(), *named.values()), of_rows), View.dense(shape_of(node))
+    )
+
+
+def dequantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
+    """Rule (`reading.Rule`) of what integers stand for, with a constant scale and zero point. Raises `OperatorRefused`
+    for other scales, and as `elementwise` does."""
+    if isinstance(reader.of[a["x"]], Host):
+        return None
+    scale, zero = reader.known(a["scale"]), 0.0 if a["zero"] is None else reader.known(a["zero"])
+    if scale is None or zero is None:
+        raise OperatorRefused("kernels dequantise activations with one constant scale")
+
+    def make(e: list[p.Expression]) -> p.Expression:
+        whole = p.call("f32", e[0])
+        return p.call("*", p.call("-", whole, zero) if zero else whole, scale)
+
+    return elementwise(reader, node, [a["x"]], make)
+
+
+def integer_linear(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
+    """Rule (`reading.Rule`) of a linear layer of quantised rows and a quantised weight. Raises `OperatorRefused` for a
+    weight that depends on the arguments, for rows that the host quantises, and as `product` does."""
+    if isinstance(reader.of[a["x"]], Host):
+        return None
+    parts = [a[name] for name in ("weight", "weight_scale", "weight_zero") if a[name] is not None]
+    if any(part not in reader.constants for part in parts):
+        raise OperatorRefused("its weight depends on the arguments; kernels of products take constant weights")
+    weight = ConstantWeight.quantised(reader, a["weight"], a["weight_scale"], a["weight_zero"], a["bits"])
+    return product(reader, node, a["x"], weight, a["bias"], rows=a)
 
 
 def cat(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
@@ -398,5 +487,10 @@ RULES: dict[Any, Rule] = {
     aten.cat: cat,
     aten.index_copy: index_copy,
     aten.index_put: index_put,
+    ROW_SCALES: row_scales,
+    operator.getitem: part_of_result,
+    QUANTISE: quantise,
+    DEQUANTISE: dequantise,
+    INTEGER_LINEAR: integer_linear,
 }
 """The rule of each operator."""

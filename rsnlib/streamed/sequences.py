@@ -15,7 +15,9 @@ from ...streams.orders.operations import expand
 from ...streams.orders.order import Order
 from .operators import OperatorGraph, StreamOperator
 
-ROW_BY_ROW = frozenset(("linear", "pointwise", "softmax", "layernorm", "rmsnorm", "rotary", "turn"))
+ROW_BY_ROW = frozenset(
+    ("linear", "pointwise", "softmax", "layernorm", "rmsnorm", "rotary", "turn", "row_scales", "quantise")
+)
 """Kernels that make each row of their result from the same row of their operands."""
 
 

@@ -37,6 +37,9 @@ class Term:
     def __mul__(self, other: Operand) -> Term:
         return self.joined("*", other)
 
+    def __truediv__(self, other: Operand) -> Term:
+        return self.joined("/", other)
+
     def __matmul__(self, other: Operand) -> Term:
         return self.joined("@", other)
 
