@@ -174,8 +174,9 @@ class CostExpressions(Expressions):
             return None
         unwritten = value.unwritten if isinstance(value, Data) else None
         turned = unwritten is not None and unwritten.turned
+        computed = unwritten is not None and not (turned or unwritten.in_place)
         arrives = unwritten is None and not isinstance(operand.written, str) and self._arrives(operand.written, value)
-        return TileOperand(operand.type, turned, unwritten is not None and not turned, operand.text, arrives)
+        return TileOperand(operand.type, turned, computed, operand.text, arrives)
 
     def _arrives(self, node: syn.SyntaxNode, value: Value) -> bool:
         """Whether an operand is a part of a tensor, or a token, that nothing else reads."""

@@ -39,11 +39,13 @@ DEPTHS: Mapping[str, int] = {"rint": 2, "div": 10, "sqrt": 14, "exp": 20, "gelu"
 @dataclass(frozen=True)
 class Unwritten:
     """An expression of tiles that is computed in the loop of what reads it. lanes: elements of it that a cycle may
-    compute. depth: cycles of its operators, one after another. turned: it is a transposed tile."""
+    compute. depth: cycles of its operators, one after another. turned: it is a transposed tile. in_place: it is the
+    integers of a tile as ones of another type, which a product reads where they lie."""
 
     lanes: float = inf
     depth: int = 0
     turned: bool = False
+    in_place: bool = False
 
     @property
     def scales(self) -> bool:

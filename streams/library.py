@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from ..base.element_types import BITS, SCALARS, ElementType
+from ..base.element_types import BITS, FLOATS, SCALARS, ElementType
 from ..base.place import Place
 from . import kernel_types, layouts
 from .costs import TileCost
@@ -93,7 +93,11 @@ class KernelExpressions(TileExpressions):
         value = self.data(node.value if isinstance(node, syn.Starred) else node)
         kind = type_of(value)
         shape = kind.shape if kind is not None else ()
-        return Data(ElementType(dtype, shape), dist=self.operand(node, value).dist)
+        unwritten = None
+        if self.datapath is not None and shape and isinstance(value, Data):
+            in_place = value.unwritten is None and kind is not None and {kind.dtype, dtype}.isdisjoint(FLOATS)
+            unwritten = replace(value.unwritten or Unwritten(), turned=False, in_place=in_place)
+        return Data(ElementType(dtype, shape), dist=self.operand(node, value).dist, unwritten=unwritten)
 
     def _shadowed(self, name: str) -> bool:
         return any(name in names for names in (self.env, self.context.functions, self.context.tasks)) or (

@@ -91,8 +91,9 @@ class TileExpressions(CostExpressions):
         kernel. Raises `Refusal` as `eval`.
         """
         value = self.taken(node)
-        turned = name == "matmul" and isinstance(value, Data) and value.unwritten and value.unwritten.turned
-        return value if turned or KERNELS[name].rule == "elementwise" else self.kept(value, node)
+        found = value.unwritten if isinstance(value, Data) else None
+        by_product = name == "matmul" and found is not None and (found.turned or found.in_place)
+        return value if by_product or KERNELS[name].rule == "elementwise" else self.kept(value, node)
 
     def factor(self, node: syn.ExpressionNode, left: Value, at: syn.ExpressionNode) -> Value:
         """Return the value of the right operand of a product, the expression `node`. A tile comes over its stream while

@@ -92,11 +92,12 @@ def _quantised_linear(
     zero = OFFSET if "zero" in get else x.attributes.get("zero")
     a = a if zero is None else a - zero
     b = b - call(SUMS, WEIGHT_OFFSET) if of_group else b
-    summed = [assign(GROUP_SUMS, call(SUMS, a @ b))]
+    summed, sums = Statements(), a @ b
     if n["parts"] > 1:
+        sums = GROUP_SUMS
         added = nest([("k", n["parts"])], [assign(GROUP_SUMS, call(SUMS, GROUP_SUMS + a @ b))])
         summed = [assign(GROUP_SUMS, call("zeros", SUMS, *shape)), *added]
-    scaled = call(x.dtype, GROUP_SUMS) * get["weight_scale"]
+    scaled = call(x.dtype, sums) * get["weight_scale"]
     if n["groups"] > 1:
         step = [*of_group, *summed, assign(TOTAL, TOTAL + scaled)]
         body = [assign(TOTAL, call("zeros", x.dtype, *shape)), *nest([("g", n["groups"])], step)]

@@ -48,6 +48,7 @@ ON_ROWS = {"softmax", "layernorm", "rmsnorm"}
 ONLY_SINGLE = {"gelu", "silu", "tanh", "exp", "softmax"}
 """Kernels with exp, which is stated for float32 only."""
 BUILTIN = {"int", "float", "bool", "abs", "max", "min"}
+CONVERTED_INTEGERS = re.compile(r"rsn::convert_tile<rsn::Tile<std::u?int\d+_t[^<>]*>>\((\w+)\)")
 TURNED_MATRIX = re.compile(r"rsn::transpose<rsn::Tile<[^<>]*>, 1, 0>\((\w+)\)")
 """The transpose of a matrix in a variable: a product reads it in place, where other kernels make a copy."""
 EPSILON = 1e-5
@@ -122,13 +123,20 @@ class KernelWriter(Operators):
         return self._library(name, operands, options)
 
     def _operand(self, name: str, value: Value) -> Val:
-        """An operand of a kernel. Those on elements take expressions, products transposes of tiles, others tiles."""
+        """An operand of a kernel. Those on elements take expressions, products what is read in place, others tiles."""
         made = self.number(value)
         if made.adapted:
             self.fail_adapted(made)
         if KERNELS[name].rule == "elementwise" or made.text in self.coming:
             return made
-        return made if name == "matmul" and TURNED_MATRIX.fullmatch(made.text) else self.held(made)
+        return made if name == "matmul" and self._read_in_product(made) else self.held(made)
+
+    def _read_in_product(self, value: Val) -> bool:
+        """Whether a product reads an operand in place: the transpose of a tile, or the integers of a tile as ones of
+        another type, which takes no logic."""
+        converted = CONVERTED_INTEGERS.fullmatch(value.text)
+        of = self.tiles.get(converted[1]) if converted else None
+        return bool(TURNED_MATRIX.fullmatch(value.text)) or (of is not None and of.dtype in LIMITS)
 
     def fixed(self, value: Value, what: str) -> Any:
         """Return the Python value that is known at compile time. Raises `HlsError` if only the run knows it. what:

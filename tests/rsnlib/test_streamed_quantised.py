@@ -14,7 +14,9 @@ from typing import Any  # noqa: E402
 import numpy as np  # noqa: E402
 from torch import nn  # noqa: E402
 
+from rsn.assembler import container  # noqa: E402
 from rsn.base.errors import UnsupportedError  # noqa: E402
+from rsn.benchmarks.hls_cycles import counted  # noqa: E402
 from rsn.host.native_tasks import run_native  # noqa: E402
 from rsn.host.tasks import run_tasks  # noqa: E402
 from rsn.rsnlib.capture import lifted, packet, run  # noqa: E402
@@ -146,6 +148,17 @@ def test_an_encoder_layer_as_a_machine(config: str) -> None:
     assert told.count("f32 x f32") == 2
     of_rows = [x.name for x in made.streamed.plans if x.op == "quantise"]
     assert len(of_rows) == (0 if "only" in config else 4)  # queries, keys and values share one
+
+
+@pytest.mark.parametrize("config", ["int8 rows, int8 weights", "int4 in groups of 32", "only int4 weights"])
+def test_the_source_has_the_cycles_that_are_modelled(config: str, tmp_path: Path) -> None:
+    model, given = quantised("rows", config)
+    machine = generate(model, (given[0].repeat(8, 1)[:32],), U55C)
+    file = tmp_path / "block.bin"
+    container.write(machine.machine, file)
+    found = counted(file)
+    assert not found.report.findings
+    assert found.path == pytest.approx(machine.cycles, rel=0.1)
 
 
 def test_scales_that_all_rows_share_are_refused() -> None:
