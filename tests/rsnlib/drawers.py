@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
 
 from rsn.rsnlib.normal_form.operators import OPERATORS, OperatorKind
+from rsn.rsnlib.quantised_ops import DEQUANTISE, INTEGER_LINEAR, INTEGER_MATMUL, QUANTISE, ROW_SCALES
 
 aten = torch.ops.aten
 Drawer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -202,8 +204,38 @@ SPECIAL: dict[Any, Drawer] = {
         .flatten(2)
     ),
     torch.ops.rsn.roll_in: lambda x, y, g: torch.ops.rsn.roll_in(x[:, None], y[:, None, :1])[:, 0],
+    ROW_SCALES: lambda x, y, g: x + ROW_SCALES(g, True, 1e-6, -128, 127)[0].to(x.dtype),
+    QUANTISE: lambda x, y, g: x + 0.05 * _integers(g).to(x.dtype)[..., :1],
+    DEQUANTISE: lambda x, y, g: x + DEQUANTISE(_integers(g), _scale(), None, 8).to(x.dtype)[..., :1],
+    INTEGER_LINEAR: lambda x, y, g: (
+        x
+        + INTEGER_LINEAR(
+            *(_integers(g), _scale(), None),
+            *(_small_integers(x.shape[-1], g.shape[-1]), _scale().expand(x.shape[-1], 1).contiguous(), None, None, 4),
+        ).to(x.dtype)
+    ),
+    INTEGER_MATMUL: lambda x, y, g: (
+        x
+        + INTEGER_MATMUL(
+            *(_integers(g), _scale(), None), *(_small_integers(g.shape[-1], x.shape[-1]), _scale(), None)
+        ).to(x.dtype)
+    ),
 }
 """Operators whose operands need another form, or whose schema does not say what to draw."""
+
+
+def _scale() -> torch.Tensor:
+    return torch.full((), 0.05)
+
+
+def _integers(x: torch.Tensor) -> torch.Tensor:
+    """Numbers as int8."""
+    return QUANTISE(x, _scale(), None, -128, 127)
+
+
+def _small_integers(*sizes: int) -> torch.Tensor:
+    """A weight of 4 bits."""
+    return (torch.arange(prod(sizes)).reshape(sizes) % 15 - 7).to(torch.int8)
 
 
 def _upsampled(x: torch.Tensor, mode: str) -> torch.Tensor:
