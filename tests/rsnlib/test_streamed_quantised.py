@@ -30,6 +30,7 @@ from rsn.rsnlib.streamed.resources import area, multiply_add_dsps  # noqa: E402
 from rsn.streams.build import task_program  # noqa: E402
 from rsn.streams.dataflow.graph import KernelNode  # noqa: E402
 from rsn.streams.placing.devices import U55C, VC1902  # noqa: E402
+from rsn.tests.effort import full, long  # noqa: E402
 from rsn.tests.streams.test_hls import built  # noqa: E402
 
 from .quantised_models import CONFIGS, OF_INTEGERS, OF_WEIGHTS, calibrated, quantised  # noqa: E402
@@ -134,7 +135,7 @@ def test_static_scales() -> None:
         assert (one.run(*given) - made(*given)).abs().max() < 2e-2 * made(*given).abs().max()
 
 
-@pytest.mark.parametrize("config", ["int8 rows, int8 weights", "int4 in groups of 32", "only int4 weights"])
+@pytest.mark.parametrize("config", [long("int8 rows, int8 weights"), full("int4 in groups of 32"), "only int4 weights"])
 def test_an_encoder_layer_as_a_machine(config: str) -> None:
     """Its linear layers multiply integers; its attention stays float32, and the table says so."""
     model, given = quantised("encoder", config)
@@ -150,7 +151,9 @@ def test_an_encoder_layer_as_a_machine(config: str) -> None:
     assert len(of_rows) == (0 if "only" in config else 4)  # queries, keys and values share one
 
 
-@pytest.mark.parametrize("config", ["int8 rows, int8 weights", "int4 in groups of 32", "only int4 weights"])
+@pytest.mark.parametrize(
+    "config", [long("int8 rows, int8 weights"), full("int4 in groups of 32"), long("only int4 weights")]
+)
 def test_the_source_has_the_cycles_that_are_modelled(config: str, tmp_path: Path) -> None:
     model, given = quantised("rows", config)
     machine = generate(model, (given[0].repeat(8, 1)[:32],), U55C)

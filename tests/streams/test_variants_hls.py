@@ -168,7 +168,13 @@ def near_the_model(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "layouts",
-    ['"rows", "columns"', long('"columns", "rows"'), '"4x2", "2x4"', long('"2x1", "1x2"'), long('"columns", "2x2"')],
+    [
+        '"rows", "columns"',
+        long('"columns", "rows"'),
+        long('"4x2", "2x4"'),
+        long('"2x1", "1x2"'),
+        long('"columns", "2x2"'),
+    ],
 )
 def test_layouts(layouts: str, tmp_path: Path) -> None:
     """Operands that are copied, that lie as the variant takes them, and that arrive so over a stream or from memory."""
@@ -184,6 +190,7 @@ def test_a_function_that_takes_pointers(tmp_path: Path) -> None:
     run(tmp_path, PROGRAM, table.replace("[4, 2, 4]", "[8, 4, 6]"), OF_PROGRAM)
 
 
+@pytest.mark.long
 def test_calls_with_loops_of_their_own(tmp_path: Path) -> None:
     table = VARIANT.replace('"gemm"', '"looped"').replace("[4, 2, 4]", "[8, 4, 8]").replace("[1, 1]", "[1, 4]")
     run(
@@ -195,6 +202,7 @@ def test_calls_with_loops_of_their_own(tmp_path: Path) -> None:
     near_the_model(tmp_path, PROGRAM)
 
 
+@pytest.mark.long
 def test_loops_and_variables(tmp_path: Path) -> None:
     text = """from rsn.streams import *
 A: f32[32, 16]
@@ -221,6 +229,7 @@ def work(a: f32[32, 16], b: f32[16, 24], c: f32[32, 24]):
         near_the_model(tmp_path, text)
 
 
+@pytest.mark.long
 def test_integers_and_batches(tmp_path: Path) -> None:
     text = """from rsn.streams import *
 A: i8[3, 8, 4]
