@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -41,8 +42,7 @@ def lines(placed: Iterable[tuple[str, str, Node]]) -> list[str]:
     if all(x.why == _NOT_QUANTISED or x.why == _ATTENTION for x in found):
         return []
     table = [("products of", "runs on", "count", "modules", "why not integers")]
-    key = lambda x: (x.types, x.where, x.why)  # noqa: E731 - of the sort, and of its groups
-    for (types, where, why), group in groupby(sorted(found, key=key), key=key):
+    for (types, where, why), group in groupby(sorted(found, key=_KIND), key=_KIND):
         paths = [x.path or TOP for x in group]
         named = list(dict.fromkeys(paths))
         more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
@@ -51,6 +51,7 @@ def lines(placed: Iterable[tuple[str, str, Node]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
+_KIND = attrgetter("types", "where", "why")
 _NOT_QUANTISED = "its operands are not quantised"
 _ATTENTION = "attention is not quantised"
 

@@ -35,8 +35,8 @@ class BlockedProcess:
 
 @dataclass(frozen=True)
 class StalledPipeline:
-    """A process whose pipeline, of style stp and with so many stages, holds so many elements for a stream back. uop:
-    number of the uOP that it runs.
+    """A process whose pipeline (style stp) holds elements for a stream back. uop: number of the uOP that it runs.
+    elements: how many are held back. stages: of the pipeline.
     """
 
     process: str

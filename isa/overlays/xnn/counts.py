@@ -36,7 +36,7 @@ class UopFault(NamedTuple):
 @dataclass(frozen=True)
 class ValidTile:
     """A 128x128 tile of which the first `rows` rows and `cols` columns are valid; or, if `groups` is not 0, one that
-    holds a vector of so many groups of 32 floats. sender: where it came from, None if that does not matter.
+    holds a vector of `groups` times 32 floats. sender: where it came from, None if that does not matter.
     """
 
     rows: int = TILE

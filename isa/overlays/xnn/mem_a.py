@@ -53,8 +53,8 @@ MEMORY = Memory(256, 128)
 
 
 def capabilities(memory: Memory) -> tuple[Capability, ...]:
-    """Return what a MemA with registers can do: normalise what it loads, with statistics for up to so many parts of the
-    columns of a row tile. memory: does not matter.
+    """Return what a MemA with registers can do: normalise what it loads, with statistics of each part of the columns
+    of a row tile; there are at most as many parts as the field `parts` has. memory: does not matter.
     """
     limits = {"parts": (1, MemANorm.field("parts").bounds[1])}
     return (Capability("normalise", Where.LOAD, limits, "normalise_word", BEAT),)

@@ -196,17 +196,17 @@ class CountedTiles:
         return np.searchsorted(self.tiles, bounds, side="right")
 
     def tile(self, counts: Ints) -> Ints:
-        """Return, for each count, the number of the last tile if X has taken so many of these tiles; 0 for none."""
+        """Return the number of the last of these tiles that X has taken; 0 for none. counts: how many it has taken."""
         return np.concatenate([[0], self.tiles])[counts]
 
     def begin(self, counts: Ints) -> Ints:
-        """Return, for each count, the number of the tile with which the statistics begin if X has taken so many of
-        these tiles; 0 is power-on.
+        """Return the number of the tile with which the statistics begin; 0 is power-on. counts: how many of these
+        tiles X has taken.
         """
         return np.concatenate([[0], self.starts])[counts]
 
     def any(self, counts: Ints) -> Flags:
-        """Return, for each count, whether the statistics have any columns if X has taken so many of these tiles."""
+        """Return whether the statistics have any columns. counts: how many of these tiles X has taken."""
         return np.asarray(np.concatenate([[0], self.columns])[counts] > 0, np.bool_)
 
 
