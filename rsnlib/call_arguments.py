@@ -105,6 +105,25 @@ def put_in_common(results: list[Any], groups: Iterable[Layouts]) -> None:
             results[i] = view.copy_(results[i])
 
 
+ViewsOfArguments = dict[int, tuple[str, tuple[int, ...], int]]
+"""By position among the results of a module: the name of an argument, strides in elements, and the bytes from the begin
+of the argument to that of the result."""
+
+
+def results_in_arguments(program: ExportedProgram) -> ViewsOfArguments:
+    """Return the results that are views of an argument, by position. A result that is the argument itself is none."""
+    given = [x for x in program.graph.find_nodes(op="placeholder") if isinstance(x.meta.get("val"), torch.Tensor)]
+    owners = {x.meta["val"].untyped_storage()._cdata: x for x in given}
+    found: ViewsOfArguments = {}
+    for i, result in enumerate(program.graph.output_node().args[0]):
+        view = result.meta["val"] if isinstance(result, Node) and result not in given else None
+        if isinstance(view, torch.Tensor) and view.untyped_storage()._cdata in owners:
+            argument = owners[view.untyped_storage()._cdata]
+            first, begin = (x.storage_offset() * x.itemsize for x in (argument.meta["val"], view))
+            found[i] = argument.name, view.stride(), begin - first
+    return found
+
+
 def check_apart(arguments: Mapping[Node, Any], written: Collection[Node]) -> None:
     """Check that no argument shares memory with one of those that the module writes to. arguments: the values of a call
     by placeholder. written: placeholders. Raises `TensorError`, naming both."""

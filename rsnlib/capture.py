@@ -41,6 +41,7 @@ from .call_arguments import (
     check_apart,
     overlap,
     put_in_common,
+    results_in_arguments,
     results_in_common,
 )
 from .exporting import TRACER, in_turn, without_extras
@@ -57,6 +58,8 @@ UNTAGGED = frozenset({"feature_dropout", "feature_alpha_dropout", "rrelu", "bino
 """Operators that draw random numbers although torch does not tag them so."""
 COMMON = "rsn_common"
 """Key in a graph's meta: `results_in_common`."""
+VIEWS_OF_ARGUMENTS = "rsn_views_of_arguments"
+"""Key in a graph's meta: `results_in_arguments`."""
 SPELLED = "rsn_spelled"
 """Key in a node's meta: the full name of the operator in the user's model, if the normal form has another one."""
 LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -145,13 +148,13 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         with in_turn(attributes.called), torch.no_grad(), without_extras():
             program = torch.export.export(model, args, kwargs, strict=False)
             _complete_users(program)
-            common = results_in_common(program)
+            common, views = results_in_common(program), results_in_arguments(program)
             if any(map(_is_transform, program.graph.nodes)) and not writes(program):
                 program = program.run_decompositions({})
             _check_transforms(name, program)
             if writes(program):
                 program = without_writes(program)
-            program.graph_module.meta[COMMON] = common
+            program.graph_module.meta |= {COMMON: common, VIEWS_OF_ARGUMENTS: views}
     except UnfollowedWriteError as error:
         raise UnsupportedError(f"{site(error.node)}: {error}") from error
     except (UnsupportedError, TensorError):
@@ -293,7 +296,8 @@ class Interface:
     and values; their new values come before the results in `result`. laid_out: where the module writes in place, the
     arguments that it may write to, through views; all arguments then need the strides of the example, because some
     views are copies for other strides. None where it does not. common: the results that share memory: a write to one of
-    them, behind a graph break, is a write to the others.
+    them, behind a graph break, is a write to the others. views: the results that are views of an argument which the
+    module writes to, by position (`ViewsOfArguments`); a write to one of them is a write to the argument.
     """
 
     signature: inspect.Signature
@@ -305,6 +309,7 @@ class Interface:
     written: tuple[Node, ...] = ()
     laid_out: frozenset[Node] | None = None
     common: tuple[Layouts, ...] = ()
+    views: Mapping[int, tuple[Node, tuple[int, ...], int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: ExportedProgram, signature: inspect.Signature) -> Interface:
@@ -322,7 +327,13 @@ class Interface:
         names: frozenset[str] | None = program.graph_module.meta.get(LAID_OUT)
         laid_out = None if names is None else frozenset(named[name] for name in names if name in named)
         common = program.graph_module.meta.get(COMMON, ())
-        return cls(signature, arguments, specs.in_spec, result, specs.out_spec, {}, written, laid_out, common)
+        views = {
+            position: (named[argument], stride, offset)
+            for position, (argument, stride, offset) in program.graph_module.meta.get(VIEWS_OF_ARGUMENTS, {}).items()
+            if named.get(argument) in written
+        }
+        structures = specs.in_spec, result, specs.out_spec
+        return cls(signature, arguments, *structures, {}, written, laid_out, common, views)
 
     @property
     def writes(self) -> tuple[tuple[Node, Node], ...]:
@@ -428,6 +439,12 @@ class Interface:
                 cache[range(len(own)), :, own] = environment[a["source"]][:, :, 0]
         written = {value: argument for argument, value in self.writes}  # what is returned is the argument itself
         values = list(map_arg(self.returned, lambda node: environment[written.get(node, node)]))
+        for i, (argument, stride, offset) in self.views.items():
+            memory, view = environment[argument], torch.empty(0, dtype=values[i].dtype)
+            if overlap(values[i], memory):
+                continue
+            begin = memory.storage_offset() * memory.itemsize + offset
+            values[i] = view.set_(memory.untyped_storage(), begin // view.itemsize, values[i].shape, stride)
         put_in_common(values, self.common)
         return self.result_structure.unflatten(values)
 

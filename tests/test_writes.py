@@ -426,6 +426,45 @@ def test_results_that_share_memory(view: str) -> None:
     assert same(model, by_torch(model), given)
 
 
+class WrittenBehindABreak(nn.Module):
+    """Returns, of its first graph, a view of an argument that it writes to, and writes to the view."""
+
+    def __init__(self, view: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.layer, self.view = nn.Linear(32, 32), view
+
+    def forward(self, x: Any, state: Any) -> Any:
+        state.add_(self.layer(x))
+        view = self.view(state)
+        torch._dynamo.graph_break()
+        view.mul_(2)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("view", thinned(sorted({*VIEWS}), 3))
+def test_a_result_that_is_a_view_of_a_written_argument(view: str) -> None:
+    model, given = WrittenBehindABreak(VIEWS[view]).eval(), (torch.randn(2, 6, 32), torch.randn(2, 6, 32))
+    assert same(model, by_torch(model), given)
+
+
+def test_a_result_that_is_a_written_argument_as_another_type() -> None:
+    class Bits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 32)
+
+        def forward(self, x: Any, state: Any) -> Any:
+            state.add_(self.layer(x))
+            return state[1:].view(torch.int16)
+
+    x, state = torch.randn(6, 32), torch.zeros(6, 32)
+    bits = by_rsn(Bits().eval(), x, state)(x, state)
+    assert bits.dtype == torch.int16
+    bits.zero_()
+    assert state[0].any()
+    assert not state[1:].any()
+
+
 def test_an_array_that_is_not_written_to_in_place_is_refused() -> None:
     model, given = Twice(scaled).eval(), shared("apart")
     made = by_rsn(model, *given)
