@@ -196,6 +196,20 @@ def test_perplexity_takes_a_reference() -> None:
         compiled.compare(*given, perplexity_of=torch.zeros(1, 2))
 
 
+@pytest.mark.long
+def test_what_quantisation_costs_a_trained_decoder() -> None:
+    """The perplexity of sentences that it has not seen: 4 bits a weight cost little, and the machine adds nothing."""
+    pytest.importorskip("transformers")
+    from rsn.benchmarks import quantised_decoder
+
+    name = "int4 weights, groups of 32"
+    model = quantised_decoder.trained(seed=0, steps=60)
+    ((reference, own, machine),) = quantised_decoder.costs(model, 0, {name: quantised_decoder.CONFIGS[name]}).values()
+    assert reference < len(quantised_decoder.LETTERS) / 3
+    assert 1e-5 < abs(own / reference - 1) < 0.02
+    assert machine == pytest.approx(own, rel=1e-5)
+
+
 # -- the command line
 
 FILE = """
