@@ -67,6 +67,6 @@ def segment_faults(program: Program) -> Iterator[str]:
         for unit, ranges in s.uops.items():
             if unit not in program.overlay.by_unit:
                 yield f"segment {s.name} has uOPs of {unit}, which is no unit of {program.overlay.name}"
-            edges = [edge for pair in ranges for edge in pair]
-            if any(first >= end for first, end in ranges) or any(a > b for a, b in pairwise(edges)) or min(edges) < 0:
+            edges = [0, *(edge for pair in ranges for edge in pair)]
+            if any(first >= end for first, end in ranges) or any(a > b for a, b in pairwise(edges)):
                 yield f"segment {s.name}: its uOPs of {unit} are not ranges in ascending order"

@@ -219,10 +219,13 @@ class Overlay(StreamNetwork):
         return {f.name: f for f in self.formats}
 
     def format_of(self, kind: str) -> InstructionFormat:
-        """Return the format that drives the FU type `kind` (not the one that configures it). Raises `StopIteration` if
+        """Return the format that drives the FU type `kind` (not the one that configures it). Raises `ProgramError` if
         no format does.
         """
-        return next(f for f in self.formats if f.kind == kind and not f.config)
+        found = next((f for f in self.formats if f.kind == kind and not f.config), None)
+        if found is None:
+            raise ProgramError(f"overlay {self.name} has no instructions for a unit of the type {kind}")
+        return found
 
     def selected(self, opcode: int, mask: int) -> tuple[UnitSpec, ...]:
         """Return the units that a packet drives. mask: bit i selects the unit of index i; for FU types with one

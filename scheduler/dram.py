@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..base.errors import ScheduleError
 from ..isa.fields import Record
 from ..isa.layout import padded
 from ..isa.packet import MAX_WINDOW
@@ -147,7 +148,9 @@ def order_dram(chained: Chained) -> Lowered:
 
 def order_accesses(tiles: Sequence[TileAccesses], interleave: Interleave) -> Iterator[Access | RowStore]:
     """Order the DDR accesses of a program by a fixed rule (paper section 4.4 and Fig. 12). tiles: in execution order.
-    interleave: STRICT; any other value stands for INTERLEAVED."""
+    interleave: STRICT or INTERLEAVED. Raises `ScheduleError` for another, which no fixed rule makes."""
+    if interleave not in (Interleave.STRICT, Interleave.INTERLEAVED):
+        raise ScheduleError(f"interleave {interleave.value} is no fixed order of accesses")
     # stores not yet issued: index of the tile among whose loads they are due, access, first and end element
     queue: deque[tuple[int, Access | RowStore, int, int]] = deque()
     due: dict[int, TileAccesses] = {}

@@ -385,9 +385,12 @@ class LayerGraph:
         return replace(self, layers=tuple(layers))
 
     def columns(self, name: str) -> int:
-        """Number of columns of an activation that a layer of this graph computes. Raises `StopIteration` for an input
+        """Number of columns of an activation that a layer of this graph computes. Raises `ScheduleError` for an input
         or an unknown name."""
-        return next(layer for layer in self.layers if layer.y == name).width
+        found = next((layer for layer in self.layers if layer.y == name), None)
+        if found is None:
+            raise ScheduleError(f"no layer computes {name}")
+        return found.width
 
     def show(self) -> str:
         """The graph as text: a line for the inputs, for each layer, and for the outputs."""

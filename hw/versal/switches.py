@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
+from ...base.errors import RsnError
 from ...isa.versal.placement import ARRAY_COLUMNS, ARRAY_ROWS, SWITCH_PORTS
 
 Switch = tuple[int, int]
@@ -51,10 +52,13 @@ class Switches:
         self.surcharge = [1.0] * len(self.room)
 
     def route(self, streams: Sequence[tuple[Switch, Sequence[Switch]]]) -> list[Port]:
-        """Look for a way for each stream, given by where it begins and all places where it ends.
-
-        Returns the ports that more streams want than there are: none if all have found a way.
+        """Look for a way for each stream, given by where it begins and all places where it ends. Returns the ports that
+        more streams want than there are: none if all have found a way. Raises `RsnError` for a place outside of the
+        array.
         """
+        for place in (place for start, ends in streams for place in (start, *ends)):
+            if place not in self.ports:
+                raise RsnError(f"column {place[0]}, row {place[1]} lies outside of the array of switches")
         taken: list[set[int]] = [set() for _ in streams]
         over: list[int] = []
         for _ in range(ROUNDS):

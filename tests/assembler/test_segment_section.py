@@ -84,6 +84,11 @@ def test_segments_that_cannot_be_are_not_written(segment: ProgramSegment, messag
         dumps(program(segment))
 
 
+def test_a_unit_without_ranges_has_no_uops() -> None:
+    written = program(ProgramSegment("s", (), "", (), {"DDR": ()}))
+    assert loads(dumps(written)).segments == (ProgramSegment("s", (), "", (), {}),)
+
+
 def test_two_segments_have_two_names() -> None:
     with pytest.raises(ProgramError, match="segment s is declared twice"):
         dumps(program(*[ProgramSegment("s", (), "", (), {})] * 2))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rsn.base.errors import ImageError
+from rsn.base.errors import ImageError, ProgramError
 from rsn.isa.image import decode_image
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn import formats as f
@@ -83,3 +83,8 @@ def test_opcode_8_is_no_opcode_of_the_base() -> None:
 def test_a_header_that_lies_about_its_window_is_not_encoded() -> None:
     with pytest.raises(ImageError, match="window=2"):
         encode_image([Packet(Header(opcode=3, window=2), (f.MemA(),))])
+
+
+def test_no_format_drives_an_unknown_type_of_unit() -> None:
+    with pytest.raises(ProgramError, match="type MemD"):
+        XNN.format_of("MemD")

@@ -54,6 +54,12 @@ def test_a_tile_of_another_shape() -> None:
         convert(np.zeros((2, 3)), ElementType("f32", (3, 2)))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.full(2, np.nan)])
+def test_no_integer_is_nan_or_infinite(value: Any) -> None:
+    with pytest.raises(ProgramError):
+        convert(value, ElementType("i32", np.shape(value)))
+
+
 TENSOR = RANDOM.normal(size=(7, 33)).astype(np.float32) * 4
 TORCH: dict[str, Any] = {
     "exp": torch.exp,

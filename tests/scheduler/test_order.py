@@ -2,6 +2,7 @@
 
 import pytest
 
+from rsn.base.errors import ScheduleError
 from rsn.isa.layout import BLOCK
 from rsn.isa.overlays import XNN
 from rsn.isa.work import Access
@@ -88,3 +89,14 @@ def test_sequences_that_fill_one_half_tile_together_are_not_interleaved_either()
     network = Maker().encoder(3, 128, 256, 4, 512)
     published = lower(network, XNN, Schedule(interleave=Interleave.PUBLISHED)).kernels.sequences
     assert published == lower(network, XNN, STRICT).kernels.sequences
+
+
+def test_list_scheduling_is_no_fixed_order() -> None:
+    with pytest.raises(ScheduleError, match="interleave listed"):
+        rows([TileAccesses([load(0)], [])], Interleave.LISTED)
+
+
+def test_columns_of_an_input_are_not_those_of_a_layer() -> None:
+    network = Maker().encoder(1, 128, 256, 4, 512, layers=1)
+    with pytest.raises(ScheduleError, match="no layer computes x"):
+        network.columns("x")

@@ -65,8 +65,7 @@ def convert(value: Any, kind: ElementType) -> Any:
     """Return a value as an element type; an unknown or `Symbolic` value stays what it is. kind: with the shape of a
     tile, () for a number.
 
-    Raises `ProgramError` for another shape and, in a tile of integers, for NaN and infinities; of a number these raise
-    `ValueError` or `OverflowError`.
+    Raises `ProgramError` for another shape, and for NaN and infinities that become integers.
     """
     if value is UNKNOWN or isinstance(value, Symbolic):
         return value
@@ -84,7 +83,10 @@ def convert(value: Any, kind: ElementType) -> Any:
         return bool(value)
     if dtype.kind in "iu":
         bits = SCALARS[kind.dtype].bits
-        whole = int(value) & (1 << bits) - 1
+        try:
+            whole = int(value) & (1 << bits) - 1
+        except (ValueError, OverflowError) as e:  # NaN, an infinity
+            raise ProgramError(str(e)) from None
         return whole - (1 << bits) if dtype.kind == "i" and whole >> bits - 1 else whole
     return scalar(_cast(np.asarray(value), kind.dtype, dtype))
 

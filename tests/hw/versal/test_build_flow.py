@@ -20,6 +20,7 @@ from rsn.hw.versal import check, check_places
 from rsn.hw.versal.check import Sources
 from rsn.hw.versal.csim.build import FLAGS, compiled
 from rsn.hw.versal.sources import GENERATED, sources, write
+from rsn.hw.versal.switches import Switch, Switches
 from rsn.isa.overlays import XNN
 from rsn.tests.effort import long
 
@@ -184,6 +185,12 @@ def test_check_finds_that_streams_have_no_room() -> None:
     found = list(check_places.routes(lines))
     assert found
     assert all(finding.startswith("too many streams go from column") for finding in found)
+
+
+@pytest.mark.parametrize(("start", "end"), [((99, 0), (7, 1)), ((7, 0), (7, 99))])
+def test_no_way_leads_out_of_the_array(start: Switch, end: Switch) -> None:
+    with pytest.raises(RsnError, match="lies outside"):
+        Switches().route([(start, [end])])
 
 
 @pytest.mark.long
