@@ -92,7 +92,7 @@ def hurry(tiles: Sequence[TileAccesses]) -> None:
     """Move the last stores of an attention forward, so that MemC 4 and 5 become free for the next segment.
 
     They receive the next segment's first tile while they store the last slot, but only after they stored the slot
-    before it. tiles: those of the attention; their `lag` and `within` are changed in place.
+    before it. tiles: those of the attention, at least one with stores; their `lag` and `within` are changed in place.
     """
     last = max(i for i, tile in enumerate(tiles) if tile.stores)
     for i, tile in enumerate(tiles):
@@ -380,9 +380,9 @@ def load_values(s: Binder, rows: int, send: Send, load: bool = True) -> None:
 
 
 def is_held(s: Binder, unit: str, item: int, parts: int) -> bool:
-    """Whether the slot that item number `item` of a sequence of items uses holds its data already: the items repeat
-    `parts` parts, and an item that loads nothing finds what the item one round of the slots before left there. unit:
-    the memory."""
+    """Whether item number `item` of a memory finds its data in its slot, so that it need not load them. The items take
+    `parts` parts in turn, again and again; each item fills the slot behind that of the item before it. unit: the name
+    of the memory."""
     slots = s.overlay.memory_of(unit).slots
     return item >= slots and slots % parts == 0
 

@@ -107,9 +107,9 @@ def load_queries(
 
 
 def beside_zeros(s: Binder, name: str, row: int, column: int, half: int, unit: str) -> list[Access]:
-    """The loads of a tile with a block (128 rows, 64 columns) of an activation in one half and zeros in the other.
-    name: of the activation. row, column: of the block, in blocks. half: the one that the block takes, 0 or 1. unit: the
-    memory."""
+    """The loads of a tile with a block (128 rows, 64 columns) of an activation in one half and zeros in the other:
+    first the load of the left half. name: of the activation. row, column: of the block, in blocks. half: the one that
+    the block takes, 0 (left) or 1. unit: the memory."""
     halves = [s.blocks(name, row, 1, column, 1, unit), s.blocks(_zeros(s).name, 0, 1, 0, 1, unit)]
     return halves[::-1] if half else halves
 

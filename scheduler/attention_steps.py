@@ -62,7 +62,8 @@ class KeySharers:
 
     @property
     def turned(self) -> KeySharers:
-        """The same slot, with the parts whose probabilities are sent in the opposite order."""
+        """The same slot, in which the parts of `sent` come in the opposite order. Steps that send
+        nothing stay first."""
         kept = tuple(step for step in self.steps if step[1] in (KeyPart.FIRST, KeyPart.MORE))
         return replace(self, steps=kept + self.steps[: len(kept) - 1 if kept else None : -1])
 
@@ -81,9 +82,9 @@ def reach(att: AttentionLayer, rows: Sequence[RowBlock], keys: SequenceSpan) -> 
 
 
 def parts_of(keys: KeyBlocks, most: int, *, alike: bool = False) -> list[KeyBlocks]:
-    """Cut keys into as few parts of at most `most` blocks, an even number, as possible, of nearly equal sizes, the
-    smaller first. All but the last one have an even number of blocks, so that both units of a pair have as much to do.
-    alike: if parts of one size of at least 4 blocks are possible, into these, even if they are more."""
+    """Cut keys into as few parts as possible, of nearly equal sizes, the smaller ones first. All but the last one have
+    an even number of blocks, so that both units of a pair have as much to do. most: the largest number of blocks of a
+    part, even. alike: if parts of one size of at least 4 blocks are possible, cut into these, even if they are more."""
     same = next((size for size in range(most, 3, -2) if keys.blocks % size == 0), 0) if alike else 0
     if same:
         sizes = [same] * (keys.blocks // same)

@@ -150,7 +150,8 @@ class MoePrograms:
 
     def expert_lines(self, at: dict[str, int], shares: int) -> list[Line]:
         """Return the template of an expert: its instructions, with what Seq or a host patches in each. at: number of
-        the first element of each buffer, by name. shares: where Post takes them from, 1 for Acts, 2 for Route."""
+        the first element of each buffer, by name: `x`, `pairs`, and `shares` if Post takes them from Acts. shares:
+        where Post takes them from, 1 for Acts, 2 for Route."""
         depth, blocks = self.width // self.tile, self.inner // self.tile
         which = ACTIVATIONS.index(self.sizes.activation)
         lines = [

@@ -163,9 +163,12 @@ def _layers(group: Group) -> Sequence[Gemm | AttentionLayer]:
 
 
 def groups_of(network: LayerGraph, loops: Loops, chosen: _Chosen | None = None) -> Iterator[Group]:
-    """Divide a network's layers into segments: an attention is one; consecutive products of the same activation are one
-    with Loops.ROWS, where they share slices, if their operand is normalised as it is loaded, or if an entry of
-    schedule.segments (`chosen`) names them together. A list stands for products, in execution order."""
+    """Divide a network's layers into segments, in execution order: an attention is one by itself; a list holds products
+    that are one together.
+
+    Consecutive products of the same activation are one with Loops.ROWS, where they share slices, if their operand is
+    normalised as it is loaded, or if an entry of `Schedule.segments` names them together. chosen: these entries,
+    matched to the layers; None for none."""
     products: list[Gemm] = []
     for layer in network.layers:
         if products and not (isinstance(layer, Gemm) and _share_segment(products[-1], layer, loops, chosen)):

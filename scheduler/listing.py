@@ -185,9 +185,9 @@ def _ranges(access: Access | RowStore) -> Iterator[tuple[int, int]]:
 
 
 def needs_of(jobs: Sequence[Job]) -> tuple[Any, Any]:
-    """The dependencies of each job: earlier jobs on the same memory (one of both being a store), and those before a
-    drain. Returns two int32 arrays: the numbers of the jobs that each job needs, one job's list behind the other's,
-    (n,), and where each list begins in it, (jobs + 1,)."""
+    """The dependencies of each job: earlier jobs on the same memory, if one of both stores, and the jobs in
+    `Job.behind`. Returns two int32 arrays: the numbers of the jobs that each job needs, one job's list behind the
+    other's, (n,), and where each list begins in it, (jobs + 1,)."""
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     needs: list[int] = []

@@ -20,7 +20,8 @@ HEAD_COLS = 64
 
 
 def head_pitch(width: int) -> int:
-    """Columns from a head of `width` columns to the next, on XNN. For other overlays see `Overlay.head_pitch`."""
+    """Columns from a head of `width` columns to the next, on XNN: 64 times a power of 2. For other overlays see
+    `Overlay.head_pitch`."""
     return HEAD_COLS << max(0, -(-width // HEAD_COLS) - 1).bit_length()
 
 

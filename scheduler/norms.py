@@ -35,8 +35,8 @@ ROW = QUARTER // TILE
 
 def norms_at_loads(network: LayerGraph, overlay: Overlay) -> LayerGraph:
     """The same network with norms where they cost least; the network itself where the overlay cannot normalise loads,
-    or need not. The network is folded. Names of activations stay, but that a product whose norm goes away computes a
-    new one with `_raw` at its end."""
+    or need not. network: folded. Activations keep their names. A product whose norm moves to the loads of its readers
+    computes a new activation, with `_raw` behind its name."""
     if overlay.patterns is None or overlay.capability("normalise") is None or overlay.capability("statistics") is None:
         return network
     if not needs_extension(network, overlay):
@@ -53,9 +53,9 @@ def widest_norm(overlay: Overlay, norm: Norm) -> int:
 
 
 def needs_extension(network: LayerGraph, overlay: Overlay) -> bool:
-    """Whether a network has a layer that the machine cannot run with the instructions that set registers of results
-    alone: gates, rotations, norms of heads or of operands, wide norms, sums; attention with shared or wide heads, or
-    more than a length as its mask."""
+    """Whether a network has a layer that the machine runs only with the extended instructions, not with those that set
+    registers of results: gates, rotations, norms of heads or of operands, wide norms, sums; attention with shared or
+    wide heads, or whose mask is more than a length."""
     return any(_is_extended(network, layer, overlay) for layer in network.layers)
 
 

@@ -53,12 +53,13 @@ class ProductCut:
         return self.acc_b * TILE // (2 if self.gated else 1)
 
     def first(self, n: int, j: int) -> int:
-        """The number of the first stored column of the result in the memory of grid column j, of column tile n."""
+        """The number of the first stored column of the result that the memory of grid column j gets of
+        column tile n."""
         return (n * self.halves + j) * self.width
 
     def held(self, n: int, j: int, columns: int) -> int:
-        """How many of the first `columns` stored columns of the result the memory of grid column j has, of column tile
-        n."""
+        """How many stored columns of the result the memory of grid column j gets of column tile n, if the result has
+        `columns` stored columns."""
         return max(0, min(self.width, columns - self.first(n, j)))
 
     @cached_property

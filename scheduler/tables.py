@@ -28,8 +28,8 @@ GROUP = 8
 
 
 def place(s: Binder, gemm: Gemm) -> None:
-    """Check a rotation, and place its table in the bank of activations. Call before activations are placed. Raises
-    `UnsupportedError` naming the layer."""
+    """Check the rotation of a product that has one (`gemm.rotary`), and place its table in the bank of activations.
+    Call before activations are placed. Raises `UnsupportedError` naming the layer."""
     rotary = gemm.rotary
     assert rotary is not None
     rows, pitch = max(s.net.rows_of(gemm.y)), s.overlay.head_pitch(rotary.head_dim)
@@ -79,8 +79,9 @@ def _ones(s: Binder, pitch: int) -> Buffer:
 
 
 def positions(s: Binder, gemm: Gemm, row: OutputRows, i: int) -> tuple[int, ...]:
-    """The numbers of the row blocks of the table for the `row.acc` row blocks of grid row i: those of the rows within
-    their sequences, or of all rows if the table is an input."""
+    """The numbers of the row blocks of the table for the `row.acc` row blocks of grid row i, in order. If the table is
+    an input, they count all row blocks; else those within their sequence. They are 0 if the table has one row for all,
+    and for a layer without a rotation."""
     blocks = range(row.start + i * row.acc, row.start + (i + 1) * row.acc)
     if gemm.rotary is not None and gemm.rotary.source is not None:
         return tuple(blocks)
@@ -93,7 +94,7 @@ def positions(s: Binder, gemm: Gemm, row: OutputRows, i: int) -> tuple[int, ...]
 
 def needed(s: Binder, gemm: Gemm, row: OutputRows, units: Sequence[tuple[int, int]]) -> bool:
     """Whether the memories of results at `units`, each (grid row, grid column), need another table than they have. If
-    so, notes that they have it from now on."""
+    so, notes that they have it from now on. gemm: with a rotation."""
     assert gemm.rotary is not None
     wanted = {s.grid.results[i][j]: (gemm.rotary.key, positions(s, gemm, row, i)) for i, j in units}
     if all(s.held.get(unit) == table for unit, table in wanted.items()):
@@ -104,7 +105,7 @@ def needed(s: Binder, gemm: Gemm, row: OutputRows, units: Sequence[tuple[int, in
 
 def bind(s: Binder, gemm: Gemm, row: OutputRows, units: Sequence[tuple[int, int]]) -> None:
     """Append the pass that loads the table of the rows of `row` into the memories of results at `units`, each (grid
-    row, grid column)."""
+    row, grid column). gemm: with a rotation."""
     assert gemm.rotary is not None
     grid, table = s.grid, _table(s, gemm)
     columns = table.shape[1] // TILE

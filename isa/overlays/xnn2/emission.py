@@ -52,9 +52,8 @@ class Emission:
     segment: the one that the work is for which comes now. accesses: those of the bank of activations, each behind those
     that it depends on. patches: fields that depend on run-time lengths, by parameter. made: instructions by unit. x, t,
     kv: the tokens of each memory. Addresses, sizes and strides are in float32 elements. A lane is its number, 0 to 5;
-    lanes of several are bits, bit i for lane i. Each method adds to the instructions of one unit, and raises
-    `FieldError` for a value that does not fit its field.
-    """
+    lanes of several are bits, bit i for lane i; numbers of lanes, pairs and memories are not checked. Each method adds
+    to the instructions of one unit, and raises `FieldError` for a value that does not fit its field."""
 
     def __init__(self, overlay: Overlay) -> None:
         assert overlay.lanes is not None

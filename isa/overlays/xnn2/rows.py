@@ -92,10 +92,9 @@ class RowStatistics:
         self.count = total
 
     def add(self, tile: Array) -> None:
-        """Add those of the columns of a tile, (128, columns) float32, 32 at a time. Sums are of the differences from
-        the first of these columns, which is at most as far from their mean as the root of their number times their
-        deviation.
-        """
+        """Add those of the columns of a tile, (128, columns) float32, 32 columns at a time. It sums the differences
+        from the first of these columns, not the columns themselves: a mean far from 0 then costs few digits, because
+        the first is at most sqrt(32) standard deviations from the mean of the 32."""
         for start in range(0, tile.shape[1], BEAT):
             part = tile[:, start : start + BEAT]
             count, first = np.float32(part.shape[1]), part[:, 0]
