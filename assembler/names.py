@@ -138,9 +138,9 @@ class ScopedNames:
         """Evaluate an expression. Integers stay exact: a division must be exact, and values fit in 64 bits, signed.
 
         units: the units that use the value as an address; a buffer's name then stands for its address, in address
-        units. depth: number of operators around the expression. Raises `Mistake` for an unknown name, a division that
-        is not exact or by zero, a value that is too large, and an expression that is too deep or too long.
-        """
+        units. None: the value is no address. depth: number of operators around the expression. Raises `Mistake` for an
+        unknown name, a division that is not exact or by zero, a value that is too large, and an expression that is too
+        deep or too long."""
         if isinstance(e, Token):
             if e.type == "INT":
                 return s.number(e)

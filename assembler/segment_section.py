@@ -29,7 +29,8 @@ SEGMENTS = c.Struct(
 
 
 def encoded(program: Program) -> bytes:
-    """Return the bytes of the section with a program's segments, in the format `SEGMENTS`."""
+    """Return the bytes of the section with a program's segments, in the format `SEGMENTS`. Raises `OverflowError` or
+    `ConstructError` for numbers and texts that are too large for it."""
     rows = [{x: getattr(s, x) for x in ("name", "kind", "layers", "outputs")} for s in program.segments]
     uops = []
     for unit in program.overlay.units:

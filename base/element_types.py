@@ -77,5 +77,6 @@ KEPT = {name: BY_NUMPY[facts.kept] for name, facts in SCALARS.items()}
 
 
 def whole_bytes(elements: int, dtype: str) -> int:
-    """Return the bytes that elements take together, rounded up. elements: how many. dtype: a key of `SCALARS`."""
+    """Return the bytes that `elements` elements take together, rounded up. dtype: a key of `SCALARS`; raises `KeyError`
+    for another."""
     return -(-elements * BITS[dtype] // 8)

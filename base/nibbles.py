@@ -16,7 +16,8 @@ from .element_types import SCALARS
 
 
 def to_nibbles(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the bytes of integers, of which the low 4 bits are taken: half as many, rounded up."""
+    """Return integers, of any shape, as bytes: the low 4 bits of each, two to a byte, the first in the low half. Half
+    as many, rounded up; a missing last one is 0."""
     bits = np.asarray(values).reshape(-1).astype(np.uint8) & np.uint8(15)
     pairs = np.append(bits, np.zeros(bits.size % 2, np.uint8)).reshape(-1, 2)
     made: npt.NDArray[np.uint8] = pairs[:, 0] | pairs[:, 1] << np.uint8(4)
@@ -24,8 +25,8 @@ def to_nibbles(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def from_nibbles(packed: npt.NDArray[np.uint8], dtype: str, count: int) -> npt.NDArray[Any]:
-    """Return `count` elements that lie in bytes, as a run keeps them: `i4` as int8, `u4` as uint8. Raises `ValueError`
-    for another number of bytes."""
+    """Return `count` elements that `to_nibbles` wrote, as a vector in the type in which a run keeps them. dtype: `i4`
+    gives int8, `u4` uint8. Raises `ValueError` for another number of bytes."""
     facts = SCALARS[dtype]
     if packed.size != -(-count // 2):
         raise ValueError(f"{packed.size} bytes for {count} elements of 4 bits")
@@ -34,6 +35,7 @@ def from_nibbles(packed: npt.NDArray[np.uint8], dtype: str, count: int) -> npt.N
 
 
 def low_bits(values: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:
-    """Return the low bits of each integer; in an array of signed integers the highest of these bits is the sign."""
+    """Return the low bits of each integer, in an array of the same type and shape; if the type is signed, the highest
+    of these bits is the sign. bits: 1 or more, at most those of the type."""
     places = 8 * values.dtype.itemsize - bits
     return values << places >> places

@@ -27,9 +27,9 @@ def row_scales(
 ) -> tuple[Float32, npt.NDArray[np.int32]]:
     """The scale and the zero point of each row, chosen from its numbers so that `low` to `high` cover them.
 
-    x: (..., K). least: the smallest scale. is_symmetric: one range for both signs, around the integer in the middle.
-    Returns float32 and int32, (..., 1). As torchao's `choose_qparams_affine` has them with blocks of one row.
-    """
+    x: (..., K), K at least 1. least: the smallest scale. is_symmetric: one range for both signs, around the integer in
+    the middle. Returns float32 and int32, (..., 1). As torchao's `choose_qparams_affine` has them with blocks of one
+    row."""
     below = np.minimum(x.min(-1, keepdims=True), np.float32(0))
     above = np.maximum(x.max(-1, keepdims=True), np.float32(0))
     if is_symmetric:
@@ -42,8 +42,9 @@ def row_scales(
 
 
 def quantise(x: Float32, scale: Floats, zero: Integers | None, low: int, high: int) -> npt.NDArray[np.int8]:
-    """The nearest integers from `low` to `high` (both of int8). scale, zero: to be broadcast to x. The reciprocal of a
-    scale is rounded to float32 once, from the scale's own type: torchao computes it in float32, PT2E in float64."""
+    """The nearest integers from `low` to `high` (both of int8), of the shape of x. scale, zero: to be broadcast to x;
+    zero None is 0. The reciprocal of a scale is rounded to float32 once, from the scale's own type: torchao computes it
+    in float32, PT2E in float64."""
     nearest: Float32 = np.rint(x * (1 / scale).astype(np.float32))
     if zero is not None:
         nearest = nearest + zero.astype(np.float32)
@@ -51,7 +52,8 @@ def quantise(x: Float32, scale: Floats, zero: Integers | None, low: int, high: i
 
 
 def dequantise(x: Integers, scale: Floats, zero: Integers | None = None) -> Float32:
-    """What integers (..., K) stand for. scale, zero: (..., G), of G groups of K / G columns each; or one number."""
+    """What integers (..., K) stand for, as float32 of this shape. scale, zero: (..., G), of G groups of K / G columns
+    each; or one number. zero None is 0."""
     scale, zero = np.atleast_1d(scale), None if zero is None else np.atleast_1d(zero)
     made: Float32 = x.reshape(*x.shape[:-1], scale.shape[-1], -1).astype(np.float32)
     if zero is not None:
@@ -71,10 +73,9 @@ def integer_linear(
 ) -> Float32:
     """A linear layer of quantised numbers: for each group of columns an exact sum of products of integers.
 
-    x: (..., K). scale, zero: (..., 1), or one number. weight: (N, K). weight_scale, weight_zero: (N, G), of G groups
-    of K / G columns. bias: (N,). Returns float32 (..., N). In float32, group by group: sum * weight scale, added up;
-    then * scale, + bias.
-    """
+    x: (..., K). scale, zero: (..., 1), or one number. weight: (N, K). weight_scale, weight_zero: (N, G), of G groups of
+    K / G columns. A zero that is None is 0. bias: (N,); None for none. Returns float32 (..., N). In float32, group by
+    group: sum * weight scale, added up; then * scale, + bias."""
     groups = weight_scale.shape[1]
     total: Any = np.float32(0)
     for g, (rows, columns) in enumerate(zip(*(np.split(t, groups, -1) for t in (x, weight)), strict=True)):
@@ -92,8 +93,8 @@ def integer_matmul(
     other_scale: Floats,
     other_zero: Integers | None,
 ) -> Float32:
-    """A product of quantised matrices (..., M, K) and (..., K, N), each with one scale and zero point. Returns float32
-    (..., M, N): sum * (scale * other scale)."""
+    """A product of quantised matrices (..., M, K) and (..., K, N), each with one scale and zero point; a zero that is
+    None is 0. Returns float32 (..., M, N): sum * (scale * other scale)."""
     factor = scale.astype(np.float32) * other_scale.astype(np.float32)
     return _sums(x, zero, other, other_zero).astype(np.float32) * factor
 

@@ -304,9 +304,8 @@ class Registers:
         self.values: dict[str, Any] = {x.name: getattr(power_on, x.name) for x in record.FIELDS} | values
 
     def require_power_on(self, unit: UnitSpec, needed: Mapping[str, Any]) -> None:
-        """Raise `ProgramError` if work needs other values than the registers have, for a unit without them. needed:
-        values by field. unit: for the message.
-        """
+        """Check the work of a unit that lacks these registers. Raises `ProgramError` if the work needs other values
+        than the power-on values, `KeyError` for an unknown field. needed: values by field. unit: for the message."""
         differ = [name for name, value in needed.items() if self.values[name] != value]
         if differ:
             raise ProgramError(

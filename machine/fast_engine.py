@@ -42,10 +42,9 @@ def run_traces(
 ) -> RunTiming:
     """Run traces to the end with the rates and FIFO depths of `machine`. Raises the errors of `ProcessNetwork.run`.
 
-    record: keep the event log. arbitration: work of one process whose order the run decides. compiled: compiles the two
-    loops of `engine_loop`; the identity function gives the same result slowly. Raises `ValueError` if `machine` has
-    other rates, streams or on-chip memories than the machine that was traced.
-    """
+    record: keep the event log. arbitration: work of one process whose order the run decides; None: all keep their
+    order. compiled: compiles the two loops of `engine_loop`; the identity function gives the same result slowly. Raises
+    `ValueError` if `machine` has other rates, streams or on-chip memories than the machine that was traced."""
     net = traces.net
     seconds = machine.step_seconds
     streams = machine.streams

@@ -30,9 +30,8 @@ class Sharing:
     """Transfers that share a memory.
 
     channels, per_client: accesses a cycle, of all transfers and of each. Times are in cycles. All transfers go equally
-    fast, so each is done when one that had begun at the start and never ended would have so many accesses: `_each`, as
-    of cycle `now`.
-    """
+    fast. `_each` counts the accesses, up to cycle `now`, of a transfer that began at the start and never ends: a
+    transfer of n accesses is done when `_each` has grown by n."""
 
     def __init__(self, channels: int, per_client: int) -> None:
         if not 1 <= per_client <= channels:

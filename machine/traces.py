@@ -163,8 +163,8 @@ class KernelTraces:
         """Return a row for a trace, with channels and rate as numbers. rate, amount, gets, puts, words, times: as of
         `Step`. whole: the step needs whole tokens.
 
-        Raises `UntraceableError` if the step moves no words, more than `MAX_WORDS`, or uses a stream twice.
-        """
+        Raises `UntraceableError` if the step moves no words, more than `MAX_WORDS`, or uses a stream twice, `KeyError`
+        for an unknown rate."""
         if not 0 < words <= MAX_WORDS or len(set(gets)) < len(gets) or len(set(puts)) < len(puts):
             raise UntraceableError("a step moves no words, or uses a stream twice")
         get, put = (tuple(c.number for c in side) for side in (gets, puts))

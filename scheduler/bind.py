@@ -177,8 +177,8 @@ def _mapping_type(s: Binder, att: AttentionLayer, kind: MappingType | None) -> M
 
 
 def place_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> None:
-    """Check an attention and reserve the scratch memory that `bind_as` with the same mapping type needs. Raises
-    `UnsupportedError` naming the layer."""
+    """Check an attention and reserve the scratch memory that `bind_as` with the same mapping type needs; None chooses
+    by the roofline. Raises `UnsupportedError` naming the layer."""
     kind = _mapping_type(s, att, kind)
     if kind is MappingType.E:
         check_in_parts(s, att)

@@ -240,11 +240,10 @@ def _sizes(accesses: Iterable[Access | RowStore]) -> str:
 
 class Binder:
     """Collects the work of one program (`BoundWork`); binding a segment appends to it, unit by unit. Functions that
-    bind take it as `s`.
+    bind take it as `s`. Units, buffers and activations are named; `KeyError` is raised for a name that there is not.
 
     keeps_slices: with Loops.ROWS, slices may stay in the left memories from one op of a segment to the next. That takes
-    more ops.
-    """
+    more ops."""
 
     def __init__(self, tiled: Tiled, keeps_slices: bool = True) -> None:
         self.tiled, self.keeps_slices = tiled, keeps_slices

@@ -84,9 +84,9 @@ def turns(work: list[WorkItem]) -> Iterator[Turn]:
 def instructions(
     overlay: Overlay, unit: UnitSpec, items: Iterable[Item], patches: dict[str, list[KernelPatch]] | None = None
 ) -> Iterator[Record]:
-    """The instructions of a unit for its work items. patches: receives the fields that depend on run-time lengths, by
-    the name of the parameter; None drops them. Raises `FieldError` for a number that a field of an instruction cannot
-    hold."""
+    """The instructions of a unit for its work items. overlay: one that models can be compiled for (`Overlay.emit`).
+    patches: receives the fields that depend on run-time lengths, by the name of the parameter; None drops them. Raises
+    `FieldError` for a number that a field of an instruction cannot hold."""
     assert overlay.emit is not None, overlay.name
     for number, made in enumerate(overlay.emit(unit, items)):
         if not isinstance(made, Patched):

@@ -109,7 +109,7 @@ def applied(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> 
         if len(tiles) == 2 and name == "add":
             return SymbolicTile("add", max((t.shape for t in tiles), key=len), (*_terms(tiles[0]), *_terms(tiles[1])))
     if name in ("mul", "scale") and len(tiles) == 1:
-        factor = next(x for x in arguments if not isinstance(x, SymbolicTile))
+        factor = next((x for x in arguments if not isinstance(x, SymbolicTile)), None)
         if isinstance(factor, int | float | np.floating):
             return SymbolicTile("scale", first.shape, (first, float(factor)))
     if name == "matmul" and len(tiles) == 2:

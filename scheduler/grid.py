@@ -101,9 +101,8 @@ def bind_gemms(s: Binder, placed: PlacedGemms) -> None:
     the left memories still hold the last slices of K of the tile before, one in each slot, and the new tile takes them
     first. Weights move the same bytes either way (paper section 5.3).
 
-    Products with tables, what takes several ops for an output tile, and segments whose ops keep slices for each other
-    have ops of one row tile each.
-    """
+    An op covers a single row tile if a product has a table, if an output tile takes several ops, or if the ops of a
+    segment keep slices for each other."""
     for before in placed.passes:
         bind_gemms(s, before)
     tiles = row_tiles(s.row_blocks_of(placed.gemms[0].x), placed.tiles, s.tiled.limits)

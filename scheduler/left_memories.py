@@ -35,14 +35,15 @@ def statistics_name(name: str) -> str:
 
 def statistics_size(s: Binder, name: str) -> int:
     """Number of elements of the statistics of the activation `name`, padded to whole blocks: a quarter block for 128
-    rows and a part of the columns."""
+    rows and a part of the columns. Raises `KeyError` for an activation without statistics."""
     size = s.row_blocks_of(name) * s.tiled.statistics[name].parts * QUARTER
     return -(-size // BLOCK) * BLOCK
 
 
 def statistics_at(s: Binder, name: str, row: int, part: int) -> int:
     """The number of the first element, in its bank, of the statistics of a row block and a part of the columns. name:
-    of the activation. row: number of the row block. part: number of the part."""
+    of the activation; raises `KeyError` if it has no statistics. row: number of the row block. part: number of the
+    part."""
     buffer = s.buffers[statistics_name(name)]
     return buffer.offset * UNIT + (row * s.tiled.statistics[name].parts + part) * QUARTER
 
@@ -88,8 +89,9 @@ def fresh_statistics(s: Binder, name: str, norm: Norm | None, row: OutputRows, i
 def load_norm(
     s: Binder, name: str, norm: Norm | None, fresh: int, first: int = 0, same: bool = False
 ) -> LoadNorm | None:
-    """The norm of a load of the activation `name`; None if `norm` is None. fresh: row tiles whose statistics come with
-    it. first: the row tile of the memory at which the load begins. same: all tiles of the load are of that row tile."""
+    """The norm of a load of the activation `name`, which must have statistics; None if `norm` is None. fresh: row tiles
+    whose statistics come with it. first: the row tile of the memory at which the load begins. same: all tiles of the
+    load are of that row tile."""
     if norm is None:
         return None
     parts = s.tiled.statistics[name].parts

@@ -165,7 +165,7 @@ def issued(overlay: Overlay, sequences: Mapping[str, Sequence[Record]]) -> tuple
 
 def starts_of(run: RunTiming, firsts: Firsts) -> dict[str, list[tuple[float, int]]]:
     """When each mOP began in a run without the instruction path, by unit: seconds, and a number that orders equal
-    times. firsts: as `issued` returns it. A mOP without uOPs behind it takes the start of the last uOP."""
+    times. firsts: as `issued` returns it. A mOP that no uOP follows takes the start of the last uOP."""
     out = {}
     for unit, first in firsts.items():
         begun = run.starts(unit)

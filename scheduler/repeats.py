@@ -30,9 +30,9 @@ def folded(
 ) -> tuple[Record, ...]:
     """Return the shortest op list that executes these ops (`OpList.unrolled`).
 
-    make_repeat: makes the entry of a repeat. repeat: reads an entry of the overlay; given, `ValueError` is raised if an
-    op is itself a repeat. longest: the most ops of a section that is repeated.
-    """
+    make_repeat: makes the entry of a repeat. repeat: reads an entry of the overlay, to find ops that are repeats
+    themselves, for which `ValueError` is raised; None does not look for them. longest: the most ops of a section that
+    is repeated."""
     if repeat is not None and any(repeat(op) is not None for op in ops):
         raise ValueError("the ops to fold have a repeat")
     if len(ops) < 3:

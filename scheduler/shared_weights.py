@@ -52,8 +52,8 @@ class WeightLibrary:
         return same / min(sum(b.size for b in own), sum(b.size for b in self.buffers))
 
     def add(self, built: Built) -> bool:
-        """Give all weights of a program a place that have none yet. Returns whether the library has grown; it has not
-        if the bank has no room for all."""
+        """Give all weights of a program a place that have none yet. Returns whether the library has grown. It has not
+        if all have a place, and if the bank has no room for all."""
         own = self._buffers(built)
         if own == self.buffers:
             return False

@@ -142,10 +142,12 @@ class StoredStatistics:
 def statistics_of(
     network: LayerGraph, overlay: Overlay, cuts: Mapping[str, Tiles], limits: GridLimits
 ) -> dict[str, StoredStatistics]:
-    """The statistics that the norms of operands (`x_norm`, `residual_norm`) need, by the name of the activation. A
-    product makes them at its store unless the memory of results applies something else there or has no neighbour to
-    complete rows with, or unless its tiles are more parts than a load can join. cuts: how each product is cut, by the
-    name of its result. Raises `ScheduleError` like `column_tiles`."""
+    """The statistics that the norms of operands (`x_norm`, `residual_norm`) need, by the name of the activation.
+
+    The product that computes the activation makes them at its store, with three exceptions: its memory of results
+    applies something else there, or has no neighbour with which rows are complete, or its tiles are more parts than a
+    load can join. Then a pass makes them. cuts: how each product is cut, by the name of its result. Raises
+    `ScheduleError` like `column_tiles`."""
     able = overlay.capability("normalise")
     most = able.limits["parts"][1] if able is not None else 0
     norms: dict[str, list[Norm]] = {}

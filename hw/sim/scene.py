@@ -344,9 +344,8 @@ def covered(start: Floats, end: Floats, edges: Floats) -> Floats:
 
 
 def describe(unit: str, uop: Any, overlay: Overlay) -> str:
-    """Describe a uOP of a unit in a few words, `nothing` if no field is set. The address of an off-chip access is left
-    out: the page looks it up.
-    """
+    """Describe a uOP of the unit of this name in a few words, `nothing` if no field is set. The address of an off-chip
+    access is left out: the page looks it up. Raises `KeyError` for an unknown unit."""
     if title := overlay.title(uop):
         return title
     transfer = overlay.transfer(overlay.by_unit[unit], uop)

@@ -477,7 +477,8 @@ class Titles:
         )
 
     def packet(self, number: int) -> str:
-        """Return the title of a packet, by its index in the image: its number, units, mOPs and repetitions."""
+        """Return the title of a packet: its number, units, mOPs and repetitions. number: its index in the image; raises
+        `IndexError` beyond the last."""
         if number not in self._packets:
             self._packets[number] = _packet(number, self.program.packets[number], self.expansion)
         return self._packets[number]

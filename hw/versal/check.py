@@ -248,7 +248,7 @@ def tile_places(s: Sources) -> Findings:
 def routes(s: Sources) -> Findings:
     """the array's stream switches have room for all lanes
 
-    Yields what `check_places.routes` finds. Raises as `Sources.graph`.
+    Yields what `check_places.routes` finds. Raises as `Sources.graph`, and `RsnError` for a place outside of the array.
     """
     return check_places.routes(s.graph)
 

@@ -107,8 +107,7 @@ def tiles(graph: Sequence[str]) -> Findings:
 
 def routes(graph: Sequence[str]) -> Findings:
     """Yield a sentence for each place where the stream switches have no room for all streams. graph: as for `parts`.
-    Nothing if a PLIO has no place, which another check finds.
-    """
+    Nothing if a PLIO has no place, which another check finds. Raises `RsnError` for a place outside of the array."""
     streams: list[tuple[tuple[int, int], list[tuple[int, int]]]] = []
     for plio in parts(graph)[0]:
         if not plio["at"] or None in plio["tiles"]:

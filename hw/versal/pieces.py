@@ -106,9 +106,8 @@ def moved(bits: int) -> str:
 
 
 def fifo(depth: int) -> Callable[[int], str]:
-    """Return what makes the Verilog of a short stream, as HLS makes it, from the bits of a word: a shift register, and
-    the number of its last word. depth: in words, a power of 2.
-    """
+    """Return a function from the bits of a word to the Verilog of a short stream, as HLS makes it: a shift register,
+    and the number of the last word in it. depth: in words, a power of 2."""
 
     def of(width: int) -> str:
         bits = (depth - 1).bit_length()
@@ -129,9 +128,8 @@ end endgenerate"""
 
 
 def fifo_in_block_ram(width: int) -> str:
-    """Return the Verilog of a stream of 512 words of `width` bits, as HLS makes it: a memory whose output is chosen
-    instead of the word that came last.
-    """
+    """Return the Verilog of a stream of 512 words of `width` bits, as HLS makes it: a memory, and a choice between its
+    output and the word that has just come in."""
     depth, bits = 512, 9
     before = f"""
 (* ram_style = "block" *) reg [{width - 1}:0] words [0:{depth - 1}];
@@ -196,9 +194,8 @@ def memory(depth: int) -> str:
 
 
 def larger(bits: int) -> str:
-    """Return the Verilog of the larger of two numbers of float32, the first one if the second one is not a number.
-    bits: 32.
-    """
+    """Return the Verilog of the larger of two numbers of float32; the first one if one of them is not a number. bits:
+    32."""
     assert bits == 32
     before = """
 wire nan = &b[30:23] & |b[22:0] | &a[30:23] & |a[22:0];
@@ -287,9 +284,8 @@ wire q_{n}_digit = ~r_{n}_next[26];"""
 
 
 def square_root(bits: int) -> str:
-    """Return the Verilog of a root of float32: for each digit those that are known are added to the remainder or
-    subtracted. bits: 32.
-    """
+    """Return the Verilog of a root of float32: for each digit, the digits found so far are added to the remainder or
+    subtracted. bits: 32."""
     assert bits == 32
     start = """
 wire [25:0] m_0 = a[23] ? {1'b0, |a[30:23], a[22:0], 1'b0} : {|a[30:23], a[22:0], 2'b0};

@@ -47,8 +47,8 @@ SIZES = ("slots", "rows", "columns")
 def find(name: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> Overlay:
     """Return the overlay of this name, or the one that an overlay file makes, given its path (`*.toml`).
 
-    overlays: those that ship. Raises `ProgramError` for an unknown name, or a file that is missing or wrong.
-    """
+    overlays: those that ship. Raises `ProgramError` for an unknown name, or a file that is missing or wrong, `OSError`
+    for one that cannot be read."""
     if name in overlays:
         return overlays[name]
     if name.endswith(SUFFIX):
@@ -284,9 +284,8 @@ def text(overlay: Overlay) -> str:
 
 
 def differences(overlay: Overlay) -> list[str]:
-    """Return, as a list of phrases such as `4 MMEs, not 6`, how a changed overlay differs from the one that it changes;
-    units of one kind that changed alike together. Empty if it is none.
-    """
+    """Return, as a list of phrases such as `4 MMEs, not 6`, how a changed overlay differs from the one that it changes.
+    Units of one kind that changed alike have one phrase. Empty for an overlay that no file changed."""
     if overlay.whole is not None:
         return [f"a machine of {len(overlay.units)} units that its own file describes"]
     base = OVERLAYS.get(overlay.base or "")

@@ -18,9 +18,8 @@ READ_ONLY = "lpddr"
 
 
 def starts(mop: Any, iteration: int) -> Iterator[int]:
-    """Return the address of each chunk of a mOP with `addr`, `reuse_stride`, `chunk_stride` and `chunks`, in address
-    units, modulo 2**32. iteration: of the packet's reuse, from 0.
-    """
+    """Yield the address of each chunk of a mOP with `addr`, `reuse_stride`, `chunk_stride` and `chunks`, in address
+    units, modulo 2**32. iteration: of the packet's reuse, from 0."""
     base = mop.addr + iteration * mop.reuse_stride
     for chunk in range(mop.chunks):
         yield (base + chunk * mop.chunk_stride) & 0xFFFF_FFFF

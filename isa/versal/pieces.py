@@ -53,9 +53,8 @@ def piece(name: str, size: int) -> Cells:
 
 @cache
 def next_larger(name: str, size: int) -> Cells:
-    """Return the cells of the smallest listed piece of this name whose size is at least `size`, for what comes in
-    steps. Beyond the largest one, as many of these as are needed. Raises `KeyError` for an unknown piece.
-    """
+    """Return the cells of the smallest listed piece of this name whose size is at least `size`. Beyond the largest one,
+    as many of these as are needed. Raises `KeyError` for an unknown piece."""
     row = synthesised()[name]
     largest = max(row)
     return row[min(n for n in row if n >= size)] if size <= largest else -(-size // largest) * row[largest]

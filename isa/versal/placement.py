@@ -55,10 +55,9 @@ def tile(mme: int, row: int, column: int, cascade: int) -> tuple[int, int]:
 
 
 def plio_columns(mme: int, mmes: int) -> range:
-    """Return the columns of the array that have the PLIOs of MME number `mme` of `mmes`.
-
-    They begin below its tiles, or as near to them as leaves enough columns to all others on either side.
-    """
+    """Return the columns of the array that have the PLIOs of MME number `mme` of `mmes`. They begin below its tiles,
+    unless too few columns would then be left for the other MMEs on either side; then they begin as near to its tiles as
+    possible."""
     least = -(-2 * LANES // len(INPUT_CHANNELS))
 
     def start(m: int) -> int:

@@ -252,8 +252,9 @@ class AttentionEmitter:
         return all(self.bring(self.order[self.brought], which) for which in range(2))
 
     def bring(self, head: int, which: int) -> bool:
-        """Bring keys (`which` = 0) or values (1) of a head of keys, from DDR or by computing them, then with those that
-        are computed together. Returns False if there is no room."""
+        """Bring keys (`which` = 0) or values (1) of a head of keys. They are loaded from DDR if they are stored there.
+        Otherwise they are computed, with those of all heads in the same step of column tiles. Returns False if there is
+        no room."""
         if (self.panel.seqs[0], head) in self.memories[self.memory_of(self.panel.seqs[0], head) + 2 * which].live:
             return True
         return self._load(head, which) if self.a.stored is not None else self._compute(head, which)
@@ -336,12 +337,12 @@ class AttentionEmitter:
                     del memory.live[key]
 
     def pairs(self, place: int) -> list[tuple[int, RowTile]]:
-        """The pairs that compute a group, each as its number and its row tile. place: of the group."""
+        """The pairs of lanes that compute a group, each as its number and its row tile. place: as of `SoftmaxGroup`."""
         return self.panel.pairs(place) if self.mode.halves == 1 else list(enumerate(self.panel.tiles))
 
     def send(self, which: int, head: int, place: int) -> dict[int, int]:
         """Emit that the memories of keys (`which` = 0) or values (1) send what they hold of a head of keys to the lanes
-        that compute with it. place: of the group. Returns the number of the memory (0 to 3) by sequence."""
+        that compute with it. place: as of `SoftmaxGroup`. Returns the number of the memory (0 to 3) by sequence."""
         pairs = self.pairs(place)
         memories: dict[int, int] = {}
         for seq in sorted({t.seq for _, t in pairs}):
@@ -359,7 +360,8 @@ class AttentionEmitter:
         return range(at, at + count)
 
     def scores(self, g: SoftmaxGroup) -> None:
-        """Emit softmax(Q K^T) of one head, for one row tile of each pair, and let the group wait for its values."""
+        """Emit softmax(Q K^T) of the head of group g, for one row tile of each pair. The group then waits until
+        `values` multiplies its probabilities."""
         e, a = self.e, self.a
         wide, head = a.blocks > 1, g.head // a.groups
         memories = self.send(0, head, g.place)
@@ -378,8 +380,8 @@ class AttentionEmitter:
         self.used(0, head)
 
     def values(self) -> None:
-        """Emit probabilities times values of the head that waits longest, for one row tile of each pair. Some group
-        must wait."""
+        """Emit probabilities times values of the group that waits longest, for one row tile of each pair. At least one
+        group must wait."""
         e, a = self.e, self.a
         turn = self.scored - len(self.waiting)
         g = self.waiting.popleft()

@@ -550,8 +550,9 @@ def _placed(vector: npt.NDArray[np.floating], places: npt.NDArray[np.intp], colu
 
 
 def best(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowering:
-    """The lowering in the mode that takes least time: a panel of P3 has half the rows, and takes half the time, of one
-    of R6. A mode that the schedule names is taken. Raises as `Lowering` does."""
+    """The lowering in the mode that the schedule names. If it names none: P3 if the schedule sets `lanes.lpddr`; else
+    the mode that takes less time, where a panel of P3 has half the rows, and takes half the time, of one of R6; and P3
+    if the lanes cannot compute the network in R6. overlay: of row lanes. Raises as `Lowering` does."""
     assert overlay.lanes is not None
     knobs = schedule.lanes
     modes = modes_of(overlay.lanes, knobs)
@@ -571,8 +572,8 @@ def best(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowering:
 
 
 def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
-    """Lower a network to the instructions of an overlay of row lanes. Raises as `Lowering` and `Lowering.lowered` do;
-    an `UnsupportedError` names the layer, or the memory that is too small."""
+    """Lower a network to the instructions of an overlay of row lanes (`Overlay.lanes`). Raises as `Lowering` and
+    `Lowering.lowered` do; an `UnsupportedError` names the layer, or the memory that is too small."""
     return best(network, overlay, schedule).lowered()
 
 

@@ -49,8 +49,8 @@ def order_ddr(
     overlay: Overlay,
 ) -> Ordered:
     """Order the accesses of a program by list scheduling. work: the work of all units. sequences: the mOPs of all units
-    but that of the bank of activations, by unit. preloaded: op lists, by unit. Raises `DeadlockError` if the program
-    cannot end with any order."""
+    but that of the bank of activations, by unit. preloaded: op lists, by unit. overlay: of row lanes. Raises
+    `DeadlockError` if the program cannot end with any order."""
     assert overlay.lanes is not None
     accesses, bank = work.accesses, overlay.lanes.activations
     (ddr,) = (unit.name for unit in overlay.units if unit.bank == bank)

@@ -282,9 +282,8 @@ class PanelEmitter:
         """Emit rows @ weight for one column tile in each half of the lanes; with a gate, for a pair of tiles.
 
         step: number of the tile within the columns of a half. bank: of the rows. norm: with which the rows are sent.
-        to: where C sends the result. residual: what C adds to it. Returns the halves that have such a tile, each with
-        the number of the column tile in the result.
-        """
+        to: where C sends the result. residual: what C adds to it; None adds nothing. Returns the halves that have such
+        a tile, each with the number of the column tile in the result."""
         e, depth = self.e, p.rows
         made = [
             (half, columns[step])
@@ -369,10 +368,9 @@ class PanelEmitter:
         """Add the products of one tile of K to the rows of a bank of X.
 
         p: the product. k: number of its tile of K. where: returns, for a row tile of the panel, the lane whose T has
-        the left tile, and the slot there. residual: what the first slice adds. width: the columns of a row, over which
-        the last slice makes the statistics. first: this slice overwrites the rows of the bank. last: no other slice
-        follows. beside: emits what else T of the odd lanes does between its tiles.
-        """
+        the left tile, and the slot there. residual: what the first slice adds; None adds nothing. width: the columns of
+        a row, over which the last slice makes the statistics. first: this slice overwrites the rows of the bank. last:
+        no other slice follows. beside: emits what else T of the odd lanes does between its tiles; None for nothing."""
         e = self.e
         parts = self.mode.split(p.columns)
         biased = first and p.vectors is not None

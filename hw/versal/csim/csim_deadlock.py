@@ -102,11 +102,10 @@ def _whole(stream: str) -> str:
 
 
 def stalled(facts: NativeReport, seed: int) -> str:
-    """Describe a deadlock that pipelines cause which cannot flush: a line for each of them. facts: the report of the
-    run. seed: of its stalls, for the message.
+    """Describe a deadlock that is caused by pipelines which cannot flush: a line for each of them. facts: the report of
+    the run. seed: of its stalls, for the message.
 
-    Returns "" if none does: what waits for room alone would wait in any style.
-    """
+    Returns "" if no pipeline causes it: a process that waits for room would wait in any style."""
     holders = {h.process for h in facts.held}
     guilty = dict.fromkeys(w.process for w in facts.waits if not w.put and w.process in holders)
     if not guilty:

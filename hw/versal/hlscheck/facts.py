@@ -230,9 +230,8 @@ class MemoryFacts:
     # -- what they say
 
     def partitions(self, memory: HlsMemory) -> tuple[ArrayPartition | None, ...]:
-        """Return how each dimension is cut, None if it is not; of an argument, how all memories are cut that it may be,
-        None where they differ.
-        """
+        """Return how each dimension of a memory is cut; None if it is not cut. An argument may be several memories
+        (`origins`): a dimension that is cut differently in these is None."""
         if memory not in self._cuts:
             found = [_partitions(memory.array, pragmas) for pragmas in self._stated(memory)]
             cuts = tuple(of[0] if len(set(of)) == 1 else None for of in zip(*found, strict=True))

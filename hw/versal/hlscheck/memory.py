@@ -311,9 +311,8 @@ class FunctionMemory:
         return self._pointers
 
     def copied(self, address: Address) -> list[Address]:
-        """Return where a place of an object without a name is in the variables that it is copied to: an argument by
-        value. None of any other object.
-        """
+        """Return the places to which a place of an unnamed object is copied. Such objects are arguments by value, which
+        are copied to variables. Empty for a place of any other object."""
         out: list[Address] = []
         if address.root not in self.variables or self.variables[address.root].number >= 0:
             return out

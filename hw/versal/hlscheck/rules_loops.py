@@ -214,9 +214,9 @@ def dependences(loop: LoopSchedule) -> HlsFindings:
 
 
 def table(loop: LoopSchedule, loops: Mapping[str, PipelinedLoop], items: Mapping[str, frozenset[int]]) -> HlsFindings:
-    """Yield what of a loop differs from the table of cycles. loops: the table, by the name that a pragma refers to.
-    items: by row the numbers of items that times are computed with.
-    """
+    """Yield the differences between a loop and the table of cycles (rules `unmodelled`, `rounds`, `trip-count`,
+    `fill`). loops: the table, by the name that a pragma refers to. items: by row the numbers of items that times are
+    computed with."""
     stated = loop.place.pragma.pragma.option("ii") or "1"
     named = re.fullmatch(r"ii::(\w+)", stated)
     if not named:
@@ -254,8 +254,8 @@ def off(design: HlsDesign) -> HlsFindings:
 
 
 def latency(design: HlsDesign, counts: CycleCounts) -> HlsFindings:
-    """Yield iterations that take more or fewer cycles than they state. A loop with one iteration is none any more, so
-    it is not checked."""
+    """Yield iterations that take more or fewer cycles than they state (rule `latency`). A loop that has a single
+    iteration is unrolled, so it is not checked."""
     for function in design.module.functions.values():
         for call, marked in design.marks(function, "scope"):
             least, most = (marked.pragma.option(end) or "" for end in ("min", "max"))

@@ -42,9 +42,9 @@ def parts_of(chosen: Sequence[Sequence[int]], experts: int, tile: int, most: int
     """Return the parts of a call: experts in ascending order, each one's pairs in the order of tokens, `tile` to a
     part.
 
-    chosen: the experts of each token. experts: how many the layer has. tile: the most rows of a part. most: rows that
-    one expert may have. Raises `TensorError` for an expert that there is not, and for more rows than that.
-    """
+    chosen: the experts of each token. experts: how many the layer has. tile: the most rows of a part, at least 1. most:
+    rows that one expert may have; None for any number. Raises `TensorError` for an expert that there is not, and for
+    more rows than that."""
     pairs: dict[int, list[int]] = {}
     for token, row in enumerate(chosen):
         for place, expert in enumerate(row):
@@ -159,7 +159,8 @@ class SeqUnit(Unit):
 
 
 def following(overlay: Overlay) -> list[Packet]:
-    """Return the packets that tell all decoders to read from Seq until it ends, one for each unit."""
+    """Return the packets that tell the decoders of all units but Seq to read from Seq until it ends, one packet for
+    each."""
     return [Packet(Header(opcode=overlay.format_of(u.kind).opcode)) for u in followers(overlay)]
 
 

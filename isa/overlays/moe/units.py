@@ -82,9 +82,8 @@ class RowsUnit(Sized):
     held: Array
 
     def sent(self, rows: int, depth: int, times: int) -> Steps:
-        """Return the steps that send `rows` rows of `depth` tiles of K to Mac, `times` times, a tile of columns after
-        the other.
-        """
+        """Return the steps that send `rows` rows of `depth` tiles of K to Mac, tile by tile, and all of that `times`
+        times."""
         sink, tile = self.sink("Mac"), self.tile
         words = rows * tile
         for _ in range(times):

@@ -35,8 +35,8 @@ Value = Callable[[Variables], Any]
 
 def value_of(node: Expression) -> Value:
     """Return a function that computes an expression from the values of variables. Raises `ProgramError` for what is no
-    expression; the function raises what the computation does, such as `KeyError` for an unbound variable.
-    """
+    expression, `KeyError` for an unknown operator; the function raises what the computation does, such as `KeyError`
+    for an unbound variable."""
     match node:
         case Constant(value):
             return lambda env: value

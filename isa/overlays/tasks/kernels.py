@@ -91,12 +91,11 @@ def _erf(x: Tile) -> Tile:
 
 
 def total(x: Any, axis: int = -1) -> Tile:
-    """Return the sum of x along an axis, without that axis, pair by pair: of neighbours first, then of neighbours of
-    these sums, what is left over last. So as many elements as a machine takes in a cycle are added in one. 0 is added,
-    so a sum of -0 is 0.
+    """Return the sum of x along an axis, without that axis. Neighbours are added in pairs, then neighbours of these
+    sums, and so on; an element without a neighbour waits for the next round. In this order a machine can add the
+    elements that come in one cycle by a tree. 0 is added last, so that a sum of -0 is 0.
 
-    Integers are added in 64 bits. Raises `IndexError` for an axis without elements.
-    """
+    Integers are added in 64 bits. Raises `IndexError` for an axis without elements."""
     x = np.asarray(x)
     x = np.moveaxis(x.astype(np.int64 if x.dtype.kind in "iub" else x.dtype), axis, -1)
     while x.shape[-1] > 1:
@@ -161,7 +160,8 @@ def matmul(a: Any, b: Any) -> Tile:
 
 
 def softmax(x: Any) -> Tile:
-    """Return the softmax along the last axis, of the shape of x; float32, or float64 of float64."""
+    """Return the softmax along the last axis, of the shape of x; float32, or float64 of float64. Raises `ValueError`
+    for an axis without elements."""
     x = _float(x)
     powers = exp(x - x.max(axis=-1, keepdims=True))
     return powers / total(powers)[..., None]
@@ -169,8 +169,7 @@ def softmax(x: Any) -> Tile:
 
 def layernorm(x: Any, gamma: Any = None, beta: Any = None, eps: float = 1e-5) -> Tile:
     """Return the layer norm along the last axis, of the shape of x: (x - mean) / sqrt(variance + eps), times gamma,
-    plus beta. gamma, beta: (columns,), or None for none.
-    """
+    plus beta. gamma, beta: (columns,), or None for none. Raises `IndexError` for an axis without elements."""
     x = _float(x)
     count = x.dtype.type(x.shape[-1])
     centred = x - (total(x) / count)[..., None]
@@ -180,8 +179,7 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, eps: float = 1e-5) ->
 
 def rmsnorm(x: Any, gamma: Any = None, eps: float = 1e-5) -> Tile:
     """Return the RMS norm along the last axis, of the shape of x: x / sqrt(mean square + eps), times gamma. gamma:
-    (columns,), or None for none.
-    """
+    (columns,), or None for none. Raises `IndexError` for an axis without elements."""
     x = _float(x)
     square = total(x * x) / x.dtype.type(x.shape[-1])
     return _scaled(x / np.sqrt(square + x.dtype.type(eps))[..., None], gamma, None)

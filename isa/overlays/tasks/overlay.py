@@ -52,8 +52,7 @@ LONGEST = 1 << 16
 
 def machine_of(program: TaskProgram, part: type[TensorPart] | None = None) -> Overlay:
     """Return the machine that runs a task program, with a unit for each of its lists of shots. part: how its instances
-    see tensors, if not as arrays in memory.
-    """
+    see tensors; None: as arrays in memory."""
     prepared = Prepared(program, part)
     behaviour = type("TaskUnit", (TaskUnit,), {"prepared": prepared})
     bank = BANK if program.tensors else None
@@ -109,7 +108,7 @@ def _kinds(program: TaskProgram) -> Iterator[tuple[str, str, int]]:
 
 
 def program_of(overlay: Overlay) -> TaskProgram:
-    """Return the task program of a task machine, which has at least one unit."""
+    """Return the task program of an overlay that `machine_of` made. The overlay must have at least one unit."""
     behaviour = overlay.units[0].behaviour
     assert issubclass(behaviour, TaskUnit)
     return behaviour.prepared.program

@@ -224,9 +224,8 @@ NODES: dict[str, type[Any]] = {
 
 
 def nodes(root: Any) -> Iterator[Any]:
-    """Yield the node `root` and all nodes below it, each before those below it; of a tuple, those of its items. Nothing
-    of what is no node.
-    """
+    """Yield the node `root` and all nodes below it, each before those below it; of a tuple, those of its items. A value
+    that is no node has none."""
     if isinstance(root, tuple) and not isinstance(root, Place):
         for item in root:
             yield from nodes(item)

@@ -287,7 +287,7 @@ class CountingUnit(Unit):
     @property
     def state(self) -> Hashable:
         """What later uOPs depend on, as one value: in equal states a uOP takes equal steps. Set it to return to a
-        state. Every subclass has its own."""
+        state. Every subclass has its own; this class raises `NotImplementedError`."""
         raise NotImplementedError
 
     @state.setter

@@ -83,8 +83,8 @@ class RingUnit(Unit):
         self, source: Channel, side: int, rows: int, cols: int, *, rate: str = "mem_word", quarters: bool = False
     ) -> Burst:
         """Return the burst that fills a buffer with rows x cols elements, in 128x64 blocks. rate: name of the rate of a
-        word. quarters: take quarters of blocks, because quarter blocks came before which belong to no whole block.
-        """
+        word. quarters: take each block as four quarters. They are needed where single quarter blocks came before, as
+        statistics do, so that blocks do not begin at whole words of the stream."""
         places = blocks_of(rows, cols)
         self.renew(side, rows, cols)
         at = 0
@@ -108,8 +108,7 @@ class RingUnit(Unit):
 
     def drain(self, sink: Channel, side: int, rows: int, cols: int, *, quarters: bool = False) -> Burst:
         """Return the burst that stores the first rows x cols elements of a buffer, in 128x64 blocks. quarters: store
-        quarters of blocks, because quarter blocks went before which belong to no whole block.
-        """
+        each block as four quarters, for the reason that `load` has."""
         places = blocks_of(rows, cols)
         at = 0
         made: list[Pieces] = []

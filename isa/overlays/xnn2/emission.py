@@ -131,9 +131,8 @@ class Emission:
     ) -> None:
         """Let X of a lane take tiles into consecutive slots, or add them to what these hold.
 
-        statistics: 0 none; 1 begins those of the bank, with `columns` columns of these tiles; 2 goes on with them.
-        Raises `IndexError` without slots.
-        """
+        statistics: 0 makes none; 1 begins new ones of the bank, 2 continues those of the bank. columns: the columns of
+        these tiles that statistics count. Raises `IndexError` without slots."""
         wait = self.x[lane].write([(s, self._statistics(s)) if statistics else s for s in slots])
         stored = 0
         for number, other in enumerate(self.stores[lane], 1):
@@ -172,11 +171,10 @@ class Emission:
     def store_rows(
         self, lane: int, parts: Sequence[Sequence[int]], norm: SentNorm | None = None, *, joined: bool = False
     ) -> None:
-        """Let X of a lane store parts of consecutive slots, each part on its own, when all that was taken before is
-        there. joined: and when statistics are joined.
+        """Let X of a lane store parts of consecutive slots, each part on its own. It waits for all tiles that were
+        taken before; joined: it waits for joined statistics as well. norm: applied to the rows; None for none.
 
-        Raises `IndexError` for a part without slots, and for a lane that has taken nothing, unless `joined`.
-        """
+        Raises `IndexError` for a part without slots, and for a lane that has taken nothing, unless `joined`."""
         unit = f"XIn{lane}"
         if joined:
             self._add(unit, XIn(wait=self.x[lane].after_reads(), store=1))
@@ -284,9 +282,8 @@ class Emission:
         residual: bool = False,
         alone: bool = False,
     ) -> None:
-        """Let C of a lane pass `tiles` results on to `to`: result + bias + residual * scale, of which the flags say
-        what there is. alone: without a result.
-        """
+        """Let C of a lane pass `tiles` tiles on to `to`: result + bias + residual * scale. The flags say which of these
+        there are. alone: the residual alone, without a result."""
         flags = {"bias": int(bias), "scale": int(scale), "residual": int(residual), "alone": int(alone)}
         made = C(tiles=tiles, to=int(to), **flags)
         self._more(f"C{lane}", made, "tiles")

@@ -29,8 +29,7 @@ Columns = Mapping[str, Ints]
 
 def fields_of(expansion: ExpandedProgram, unit: str, record: type[Record]) -> Columns:
     """Return the values of all uOPs of a unit by field: int64 vectors as long as its program. Fields of real numbers
-    are left out. record: the type of all its uOPs.
-    """
+    are left out. record: the type of all its uOPs. Raises `KeyError` for an unknown unit."""
     distinct, of = np.unique(expansion.sequences[unit].kinds, return_inverse=True)
     uops = [expansion.uops[kind] for kind in distinct.tolist()]
     return {
