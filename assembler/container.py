@@ -557,8 +557,7 @@ def _decode(data: bytes, overlay: Overlay, fail: Callable[[int, str], NoReturn])
 def write_raw(program: Program, path: str | Path) -> None:
     """Write only the wire image of a program, without op lists, buffers and parameters.
 
-    The words are little endian, with every parameter at its default. Raises `OSError`.
-    """
+    The words are little endian, with every parameter at its default. Raises as `Program.bind`, or `OSError`."""
     write_bytes(path, program.image.astype("<u4").tobytes())
 
 

@@ -67,7 +67,8 @@ class Packet:
 
 
 def terminators(overlay: Overlay) -> list[Packet]:
-    """Return the packets that end all decoders, in the overlay's order. Alone they are the smallest complete image."""
+    """Return the packets that end all decoders, in the overlay's order. Alone they are the smallest complete image.
+    Raises `ProgramError` if no format drives one of the types in `Overlay.terminators`."""
     kinds = [(overlay.format_of(kind).opcode, overlay.by_kind[kind]) for kind in overlay.terminators]
     return [
         Packet.terminator(opcode, sum(1 << u.index for u in units) if len(units) > 1 else 0) for opcode, units in kinds

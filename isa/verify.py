@@ -57,8 +57,7 @@ def missing_declarations(program: Program) -> list[Finding]:
     """Find declarations that a program disassembled from a bare image lacks: buffers (A01) and op lists (M05).
 
     A01: the program accesses a memory without a buffer. M05: no unit with an op list has ops, but other units exchange
-    words with one. Fast if the program has both.
-    """
+    words with one. Fast if the program has both. Raises `KeyError` for a packet with an unknown opcode."""
     without = set(program.overlay.banks) - {b.bank for b in program.buffers}
     if not without and not _lists_missing(program):
         return []

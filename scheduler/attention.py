@@ -333,7 +333,8 @@ def _score_ops(s: Binder, att: AttentionLayer, shapes: Sequence[tuple[tuple[int,
 
 def score_op(s: Binder, unit: tuple[int, int], products: int) -> None:
     """Append `products` tile products with half of K to the product unit at (grid row, grid column). Each emits one
-    tile, so one op counts products of any heads: a new op starts only when the last is full."""
+    tile, so one op counts products of any heads: a new op starts only when the last is full. Raises like `pipeline_of`.
+    """
     i, j = unit
     ops, most_products = s.ops(pipeline_of(s.overlay).scores.products[i][j]), most(s, "matmul", "depth")
     left = products
@@ -353,7 +354,7 @@ def score_op(s: Binder, unit: tuple[int, int], products: int) -> None:
 
 def value_op(s: Binder, i: int, rows: int, keys: int) -> None:
     """Append P V for `rows` row blocks to the product unit behind grid row i: half of the columns, summed over `keys`
-    key tiles. An op equal to the one before raises that one's row groups instead."""
+    key tiles. An op equal to the one before raises that one's row groups instead. Raises like `pipeline_of`."""
     ops = s.ops(pipeline_of(s.overlay).products[i])
     op = Multiply(depth=keys, rows=rows, half_columns=True, sums=True)
     joined = multiply_as(ops[-1] if ops else None, op, "row_groups", most(s, "matmul", "row_groups"))
@@ -373,7 +374,7 @@ def bind_slot_values(s: Binder, att: AttentionLayer, slot: AttentionSlot, tile: 
 
 def load_values(s: Binder, rows: int, send: Send, load: bool = True) -> None:
     """Append the work of the memory of V: `rows` row tiles, loaded if `load` (otherwise a slot before holds them), and
-    sent as `send` says."""
+    sent as `send` says. Raises like `pipeline_of`."""
     pipeline = pipeline_of(s.overlay)
     fill = Load(TILE * rows, s.overlay.head_columns, source=pipeline.scores.activations) if load else None
     s.turn(pipeline.values, fill, send)

@@ -28,7 +28,7 @@ Row = tuple[int, int, int]
 
 def fits(s: Binder, att: AttentionLayer) -> bool:
     """Whether an attention can be bound this way: sequences of `BLOCKS` row blocks, no bias, and room for the values of
-    a head in one slot."""
+    a head in one slot. Raises like `pipeline_of`."""
     values = PipelineLimits.of(s.overlay, pipeline_of(s.overlay)).values
     spans = (*s.spans_of(att.q), *s.spans_of(att.k))
     return att.bias is None and values >= BLOCKS and all(span.blocks == BLOCKS for span in spans)

@@ -114,7 +114,8 @@ def slots_of(s: Binder, att: AttentionLayer) -> list[KeySharers]:
 
 
 def at_once(s: Binder) -> int:
-    """Number of key blocks (of 128 keys) of which the scores of a slot can be sent on together."""
+    """Number of key blocks (of 128 keys) of which the scores of a slot can be sent on together. Raises like
+    `pipeline_of`."""
     limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
     return min(limits.sent, 2 * limits.values)
 

@@ -145,7 +145,7 @@ def _placed_buffer(s: Binder, name: str, at: int, role: Role, output: Output | N
 
 def bind_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> None:
     """Append the work of an attention by a mapping type; None chooses by the roofline. Raises `UnsupportedError` naming
-    the layer."""
+    the layer, and `ScheduleError` for a mask that is an input with another number of rows than needed."""
     match _mapping_type(s, att, kind):
         case MappingType.A:
             bind_in_turn(s, att)
@@ -178,7 +178,7 @@ def _mapping_type(s: Binder, att: AttentionLayer, kind: MappingType | None) -> M
 
 def place_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> None:
     """Check an attention and reserve the scratch memory that `bind_as` with the same mapping type needs; None chooses
-    by the roofline. Raises `UnsupportedError` naming the layer."""
+    by the roofline. Raises like `bind_as`."""
     kind = _mapping_type(s, att, kind)
     if kind is MappingType.E:
         check_in_parts(s, att)

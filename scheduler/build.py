@@ -102,9 +102,8 @@ def build(
 
     The network must be folded (`LayerGraph.check_folded`). progress: called during a search. Raises `UnsupportedError`
     if the overlay cannot run the network, `ScheduleError` if the schedule does not fit it or a layer is not folded,
-    `DeadlockError` or `ProgramError` like `pack`, `TypeError` if a replaced pass returns another type, and
-    `CompilerError` for a program that is not sound.
-    """
+    `FieldError`, `DeadlockError` or `ProgramError` like `lower` and `pack`, `TypeError` if a replaced pass returns
+    another type, and `CompilerError` for a program that is not sound."""
     chosen = Chosen(schedule) if isinstance(schedule, Schedule) else passes.choose(network, overlay, schedule, progress)
     passes.observe("schedule", _made("choose", chosen, Chosen))
     return _built(network, overlay, chosen, passes, None)

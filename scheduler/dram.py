@@ -109,7 +109,8 @@ def _parameters(tiled: Tiled, patches: Container[str]) -> tuple[Parameter, ...]:
 
 def order_dram(chained: Chained) -> Lowered:
     """Order the accesses of activations as the schedule says (`Tiled.interleave`), and put all sequences together.
-    Raises `DeadlockError` if list scheduling finds that the program cannot end."""
+    Raises `DeadlockError` if list scheduling finds that the program cannot end, `FieldError` for a number that a field
+    of an instruction cannot hold."""
     bound = chained.bound
     tiled = bound.tiled
     overlay, grid = tiled.overlay, tiled.grid

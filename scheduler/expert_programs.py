@@ -181,8 +181,7 @@ class ExpertPrograms:
         and the elements, (n,).
 
         expert: its number, from 0 on. gate_up: (2 inner, width), the gate first. down: (width, inner), both as PyTorch
-        has them.
-        """
+        has them. Raises like `lower`."""
         network = self.sizes.network(1, np.ascontiguousarray(gate_up.T), np.ascontiguousarray(down.T))
         packed = lower(network, self.overlay, self.schedule).weights
         for b in self._weights:

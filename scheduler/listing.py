@@ -69,8 +69,8 @@ def list_accesses(
     tiles: the accesses, with the policy of their segment. loads: numbers of elements that each uOP of a memory loads
     from `unit`, by memory. issues: uOPs of all other units that packets drive, by unit. preloaded: op lists, by unit.
     columns: numbers of the columns of the grid, by the memory that stores their results. Raises `DeadlockError` if the
-    program cannot end with any order.
-    """
+    program cannot end with any order, `FieldError` for a number that a field of an instruction cannot hold,
+    `UntraceableError` if data decide the steps of a unit."""
     jobs = list(_jobs(tiles, loads, columns))
     forms = {form.mop: form for form in overlay.formats if form.kind == unit.kind}
     mops = list(instructions(overlay, unit, [job.access for job in jobs]))

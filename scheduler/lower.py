@@ -31,8 +31,8 @@ def unobserved(name: str, made: object) -> None:
 def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Observe = unobserved) -> Lowered:
     """Lower a network to kernel sequences. observe: called after each stage. Raises `UnsupportedError` naming the layer
     that the overlay cannot run or the bank that is too small, `ScheduleError` if the schedule does not fit the network
-    or if a layer reads what is not computed before it, and `DeadlockError` if list scheduling finds that the program
-    cannot end."""
+    or if a layer reads what is not computed before it, `FieldError` for a number that a field of an instruction cannot
+    hold, and `DeadlockError` if list scheduling finds that the program cannot end."""
     network.check_order()
     _check_steps(network, overlay)
     if overlay.lanes is not None:

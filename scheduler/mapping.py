@@ -48,7 +48,8 @@ class PipelineLimits:
 
     @staticmethod
     def of(overlay: Overlay, pipeline: AttentionPipeline) -> PipelineLimits:
-        """The limits of an overlay's pipeline, from the smallest of its memories and its capabilities."""
+        """The limits of an overlay's pipeline, from the smallest of its memories and its capabilities. Raises
+        `ProgramError` if a unit of the pipeline lacks its memory, or `send`."""
         scores = pipeline.scores
         results = [unit for row in scores.results for unit in row]
         rows = min(overlay.memory_of(unit).rows for unit in (*scores.left, *results, *pipeline.results))
@@ -103,7 +104,8 @@ class PeakRates:
 
     @staticmethod
     def of(overlay: Overlay) -> PeakRates:
-        """The peak rates of an overlay with an attention pipeline. Raises `UnsupportedError` like `pipeline_of`."""
+        """The peak rates of an overlay with an attention pipeline. Raises `UnsupportedError` like `pipeline_of`,
+        `ProgramError` if a unit of the pipeline lacks its memory or a capability."""
         pipeline = pipeline_of(overlay)
         scores, limits = pipeline.scores, PipelineLimits.of(overlay, pipeline)
 

@@ -76,7 +76,7 @@ class GridLimits:
     @staticmethod
     def of(overlay: Overlay, grid: ProductGrid) -> GridLimits:
         """The limits of an overlay's grid, from the smallest of its memories and the counts that its product units can
-        take (`matmul` of the first unit)."""
+        take (`matmul` of the first unit). Raises `ProgramError` if a unit of the grid lacks its memory or `matmul`."""
         left, right = ([overlay.memory_of(unit) for unit in units] for units in (grid.left, grid.right))
         results = [overlay.memory_of(unit) for row in grid.results for unit in row]
         counts = overlay.capability_of(grid.products[0][0], "matmul").limits
@@ -210,11 +210,11 @@ class Tiled:
         return self.rows[self.network.seq_of(name)]
 
     def spans_of(self, name: str) -> list[SequenceSpan]:
-        """The places of the sequences of the activation `name`, in order."""
+        """The places of the sequences of the activation `name`, in order. Raises as `rows_of`."""
         return self.rows_of(name).spans
 
     def seq_blocks_of(self, name: str) -> int:
-        """Number of blocks of 128 rows of the longest sequence of the activation `name`."""
+        """Number of blocks of 128 rows of the longest sequence of the activation `name`. Raises as `rows_of`."""
         return max(span.blocks for span in self.spans_of(name))
 
     @cached_property

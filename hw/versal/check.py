@@ -61,14 +61,15 @@ stand-in for AMD's graph library accepts only 64 bit."""
 
 @dataclass(frozen=True)
 class Sources:
-    """The source files of a machine in the folder `root`. machine: the overlay that it is for."""
+    """The source files of a machine in the folder `root`. machine: a key of `MACHINES`, the overlay that it is for; for
+    another, `KeyError` is raised."""
 
     root: Path
     machine: str = "xnn"
 
     @property
     def overlay(self) -> Overlay:
-        """The overlay that the machine is for. Raises `KeyError` for an unknown machine."""
+        """The overlay that the machine is for."""
         return MADE_FOR[self.machine]
 
     @property
@@ -78,7 +79,7 @@ class Sources:
 
     @property
     def machine_sources(self) -> MachineSources:
-        """Which files are for HLS, for the AI Engine, for the native run. Raises `KeyError` for an unknown machine."""
+        """Which files are for HLS, for the AI Engine, for the native run."""
         return MACHINES[self.machine]
 
     def text(self, name: str) -> str:
@@ -312,8 +313,7 @@ def hls(s: Sources) -> Findings:
     """HLS would make of the sources the machine whose cycles are computed (docs/hls-rules.md)
 
     Yields a sentence for each place where it would not. Raises `RsnError` if a package of the extra `check` or clang is
-    not installed, or if the sources do not compile.
-    """
+    not installed, or if the sources do not compile, `OSError` if a source cannot be read."""
     try:
         report = checker.check_machine(s.machine, s.root)
     except ImportError as e:

@@ -9,7 +9,6 @@ files: it is built from `sources`.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 
-from ...base.files import write_text
+from ...base import files
 from ...isa.overlays.xnn import XNN
 from ...isa.overlays.xnn.cycles import LOOPS
 from ...isa.overlays.xnn2 import XNN2, network
@@ -41,9 +40,8 @@ SUFFIXES = (".cc", ".cfg", ".cpp", ".h", ".hpp")
 
 
 def cache_folder() -> Path:
-    """Return the folder of what is made of the sources: `rsn/csim` in XDG_CACHE_HOME, or in ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rsn" / "csim"
+    """Return the folder of what is made of the sources, in the user's cache. Raises as `files.cache_folder`."""
+    return files.cache_folder("csim")
 
 
 @cache
@@ -56,7 +54,8 @@ def _texts() -> Mapping[str, bytes]:
 
 def sources() -> Path:
     """Return a folder with all sources, laid out as in hw/versal. It is in the user's cache, under a hash of what it
-    holds, because the folder of an installation may be read only. Raises `OSError` if it cannot be written."""
+    holds, because the folder of an installation may be read only. Raises `OSError` if it cannot be written, and as
+    `cache_folder`."""
     h = hashlib.sha256(repr(list(_texts().items())).encode())
     folder = cache_folder() / "sources" / h.hexdigest()[:16]
     if not folder.exists():
@@ -83,7 +82,7 @@ def write(folder: Path = VERSAL) -> None:
     for name, made in GENERATED.items():
         path, text = folder / name, made()
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_text(path, text)
+            files.write_text(path, text)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,7 @@ def lint(compiler: str, versal: Path | None = None) -> str:
 
 def main() -> None:
     """Lint with the compilers that are installed, and print what they say. Exits with 1 if one says something, or if
-    one is missing, else with 0.
-    """
+    one is missing, else with 0. Raises `OSError` as `lint`."""
     wrong = False
     for compiler in COMPILERS:
         found = lint(compiler) if shutil.which(compiler) else f"not installed ({INSTALL_HINT})\n"

@@ -273,9 +273,8 @@ class MemoryFacts:
         return RegionProcesses(self.design)
 
     def dependences(self, memory: HlsMemory, place: PipelinedPlace) -> list[DependencePragma]:
-        """Return what DEPENDENCE pragmas in a pipelined loop or function say of a memory. Those of one iteration, and
-        of writes behind others, are left out.
-        """
+        """Return what DEPENDENCE pragmas in a pipelined loop or function say of a memory. Left out are pragmas on
+        dependences within an iteration (`intra`), and of a write on a read or write before it (`war`, `waw`)."""
         out = []
         for pragma, call in self.pragmas[memory]:
             if pragma.pragma.name != "dependence" or call.block not in place.blocks:

@@ -229,7 +229,8 @@ class FunctionMemory:
 
     @cached_property
     def variables(self) -> dict[str, StoredVariable]:
-        """The variables and arguments of the function, by the names of their values."""
+        """The variables and arguments of the function, by the names of their values. One without debug information has
+        the number -1 and no arrays."""
         out: dict[str, StoredVariable] = {}
         parameters = set(self.function.parameters)
         roots = {i.result for i in self.function.instructions() if i.opcode == "alloca"} | parameters

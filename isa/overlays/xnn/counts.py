@@ -292,7 +292,4 @@ class CountingUnit(Unit):
 
     @state.setter
     def state(self, state: Any) -> None:
-        """What later uOPs depend on, as one value: in equal states a uOP takes equal steps. Set it to return the unit
-        to that state. Every subclass has its own; this one raises `NotImplementedError`.
-        """
         raise NotImplementedError
