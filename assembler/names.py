@@ -87,9 +87,8 @@ class ScopedNames:
         return self._local.get(str(token)) if token.type == "NAME" else None
 
     def argument(self, e: s.Expr | s.UnitSelection) -> Value:
-        """Evaluate an argument of a call in the current scope, which is the caller's: to units of one kind, a buffer or
-        a number. Raises `Mistake` if it is none of these.
-        """
+        """Evaluate an argument of a call in the scope of the caller. Gives units of one kind, a buffer or a number.
+        Raises `Mistake` for any other argument."""
         if isinstance(e, s.UnitSelection):
             return self.units((e,))
         if isinstance(e, Token) and e.type in ("NAME", "STRING"):
@@ -316,9 +315,7 @@ class ScopedNames:
         return self.overlay.format_of(kind)
 
     def no_unit(self, name: str, span: Span) -> Mistake:
-        """Return the mistake, at `span`, that says that the overlay has no unit of this name, with the names of those
-        it has.
-        """
+        """Return a mistake at `span`: the overlay has no unit of this name. It lists the names that the overlay has."""
         kind = name.rstrip("0123456789")
         if kind in self.overlay.by_kind:
             note = f"{kind} units are {listing(u.name for u in self.overlay.by_kind[kind])}"

@@ -392,9 +392,8 @@ def unquoted(token: Token) -> str:
 
 
 def decoded(string: str, token: Token) -> str:
-    """Decode a JSON string. token: the token that it is, or is a part of, for messages. Raises `Mistake` if it is none,
-    or has half of a surrogate pair.
-    """
+    """Decode a JSON string. token: it is this string, or the string is a part of it, for messages. Raises `Mistake` for
+    any other text, or for half of a surrogate pair."""
     try:
         name = str(json.loads(string))
     except ValueError:

@@ -199,10 +199,9 @@ class ExpandedProgram:
 
 
 def place_of(program: Program, unit: str, origin: int) -> str:
-    """Return the place in a program of the packet of index `origin`, or of that entry of a unit's op list.
+    """Return the place of packet number `origin` of a program or, for a unit with an op list, of that op.
 
-    The place is the source line if known, else `packet N (word W)`, or `UNIT op N` for a unit with an op list.
-    """
+    The place is the source line if known, else `packet N (word W)`, or `UNIT op N` for a unit with an op list."""
     place = program.where(unit, origin)
     if unit not in program.preloaded and place == f"packet {origin}" and origin < len(program.packets):
         return f"{place} (word {program.packet_offsets[origin]})"

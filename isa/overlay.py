@@ -243,9 +243,8 @@ class Overlay(StreamNetwork):
         return {}
 
     def op_list(self, unit: str) -> OpList | None:
-        """Return what the op list of the unit of this name holds; None for a unit without one, or that the overlay does
-        not have.
-        """
+        """Return the description of the op list of the unit of this name; None for a unit without one, or for an
+        unknown name."""
         spec = self.by_unit.get(unit)
         return None if spec is None else self.preloaded.get(spec.kind)
 
@@ -264,9 +263,8 @@ class Overlay(StreamNetwork):
 
     @cached_property
     def head_columns(self) -> int:
-        """The number of columns to whose multiples an attention head is padded: a head is a whole number of the
-        smallest tiles that each product unit multiplies, in K and in columns.
-        """
+        """The number of columns to whose multiples an attention head is padded. A head is then a whole number of the
+        smallest tiles that each product unit multiplies, both as K and as columns."""
         sizes = [1]
         for unit in self.units_with("matmul"):
             for size, half in (("tile_depth", "matmul_half_depth"), ("tile_columns", "matmul_half_columns")):

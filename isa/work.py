@@ -322,9 +322,9 @@ class Registers:
             yield self.made()
 
     def made(self, **once: Any) -> Patched:
-        """Return the instruction with the values of now, and with values (`once`) that hold for this instruction alone.
-        A field that depends on a length is 0 in its record. Raises `FieldError` for a value that does not fit.
-        """
+        """Return the instruction that sets the registers to their present values. once: values, by field, for this
+        instruction alone. A field that depends on a length is 0 in its record. Raises `FieldError` for a value that
+        does not fit."""
         values = self.values | once
         lengths = tuple((name, value) for name, value in values.items() if isinstance(value, LengthField))
         return Patched(self.record(**values | dict.fromkeys((name for name, _ in lengths), 0)), lengths)

@@ -128,9 +128,8 @@ class Progress:
 
 
 def unit_processes(machine: StreamNetwork) -> dict[str, str]:
-    """Return the unit of each process that the units of a machine may have in a run, by the name of the process: of
-    each unit its own process, and the one that drains its slots.
-    """
+    """Return the unit of each process that the units of a machine may have in a run, by the name of the process. A unit
+    has its own process, and one that drains its slots."""
     return {name: u.name for u in machine.units for name in (u.name, draining(u.name))}
 
 
@@ -233,9 +232,8 @@ class ProcessNetwork(Wiring):
 
     def take(self, name: str) -> Generator[Step | Par | AnyOf, Any, bool]:
         """Return the steps that execute the current uOP of a unit whose halves are apart, up to the end of its filling
-        half. The process has put a word to the unit's `slots` for it. The value of the generator is whether that word
-        still stands for no uOP.
-        """
+        half. The process has put a word to the unit's `slots` for this uOP. The value of the generator is True if no
+        uOP has taken that word, because this one touches no slot."""
         unit, progress = self.units[name], self.progress[name]
         assert progress.issue is not None
         halves = unit.halves(progress.issue.uop)

@@ -56,11 +56,9 @@ class RunTiming:
         )
 
     def unit_busy(self, unit: str) -> float:
-        """Seconds in which a unit did not wait. Of one whose halves are apart: those of the half that was busy for
-        longer.
+        """Seconds in which a unit did not wait. If its halves are apart, those of the half that was busy for longer.
 
-        Raises `KeyError` if there is no such unit.
-        """
+        Raises `KeyError` if there is no such unit."""
         return max(self.busy[unit], self.busy.get(draining(unit), 0.0))
 
     def starts(self, unit: str) -> list[tuple[float, int]]:

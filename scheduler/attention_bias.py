@@ -24,8 +24,9 @@ from .mapping import pipeline_of
 
 
 def check(s: Binder, att: AttentionLayer) -> None:
-    """Raises `UnsupportedError`, naming the layer, for a bias and a mask that cannot be added to the scores, and
-    `ScheduleError` for a mask with another number of rows than its heads need."""
+    """Raises `UnsupportedError`, naming the layer, if it has both a bias and a mask that is an input, or a mask for
+    each head over rows that are no whole blocks; `ScheduleError` for a mask with another number of rows than its heads
+    need."""
     if att.mask is None:
         return
     if att.bias is not None:

@@ -100,10 +100,10 @@ def parts_of(keys: KeyBlocks, most: int, *, alike: bool = False) -> list[KeyBloc
 def slots_of(s: Binder, att: AttentionLayer) -> list[KeySharers]:
     """Divide an attention into slots, in execution order.
 
-    Slots of a key head either have their own keys each, without those that a mask takes from all of its rows, or all
-    the same, which are then loaded once; whatever takes less time by `estimated_seconds`. Slots whose sums have the
-    same depths go one behind the other, because a product unit has room for few ops.
-    """
+    There are two ways: each slot of a key head has keys of its own, without those that a mask takes from all of its
+    rows; or all slots have the same keys, which are then loaded once. The way that takes less time by
+    `estimated_seconds` is taken. Slots whose sums have the same depths go one behind the other, because a product unit
+    has room for few ops."""
     ways = [list(_slots(s, att, alike)) for alike in (True, False)]
     slots = ways[0] if ways[0] == ways[1] else min(ways, key=lambda way: estimated_seconds(s, att, way))
     out: list[KeySharers] = []
@@ -172,9 +172,9 @@ def _rows(
 
 
 def estimated_seconds(s: Binder, att: AttentionLayer, slots: Sequence[KeySharers]) -> float:
-    """Estimate the time of slots in seconds: that of their loads and stores off chip, or, if it is larger, of their
-    products and softmax. Products of scores come first, two of them while the softmax before them runs; P V runs beside
-    the softmax of the next step."""
+    """Estimate the time of slots in seconds: the time of their loads and stores off chip, or the time of their products
+    and softmax, whichever is larger. Products of scores come first, two of them while the softmax before them runs; P V
+    runs beside the softmax of the next step. Raises like `pipeline_of`."""
     pipeline, roofline, width = pipeline_of(s.overlay), PeakRates.of(s.overlay), s.columns[att.q].pitch
     product, result = pipeline.scores.products[0][0], pipeline.scores.results[0][0]
     tiles, received = -(-width // TILE), _seconds(s, product, "residual", TILE**2)
@@ -215,11 +215,10 @@ def softmax_of(
     s: Binder, att: AttentionLayer, slot: KeySharers, keys: KeyBlocks, part: KeyPart, i: int, j: int
 ) -> Softmax:
     """The softmax of the memory at (i, j) of the grid of scores, which receives half j (0 or 1) of the part `keys`.
-    part: what softmax does with it.
+    part: the role of this part in the softmax.
 
-    It masks the padding of the sequence and what the attention masks. Both memories of a pair count keys from the first
-    one of the part, and both apply a mask by rows if it concerns any key of it.
-    """
+    It masks the padding of the sequence and the keys that the attention masks. Both memories of a pair count keys from
+    the first one of the part, and both apply a mask by rows if it concerns any key of the part."""
     own, span = keys.halves[j], s.spans_of(att.k)[slot.sequence]
     base, held = own.first * TILE, own.blocks * TILE
     columns: int | LengthField | None = max(0, min(held, span.rows - base))

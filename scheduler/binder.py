@@ -99,10 +99,9 @@ class SegmentRecord:
     ) -> tuple[ProgramSegment, ...]:
         """Return the segments in execution order, with the ranges of their mOPs (uOPs in op lists) by unit.
 
-        sequences: the mOPs of every unit, op lists included. unit: the one whose `accesses`, in their order, are in the
-        tiles. before: how many of its instructions come before them, which belong to no segment. Raises `ProgramError`
-        if the accesses are not those of the tiles.
-        """
+        sequences: the mOPs of every unit, op lists included. unit: the unit that makes `accesses`, which are in this
+        order those of the tiles. before: how many of its instructions come before the accesses; they belong to no
+        segment. Raises `ProgramError` if the accesses are not those of the tiles."""
         if not self._noted:
             return ()  # work that was bound without segments
         uops: list[dict[str, Ranges]] = [{} for _ in self._noted]
@@ -341,8 +340,8 @@ class Binder:
 
 
 def multiply_as(last: Item | None, item: Multiply, field: str, most: int) -> Multiply | None:
-    """The last item of a product unit with `field` raised by that of `item`, if they are equal otherwise and the sum is
-    at most `most`; None if they cannot be joined."""
+    """The last item of a product unit, with its `field` raised by that of `item`. None if it cannot be raised: the two
+    differ in another field, or the sum is more than `most`."""
     if not isinstance(last, Multiply) or last._replace(**{field: getattr(item, field)}) != item:
         return None
     total = getattr(last, field) + getattr(item, field)

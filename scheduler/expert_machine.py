@@ -276,8 +276,9 @@ class MoePrograms:
     # -- what cannot be avoided
 
     def bound_s(self, active: int) -> float:
-        """Return the least seconds of the layer: the time in which the router's weights and those of `active` experts
-        cross one memory once, and rows and results cross the other, each at its bandwidth, both at the same time."""
+        """Return a lower bound of the time of the layer, in seconds. The router's weights and those of `active` experts
+        cross one memory once; rows and results cross the other; each memory has its bandwidth, and both work at the
+        same time."""
         seconds = self.overlay.seconds
         s = self.sizes
         weights = s.width * s.experts + active * 3 * s.width * s.inner

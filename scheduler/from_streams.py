@@ -96,8 +96,8 @@ def loaded(tensor: str, ranges: tuple[Range, ...]) -> SymbolicTile:
 
 
 def applied(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> SymbolicTile:
-    """A kernel of tiles, of which there is at least one among the arguments, and numbers. name: of the kernel. named:
-    its named arguments. Raises `UnsupportedError` for a kernel, or for arguments, that no layer has."""
+    """A kernel of tiles and numbers as a tile. name: of the kernel. arguments: at least one is a tile. named: the named
+    arguments. Raises `UnsupportedError` for a kernel, or for arguments, that no layer has."""
     if named and name not in ("layernorm", "rmsnorm"):
         raise UnsupportedError(f"{name} with {', '.join(named)} is no part of the machine's layers")
     tiles = [x for x in arguments if isinstance(x, SymbolicTile)]

@@ -329,8 +329,8 @@ class LayerGraph:
 
     @property
     def counted_seq(self) -> int:
-        """Number of keys of a sequence that the run-time lengths and starts count: the rows of the keys of the first
-        attention that has such a mask and no parameters of its own (`counted`); `seq` if there is none."""
+        """Number of keys of a sequence that the run-time lengths and starts count. These are the rows of the keys of
+        the first attention with such a mask and without parameters of its own (`counted`); `seq` if there is none."""
         attentions = (x for x in self.layers if isinstance(x, AttentionLayer) and not x.counted)
         keys = (x.k for x in attentions if x.masked or x.left)
         name = next(keys, None)
@@ -511,9 +511,9 @@ def free_name(stem: str, taken: Container[str], sign: str = ".") -> str:
 
 
 def behind(outputs: Iterable[str], layers: Mapping[str, Layer]) -> dict[str, None]:
-    """The names of the activations `outputs` and of all that they are computed from, operands before what reads them; a
-    name without a layer is an input. layers: by the name of their results; they must have no cycle. Only the keys of
-    what is returned count: it is an ordered set."""
+    """The names of the activations `outputs`, and of all activations from which they are computed: operands come before
+    the results that need them. A name without a layer is an input. layers: by the name of their results; they must have
+    no cycle. The result is an ordered set: the keys of a dict whose values are None."""
     found: dict[str, None] = {}
     stack = list(reversed(list(outputs)))
     while stack:

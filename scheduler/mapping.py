@@ -241,8 +241,8 @@ def is_plain(attention: AttentionLayer) -> bool:
 
 
 def mapping_of(network: LayerGraph, attention: AttentionLayer, overlay: Overlay) -> MappingType:
-    """The mapping type of an attention for which a schedule names none: that of `choose` if all types can run it
-    (`is_plain`), else E. Raises `UnsupportedError` like `pipeline_of`."""
+    """The mapping type of an attention for which a schedule names none: the result of `choose` if all types can run the
+    attention (`is_plain`), else E. Raises `UnsupportedError` like `pipeline_of`."""
     return choose(AttentionShape.of(network, attention), overlay) if is_plain(attention) else MappingType.E
 
 

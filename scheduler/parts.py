@@ -44,7 +44,7 @@ class ProductCut:
 
     @property
     def columns(self) -> int:
-        """Columns that the product computes, padding included; of a gated one those of the gate too."""
+        """Columns that the product computes, padding included. A gated product computes those of the gate as well."""
         return self.passes * self.halves * self.acc_b * TILE
 
     @property
@@ -88,12 +88,11 @@ class ColumnTile:
 
 
 def vectors(s: Binder, group: Sequence[ColumnTile]) -> list[Buffer]:
-    """Place the vectors that an op loads: previous-layer weights, bias; of a sum those of each operand. Returns their
-    buffers, in the order in which the op takes them.
+    """Place the vectors that an op loads: previous-layer weights and bias; for a sum, the weights of each operand.
+    Returns their buffers, in the order in which the op takes them.
 
     group: the column tiles of the op. In each vector, the part of grid column 0 comes first, tile after tile, then that
-    of column 1 (contract section 3).
-    """
+    of column 1 (contract section 3)."""
     part = group[0]
     plan, gemm, size = part.plan, part.gemm, part.plan.acc_b * TILE
 

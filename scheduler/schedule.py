@@ -43,10 +43,9 @@ def check(knobs: Any, skip: tuple[str, ...] = ()) -> None:
 def converted(knob_type: Any, given: Any, name: str) -> Any:
     """Convert a value that was given for a knob to the knob's type.
 
-    knob_type: an Enum, bool, int, float or a class of this module, also with `| None`; str stands for a tuple of texts,
+    knob_type: an Enum, bool, int, float or a class of this module, also with `| None`. str means a tuple of texts,
     which may be given as a list. name: the name of the knob, for messages. Raises `ScheduleError` if the value has
-    another type, is none of the values of an Enum, or is too large for a float.
-    """
+    another type, is not among the values of an Enum, or is too large for a float."""
     knob_type = next((x for x in get_args(knob_type) if isinstance(x, type) and x is not NoneType), knob_type)
     if issubclass(knob_type, Enum):
         try:

@@ -282,7 +282,7 @@ class _Size:
 
 
 def first(network: LayerGraph, layers: int) -> LayerGraph:
-    """The network of the first `layers` layers, at least one; its output is that of the last one."""
+    """The network of the first `layers` layers, at least one. Its output is the result of the last of them."""
     kept = network.layers[:layers]
     return replace(network, layers=kept, outputs=(Output(kept[-1].y),))
 

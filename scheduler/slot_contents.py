@@ -22,11 +22,10 @@ class LoadedSlots:
     def send(
         self, unit: str, content: Hashable, load: Load, accesses: Sequence[Access], send: Send, tile: TileAccesses
     ) -> None:
-        """Append the work of a memory that sends `content`: it is loaded, unless a slot still has it.
+        """Append the work of a memory that sends `content`. If a slot still has the content, it is not loaded again.
 
-        unit: the memory. content: any key; equal contents have equal loads. load, accesses: how it is loaded, and the
-        off-chip accesses of that, which `tile` receives. send: how it is sent.
-        """
+        unit: the memory. content: any key; equal contents have equal loads. load: the load of the content. accesses:
+        the off-chip accesses of this load, which are added to `tile`. send: how the content is sent."""
         slots = self._s.overlay.memory_of(unit).slots
         known, at = self._known.setdefault(unit, {}), len(self._s.made.memories[unit])
         for skipped in range(slots):

@@ -61,8 +61,9 @@ def _table(s: Binder, gemm: Gemm) -> Buffer:
 
 
 def stored_table(rotary: Rotary, pitch: int, rows: int) -> Array:
-    """Arrange a table as a memory of results takes it: (rows, 2 * pitch), float32, in groups of 8 columns: their own
-    factors, then those of their partners. Columns and rows of padding are 0. pitch: columns from a head to the next."""
+    """Arrange a table in the order in which a memory of results takes it: (rows, 2 * pitch), float32. For every 8
+    columns come their 8 own factors, then their 8 partner factors. Columns and rows of padding are 0. pitch: columns
+    from a head to the next."""
     out = np.zeros((rows, 2 * pitch), np.float32)
     group, column = np.divmod(np.arange(rotary.head_dim), GROUP)
     count = rows if len(rotary.own) == 1 else min(rows, len(rotary.own))

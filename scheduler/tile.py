@@ -89,8 +89,8 @@ class GridLimits:
         )
 
     def fit(self, cut: Tiles) -> Tiles:
-        """The cut with defaults that are too large replaced by what the grid holds. Raises `ScheduleError` for other
-        values that the grid cannot hold, and for a height that no number of left memories makes (`row_shapes`)."""
+        """The cut, in which defaults that are larger than the grid become what the grid holds. Raises `ScheduleError`
+        for other values that the grid cannot hold, and for a height that is not in `row_shapes`."""
         default = Tiles()
         known = {"mme_rows": self.grid_rows, "mme_cols": self.grid_cols}
         known |= {"tile_rows": self.grid_rows * self.rows, "tile_cols": self.grid_cols * self.cols}

@@ -62,8 +62,8 @@ class OnRay:
         self._outcome = ray.remote(outcome)
 
     def evaluate(self, choices: Sequence[Choice]) -> Iterator[tuple[int, Outcome]]:
-        """The outcomes, each with its index in `choices`, in the order in which they are ready. Raises what the
-        evaluation of a choice raises, as Ray wraps it."""
+        """The outcomes, each with its index in `choices`, in the order in which they are ready. Raises the error of an
+        evaluation, as Ray wraps it (`RayTaskError`)."""
         running = {self._outcome.remote(self._problem, choice): k for k, choice in enumerate(choices)}
         while running:
             ready, _ = self._ray.wait(list(running))

@@ -94,10 +94,9 @@ def _range(array: npt.NDArray[Any]) -> str:
 def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number: int) -> Stopped:
     """Run a program until `unit` is about to begin its uOP `number`, counted from 0.
 
-    banks: off-chip memories by name, float32, changed in place; None runs without data and then shows no buffers.
-    Raises `ProgramError` if the unit or the uOP does not exist, or words are left in streams before, and
-    `DeadlockError` if the program deadlocks before.
-    """
+    banks: off-chip memories by name, float32 vectors, changed in place; None runs without data and then shows no
+    buffers. Raises `ProgramError` if the unit or the uOP does not exist, or words are left in streams before, and
+    `DeadlockError` if the program deadlocks before."""
     overlay = machine.program.overlay
     if unit not in overlay.by_unit:
         raise ProgramError(f"overlay {overlay.name} has no unit {unit!r}; it has {', '.join(overlay.by_unit)}")

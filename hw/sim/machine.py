@@ -84,12 +84,11 @@ class Machine:
     ) -> Run:
         """Run the program to its end.
 
-        banks: off-chip memories by name, float32, changed in place; None runs without data, for the time alone. watch:
-        called with each buffer that the program fills and its contents when the last store to it has ended; later ones
-        may reuse the memory. progress: called with the share of off-chip accesses done, from 0 to 1. Raises
+        banks: off-chip memories by name, float32 vectors, changed in place; None runs without data, for the time alone.
+        watch: called with each buffer that the program fills and its contents when the last store to it has ended;
+        later ones may reuse the memory. progress: called with the share of off-chip accesses done, from 0 to 1. Raises
         `DeadlockError`, or `ProgramError` if words are left in streams or a kernel fails, before it changes `banks` if
-        the kernels can be traced without data.
-        """
+        the kernels can be traced without data."""
         if banks is not None and not self.plan.traced:
             net = ProcessNetwork(
                 self.program.overlay, self.path, where=self.program.where, banks=banks, data=True, record=True
@@ -138,7 +137,8 @@ class Machine:
 
 
 def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None) -> Run:
-    """Run a program once, with data if `banks` is given. banks, words: as in `Machine`. Raises as `Machine.run`."""
+    """Run a program once, with data if `banks` is given. banks: as in `Machine.run`. words: as in `Machine`. Raises as
+    `Machine.run`."""
     return Machine(program, words).run(banks)
 
 
@@ -182,9 +182,8 @@ def summary(done: RunTiming, overlay: Overlay, instructions: int) -> Run:
 
 
 def causes(overlay: Overlay) -> list[str]:
-    """Return the cause under which each rate counts, in the order of `Overlay.step_seconds`; `control` for what is no
-    rate of the overlay.
-    """
+    """Return the cause under which each rate counts, in the order of `Overlay.step_seconds`; `control` for a name that
+    is no rate of the overlay."""
     return [overlay.rates[name].cause if name in overlay.rates else "control" for name in overlay.step_seconds]
 
 

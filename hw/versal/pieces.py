@@ -205,9 +205,8 @@ wire more = ~nan & (a[31] != b[31] ? a[31] : y > x);"""
 
 
 def masked(bits: int) -> str:
-    """Return the Verilog of an element of float32, or minus infinity where its column is none of those from the first
-    to before the last one. The column is a sum of an input and of a constant. bits: 32.
-    """
+    """Return the Verilog that passes an element of float32 whose column lies in the range from `first` to before
+    `end_`, and gives minus infinity for any other. The column is a sum of an input and of a constant. bits: 32."""
     assert bits == 32
     before = "wire signed [12:0] at = {col, 5'd13};\nwire valid = at >= first & at < end_;"
     ports = "input [7:0] col, input signed [12:0] first, end_, input [31:0] in, output reg [31:0] out"
@@ -222,9 +221,8 @@ def bound(bits: int) -> str:
 
 
 def adder(bits: int) -> str:
-    """Return the Verilog of a sum of float32 without DSPs, in seven steps; what is smaller than a normal number is 0.
-    bits: 32.
-    """
+    """Return the Verilog of a sum of float32 without DSPs, in seven steps; a number below the least normal one counts
+    as 0. bits: 32."""
     assert bits == 32
     before = """
 reg s1, d1, s2, d2, s3, d3, s4, s5, s6, z5, z6;
@@ -372,9 +370,8 @@ def program() -> str:
 
 
 def version() -> str:
-    """Return what the installed Yosys says of itself, without the compiler that made it. Raises `FileNotFoundError` if
-    there is none, `CalledProcessError` if it fails.
-    """
+    """Return the version that the installed Yosys prints, without the compiler that built it. Raises
+    `FileNotFoundError` if there is none, `CalledProcessError` if it fails."""
     said = subprocess.run([program(), "-V"], capture_output=True, text=True, check=True).stdout
     return said.partition("(")[0].strip()
 
@@ -396,11 +393,10 @@ def synthesised(verilog: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def counted(cells: Collection[Mapping[str, Any]]) -> tuple[int, int]:
-    """Return LUTs and flip-flops of a netlist. cells: as in the JSON that Yosys writes. Two LUTs are one where they
-    have five inputs together and share some.
+    """Return LUTs and flip-flops of a netlist. cells: as in the JSON that Yosys writes. Two LUTs count as one if they
+    share an input and have at most five inputs together.
 
-    Raises `ValueError` for a type of cell whose size is not known.
-    """
+    Raises `ValueError` for a type of cell whose size is not known."""
     luts = flops = halves = 0
     free: list[frozenset[int]] = []  # inputs of LUTs that may be halves of one
     carried = {bit for cell in cells if cell["type"].startswith("CARRY") for bit in cell["connections"]["S"]}

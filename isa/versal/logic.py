@@ -175,7 +175,7 @@ def arithmetic(loop: PipelinedLoop, work: LoopWork) -> tuple[int, Cells]:
 
 
 def control(loop: PipelinedLoop) -> Cells:
-    """Return the cells of what steers a loop: HLS keeps for each step of the pipeline whether there is an item."""
+    """Return the cells of the control of a loop: HLS keeps for each step of the pipeline whether there is an item."""
     return Cells(CONTROL, LOOP_STATE + loop.fill)
 
 
@@ -204,7 +204,7 @@ TILES_PER_MME = 64
 
 
 def axi_ports() -> Iterator[Need]:
-    """Yield what the adapters of the kernel's AXI ports take."""
+    """Yield the resources of the adapters of the kernel's AXI ports."""
     for where, count in PORTS.items():
         for resource, each in AXI_PORT.items():
             yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
@@ -212,9 +212,8 @@ def axi_ports() -> Iterator[Need]:
 
 
 def instruction_streams(overlay: Overlay, which: int = 1) -> Iterator[Need]:
-    """Yield what the streams of mOPs and uOPs in front of all decoders and units take. which: bits in each word that
-    say which of the unit's formats it has.
-    """
+    """Yield the resources of the streams of mOPs and uOPs in front of all decoders and units. which: number of bits in
+    each word that number the format of the instruction among those of the unit."""
     for kind, units in overlay.by_kind.items():
         words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
         if words:

@@ -208,9 +208,11 @@ class AttentionEmitter:
     # -- keys and values
 
     def memory_of(self, seq: int, head: int) -> int:
-        """The number of the memory of keys, 0 or 1, for head number `head` of the keys of sequence number `seq`; values
-        are in that number plus 2. In P3 it is that of the half that computes the head, if keys stay on chip. Otherwise
-        a sequence has one of them; of a single sequence, heads take turns."""
+        """The number of the memory of keys, 0 or 1, for head number `head` of the keys of sequence number `seq`; its
+        values are in that number plus 2.
+
+        In P3 with keys on chip, it is the memory of the half that computes the head. Otherwise each sequence of a panel
+        with several has one memory; in a panel with a single sequence, heads take the memories in turn."""
         column = head // self.a.each
         if self.mode.halves > 1 and self.a.stored is None:
             return int(column not in self.mode.split(self.a.k.columns)[0])
@@ -223,7 +225,8 @@ class AttentionEmitter:
         return int(seqs.index(seq) >= half)
 
     def keys(self, r: int) -> None:
-        """Bring the keys and values of the heads up to those of round r, as far as there is room, in their order."""
+        """Bring the keys and values of the heads up to those of round r, in their order, until there is no room. Beyond
+        the last round: nothing."""
         if r >= self.rounds:
             return
         last = max(self.order.index(h // self.a.groups) for _, h in self.heads(r))

@@ -91,8 +91,8 @@ class Mode:
         return range(len(panel.tiles) * self.halves)
 
     def result(self, r: int, pair: int, place: int) -> tuple[int, int]:
-        """The lane whose T holds the results of the heads of a round, and the slot there. r: the round. pair: of lanes.
-        place: which of the two tiles of queries of a pair they are of."""
+        """The lane whose T holds the results of the heads of a round, and the slot there. r: the round. pair: number of
+        the pair of lanes. place: as of `SoftmaxGroup`."""
         at = r % self.knobs.trail
         if self.results_even:
             return 2 * pair, QUERY_SLOTS + 2 * at + place

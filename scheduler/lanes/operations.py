@@ -96,9 +96,9 @@ def check_width(place: str, columns: int, mode: Mode) -> None:
 
 
 def projected(network: LayerGraph) -> LayerGraph:
-    """The same network, in which each attention is read by one product that adds up in X and by nothing else. Where
-    that is not so, a product with the identity matrix, which is exact, is put behind the attention. Results of heads
-    stay in T, from which only a product that X adds up can take them."""
+    """The same network, changed so that exactly one product reads each attention, and X adds up this product. Where
+    that is not so, a product with the identity matrix, which is exact, is put behind the attention. The reason: the
+    results of heads lie in T, and only a product that X adds up can take them from there."""
     outputs, readers = {o.name for o in network.outputs}, network.readers
     taken = {*network.inputs, *readers, *(layer.y for layer in network.layers)}
     layers: list[Layer] = []
@@ -139,8 +139,8 @@ class Matched:
         """The norm with which each activation is sent that is computed here."""
 
     def operations(self) -> list[Operation]:
-        """All operations, in execution order: each stands where the last of its layers does, so that what it reads has
-        been computed. Raises `UnsupportedError`, naming the layer, for what the lanes cannot compute."""
+        """All operations, in execution order. Each stands at the place of its last layer, so that its operands have
+        been computed. Raises `UnsupportedError`, naming the layer, for a layer that the lanes cannot compute."""
         out: list[Operation] = []
         for layer in self.net.layers:
             if isinstance(layer, AttentionLayer) or self._feeds_attention(layer) or self._is_up(layer):
@@ -158,8 +158,8 @@ class Matched:
         self.norms[op.y] = row_norm(last.norm) if isinstance(last, Gemm) and not last.in_heads else None
 
     def operand(self, name: str, norm: Norm | None = None) -> SentOperand:
-        """The activation `name` as an operation reads it. norm: the one that the layer itself applies to it, None for
-        none. Raises `UnsupportedError` if that is a norm of a result that has a norm already."""
+        """The activation `name` as an operation reads it. norm: the norm that the layer itself applies to it, None for
+        none. Raises `UnsupportedError` for a norm of a result that has a norm already."""
         if name in self.views:
             found = self.views[name]
         else:

@@ -337,9 +337,9 @@ class PanelEmitter:
                 self.e.post(lane, to(lane), p.activation, gate=p.gate, heads=heads)
 
     def tables(self, panel: Panel, table: int) -> None:
-        """Bring the table of a rotation for the rows of each lane to its Post, unless that has it. It comes before the
-        weights: behind them it would keep those of the next product waiting. table: address of the tables of row tiles
-        of a sequence, in elements of the bank of weights."""
+        """Bring the table of a rotation for the rows of each lane to its Post, unless Post has it already. Call it
+        before `weights`: the table would otherwise delay the weights of the next product. table: address of the tables
+        of row tiles of a sequence, in elements of the bank of weights."""
         lacking: dict[int, list[int]] = {}
         for lane in self.mode.lanes(panel):
             addr = table + self.mode.tile(panel, lane).at * TILE_SIZE

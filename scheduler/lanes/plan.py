@@ -92,9 +92,9 @@ class Planner:
         return out
 
     def plan(self, section: int, banks: Banks) -> list[Step]:
-        """The steps of a section. section: its number in `sections()`. banks: what they hold when it begins; changed in
-        place. Activations that must be stored are added to `stored`: if there are new ones, earlier plans must be made
-        again. Raises `UnsupportedError` for a normalised residual that cannot be kept."""
+        """The steps of a section. section: its number in `sections()`. banks: their contents when the section begins;
+        changed in place. Activations that must be stored are added to `stored`. If this adds new ones, earlier plans
+        must be made again. Raises `UnsupportedError` for a normalised residual that cannot be kept."""
         sections = self.sections()
         steps: list[Step] = []
         for op in sections[section]:

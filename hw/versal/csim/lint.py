@@ -31,11 +31,10 @@ def files(machine: str, versal: Path) -> list[Path]:
 
 
 def lint(compiler: str, versal: Path | None = None) -> str:
-    """Return what a compiler, one of `COMPILERS`, says about the sources in `versal`, "" if nothing. None: of this
-    installation.
+    """Return the messages of a compiler on the sources, "" if there are none. compiler: one of `COMPILERS`. versal: the
+    folder of the sources; None: that of this installation.
 
-    Raises `FileNotFoundError` if it is not installed, `OSError` if sources cannot be written to the cache.
-    """
+    Raises `FileNotFoundError` if the compiler is not installed, `OSError` if sources cannot be written to the cache."""
     versal = versal or sources()
     flags = [*(flag for flag in FLAGS if flag != "-O3"), f"-I{versal / 'csim' / 'include'}", "-fsyntax-only"]
     flags += WARNINGS[compiler]

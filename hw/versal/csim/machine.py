@@ -118,14 +118,14 @@ class Native:
     ) -> float:
         """Run a verified program once and return the seconds that it took on this computer.
 
-        words: the image with parameters patched in; None takes their defaults. banks: off-chip memories by name,
-        float32, changed in place. array: run the AIE graph with one thread per tile (384) instead of one thread per
-        MME; results are bit-identical. stalls: other than 0, a seed (64 bits) by which processes pause at random and
-        pipelines that cannot flush hold their last outputs back; results are bit-identical, and a deadlock that such a
-        pipeline causes is a `BoardError`. stop: when set, ends the run with a `BoardError`. Raises `DeadlockError`, or
-        `ProgramError` if words are left in streams or the program cannot be run; their texts are the simulator's.
-        Raises `BoardError` for a program of another machine, or without memory for the run.
-        """
+        words: the image with parameters patched in; None takes their defaults. banks: the memories `ddr` and `lpddr`,
+        float32 vectors, changed in place; `KeyError` if one is missing. array: run the AIE graph with one thread per
+        tile (384) instead of one thread per MME; results are bit-identical. stalls: other than 0, a seed (64 bits) by
+        which processes pause at random and pipelines that cannot flush hold their last outputs back; results are
+        bit-identical, and a deadlock that such a pipeline causes is a `BoardError`. stop: when set, ends the run with a
+        `BoardError`. Raises `DeadlockError`, or `ProgramError` if words are left in streams or the program cannot be
+        run; their texts are the simulator's. Raises `BoardError` for a program of another machine, or without memory
+        for the run."""
         if machine_of(program) != self.machine:
             raise BoardError(f"the C++ machine of {self.machine} does not run programs for {program.overlay.name}")
         image = np.ascontiguousarray(program.image if words is None else words)

@@ -69,9 +69,8 @@ def check_kernel(
     table: Mapping[str, PipelinedLoop] | None = None,
 ) -> HlsReport:
     """Check the sources of one kernel. texts: by path. files: the paths of those that are compiled. top: the top
-    function. flags: further options of clang. table: of cycles, to which PIPELINE pragmas refer; None: these are not
-    compared. Raises `RsnError` if clang is not there, or does not compile them.
-    """
+    function. flags: further options of clang. table: the cycles of loops, by the name to which PIPELINE pragmas refer;
+    None: loops are not compared with a table. Raises `RsnError` if clang is not installed, or does not compile them."""
     design = HlsDesign(texts, files, top, flags)
     facts, report = MemoryFacts(design), HlsReport()
     found: dict[HlsFinding, None] = {}

@@ -151,9 +151,8 @@ class DebugInformation:
         return name.startswith("burst_maxi<"), "DW_TAG_pointer_type" in tags and not name.startswith("stream<")
 
     def bits_of_stream(self, variable: int) -> int:
-        """Return the bits of an element of a stream, or of an array of streams: those of its member element_, as our
-        headers declare it; 0 if there is none. variable: number of its node.
-        """
+        """Return the bits of an element of a stream, or of an array of streams; 0 if they are not known. They are those
+        of the member element_ of the stream, as our headers declare it. variable: number of its node."""
         node, _ = self._element(variable)
         for n in self._list(node):
             member = self.node(n)

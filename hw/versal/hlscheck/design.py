@@ -135,7 +135,8 @@ class HlsDesign:
         return at.file == pragma.file and pragma.line - self.levels(pragma) <= at.line < pragma.line
 
     def number_of(self, function: LlvmFunction, loop: NaturalLoop | None) -> int:
-        """Return the number that a loop got before it was transformed; 0 without a loop, -1 if it has none."""
+        """Return the number that a loop got before clang transformed it; 0 without a loop, -1 for a loop without a
+        number."""
         if loop is None:
             return 0
         line = self.module.lines[function.blocks[loop.latches[0]].instructions[-1].line]
@@ -145,7 +146,8 @@ class HlsDesign:
         return next((int(k[1]) for k in known if k), -1)
 
     def line_of_loop(self, function: LlvmFunction, loop: NaturalLoop) -> CppLine:
-        """Return the first line of a loop of which an instruction is left; that of the function if there is none."""
+        """Return the first line of a loop from which an instruction is left; the line of the function if
+        none is left."""
         places = [self.line(i) for b in loop.blocks for i in function.blocks[b].instructions if i.place >= 0]
         return min(places, key=lambda p: p.line) if places else self.debug.line_of_function(function.subprogram)
 

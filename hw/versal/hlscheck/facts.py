@@ -180,9 +180,8 @@ class MemoryFacts:
             self.without_memory.append((pragma, function.name))
 
     def named(self, function: LlvmFunction, pointer: str, name: str) -> Iterator[HlsMemory]:
-        """Yield the memories of a variable, or of a member of it, to which a pointer leads. name: as a pragma writes
-        it; with a dot it is one member.
-        """
+        """Yield the memories of the variable to which a pointer leads, or of a member of it. name: the variable as a
+        pragma writes it; a name with a dot means one member."""
         memory = self.design.memories[function.name]
         for address in memory.addresses(pointer):
             for at in (address, *memory.copied(address)):
@@ -264,7 +263,7 @@ class MemoryFacts:
         return memory.is_scalar or self.registers(memory)
 
     def is_shared(self, memory: HlsMemory) -> bool:
-        """Whether a memory lies in a dataflow region of which several processes access it."""
+        """Whether several processes of a dataflow region access a memory."""
         return any(len(self.processes.of.get(o, ())) > 1 for o in self.origins(memory))
 
     @cached_property

@@ -312,8 +312,8 @@ class FunctionMemory:
         return self._pointers
 
     def copied(self, address: Address) -> list[Address]:
-        """Return the places to which a place of an unnamed object is copied. Such objects are arguments by value, which
-        are copied to variables. Empty for a place of any other object."""
+        """Return the addresses to which the object at an address is copied, if the object has no name. Such an object
+        is an argument by value, which is copied to a variable. Empty for any other address."""
         out: list[Address] = []
         if address.root not in self.variables or self.variables[address.root].number >= 0:
             return out

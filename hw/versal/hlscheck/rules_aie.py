@@ -84,10 +84,9 @@ def alignment(texts: Mapping[str, str]) -> HlsFindings:
 
 
 def stacks(folder: Path, program: str, flags: Sequence[str]) -> HlsFindings:
-    """Yield what is wrong with the stack of a control program (rule `stack`). folder: of all sources. program: its path
+    """Yield the mistakes in the stack of a control program (rule `stack`). folder: of all sources. program: its path
     below it. flags: options of the compiler. Raises `RsnError` if the program does not compile, `OSError` if it cannot
-    be read.
-    """
+    be read."""
     text = (folder / program).read_text(encoding="utf-8")
     first = CppLine(program, 1)
     if "stack_bytes" not in text or "static_assert" not in text:

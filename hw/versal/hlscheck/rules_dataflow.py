@@ -219,7 +219,7 @@ def responses(facts: MemoryFacts) -> HlsFindings:
 
 
 def registers(facts: MemoryFacts) -> HlsFindings:
-    """Yield arrays of which more than `MOST_REGISTERS` registers become (rule `registers`)."""
+    """Yield arrays that become more than `MOST_REGISTERS` registers (rule `registers`)."""
     for memory, pragmas in list(facts.pragmas.items()):
         if memory.array.count <= MOST_REGISTERS or not facts.registers(memory):
             continue
@@ -405,7 +405,8 @@ def regions(facts: MemoryFacts) -> HlsFindings:
 
 
 def canonical(facts: MemoryFacts) -> HlsFindings:
-    """Yield what stands in a dataflow region beside declarations and calls of processes (rule `canonical`)."""
+    """Yield statements in a dataflow region that are neither declarations nor calls of processes, and processes that
+    return a value (rule `canonical`)."""
     design = facts.design
     for marked in design.pragmas:
         if marked.pragma.name != "dataflow":

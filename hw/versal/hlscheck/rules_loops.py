@@ -54,9 +54,8 @@ def interval(loop: LoopSchedule) -> HlsFindings:
 
 
 def ports(loop: LoopSchedule) -> HlsFindings:
-    """Yield memories of which a bank is accessed in an iteration more often than its ports allow in the interval (rules
-    `ports`, `shared-port`).
-    """
+    """Yield memories with a bank that an iteration accesses more often than the ports of the bank allow in the interval
+    (rules `ports`, `shared-port`)."""
     by_bank: dict[tuple[HlsMemory, tuple[int, ...]], list[WordAccess]] = defaultdict(list)
     for accesses in loop.accesses.values():
         for access in accesses:

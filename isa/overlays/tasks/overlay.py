@@ -115,9 +115,8 @@ def program_of(overlay: Overlay) -> TaskProgram:
 
 
 def without_rates(program: TaskProgram) -> list[str]:
-    """Return the names, sorted, of the kernels on tiles that take one beat each, whatever their tiles: those of tasks
-    that state neither rates nor cycles.
-    """
+    """Return the names, sorted, of the kernels on tiles that take one beat each, for tiles of any size: they stand in
+    tasks that state neither rates nor cycles."""
     names = set[str]()
     for task in program.tasks:
         found = list(nodes(task.body))

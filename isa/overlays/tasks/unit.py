@@ -158,7 +158,7 @@ class TaskUnit(Unit):
 
 
 def transfers(label: str) -> str:
-    """Return the label of the stream that says how many whole transfers a stream holds. label: of that stream."""
+    """Return the label of the stream that counts the whole transfers in another stream. label: of that other stream."""
     return f"transfers of {label}"
 
 

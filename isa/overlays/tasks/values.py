@@ -31,9 +31,8 @@ class Symbolic:
     __slots__ = ()
 
     def kernel(self, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Return the result of a kernel, one of whose arguments this is. name: of the kernel. named: arguments by name.
-        A subclass says what it is; this class raises `NotImplementedError`.
-        """
+        """Return the result of a kernel that has this tile among its arguments. name: of the kernel. named: arguments
+        by name. A subclass defines it; this class raises `NotImplementedError`."""
         raise NotImplementedError
 
 
@@ -113,8 +112,7 @@ def _whole(tile: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 def rounded_to_bf16(tile: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Round the float32 values of a tile to the nearest bfloat16, ties to even; the result is float32 of the same
-    shape. A NaN becomes one whose upper half is NaN, too.
-    """
+    shape. NaN stays NaN."""
     bits = np.array(tile, np.float32, order="C").view(np.uint32)
     even = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
     return np.where(np.isnan(tile), np.float32(np.nan), even.view(np.float32))

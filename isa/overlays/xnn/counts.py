@@ -105,7 +105,8 @@ class SlotContents(NamedTuple):
 
     @property
     def lost(self) -> bool:
-        """Whether what is in the buffer would be lost if it were filled again: nothing was sent or stored of it."""
+        """Whether filling the buffer again would lose its contents: it has some, and none of them were
+        sent or stored."""
         return self.filled and not self.used
 
 

@@ -100,11 +100,10 @@ def extended(overlay: Overlay) -> bool:
 
 
 def needs(unit: UnitSpec, works: Sequence[LoopWork], *, softmax: bool) -> Iterator[Need]:
-    """Yield what the extensions of a unit add to its needs. works: what it does without them, for the crossbars.
-    softmax: it computes one.
+    """Yield the resources that the extensions of a unit take in addition to the unit itself. works: of the unit without
+    extensions, for the crossbars. softmax: whether the unit computes one.
 
-    Raises `ProgramError` if the unit has no memory.
-    """
+    Raises `ProgramError` if the unit has no memory."""
     memory, so_far = memory_of(unit), list(works)
     before = crossbars(so_far, memory.banks, memory.slots)
     for extension in EXTENSIONS:

@@ -53,9 +53,8 @@ MEMORY = Memory(256, 128)
 
 
 def capabilities(memory: Memory) -> tuple[Capability, ...]:
-    """Return what a MemA with registers can do: normalise what it loads, with statistics of each part of the columns
-    of a row tile; there are at most as many parts as the field `parts` has. memory: does not matter.
-    """
+    """Return the capabilities of a MemA with registers: it normalises rows as it loads them. Statistics are of parts of
+    the columns, at most as many parts as the field `parts` can say. memory: ignored."""
     limits = {"parts": (1, MemANorm.field("parts").bounds[1])}
     return (Capability("normalise", Where.LOAD, limits, "normalise_word", BEAT),)
 
@@ -159,9 +158,8 @@ def legal_norm(unit: UnitSpec, uop: MemANorm) -> Iterator[str]:
 
 
 def check_memory(unit: UnitSpec) -> None:
-    """Raise `ProgramError` if a unit has no memory, or one of which the fields of `MemA` cannot say all: its rows must
-    be a multiple of 128 that fits them, its columns 128.
-    """
+    """Raise `ProgramError` if a unit has no memory, or one that the fields of `MemA` cannot fill: its rows must be a
+    multiple of 128 within their range, its columns 128."""
     check_size(unit, "rows", [SizeField(MemA, "dim1"), SizeField(MemA, "acc_a", TILE)])
     check_fixed(unit, "columns", TILE, "a MemA sends one column of tiles")
 
@@ -175,11 +173,10 @@ def _operation(fill: Load | None, drain: Send | None) -> MemA:
 
 def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemA | Patched]:
     """Yield the instruction of each of the items, `Turn`s, and before it the one that loads statistics or sets
-    registers. registers: the unit has those of opcode 12.
+    registers. registers: the unit has the registers of opcode 12.
 
-    Raises `ProgramError` for a norm without registers, or with another norm than that of the statistics that the unit
-    holds; `FieldError` for a value that does not fit its field.
-    """
+    Raises `ProgramError` for a norm without registers, or for a norm that differs from that of the statistics in the
+    unit; `FieldError` for a value that does not fit its field."""
     held = Registers(MemANorm)
     for turn in items:
         if isinstance(turn.fill, Load):

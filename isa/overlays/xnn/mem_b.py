@@ -189,9 +189,8 @@ def legal_config(unit: UnitSpec, uop: MemBConfig) -> Iterator[str]:
 
 
 def capabilities(unit: UnitSpec, *, registers: bool) -> tuple[Capability, ...]:
-    """Return what a MemB can do. registers: it has those of opcode 13. Raises `ProgramError` if a MemB2 has
-    no memory.
-    """
+    """Return the capabilities of a MemB. Those of a MemB2 need registers and at least 128 columns; it has none
+    otherwise. registers: the unit has the registers of opcode 13. Raises `ProgramError` if a MemB2 has no memory."""
     if not issubclass(unit.behaviour, MemB2Unit):
         return CAPABILITIES
     columns = memory_of(unit).columns
@@ -200,9 +199,8 @@ def capabilities(unit: UnitSpec, *, registers: bool) -> tuple[Capability, ...]:
 
 
 def check_memory(unit: UnitSpec, *, registers: bool) -> None:
-    """Raise `ProgramError` if a unit has no memory, or one of which the fields of `MemB` cannot say all. registers: it
-    has those of opcode 13; without them a MemB2 must have 64 columns.
-    """
+    """Raise `ProgramError` if a unit has no memory, or one that the fields of `MemB` cannot fill. registers: the unit
+    has the registers of opcode 13; without them a MemB2 must have 64 columns."""
     check_size(unit, "rows", [SizeField(MemB, "dim1"), SizeField(MemB, "acc_k", TILE)])
     half = memory_of(unit).columns == TILE // 2
     if issubclass(unit.behaviour, MemB2Unit) and not (registers and not half):

@@ -139,9 +139,8 @@ BASE_EPS = 1e-6
 
 
 def capabilities(memory: Memory, *, registers: bool, sends: bool) -> tuple[Capability, ...]:
-    """Return what a MemC can do. memory: its slots, whose columns limit the norm and the softmax. registers: it has
-    those of opcodes 8 to 11. sends: it has a way to MeshA, and so a softmax.
-    """
+    """Return the capabilities of a MemC. memory: its slots, whose columns limit the norm and the softmax. registers: it
+    has the registers of opcodes 8 to 11. sends: it has a stream to MeshA, and so computes softmax."""
     columns = PAIR * memory.columns
     norm = {"columns": (1, columns)} if registers else {"columns": (columns, columns), "eps": (0.0, 2 * BASE_EPS)}
     activations = ACTIVATIONS if registers else ACTIVATIONS[:1]

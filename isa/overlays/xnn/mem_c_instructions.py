@@ -213,10 +213,9 @@ def legal_table(unit: UnitSpec, uop: MemCTable) -> Iterator[str]:
 
 
 def check_memory(unit: UnitSpec, *, registers: bool) -> None:
-    """Raise `ProgramError` if a unit has no memory, or one that is not a whole number of tiles, or is too large for the
-    fields of `MemC` or, with `registers`, for those of its registers. `recv_a` has 3 bits, of which a MemC that sends
-    reads two.
-    """
+    """Raise `ProgramError` if a unit has no memory, or one that is not a whole number of tiles, or one that is too
+    large for the fields of `MemC`. registers: the unit has registers; their fields must then hold the sizes too.
+    `recv_a` has 3 bits; a MemC that sends reads two of them."""
     rows = [SizeField(MemC, "dim1"), SizeField(MemC, "recv_a", TILE), SizeField(MemC, "send_a", TILE)]
     columns = [SizeField(MemC, "dim2"), SizeField(MemC, "recv_b", TILE)]
     if registers:

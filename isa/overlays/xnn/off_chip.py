@@ -93,9 +93,8 @@ BYTE = 1 / 4
 
 
 def capabilities(bank: str, *, keeps_rows: bool = False) -> tuple[Capability, ...]:
-    """Return what the unit of a bank can do. bank: `ddr` or `lpddr`, which is read only and holds vectors as well.
-    keeps_rows: it can store rows (opcode 14); this means DDR only.
-    """
+    """Return the capabilities of the unit of a bank. bank: `ddr` or `lpddr`, which is read only and holds vectors as
+    well. keeps_rows: it can store rows (opcode 14); ignored for `lpddr`."""
     load = Capability("load", Where.LOAD, rate=f"{bank}_read_gbs", elements=BYTE)
     if bank == "lpddr":
         vector = Capability("load_vector", Where.LOAD, {"piece": (1, VECTOR)}, f"{bank}_read_gbs", BYTE)

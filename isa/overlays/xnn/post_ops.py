@@ -169,10 +169,10 @@ def no_parts(rows: int, kept: int) -> str:
 
 
 def reciprocal(total: Array, *, masked: bool) -> Array:
-    """Return what the exps of each row are multiplied by: 1 / total, (rows,) float32.
+    """Return the factor by which the exps of each row are multiplied: 1 / total, (rows,) float32.
 
-    NaN where it has none: where total or 1 / total is below the least normal number, which the operators of the device
-    take for 0, or where total is NaN. masked: rows may have no valid score; where total counts as 0 they become 0.
+    The factor is NaN where total is NaN, and where total or 1 / total is below the least normal number, which the
+    operators of the device take for 0. masked: rows may have no valid score; where total counts as 0 the factor is 0.
     """
     least = np.finfo(np.float32).tiny
     out = np.full_like(total, np.nan)

@@ -83,7 +83,7 @@ FILL_ANYHOW_AND_SEND = (LoopWork("load", "", writes=3), LoopWork("send", "", rea
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
-    """Yield what the machine takes of the device: unit by unit, then streams, ports and the instruction path. overlay:
+    """Yield the resources that the machine takes: unit by unit, then streams, ports and the instruction path. overlay:
     with the unit kinds of XNN. Raises `ProgramError` for a MemA, MemB or MemC whose description has no memory, and
     `KeyError` for a unit of another kind."""
     for unit in overlay.units:
@@ -107,8 +107,8 @@ def buffers(unit: UnitSpec, ultra: bool | None = None) -> Need:
 
 
 def streams(overlay: Overlay, short: bool = False) -> Iterator[Need]:
-    """Yield what the streams between units take. short: count every stream as a short one, made of shift registers,
-    whatever its depth."""
+    """Yield the resources that the streams between units take. short: count every stream as a short one, made of shift
+    registers, whatever its depth."""
     for s in overlay.streams:
         source, sink = overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind
         part = f"streams {source}->{sink}" + (f", {s.label}" if s.label else "")
@@ -127,9 +127,8 @@ def width_of(stream: Stream) -> int:
 
 
 def outside(overlay: Overlay) -> Iterator[Need]:
-    """Yield what lies outside the units: the adapters of the AXI ports; fetch, dispatcher, decoders, and the streams of
-    mOPs and uOPs.
-    """
+    """Yield the resources outside the units: the adapters of the AXI ports; fetch, dispatcher, decoders, and the
+    streams of mOPs and uOPs."""
     yield from axi_ports()
     yield from cells_of("fetch, dispatcher, decoders", INSTRUCTION_PATH)
     yield from instruction_streams(overlay, FORMAT if extensions.extended(overlay) else 1)
@@ -148,11 +147,10 @@ def computes_softmax(overlay: Overlay, unit: UnitSpec) -> bool:
 def mem_c(
     overlay: Overlay, unit: UnitSpec, loops: Mapping[str, PipelinedLoop], works: Sequence[LoopWork], row_arrays: int
 ) -> Iterator[Need]:
-    """Yield what the logic of a MemC takes, without its slots. loops: intervals and rounds, by name. works: what its
-    loops do. row_arrays: how many arrays of a number per row it has.
+    """Yield the resources of the logic of a MemC, without its slots. loops: intervals and rounds, by name. works: of
+    its loops. row_arrays: number of arrays with one number for each row.
 
-    Raises `KeyError` for a work of an unknown loop, `ProgramError` if the unit has no memory.
-    """
+    Raises `KeyError` for a work of an unknown loop, `ProgramError` if the unit has no memory."""
     for work in works:
         dsp, cells = arithmetic(loops[work.loop], work)
         yield Need("DSP", dsp, f"{work.part} in MemC", True)
@@ -162,16 +160,15 @@ def mem_c(
 
 
 def ring(overlay: Overlay, unit: UnitSpec, works: Sequence[LoopWork]) -> Iterator[Need]:
-    """Yield what lies between the ports of a unit with slots and its slots. works: the accesses of its loops. Raises
-    `ProgramError` if the unit has no memory.
-    """
+    """Yield the resources between the ports of a unit with slots and its slots. works: the accesses of its loops.
+    Raises `ProgramError` if the unit has no memory."""
     memory = memory_of(unit)
     yield from cells_of(f"crossbars of {unit.kind}", crossbars(works, memory.banks, memory.slots))
     yield from frame(overlay, unit)
 
 
 def frame(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
-    """Yield what the state of a unit takes, and its ports to or from MMEs."""
+    """Yield the resources of the state of a unit, and of its ports to or from MMEs."""
     of_unit = [s for s in overlay.streams if unit.name in (s.src, s.dst)]
     ports = [s for s in of_unit if "MME" in (overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind)]
     cells = sum((register_slice(width_of(s)) for s in ports), start=UNIT)
@@ -204,8 +201,8 @@ def _operands(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 
 def mesh(overlay: Overlay, unit: UnitSpec, *, full: bool = False) -> Iterator[Need]:
-    """Yield what a Mesh takes, which connects each destination to the sources that have a route to it. full: as if each
-    destination had a route from all sources."""
+    """Yield the resources of a Mesh, which connects each destination to the sources that have a route to it. full: as
+    if each destination had a route from all sources."""
     sinks = [s.dst for s in overlay.streams if s.src == unit.name]
     sources = sum(s.dst == unit.name for s in overlay.streams)
     ways = [sources if full else sum(to == sink for _, to in unit.routes or ()) for sink in sinks]
@@ -232,9 +229,8 @@ def _mme(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 
 def added(overlay: Overlay, base: Overlay) -> Mapping[str, Mapping[str, int]]:
-    """Return what `overlay` needs more than `base`, which it extends: by capability, then by resource, in the
-    resource's unit. Negative: it needs less. Raises as `needs`.
-    """
+    """Return the resources that `overlay` needs in addition to `base`, which it extends: by capability, then by
+    resource, in the resource's unit. Negative: it needs less. Raises as `needs`."""
     found = {True: Counter[tuple[str, str]](), False: Counter[tuple[str, str]]()}
     for machine in (overlay, base):
         for need in needs(machine):

@@ -254,10 +254,9 @@ def lint(mop: Any) -> Iterator[str]:
 
 
 def refit(overlay: Overlay) -> Overlay:
-    """Return an overlay whose sizes were changed with the capabilities that it then has, and with streams between
-    neighbours that are deep enough. Raises `ProgramError` for sizes that no field can say, for MMEs whose MemC has
-    gone, and for MemCs whose neighbour has.
-    """
+    """Return an overlay whose sizes were changed, with the capabilities and the depths of streams between neighbours
+    that the new sizes need. Raises `ProgramError` for sizes that no field can say, for an MME without a MemC, and for a
+    MemC without a neighbour."""
     registers = any(form.config for form in overlay.formats)
     units = []
     for u in overlay.units:

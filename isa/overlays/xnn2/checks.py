@@ -108,10 +108,9 @@ class Scratch(MemoryPorts):
     def heads(self, written: Written, port: Reads, got: Ints, weights: Flags, soft: Flags, ended: int) -> None:
         """Report probabilities that are sent without their last factor, or with that of another head (Y07).
 
-        got: what each read gets, as `compare` returns it. weights, soft: by operation of the read port and of the write
-        port, whether it applies last factors, and whether its tiles come from Softmax. ended: number of reads of ends
-        of heads, which are the last ones of `port`.
-        """
+        got: the write that each read gets, as `compare` returns it. weights: for each operation of the read port,
+        whether it applies last factors. soft: for each operation of the write port, whether its tiles come from
+        Softmax. ended: number of reads of ends of heads, which are the last reads of `port`."""
         known = got >= 0
         by = np.where(known, written.op[written.tile[np.where(known, got, 0)]] if len(written.tile) else -1, -1)
         tiles = slice(len(got) - ended)

@@ -72,10 +72,9 @@ class Emission:
     # -- off-chip memory
 
     def move(self, peer: str, addr: int, size: int, chunks: int = 1, stride: int = 0) -> None:
-        """Load from the bank of activations to a peer, or store what the peer sends. peer: a memory or unit, such as
-        `T1`, `X0` or `Post0`, by which the direction is known. addr: of the first of `chunks` pieces of `size` elements
-        each. stride: from one piece to the next.
-        """
+        """Load from the bank of activations to a peer, or store tiles of a peer there. peer: a memory or unit, such as
+        `T1`, `X0` or `Post0`; it determines the direction. addr: of the first of `chunks` pieces of `size` elements
+        each. stride: from one piece to the next."""
         name = _peer(peer)
         self.accesses.append(Access(name, name not in DDR_SINKS, addr, size, chunks, stride))
         self.owners["DDR"].append({self.segment})
@@ -298,10 +297,10 @@ class Emission:
         heads: HeadFunctions | None = None,
     ) -> None:
         """Let Post of a lane pass a tile on. to: the value of a `PostTarget`. activation: its name, None for none.
-        gate: of two tiles, the activation of the first times the second. heads: what is applied to its heads.
+        gate: take two tiles, and pass on the activation of the first times the second. heads: the functions that are
+        applied to the heads of the tile; None for none.
 
-        Raises `ValueError` for an unknown activation.
-        """
+        Raises `ValueError` for an unknown activation."""
         fields: dict[str, Any] = {"activation": ACTIVATIONS.index(activation) if activation else IDENTITY}
         if heads is not None:
             fields |= {"heads": int(heads.pitch < TILE), "rotate": int(heads.rotate), "gains": int(heads.gains)}

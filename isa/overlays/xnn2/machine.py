@@ -207,9 +207,8 @@ _LEGAL_PORTS: Mapping[type, Callable[[UnitSpec, Any, int], Iterator[str]]] = {
 
 
 def legal(lanes: RowLanes, unit: UnitSpec, uop: Any) -> Iterator[str]:
-    """Yield the reasons why a unit cannot execute a uOP whose fields are all in range; none for a type of uOP that has
-    no such rule. lanes: of the overlay.
-    """
+    """Yield the reasons why a unit cannot execute a uOP whose fields are all in range. A type of uOP without rules
+    gives none. lanes: of the overlay."""
     kind = type(uop)
     if kind in _LEGAL_PORTS:
         yield from _LEGAL_PORTS[kind](unit, uop, slots_of(lanes, unit))

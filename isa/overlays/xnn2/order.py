@@ -65,9 +65,9 @@ class Written:
 
     @staticmethod
     def of(waits: Ints, tiles: Ints, cells: Ints, at: Ints) -> Written:
-        """Put writes in order. waits, tiles: by operation, what it waits for and how many tiles it writes. cells, at:
-        the writes in any order, as cell and number of the tile, in two vectors of equal length.
-        """
+        """Put writes in order. waits, tiles: for each operation, how many operations of the read port it waits for, and
+        how many tiles it writes. cells, at: the writes in any order, as cell and number of the tile, in two vectors of
+        equal length."""
         order = np.lexsort((at, cells))
         op = np.concatenate([[-1], spread(tiles)[0]])
         return Written(np.cumsum(waits), np.cumsum(tiles), op, cells[order], at[order])
@@ -91,9 +91,8 @@ class Written:
         return Written(self.waited, self.ends, self.op, self.cell[keep], self.tile[keep])
 
     def before(self, op: Ints) -> Ints:
-        """Return how many tiles are written before each of these operations begins. op: numbers of operations, at most
-        one behind the last.
-        """
+        """Return how many tiles are written before each of these operations begins. op: numbers of operations; the
+        number behind the last one is allowed too."""
         return np.where(op > 0, np.concatenate([[0], self.ends])[op], 0)
 
 
@@ -169,7 +168,8 @@ class MemoryPorts(ABC):
         return self.slot(cell)
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong: of each rule the first place, with the number of operations that have the like."""
+        """Yield the findings on the memory: for each rule the first place, with the number of operations that break the
+        same rule."""
         self.check()
         for told in self.told.values():
             f = told.finding
@@ -177,16 +177,15 @@ class MemoryPorts(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Find what is wrong, and `report` it."""
+        """Find the mistakes in the order of operations, and `report` each."""
 
     def report(
         self, code: str, unit: str, uop: int, text: str, help: str, *, rule: str = "", warning: bool = False
     ) -> None:
         """Keep a finding about a uOP, or count it if there is one of this code, unit and rule.
 
-        code: of the finding, such as `Y01`. text: what is wrong, behind the name of unit and uOP. help: what to do.
-        rule: tells apart what has one code. warning: it may be meant.
-        """
+        code: of the finding, such as `Y01`. text: the mistake, put behind the name of unit and uOP. help: the remedy.
+        rule: tells findings with the same code apart. warning: the program may be right all the same."""
         told = self.told.get((code, unit, rule))
         if told is None:
             found = Finding(code, f"{unit} uOP {uop} {text}", self.x.where(unit, uop), warning, help)
@@ -194,7 +193,7 @@ class MemoryPorts(ABC):
         told.uops.add(uop)
 
     def place(self, unit: str, uop: int) -> str:
-        """Return how a message names a uOP besides the one that it is about, with its place in the source."""
+        """Return a uOP and its place in the source as text, for messages about another uOP."""
         return f"{unit} uOP {uop} ({self.x.where(unit, uop)})"
 
     # -- order of reads and writes
@@ -260,7 +259,7 @@ class MemoryPorts(ABC):
             self.report("Y06", port.name, uop, text, help)
 
     def unread(self, written: Written, used: Flags) -> None:
-        """Report tiles of which nothing is read, as the warning Y03. used: for each write, whether it is read."""
+        """Report tiles that nothing reads, as the warning Y03. used: for each write, whether it is read."""
         read = np.zeros(len(written.op), bool)
         np.logical_or.at(read, written.tile, used)
         read[0] = True

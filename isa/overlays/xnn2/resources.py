@@ -170,9 +170,8 @@ TABLE_PORTS = (LoopWork("table", "", writes=1), LoopWork("rotate", "", reads=2))
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
-    """Yield what the machine takes of the device: unit by unit, then streams, ports and the instruction path. Raises
-    `ProgramError` if a write port has no memory.
-    """
+    """Yield the resources that the machine takes: unit by unit, then streams, ports and the instruction path. Raises
+    `ProgramError` if a write port has no memory."""
     for unit in overlay.units:
         if unit.kind in UNITS:
             yield from UNITS[unit.kind](unit)
@@ -301,9 +300,8 @@ def _softmax(unit: UnitSpec) -> Iterator[Need]:
 
 
 def loops(works: Sequence[LoopWork]) -> Iterator[Need]:
-    """Yield what loops compute. works: those with the same `loop` are one loop, whose control counts once. Raises
-    `KeyError` for an unknown loop.
-    """
+    """Yield the resources that loops take to compute. works: those with the same `loop` are one loop, whose control
+    counts once. Raises `KeyError` for an unknown loop."""
     seen = set[str]()
     for work in works:
         loop = LOOPS[work.loop]
@@ -345,7 +343,7 @@ def is_wide(stream: Stream) -> bool:
 
 
 def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
-    """Yield what the state of a unit takes, and the multiplexers behind the streams to it."""
+    """Yield the resources of the state of a unit, and of the multiplexers behind the streams to it."""
     sources = [overlay.by_unit[s.src].kind for s in overlay.streams if s.dst == unit.name and is_wide(s)]
     inputs = [sources.count(kind) for kind in TOGETHER[unit.kind]] if unit.kind in TOGETHER else [len(sources)]
     yield from cells_of("state of units", UNIT)
@@ -353,9 +351,8 @@ def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 
 def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
-    """Yield what the FIFO of a stream takes: cells or block RAM, by its width and depth; of one to or from an MME, its
-    ports.
-    """
+    """Yield the resources of the FIFO of a stream: cells or block RAM, by its width and depth. A stream to or from an
+    MME takes ports instead."""
     source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
     part = f"streams {source.kind}->{sink.kind}"
     if "MME" in (source.kind, sink.kind):
@@ -393,7 +390,8 @@ def in_shift_register(overlay: Overlay, stream: Stream) -> bool:
 
 
 def instruction_path(overlay: Overlay) -> Iterator[Need]:
-    """Yield what fetch and dispatcher take, a decoder for each unit with its window, and the streams between them."""
+    """Yield the resources of fetch and dispatcher, of a decoder for each unit with its window, and of the streams
+    between them."""
     cells = FETCH
     for form in overlay.formats:
         cells += len(overlay.by_kind[form.kind]) * (DECODER + lut_ram(32 * form.mop.WORDS, MAX_WINDOW))

@@ -34,7 +34,8 @@ class RowMemory(MemoryPorts):
         self.statistics(written, ports)
 
     def sums(self, written: Written) -> Ints:
-        """Return the positions of the writes to which a later write adds. Reports writes that add to nothing (Y01)."""
+        """Return the positions of the writes to which a later write adds, a vector of int64. Reports writes that add to
+        nothing (Y01)."""
         (adds,) = np.nonzero(self.w["add"][written.op[written.tile]])
         onto = adds - 1
         empty = (onto < 0) | (written.cell[onto] != written.cell[adds])
@@ -83,9 +84,8 @@ class RowMemory(MemoryPorts):
     # -- statistics
 
     def statistics(self, written: Written, ports: list[Reads]) -> None:
-        """Report norms whose statistics do not belong to what is sent (Y04). ports: the reads of XOut, and those of
-        XStore.
-        """
+        """Report norms by statistics that are not those of the rows that are sent (Y04). ports: the reads of XOut, and
+        those of XStore."""
         w = self.w
         counts = w["statistics"][self.op] > 0
         counted = written.only(np.concatenate([[False], counts])[written.tile])

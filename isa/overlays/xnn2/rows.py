@@ -105,9 +105,8 @@ class RowStatistics:
             self.join(count, first + mean, squares)
 
     def factors(self, eps: float, rms: bool) -> tuple[Array, Array]:
-        """Return what each row is multiplied by, and what is then added: (128, 1) float32 both, for (x - mean) /
-        sqrt(variance + eps). rms: the mean counts as 0, and the variance is the mean square.
-        """
+        """Return the factor and the addend, (128, 1) float32 both, by which each row becomes (x - mean) / sqrt(variance
+        + eps). rms: the mean counts as 0, and the variance is the mean square."""
         squares = self.squares + self.count * self.mean * self.mean if rms else self.squares
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = np.float32(1) / np.sqrt(squares / self.count + np.float32(eps))
@@ -163,7 +162,7 @@ class XInUnit(WritePort):
                 self.statistics[bank].add(tile[:, :valid])
 
     def tile(self, uop: XOut | XStore, slot: int) -> Array:
-        """Return what a read port sends of a slot, (128, 128) float32: the tile, normalised if the uOP says so."""
+        """Return the tile that a read port sends from a slot, (128, 128) float32, normalised if the uOP says so."""
         tile: Array = self.slots[slot]
         if uop.normalise:
             factor, plus = self.statistics[uop.slot // self.columns].factors(uop.eps, bool(uop.rms))
