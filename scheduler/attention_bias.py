@@ -155,7 +155,7 @@ def send_bias(
 def score_ops(s: Binder, shapes: Sequence[tuple[tuple[int, int], int, int]], slices: int = 1) -> None:
     """Append the ops of a slot. shapes: for each product unit, ((grid row, grid column), row tiles, column tiles).
     slices: slices of K. An op equal to the one before raises that one's row groups instead, and the weights are loaded
-    once for both."""
+    once for both. Raises like `pipeline_of`."""
     grid = pipeline_of(s.overlay).scores
     fresh = []
     for (i, j), rows, columns in shapes:

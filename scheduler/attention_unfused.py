@@ -103,11 +103,10 @@ def bind_scores(s: Binder, att: AttentionLayer, scores: str) -> None:
 
 def bind_values(s: Binder, att: AttentionLayer, scores: str) -> None:
     """Append P V of all heads on the product units behind the grid of scores, the only ones that untransposed V
-    reaches. scores: the name of the buffer off chip that has P (`place_scores`).
+    reaches. scores: the name of the buffer off chip that has P (`place_scores`). Raises like `pipeline_of`.
 
     All get P through one left memory, which sends them row tiles alternately. A tile takes as long to send as to
-    multiply, so that both product units work at half rate.
-    """
+    multiply, so that both product units work at half rate."""
     pipeline = pipeline_of(s.overlay)
     held, at_once = PipelineLimits.of(s.overlay, pipeline).values, len(pipeline.products)
     for (row0, blocks, _), (first_key, keys, _) in zip(s.spans_of(att.q), s.spans_of(att.k), strict=True):

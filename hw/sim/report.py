@@ -84,9 +84,8 @@ def page(machine: Machine, title: str) -> str:
 
 
 def colours(overlay: Overlay, causes: Sequence[str]) -> dict[str, str]:
-    """Return the colour of each of some causes, as a class of `report.css`. causes: all of the overlay, in its order;
-    the colours are then the same for all of its programs.
-    """
+    """Return the colour of each cause, as a class of `report.css`. causes: all causes of the overlay, in its order, so
+    that all of its programs have the same colours."""
     rates = overlay.rates
     fixed = {"control": "issue"}
     fixed |= {rates[name].cause: "issue" for name in ("dispatch", "decode") if name in rates}

@@ -91,8 +91,8 @@ def order_ddr(
 def jobs(accesses: Sequence[Access]) -> Iterator[Job]:
     """The accesses as jobs of list scheduling, each with the numbers of the accesses that must come before it.
 
-    Only T waits for rows. So rows do not overtake the stores that were added before them. The first rows are an
-    exception for weights: the first product waits for these rows, so weights come behind them."""
+    Only T waits for rows. So rows do not overtake the stores that were added before them. The first product waits for
+    the first rows of all, so the first load of weights comes behind these."""
     first_rows = tuple(range(len(list(takewhile(_brings_rows, accesses)))))
     behind: dict[bool, tuple[int, ...]] = {False: first_rows, True: ()}
     """What the next access must be behind: one that brings rows, and any other load."""

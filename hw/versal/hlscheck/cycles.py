@@ -59,7 +59,7 @@ class CycleCounts:
         return self._done[name]
 
     def iteration(self, function: LlvmFunction, loop: NaturalLoop) -> int:
-        """Return the cycles of an iteration of a loop, beyond its first one where it is a pipeline."""
+        """Return the cycles of one iteration of a loop, at least: of a pipelined loop its depth."""
         pipelined = self._loops.get((function.name, loop.header))
         return pipelined.depth if pipelined else self._path(function, loop.blocks, loop.inner).cycles
 

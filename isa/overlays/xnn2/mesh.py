@@ -35,9 +35,8 @@ def left_sources(lane: int) -> tuple[str, ...]:
 
 
 def right_sources(lane: int) -> tuple[str, ...]:
-    """Return the units that MeshB of a lane selects from, in the order of its field: scores are made in even lanes,
-    values in odd ones, which have weights of their own in mode P3.
-    """
+    """Return the units that MeshB of a lane selects from, in the order of its field. Even lanes compute scores, so they
+    take keys; odd lanes compute values, and in mode P3 have weights of their own, from W1."""
     heads = tuple(f"KvOut{i}" for i in range(KV) if lane in lanes_of_heads(i))
     return ("W0", "W1", *heads) if lane & 1 else ("W0", *heads)
 
