@@ -58,13 +58,13 @@ def _is_written_to(path: str | os.PathLike[str]) -> bool:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` as UTF-8, atomically (`replacing`)."""
+    """Write `text` as UTF-8, atomically. Raises `OSError`, as `replacing`."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` atomically (`replacing`)."""
+    """Write `data` atomically. Raises `OSError`, as `replacing`."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 

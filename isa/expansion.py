@@ -72,11 +72,11 @@ class Accesses:
 
 @dataclass(eq=False)
 class ExpandedProgram:
-    """The uOPs of every unit of a program.
+    """The uOPs of every unit of a program. Raises `KeyError` for a packet with an unknown opcode, `ProgramError` for a
+    repeat in an op list that is not possible.
 
     uops: the distinct uOPs; those of a format with `addresses` have address 0. sequences: by unit name. missing: units
-    whose preloaded lists are not known, as for an image without op lists.
-    """
+    whose preloaded lists are not known, as for an image without op lists."""
 
     program: Program
     missing: frozenset[str] = frozenset()

@@ -59,8 +59,7 @@ class Comparison:
 
 def diff_programs(a: Program, b: Program) -> Comparison:
     """Compare two programs by the uOPs that each unit executes, their buffers and parameters. If their machines have
-    different units, that is the only difference reported.
-    """
+    different units, that is the only difference reported. Raises as `ExpandedProgram`."""
     if [u.name for u in a.overlay.units] != [u.name for u in b.overlay.units]:
         text = f"programs for different machines: {a.overlay.name} and {b.overlay.name}"
         return Comparison((Difference("overlay", text),), False)

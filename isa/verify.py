@@ -140,9 +140,8 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
 
 
 def dry_run(program: Program) -> list[Finding]:
-    """Run the program without data. Returns a finding for deadlock at the overlay's FIFO depths (D01, D03) and words
-    left over (D02), or that data decides (D04, a warning); none if it ends.
-    """
+    """Run the program, which must pass `verify`, without data. Returns a finding for deadlock at the overlay's FIFO
+    depths (D01, D03) and words left over (D02), or that data decides (D04, a warning); none if it ends."""
     plan = plan_of(program)
     try:
         plan.run()
@@ -162,8 +161,7 @@ def dry_run(program: Program) -> list[Finding]:
 
 def smallest_depth(program: Program) -> int | None:
     """Return the smallest depth of mOP FIFOs, in slots, at which the program runs, at most the overlay's; None if it
-    does not run at that.
-    """
+    does not run at that. The program must pass `verify`."""
     plan, depth = plan_of(program), program.overlay.mop_fifo_depth
     return _search(plan, 1, depth) if _runs(plan, depth) else None
 

@@ -40,8 +40,8 @@ RATES = {CYCLE: Rate(1, "PL cycles", "the kernel says how many", "work")}
 
 
 class Ports:
-    """The ends of the streams at a unit, by their numbers in the order in which they were connected, as the steps that
-    its kernel yields. An output may go to several units; each gets all tokens."""
+    """Makes the steps that the kernel of a unit yields: gets and puts at the streams of the unit. Inputs and outputs
+    have numbers, in the order in which they were connected. An output may go to several units; each gets all tokens."""
 
     __slots__ = ("_choices", "_clock", "_gets", "_inputs", "_outputs")
 

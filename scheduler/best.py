@@ -142,7 +142,7 @@ def schedule_named(
     schedule: str | os.PathLike[str] | Schedule | Best, budget_s: float = 30.0, seed: int = 0
 ) -> Schedule | Best:
     """Look up a schedule by name or file; return a `Schedule` or `Best` as it is. budget_s (seconds), seed: of the
-    search for "best". Raises `ScheduleError` for an unknown name, a file that cannot be read, and any other type."""
+    search for "best". Raises `ScheduleError` for an unknown name and any other type, and as `read_schedule`."""
     if isinstance(schedule, os.PathLike):
         return read_schedule(schedule)
     if isinstance(schedule, Schedule | Best):

@@ -321,7 +321,7 @@ SCHEDULES = {"paper": PAPER, "strict": STRICT, "published": PUBLISHED}
 def read_schedule(path: str | os.PathLike[str]) -> Schedule:
     """Read a schedule from a TOML file, as `show_schedule` prints it; absent knobs have their defaults. Raises
     `ScheduleError`, naming file, knob and limit, for a file that does not exist, is no TOML, or has an unknown knob or
-    a wrong value."""
+    a wrong value; `OSError` for a file that cannot be read."""
     try:
         given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         with naming(str(path)):

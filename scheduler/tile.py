@@ -179,10 +179,9 @@ class Tiled:
 
     limits: what the overlay's grid holds. plan: its segments with their knobs. cuts: how a product is cut, by the
     activation that it computes. columns: how the columns of each activation are stored, by its name. rows: how the rows
-    of activations lie, by their rows of a sequence. statistics: of the activations that are normalised as they are
-    loaded, by name. apart: activations whose sequences have blocks of their own, where others of one row a sequence lie
-    together.
-    """
+    of activations lie, by the number of rows of a sequence. statistics: of the activations that are normalised as they
+    are loaded, by name. apart: names of activations with one row a sequence whose sequences have blocks of their own;
+    in other such activations the rows of all sequences lie together."""
 
     network: LayerGraph
     overlay: Overlay

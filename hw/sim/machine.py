@@ -53,9 +53,9 @@ class Run:
 class Machine:
     """A program on the simulator, with one choice of its run-time parameters.
 
-    words: the image with the parameters patched in; None takes their defaults. Time does not depend on data, so it is
-    computed once. plan: the traced program, which can be timed again, with other rates too, without another trace.
-    """
+    words: the image with the parameters patched in, a vector of uint32; None takes their defaults. Time does not depend
+    on data, so it is computed once. plan: the traced program, which can be timed again, with other rates too, without
+    another trace. Raises `ImageError` for words that the hardware would misread, and as `Program.bind`."""
 
     def __init__(self, program: Program, words: Words | None = None) -> None:
         self.program = program
@@ -138,7 +138,7 @@ class Machine:
 
 def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None) -> Run:
     """Run a program once, with data if `banks` is given. banks: as in `Machine.run`. words: as in `Machine`. Raises as
-    `Machine.run`."""
+    `Machine` and `Machine.run`."""
     return Machine(program, words).run(banks)
 
 

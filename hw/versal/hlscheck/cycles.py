@@ -34,7 +34,7 @@ class FunctionCycles:
 
 
 class CycleCounts:
-    """Counts the cycles of functions. loops: what was derived of each pipelined loop."""
+    """Counts the cycles of functions. loops: the schedules of the pipelined loops."""
 
     def __init__(self, design: HlsDesign, facts: MemoryFacts, loops: Iterable[LoopSchedule]) -> None:
         self.design, self.facts = design, facts

@@ -22,10 +22,9 @@ class ArrayDimension:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """What HLS makes one memory of: an array, or a scalar, whose elements are words. name: of the member in its
+    """An array, or a scalar, of which HLS makes one memory; its elements are words. name: of the member in its
     variable, "" if it is all of it. offset: of its first byte in the variable. dims: its dimensions, the outermost
-    first; none for a scalar. size: bytes of a word.
-    """
+    first; none for a scalar. size: bytes of a word."""
 
     name: str
     offset: int

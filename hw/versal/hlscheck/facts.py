@@ -22,7 +22,7 @@ STREAMS = re.compile(r"(stream|burst_maxi)\b")
 
 @dataclass(frozen=True)
 class HlsMemory:
-    """One memory: an array of a variable of a function, whose root is the name of the variable's value there."""
+    """One memory: an array in a variable of a function. root: the name of the variable's value in that function."""
 
     function: str
     root: str

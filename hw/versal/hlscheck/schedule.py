@@ -20,9 +20,8 @@ from .trips import trips
 
 
 class LoopSchedule:
-    """One pipelined loop, or function, and what it needs. Cycles are at least those; an instruction is known by its
-    index in `instructions`.
-    """
+    """One pipelined loop, or function, and its needs. Numbers of cycles are lower bounds; an instruction is known by
+    its index in `instructions`."""
 
     def __init__(self, design: HlsDesign, place: PipelinedPlace, facts: MemoryFacts) -> None:
         self.design, self.place, self.facts = design, place, facts

@@ -26,7 +26,7 @@ from .ring import RingUnit
 
 
 class CountedSoftmax(SoftmaxData):
-    """Its result is valid wherever something was received: masked columns become 0."""
+    """The softmax of a MemC on counts: all that was received becomes valid, because masked columns become 0."""
 
     unit: CountedMemC
 
@@ -79,7 +79,7 @@ class CountedSoftmax(SoftmaxData):
 
 
 class CountedNorm(NormData):
-    """Its result is valid in all columns: those beyond norm_cols become 0."""
+    """The norm of a MemC on counts: all columns become valid, because those beyond norm_cols become 0."""
 
     def __init__(self, unit: CountedMemC, side: int, reg: MemCConfig, rows: int) -> None:
         super().__init__(unit, side, reg, rows)
@@ -112,7 +112,7 @@ class CountedNorm(NormData):
 
 
 class CountedFactors(RowFactors):
-    """Statistics of so many row tiles."""
+    """Statistics of rows that count row tiles: `tiles` of them, without numbers."""
 
     tiles = 0
 
@@ -270,7 +270,7 @@ class CountedVector:
 
 
 class CountedMme(CountingUnit, MmeUnit):
-    """Products of what is valid are valid."""
+    """An MME whose tiles count their valid rows and columns: products of valid elements are valid."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)

@@ -46,14 +46,16 @@ class ProductSums:
 
 
 class Emission:
-    """Takes the work of all units, in an order in which it could be done one piece after the other, and makes their
-    instructions. Units run side by side as far as their streams, and the tiles that they wait for, let them.
+    """Turns the work of all units into their instructions. Work is added in an order in which it could be done one
+    piece after the other; in a run units work side by side, as far as their streams and the tiles that they wait for
+    allow.
 
-    segment: the one that the work is for which comes now. accesses: those of the bank of activations, each behind those
-    that it depends on. patches: fields that depend on run-time lengths, by parameter. made: instructions by unit. x, t,
-    kv: the tokens of each memory. Addresses, sizes and strides are in float32 elements. A lane is its number, 0 to 5;
-    lanes of several are bits, bit i for lane i; numbers of lanes, pairs and memories are not checked. Each method adds
-    to the instructions of one unit, and raises `FieldError` for a value that does not fit its field."""
+    segment: number of the segment to which the work belongs that is added now. accesses: those of the bank of
+    activations, each behind those that it depends on. patches: fields that depend on run-time lengths, by parameter.
+    made: instructions by unit. x, t, kv: the tokens of each memory. Addresses, sizes and strides are in float32
+    elements. A lane is its number, 0 to 5; lanes of several are bits, bit i for lane i; numbers of lanes, pairs and
+    memories are not checked. Methods without a result add to the instructions of one unit, and raise `FieldError` for a
+    value that does not fit its field."""
 
     def __init__(self, overlay: Overlay) -> None:
         assert overlay.lanes is not None
