@@ -208,8 +208,8 @@ def pack_python(debs: Path, archive: Path) -> None:
     bin/, lib/python3.11/, the shared libraries in lib/private/, and the copyright notices in licenses/.
 
     debs: the folder with the packages; of several versions of a package, the last by name is taken. archive: the
-    .tar.gz file to write. Raises `BundleError` if a package is missing, damaged, or not a Debian package.
-    """
+    .tar.gz file to write. Raises `BundleError` if a package is missing, damaged, or not a Debian package, `OSError` for
+    a file that cannot be read or written."""
     with tarfile.open(archive, "w:gz") as packed:
         for name in (*DEBS, *LIBRARY_DEBS):
             found = sorted(debs.glob(f"{name}_*.deb"))
@@ -241,7 +241,7 @@ def _place(name: str) -> str | None:
 
 def contents(deb: Path) -> tarfile.TarFile:
     """Open the files of a Debian package, as a tar file: the package is an `ar` archive whose member data.tar.xz holds
-    them. Raises `BundleError` for a file that is no such package."""
+    them. Raises `BundleError` for a file that is no such package, `OSError` for one that cannot be read."""
     for name, data in _members(deb):
         if name.startswith("data.tar"):
             try:

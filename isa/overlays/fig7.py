@@ -82,10 +82,10 @@ class Result(Record, words=2):
 
 
 class PingPong(Unit):
-    """Two 10x10 buffers. A kernel fills one and empties the other at the same time; then they change places.
+    """Two 10x10 buffers (paper Fig. 7). A kernel fills one and empties the other at the same time; then they change
+    places.
 
-    The flag that says which is which lives for the whole run. What was never filled is NaN: sending it shows.
-    """
+    The flag that says which is which lives for the whole run. What was never filled is NaN: sending it shows."""
 
     def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)

@@ -49,9 +49,9 @@ class NativeRun:
 def build_regions(text: str, headers: Sequence[Path], target: Path, optimize: str = "-O2") -> None:
     """Compile a file that states `main` with `rsn::csim::run_region` to the program `target`.
 
-    text: the C++. headers: further folders with headers. optimize: an option of the compiler. Raises `BoardError` if
-    there is no compiler, or if it refuses the text.
-    """
+    text: the C++, which is written beside `target`. headers: further folders with headers. optimize: an option of the
+    compiler. Raises `BoardError` if there is no compiler, or if it refuses the text, `OSError` if the text cannot be
+    written."""
     cxx = compiler("a native run")
     source = target.with_suffix(".native.cpp")
     source.write_text(text, encoding="utf-8")
