@@ -110,9 +110,9 @@ def build(
 
 
 def rebuild(built: Built, network: LayerGraph, overlay: Overlay, passes: SchedulerPasses = USUAL) -> Built:
-    """Compile the same network with other weights, by the schedule already chosen. built: of the network before. If its
-    kernels are unchanged, the program is kept and only the scale and shift of its buffers are replaced. Raises like
-    `build`."""
+    """Compile the same network with other weights, by the schedule already chosen. built: the network's program with
+    the weights before. If its kernels are unchanged, the program is kept and only the scale and shift of its buffers
+    are replaced. Raises like `build`."""
     return _built(network, overlay, built.chosen, passes, built)
 
 

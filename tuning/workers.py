@@ -75,11 +75,10 @@ class OnRay:
 def workers(problem: Problem, where: str = "1") -> Iterator[Workers]:
     """The workers that a text names, for a `with` block.
 
-    problem: of which choices are evaluated. where: a number of processes, `ray://HOST:PORT` for a running Ray cluster,
-    or `ray` for one on this computer. The machines of a cluster need this package, and the files that the problem
-    names, at the same paths. Raises `StudyError` for another text, `MissingError` without Ray, `BoardError` if the
-    cluster cannot be reached.
-    """
+    problem: the problem whose choices are evaluated. where: a number of processes, `ray://HOST:PORT` for a running Ray
+    cluster, or `ray` for one on this computer. The machines of a cluster need this package, and the files that the
+    problem names, at the same paths. Raises `StudyError` for another text, `MissingError` without Ray, `BoardError` if
+    the cluster cannot be reached."""
     if where == "ray" or where.startswith("ray://"):
         require("ray", "a search on a Ray cluster", INSTALL_RAY)
         with _ray_connection(where):

@@ -89,9 +89,8 @@ def plios(graph: Sequence[str]) -> Findings:
 
 def tiles(graph: Sequence[str]) -> Findings:
     """Yield a sentence for each tile that does not lie where `placement.tile` has it: a cascade needs neighbours in a
-    row, in the row's direction. graph: as for `parts`. Nothing if the number of tiles is wrong, which another check
-    finds.
-    """
+    row, in the row's direction. graph: as for `parts`. Nothing if the number of tiles is wrong; another check finds
+    that."""
     _, found = parts(graph)
     side = range(p.SIDE)
     order = [(m, r, n, c) for m in range(len(XNN.by_kind["MME"])) for r in side for n in side for c in side]
@@ -107,7 +106,7 @@ def tiles(graph: Sequence[str]) -> Findings:
 
 def routes(graph: Sequence[str]) -> Findings:
     """Yield a sentence for each place where the stream switches have no room for all streams. graph: as for `parts`.
-    Nothing if a PLIO has no place, which another check finds. Raises `RsnError` for a place outside of the array."""
+    Nothing if a PLIO has no place; another check finds that. Raises `RsnError` for a place outside of the array."""
     streams: list[tuple[tuple[int, int], list[tuple[int, int]]]] = []
     for plio in parts(graph)[0]:
         if not plio["at"] or None in plio["tiles"]:

@@ -406,7 +406,8 @@ class AttentionEmitter:
 
 
 def softmax_of(mask: Mask, rows: RowTile, keys: int) -> Softmax:
-    """The softmax of the scores of a row tile. mask: which keys count. keys: number of keys of its sequence."""
+    """The softmax of the scores of a row tile. mask: says which keys count. keys: number of keys of the sequence of
+    these rows."""
     at = rows.at * TILE
     causal, offset = mask.causal, at
     if mask.window is not None and not causal:

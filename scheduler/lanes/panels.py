@@ -281,9 +281,9 @@ class PanelEmitter:
     ) -> list[tuple[Half, int]]:
         """Emit rows @ weight for one column tile in each half of the lanes; with a gate, for a pair of tiles.
 
-        step: number of the tile within the columns of a half. bank: of the rows. norm: with which the rows are sent.
-        to: where C sends the result. residual: what C adds to it; None adds nothing. Returns the halves that have such
-        a tile, each with the number of the column tile in the result."""
+        step: number of the tile within the columns of a half. bank: the bank that holds the rows. norm: the norm with
+        which X sends them. to: the target to which C sends the result. residual: what C adds to it; None adds nothing.
+        Returns the halves that have such a tile, each with the number of the column tile in the result."""
         e, depth = self.e, p.rows
         made = [
             (half, columns[step])
@@ -432,8 +432,8 @@ class PanelEmitter:
         to: Matrix,
         beside: Iterator[None] = EMPTY,
     ) -> None:
-        """Emit functions(rows @ weight), stored in DDR at `to`. p: the product with its functions. bank: of the rows.
-        norm: with which they are sent. beside: takes a step after each column tile."""
+        """Emit functions(rows @ weight), stored in DDR at `to`. p: the product with its functions. bank: the bank that
+        holds the rows. norm: the norm with which X sends them. beside: takes a step after each column tile."""
         for step in range(self.mode.steps(p.columns)):
             made = self.column(panel, p, step, bank, norm)
             self.functions(panel, p, made, lambda lane: PostTarget.DDR)
@@ -448,9 +448,9 @@ class PanelEmitter:
     def product_on_chip(
         self, panel: Panel, p: TiledProduct, bank: int, norm: SentNorm | None, residual: Residual | None, width: int
     ) -> None:
-        """Emit rows @ weight + residual, into the other bank. p: the product. bank: of the rows. norm: with which they
-        are sent. residual: None adds nothing. width: the columns of a row of the result, over which X makes the
-        statistics."""
+        """Emit rows @ weight + residual, into the other bank. p: the product. bank: the bank that holds the rows. norm:
+        the norm with which X sends them. residual: None adds nothing. width: the columns of a row of the result, over
+        which X makes the statistics."""
         if residual is not None and residual.norm is not None:
             self._join(panel, residual.bank)
         starts = [columns.start for columns in self.mode.split(p.columns)]
@@ -510,10 +510,9 @@ class PanelEmitter:
     ) -> None:
         """Emit functions(rows @ up) @ down + residual, into the other bank.
 
-        bank, norm: of the rows, as for `product`. residual: None adds nothing. width: the columns of a row of the
-        result, over which X makes the statistics. beside: emits what goes beside it, a step for each column tile.
-        behind: what goes between the last slices, where the bank of the rows is free.
-        """
+        bank, norm: as for `product`. residual: None adds nothing. width: the columns of a row of the result, over which
+        X makes the statistics. beside: emits other work beside it, a step for each column tile. behind: emits work
+        between the last slices, where the bank of the rows is free."""
         steps = self.mode.steps(up.columns)
         computed: dict[int, list[tuple[Half, int]]] = {}
 
@@ -568,8 +567,8 @@ class PanelEmitter:
         self, panel: Panel, a: AttentionHeads, bank: int, norm: SentNorm | None, beside: Iterator[None] = EMPTY
     ) -> None:
         """Compute keys and values of a panel, and store them in DDR where `a.stored` says, which must not be None.
-        bank, norm: of the rows, as for `product`. beside: takes two steps after each column tile of keys, and two after
-        each of values."""
+        bank, norm: as for `product`. beside: takes two steps after each column tile of keys, and two after each of
+        values."""
         assert a.stored is not None
         for step in range(self.mode.steps(a.k.columns)):
             for p, stored in ((a.k, a.stored[0]), (a.v, a.stored[1])):

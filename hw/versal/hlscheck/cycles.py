@@ -59,7 +59,7 @@ class CycleCounts:
         return self._done[name]
 
     def iteration(self, function: LlvmFunction, loop: NaturalLoop) -> int:
-        """Return the cycles of one iteration of a loop, at least: of a pipelined loop its depth."""
+        """Return a lower bound of the cycles of one iteration of a loop; for a pipelined loop this is its depth."""
         pipelined = self._loops.get((function.name, loop.header))
         return pipelined.depth if pipelined else self._path(function, loop.blocks, loop.inner).cycles
 

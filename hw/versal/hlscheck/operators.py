@@ -63,9 +63,8 @@ _DIVISIONS = frozenset(("udiv", "sdiv", "urem", "srem"))
 
 
 def operator_of(opcode: str, rest: str, callee: str) -> str:
-    """Return the row of `OPERATORS` of an instruction: `wire` for one that takes no logic. opcode: its name. rest: what
-    follows it. callee: the function that it calls, or "".
-    """
+    """Return the row of `OPERATORS` of an instruction: `wire` for one that takes no logic. opcode: its name. rest: the
+    text behind the opcode. callee: the function that it calls, or ""."""
     if opcode == "call":
         return _CALLS.get(callee, "logic" if callee.startswith("llvm.") else "wire")
     if opcode in _WIRES:

@@ -173,8 +173,7 @@ def deciding(body: tuple[Statement, ...]) -> frozenset[str]:
     """Return the variables that decide the course of a run: tests, bounds of loops, cycles and indices of streams
     depend on them, directly or through other variables.
 
-    body: of a task.
-    """
+    body: the statements of a task."""
     found: set[str] = set()
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
     for node in nodes(body):

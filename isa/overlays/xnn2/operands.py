@@ -219,7 +219,7 @@ def legal_kv_in(unit: UnitSpec, uop: KvIn, slots: int) -> Iterator[str]:
 
 
 def legal_kv_out(unit: UnitSpec, uop: KvOut, slots: int) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: those of its memory."""
     if not uop.tiles:
         if not uop.wait:
             yield "sends no tiles and waits for nothing"

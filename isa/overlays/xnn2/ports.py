@@ -122,9 +122,8 @@ class ReadPort(Unit):
 
 
 def send(sinks: Sequence[Channel], tiles: Sequence[Any], make: Any) -> Burst:
-    """Return the burst that sends tiles to all sinks at once. tiles: where they are. make: returns the tile, (128, 128)
-    float32, at such a place.
-    """
+    """Return the burst that sends tiles to all sinks at once. tiles: their places, in the form that `make` takes. make:
+    returns the tile at a place, (128, 128) float32."""
     at = 0
 
     def some(n: int) -> tuple[list[Array], ...]:

@@ -129,9 +129,8 @@ class RowMemory(MemoryPorts):
         self.normalise(written, counted, store, uops[known], made, Joined(shares, joined, first[known]))
 
     def moving(self, written: Written, port: Reads, uops: Ints, made: CountedTiles, verb: str) -> Flags:
-        """Return whether each of these operations uses statistics while they may still change, and report those that
-        do. uops: of the port. verb: what they do, for the message.
-        """
+        """Return, for each operation in `uops`, whether it uses statistics while they may still change; report those
+        that do. uops: numbers of operations of the port. verb: what these do, for the message."""
         low = made.count(port.low[uops])
         found: Flags = low != made.count(port.high[uops])
         for uop, first in zip(uops[found].tolist(), low[found].tolist(), strict=True):
@@ -145,9 +144,8 @@ class RowMemory(MemoryPorts):
     def normalise(
         self, written: Written, counted: Written, port: Reads, uops: Ints, made: CountedTiles, joined: Joined
     ) -> None:
-        """Report operations that normalise by statistics of other data. uops: of the port, those that normalise by the
-        statistics of `made`. joined: what was joined before each of them.
-        """
+        """Report operations that normalise by statistics of other data. uops: numbers of the operations of the port
+        that normalise by the statistics of `made`. joined: the statistics that were joined before each of them."""
         help = "set `statistics` in the uOPs that write these slots last: 1 in the first, 2 in the others"
         where = f"normalises by the statistics of bank {made.bank}"
         left = ~self.moving(written, port, uops, made, "normalises")

@@ -255,7 +255,7 @@ class XStoreUnit(Unit):
 
 
 def legal_in(unit: UnitSpec, uop: XIn, slots: int) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: those of its memory."""
     if not uop.tiles:
         if not (uop.wait or uop.stored or uop.store):
             yield "takes no tiles, waits for nothing, and lets nothing go on"
@@ -270,7 +270,7 @@ def legal_in(unit: UnitSpec, uop: XIn, slots: int) -> Iterator[str]:
 
 
 def legal_out(unit: UnitSpec, uop: XOut, slots: int) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: those of its memory."""
     if not uop.tiles:
         if not (uop.wait or uop.share):
             yield "sends no tiles, waits for nothing, and joins no statistics"
@@ -283,7 +283,7 @@ def legal_out(unit: UnitSpec, uop: XOut, slots: int) -> Iterator[str]:
 
 
 def legal_store(unit: UnitSpec, uop: XStore, slots: int) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: those of its memory."""
     if not uop.tiles:
         yield "stores no tiles"
     yield from outside(slots, uop.slot, uop.tiles, ring=False)

@@ -165,7 +165,7 @@ class TOutUnit(ReadPort):
 
 
 def legal_in(unit: UnitSpec, uop: TIn, slots: int) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: those of its memory."""
     if not uop.tiles:
         if not uop.wait:
             yield "takes no tiles and waits for nothing"
@@ -184,7 +184,7 @@ def legal_in(unit: UnitSpec, uop: TIn, slots: int) -> Iterator[str]:
 
 
 def legal_out(unit: UnitSpec, uop: TOut, slots: int) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: those of its memory."""
     if not uop.tiles:
         if not uop.wait:
             yield "sends no tiles and waits for nothing"
