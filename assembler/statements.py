@@ -69,9 +69,8 @@ class Statements:
         return self._places[key]
 
     def read(self, words: tuple[s.Word, ...], site: Site) -> UnrolledMop | None:
-        """Read the words of a statement as one mOP; None if they contain mistakes, which go to the report
-        (`SourceError` once it is full).
-        """
+        """Read the words of a statement, at least one, as one mOP; None if they contain mistakes, which go to the
+        report (`SourceError` once it is full)."""
         first = words[0]
         record, begin = site.record, 0
         if isinstance(first, s.Bare) and str(first.name) in site.configs:

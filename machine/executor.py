@@ -145,15 +145,14 @@ class Handover(NamedTuple):
 
 
 class ProcessNetwork(Wiring):
-    """One run of a machine: the reference engine, which defines results and times.
+    """One run of a machine: the reference engine, which defines results and times. Methods take names of units, and
+    raise `KeyError` for an unknown one.
 
-    workload: the uOPs of each unit. A mapping stands for lists of uOPs by unit name (`UopLists`).
-    banks: off-chip memories by name (float32 vectors); ignored unless `data`.
-    order: permutes the list of processes; for tests.
-    record: keep the event log in `events`. chosen: how often each stream, by name, was chosen among several by arrival
-    (`AnyOf`); if any was, results may depend on times.
-    where: returns the place of a uOP in the source, given unit and origin; default: the workload's `where`.
-    """
+    workload: the uOPs of each unit. A mapping stands for lists of uOPs by unit name (`UopLists`). banks: off-chip
+    memories by name (float32 vectors); ignored unless `data`. order: permutes the list of processes; for tests. record:
+    keep the event log in `events`. chosen: how often each stream, by name, was chosen among several by arrival
+    (`AnyOf`); if any was, results may depend on times. where: returns the place of a uOP in the source, given unit and
+    origin; default: the workload's `where`."""
 
     def __init__(
         self,

@@ -118,8 +118,8 @@ def beside_zeros(s: Binder, name: str, row: int, column: int, half: int, unit: s
 def load_keys(
     s: Binder, att: AttentionLayer, row: int, rows: int, heads: Sequence[int], unit: str, tile: TileAccesses
 ) -> None:
-    """Append the loads of `rows` key tiles, from row block `row` on, of each of `heads`, into the right memory `unit`,
-    each with the keys of the head and of its neighbour. tile: receives the loads."""
+    """Append the loads of `rows` key tiles, from row block `row` on, of each of `heads` (at least one), into the right
+    memory `unit`, each with the keys of the head and of its neighbour. tile: receives the loads."""
     if len(heads) == 1:
         tile.loads.append(s.blocks(att.k, row, rows, heads[0] & ~1, 2, unit))
         return

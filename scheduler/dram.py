@@ -47,7 +47,8 @@ class PackedWeights(Mapping[str, Array]):
         return self._made[name]()
 
     def digest(self, name: str) -> bytes:
-        """A checksum of the elements of the buffer `name`, 16 bytes, as they were when it was first asked for."""
+        """A checksum of the elements of the buffer `name`, 16 bytes, as they were when it was first asked for. Raises
+        `KeyError` for an unknown buffer."""
         if name not in self._digests:
             elements = np.ascontiguousarray(self[name])
             self._digests[name] = hashlib.blake2b(elements.data, digest_size=16).digest()

@@ -91,8 +91,8 @@ def vectors(s: Binder, group: Sequence[ColumnTile]) -> list[Buffer]:
     """Place the vectors that an op loads: previous-layer weights and bias; for a sum, the weights of each operand.
     Returns their buffers, in the order in which the op takes them.
 
-    group: the column tiles of the op. In each vector, the part of grid column 0 comes first, tile after tile, then that
-    of column 1 (contract section 3)."""
+    group: the column tiles of the op, at least one. In each vector, the part of grid column 0 comes first, tile after
+    tile, then that of column 1 (contract section 3)."""
     part = group[0]
     plan, gemm, size = part.plan, part.gemm, part.plan.acc_b * TILE
 
@@ -122,8 +122,8 @@ def vectors(s: Binder, group: Sequence[ColumnTile]) -> list[Buffer]:
 
 
 def vector_length(s: Binder, group: Sequence[ColumnTile]) -> int:
-    """Elements of a vector that one right memory loads for the column tiles of an op (`group`). A vector longer than a
-    piece is padded to whole pieces."""
+    """Elements of a vector that one right memory loads for the column tiles of an op (`group`, at least one). A vector
+    longer than a piece is padded to whole pieces."""
     length = len(group) * group[0].plan.acc_b * TILE
     piece = int(s.overlay.capability_of(s.grid.weights, "load_vector").limits["piece"][1])
     return length if length <= piece else padded(length, piece)

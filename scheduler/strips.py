@@ -111,8 +111,8 @@ class WorkLists:
         """Add a strip of `count` output tiles side by side, stored at `out` as `store` says.
 
         circuit: the units that compute it. operands: a product, a residual, or both. softmax: what the receiver applies
-        to the products; None for none.
-        """
+        to the products; None for none. Raises `KeyError` for a vector or a residual for which the circuit has no path
+        (`Circuit.added`)."""
         tile, product = circuit.tile, circuit.product.name
         reads = [x for x in (operands.left, operands.right, operands.residual) if x is not None]
         if {p.buffer for p in self._pending} & {x.buffer for x in reads}:

@@ -51,8 +51,7 @@ routing: the design fills most of the device, and its clock is the machine's spe
 
 def lanes(overlay: Overlay) -> Iterator[tuple[str, str, bool]]:
     """Yield each stream between kernel and graph: the kernel's port, the graph's PLIO, and whether it leads to the
-    graph.
-    """
+    graph. Raises `KeyError` for an overlay without MMEs."""
     for mme in overlay.by_kind["MME"]:
         for operand, inward in (("a", True), ("b", True), ("c", False)):
             for lane in range(LANES):
@@ -62,8 +61,7 @@ def lanes(overlay: Overlay) -> Iterator[tuple[str, str, bool]]:
 
 def system_cfg(overlay: Overlay) -> str:
     """Return the text of the linker's configuration file, system.cfg: memories, lanes between kernel and graph, effort
-    of Vivado.
-    """
+    of Vivado. Raises as `lanes`."""
     kernel = f"{KERNEL}_1"
     out = [
         "# How the linker joins kernel, AI Engine graph and memories: v++ -l --config system.cfg",

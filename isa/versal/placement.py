@@ -70,12 +70,12 @@ def plio_columns(mme: int, mmes: int) -> range:
 
 @cache
 def shims(overlay: Overlay) -> Mapping[str, Shim]:
-    """Return the place of each PLIO of the overlay's MMEs, by name, such as `A0_15`: operand, MME, lane.
+    """Return the place of each PLIO of the overlay's MMEs, by name, such as `A0_15`: operand, MME, lane. Raises
+    `KeyError` for an overlay without MMEs.
 
     The lanes of an MME are spread evenly over its columns, in the order of the tile columns that they lead to or come
     from. A lane of B or C has one such column. A lane of A is needed in two columns of each half of the MME; those of A
-    are spread between those of B.
-    """
+    are spread between those of B."""
     out: dict[str, Shim] = {}
     used: dict[tuple[int, bool], int] = {}
     mmes = len(overlay.by_kind["MME"])
@@ -108,7 +108,7 @@ def _outputs() -> Iterator[tuple[str, int]]:
 
 
 def placement_header(overlay: Overlay) -> str:
-    """Return the text of the C++ header with the places of PLIOs, for the AI Engine graph."""
+    """Return the text of the C++ header with the places of PLIOs, for the AI Engine graph. Raises as `shims`."""
     places = shims(overlay)
     mmes = range(len(overlay.by_kind["MME"]))
     out = [

@@ -130,7 +130,8 @@ class Sequences:
     rows: tuple[int, ...]
 
     def tiles(self, seq: int) -> int:
-        """Number of row tiles, of 128 rows, of sequence number `seq`."""
+        """Number of row tiles, of 128 rows, of sequence number `seq`. Raises `IndexError` if there is no
+        such sequence."""
         return -(-self.rows[seq] // TILE)
 
     @cached_property

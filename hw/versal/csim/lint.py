@@ -26,7 +26,8 @@ COMPILERS = tuple(WARNINGS)
 
 def files(machine: str, versal: Path) -> list[Path]:
     """Return the paths of the C++ sources of a machine, with those of the stand-alone program and those for the AI
-    Engine. machine: a key of `MACHINES`. versal: the folder of all sources (hw/versal)."""
+    Engine. machine: a key of `MACHINES`; raises `KeyError` for another. versal: the folder of all sources (hw/versal).
+    """
     return [*MACHINES[machine].files(versal, program=True), *sorted(versal.glob("aie/*.cpp"))]
 
 

@@ -157,7 +157,8 @@ _MOVES = {"rsn_hls_get": "r", "rsn_hls_put": "w"}
 
 
 class MemoryFacts:
-    """What the pragmas of a design say of its memories."""
+    """What the pragmas of a design say of its memories. Methods take functions and memories of this design, and raise
+    `KeyError` for others."""
 
     def __init__(self, design: HlsDesign) -> None:
         self.design = design

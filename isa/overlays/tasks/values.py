@@ -129,8 +129,8 @@ def scalar(value: Any) -> Any:
 
 def words_of(tile: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
     """Return the elements of a tile as 32-bit words of off-chip memory, a vector of float32 that holds their bits.
-    name: of the element type. Elements of less than 32 bits are widened to 32; those of 64 bits take two words.
-    """
+    name: of the element type; raises `KeyError` for an unknown one. Elements of less than 32 bits are widened to 32;
+    those of 64 bits take two words."""
     dtype = DTYPES[name]
     flat = np.ascontiguousarray(tile, dtype).reshape(-1)
     wide = {"b": np.int32, "i": np.int64 if dtype.itemsize == 8 else np.int32, "u": np.uint32}.get(dtype.kind)
@@ -143,8 +143,7 @@ def words_of(tile: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
 
 def from_words(words: npt.NDArray[np.float32], name: str) -> npt.NDArray[Any]:
     """Return the elements that words of an off-chip memory hold, as a vector: the inverse of `words_of`. name: of the
-    element type.
-    """
+    element type; raises `KeyError` for an unknown one, `ValueError` for an odd number of words of a type of 64 bits."""
     dtype = DTYPES[name]
     if dtype.itemsize >= 4:
         return words.view(dtype)

@@ -74,9 +74,8 @@ class SlotData:
         self.x[0 : 4 * rows : 4, 0 : blocks * 32] = groups
 
     def add(self, tiles: Sequence[Array], places: Places, done: int) -> None:
-        """Take tiles (128, 128) that come in rounds over `places`: the first round overwrites, the others add. done:
-        how many tiles have come before these.
-        """
+        """Take tiles (128, 128) that come in rounds over `places`, at least one: the first round overwrites, the others
+        add. done: how many tiles have come before these."""
         if isinstance(tiles, TilePayloads) and tiles.places == places and not done % len(places):
             rows, cols = (1 + n for n in places[-1])
             pairs = [(self.x[: rows * TILE, : cols * TILE], tiles.block(rows, cols))]

@@ -31,9 +31,9 @@ def rules(expansion: ExpandedProgram, balanced: bool) -> Iterator[Finding]:
     """Yield all findings about a program: of the memories X, T, K and V, of joined statistics, heads, rotations, and
     halves of tiles.
 
-    balanced: sends equal receives on every stream, so that it is known which tile goes where. What is wrong with the
-    counts of tokens alone is not repeated: streams that do not balance have findings of their own.
-    """
+    expansion: of a program with the units of xnn2; raises `KeyError` for another. balanced: sends equal receives on
+    every stream, so that it is known which tile goes where. Mistakes in the counts of tokens alone are not reported:
+    streams that do not balance have findings of their own."""
     for unit in expansion.overlay.by_kind["XIn"]:
         yield from RowMemory(expansion, unit.index).findings()
     for unit in expansion.overlay.by_kind["TIn"]:
