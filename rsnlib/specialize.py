@@ -127,8 +127,10 @@ class Bound(nn.Module):
                 self.register_buffer(name, tensor)
 
     def forward(self, *others: Any) -> Any:
-        """Run the graph, and return its results. others: the arguments that are not fixed, in order. Raises
-        `StopIteration` for too few."""
+        """Run the graph, and return its results. others: the arguments that are not fixed, in order. Raises `TypeError`
+        for too few."""
+        if len(others) < self._count - len(self._named) - len(self._numbers):
+            raise TypeError(f"the graph takes more arguments than {len(others)}")
         rest = iter(others)
         arguments = [self._argument(i, rest) for i in range(self._count)]
         # Node by node, so that tracing sees each node's module path and source line.

@@ -15,6 +15,7 @@ from functools import cache
 from statistics import geometric_mean
 from typing import Any, ClassVar
 
+from ...streams.dynamic.errors import StepError
 from ...streams.dynamic.programs.figures import (
     COMPUTE_REGIONS,
     EQUAL_COMPUTE,
@@ -214,10 +215,11 @@ def _pid(
 
 @cache
 def whole_memory(key: str) -> float:
-    """Bytes on chip of a point of experts, with what idle operators hold. key: of the point; raises `StopIteration` for
-    an unknown one."""
-    point = next(point for point in points() if point.key == key)
-    assert isinstance(point, ExpertPoint)
+    """Bytes on chip of a point of experts, with what idle operators hold. key: of the point; raises `StepError` if it
+    is of no such point."""
+    point = next((point for point in points() if point.key == key), None)
+    if not isinstance(point, ExpertPoint):
+        raise StepError("figures", f"{key} is no point of experts")
     return point.memory()
 
 

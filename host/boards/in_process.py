@@ -42,7 +42,9 @@ def simulator(program: Program, banks: Mapping[str, Array]) -> object:
 
 def native(overlay: Overlay) -> Engine:
     """Return the engine that runs the C++ sources of an overlay's machine. Raises `BoardError` if they cannot be built,
-    `KeyError` for an overlay without such sources."""
+    and for an overlay without such sources."""
+    if overlay.fingerprint not in RUNS:
+        raise BoardError(f"the machine of {overlay.name} has no C++ sources")
     return Native(machine=RUNS[overlay.fingerprint]).run
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import sympy
 
 from .checks import flops_symbol
+from .errors import StepError
 from .graph import OperatorNode, Program
 from .operators.base import FIGURES, PAPER, Accounting, Rules
 from .run import Run
@@ -63,15 +64,17 @@ class Metrics:
         return self.flops / self.traffic
 
     def of(self, name: str) -> NodeMetrics:
-        """Return the metrics of one operator. name: of the node, such as `Map1`. Raises `StopIteration` if no operator
-        has it.
-        """
-        return next(metrics for node, metrics in self.nodes.items() if node.name == name)
+        """Return the metrics of one operator. name: of the node, such as `Map1`. Raises `StepError` if no operator has
+        it."""
+        found = {node.name: metrics for node, metrics in self.nodes.items()}
+        if name not in found:
+            raise StepError("metrics", f"no operator is called {name}; they are {', '.join(found) or 'none'}")
+        return found[name]
 
     def value(self, expression: Expression, values: Mapping[Any, Any] | Run) -> Expression:
         """Return an expression with values in place of symbols; other symbols stay. values: by name or symbol, a
-        number, or the list of the sizes of a ragged dimension in the whole stream; or a run, for all that it
-        measured."""
+        number, or the list of the sizes of a ragged dimension in the whole stream; or a run, for all that it measured.
+        Raises `StepError` if a value depends on its own symbol."""
         given = values.values if isinstance(values, Run) else substitution(values)
         return replaced(sympy.sympify(expression), {**self.program.symbols.defined, **given})
 
@@ -97,7 +100,8 @@ def metrics(
 
     accounting: "paper", the equations of the text; "figures", what the published figures are made with: operators off
     the chip hold one tile, not two, products hold nothing, and tiles on chip are f32. on_chip_dtype: the element type
-    of tiles on chip; None for the accounting's own. on_demand: an operator that gets no element holds nothing.
+    of tiles on chip; None for the accounting's own; raises `StepError` for an unknown one. on_demand: an operator that
+    gets no element holds nothing.
     """
     base = PAPER if accounting == "paper" else FIGURES
     rules = Rules(accounting, on_chip_dtype or base.on_chip_dtype)

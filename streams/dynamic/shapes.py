@@ -135,10 +135,13 @@ def ragged(name: str, static: bool = False, total: Any = None, largest: Any = No
 
 def replaced(expression: Expression, values: Mapping[sympy.Symbol, Any]) -> Expression:
     """Return an expression with the symbols in `values` replaced by values or other expressions, and the symbols of
-    these likewise, until none of them is left."""
-    while known := {one: sympy.sympify(values[one]) for one in expression.free_symbols if one in values}:
+    these likewise, until none of them is left. Raises `StepError` if a value depends on its own symbol."""
+    for _ in range(len(values) + 1):
+        known = {one: sympy.sympify(values[one]) for one in expression.free_symbols if one in values}
+        if not known:
+            return expression
         expression = expression.xreplace(known)
-    return expression
+    raise StepError("symbol", f"the values of {', '.join(sorted(map(str, known)))} depend on themselves")
 
 
 def positive(size: Expression) -> Expression:
@@ -324,8 +327,7 @@ def bytes_of(data: DataType) -> Expression:
 
 def as_on_chip(data: DataType, dtype: str | None) -> DataType:
     """Return the same type with tiles of another type of elements; Boolean tiles stay. dtype: the type of elements;
-    None changes nothing.
-    """
+    None changes nothing. Raises `StepError` for an unknown one."""
     match data:
         case TileType() if dtype is not None and data.dtype != "boolean":
             return replace(data, dtype=dtype)
@@ -361,15 +363,16 @@ class StreamType:
         return len(self.shape) - 1
 
     def count(self, level: int = 0) -> Expression:
-        """Return how many tensors of the rank `level` the whole stream holds; of rank 0: how many elements."""
+        """Return how many tensors of the rank `level`, 0 to that of the stream, the whole stream holds; of rank 0: how
+        many elements."""
         return volume(self.shape[: len(self.shape) - level])
 
     def inner(self, count: int) -> tuple[Dimension, ...]:
-        """Return the `count` innermost dimensions, outermost first."""
+        """Return the `count` innermost dimensions, 0 to all, outermost first."""
         return self.shape[len(self.shape) - count :]
 
     def outer(self, count: int) -> tuple[Dimension, ...]:
-        """Return all dimensions but the `count` innermost ones, outermost first."""
+        """Return all dimensions but the `count` innermost ones, 0 to all, outermost first."""
         return self.shape[: len(self.shape) - count]
 
     def volume(self, dimensions: Sequence[Dimension]) -> Expression | None:

@@ -127,5 +127,6 @@ def widened(tensor: Sequence[int], tile: Sequence[int], dtype: str, port_bits: i
         )
     divisors = [[n for n in range(1, size + 1) if size % n == 0] for size in tile]
     fitting = (vector for vector in product(*divisors) if prod(vector) * bits <= port_bits)
-    best = max(fitting, key=lambda vector: (prod(vector), -(max(vector) - min(vector)), vector[::-1]))
+    # A tile that has no vector, because a size is below 1, is refused by `PackedTensor`.
+    best = max(fitting, key=lambda v: (prod(v), -(max(v) - min(v)), v[::-1]), default=tuple(tile))
     return PackedTensor(tuple(tensor), tuple(tile), best, dtype)

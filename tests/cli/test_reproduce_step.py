@@ -22,6 +22,7 @@ from rsn.cli.published.step import (
     published,
     step_rows,
     step_summary,
+    whole_memory,
 )
 from rsn.streams.dynamic.errors import StepError
 from rsn.streams.dynamic.programs.figures import (
@@ -104,6 +105,12 @@ def test_the_whole_table() -> None:
     assert len(said["findings"]) >= 5
     unexplained = [row["row"] for row in said["rows"] if "explanation" in row and not row["explanation"]]
     assert not unexplained
+
+
+@pytest.mark.parametrize("key", ["fig18.large", "fig9.none"])
+def test_only_points_of_experts_have_experts_that_idle(key: str) -> None:
+    with pytest.raises(StepError, match=f"{key} is no point of experts"):
+        whole_memory(key)
 
 
 def test_every_published_point_has_a_row_or_a_reason_to_have_none() -> None:

@@ -99,6 +99,8 @@ def test_refused() -> None:
         PackedTensor((64, 64), (16,), (8, 8))
     with pytest.raises(ProgramError, match="a port of 16 bits moves no element of f32"):
         widened((4, 4), (2, 2), "f32", 16)
+    with pytest.raises(ProgramError, match=r"axis 0 has 4 elements, which is no multiple of 0: tiles of \[0, 4\]"):
+        widened((4, 4), (0, 4), "f32", 64)
     with pytest.raises(ProgramError, match="u9 is no type of elements; known are boolean, i4"):
         widened((4, 4), (2, 2), "u9", 16)
     with pytest.raises(ProgramError, match="u9 is no type"):

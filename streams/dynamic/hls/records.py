@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ....base.element_types import BITS, FLOATS, SCALARS, ElementType
 from ....isa.overlays.tasks.values import convert
+from ..errors import TokenError
 from ..shapes import BufferType, DataType, SelectorType, TileType, TupleType
 from ..tokens import DONE, BufferReference, Done, Selector, Stop, Tile, Token
 
@@ -81,18 +82,16 @@ def element_words(values: npt.NDArray[Any], dtype: str) -> list[int]:
 
 def from_records(words: Words, data: DataType) -> list[Token]:
     """Return the tokens of a stream, up to D, from its words of 32 bits. data: the type of its elements. The words
-    behind D are not read; without a D the tokens end where the words do. Raises `StopIteration` or `RuntimeError` if
-    the words end within an element. Values are floats in the type in which a run of tasks keeps them, and integers of
-    64 bits.
-    """
+    behind D are not read. Raises `TokenError` if the words end before D. Values are floats in the type in which a run
+    of tasks keeps them, and integers of 64 bits."""
     left = iter(int(one) for one in words)
     tokens: list[Token] = []
-    for kind in left:
-        if kind == LAST:
-            tokens.append(DONE)
-            break
-        tokens.append(Stop(kind) if kind else _read(data, left))
-    return tokens
+    try:
+        while (kind := next(left)) != LAST:
+            tokens.append(Stop(kind) if kind else _read(data, left))
+    except (StopIteration, RuntimeError):  # a generator turns the first into the second
+        raise TokenError("the words of the stream end before D", len(tokens)) from None
+    return [*tokens, DONE]
 
 
 def _read(data: DataType, left: Iterator[int]) -> Any:

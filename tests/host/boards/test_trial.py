@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rsn.base.errors import BoardError
 from rsn.host.boards import stamp as stamps
 from rsn.host.boards.csim import CsimBoard
 from rsn.host.boards.device import BoardLost, BoardMismatch, BoardTimeout
@@ -23,7 +24,7 @@ from rsn.host.boards.sim import SimBoard
 from rsn.host.boards.stamp import Stamp
 from rsn.host.boards.xrt import XrtBoard
 from rsn.isa.overlay import Overlay
-from rsn.isa.overlays import XNN, XNN_BASE
+from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.program import Program
 from rsn.isa.verify import check, require
@@ -35,6 +36,12 @@ from .test_in_process import results
 from .xclbins import PUBLISHED, Made
 
 PUBLIC = dataclasses.replace(VCK190_ISCA25, uuid=str(Made.uuid), timeout_s=0.4)
+
+
+def test_a_machine_without_cpp_has_no_native_run() -> None:
+    with pytest.raises(BoardError, match="the machine of fig6 has no C"):
+        native(FIG6)
+
 
 # -- the program
 

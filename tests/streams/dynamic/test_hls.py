@@ -61,6 +61,7 @@ from rsn.streams.dynamic import (
     Scan,
     SelectGen,
     Selector,
+    SelectorType,
     SetOffset,
     SiLU,
     SortedMerge,
@@ -70,6 +71,8 @@ from rsn.streams.dynamic import (
     TakeWhile,
     Tensor,
     Tile,
+    TokenError,
+    TupleType,
     Update,
     WhereTrue,
     Zip,
@@ -84,6 +87,7 @@ from rsn.streams.dynamic.hls.emit import DynamicHls, dynamic_cpp
 from rsn.streams.dynamic.hls.functions import FUNCTIONS
 from rsn.streams.dynamic.hls.operators import OPERATORS as OPERATORS_IN_CPP
 from rsn.streams.dynamic.hls.project import dynamic_project
+from rsn.streams.dynamic.hls.records import from_records, to_records
 from rsn.streams.dynamic.operators.base import Operator
 from rsn.streams.dynamic.programs.attention import AttentionProgram, Cache, Heads, attention
 from rsn.streams.dynamic.programs.experts import ExpertLayerShape, ExpertProgram, ExpertTensors, mixture
@@ -504,6 +508,16 @@ def test_tiles_without_a_bound_are_refused() -> None:
         "Accum: hls: Accum: [2] [n,4]: size n has no bound; give the symbols that it depends on one: "
         "program.symbol(name, at_most=..)"
     )
+
+
+def test_words_that_end_before_the_stream_does_are_refused() -> None:
+    data = TupleType((tile(1, 2), SelectorType(3)))
+    tokens = encode([(Tile.of([1, 2]), Selector((0, 2)))], 0)
+    words = to_records(tokens, data)
+    assert show(from_records(words, data)) == show(tokens)
+    for count in range(len(words)):
+        with pytest.raises(TokenError, match="the words of the stream end before D"):
+            from_records(words[:count], data)
 
 
 def test_functions_of_python_without_cpp_are_refused() -> None:

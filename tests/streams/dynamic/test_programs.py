@@ -35,6 +35,7 @@ from rsn.streams.dynamic import (
     Run,
     SelectorType,
     SiLU,
+    StepError,
     StreamFault,
     Streamify,
     StuckError,
@@ -242,6 +243,11 @@ def test_large_tiles_as_small_ones() -> None:
     found = metrics(program)
     assert found.of("Bufferize").memory == 512 + 16 * 512 * 2
     assert found.of("Bufferize1").memory == 512 + 32 * 512 * 2
+    with pytest.raises(StepError, match="no operator is called Buffer; they are "):
+        found.of("Buffer")
+    n, m = program.symbol("n"), program.symbol("m")
+    with pytest.raises(StepError, match=r"the values of [mn] depend on themselves"):
+        found.value(n, {n: m + 1, m: n + 1})
     cut_a = a.reshape(4, 1, 16, 16, 16).transpose(0, 1, 3, 2, 4)
     cut_b = b.reshape(4, 2, 16, 16, 16).transpose(0, 1, 3, 2, 4)
     tiles = [[[[Tile.of(part) for part in row] for row in whole] for whole in tensor] for tensor in (cut_a, cut_b)]
