@@ -181,7 +181,7 @@ def compile(
     Raises `MissingError` without PyTorch; `UnsupportedError`, with operator and module path, for what the machine
     cannot run, and for results that would depend on rows beyond `lengths` or on the padding of `dynamic_shapes`;
     `TensorError` for inputs that do not fit; `ScheduleError` for a schedule that does not exist or does not fit the
-    model; and `BoardError` if the board cannot be used.
+    model; `ProgramError` for an unknown overlay; and `BoardError` if the board cannot be used.
     """
     require_torch("compiling a model")
     if dynamic_shapes is not None and lengths is not None:

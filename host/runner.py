@@ -140,7 +140,7 @@ class Runner(Closing):
         inputs: float32 tensors by buffer name, in the shape of the program's buffers; or with fewer sequences and, if
         the program has masks, shorter ones: (sequence, rows, columns). parameters: run-time integers by name, such as
         `len[0]`, numbered by the sequences of this request. progress: called from time to time with the share that is
-        done, 0 to 1. timeout: seconds for waiting and running together.
+        done, 0 to 1. timeout: seconds for waiting and running together; None for no limit.
 
         Raises `TensorError` for inputs that do not fit, `DeadlockError` if the machine cannot go on, `BoardError` if
         the board fails, `StateLost` if the board lost what the program keeps between runs, `RequestTimeout`, which is a
@@ -170,10 +170,10 @@ class Runner(Closing):
         """Queue a run, and return the future of its result. Runs start in the order of submission; waiting requests may
         share a run.
 
-        inputs, parameters: as for `run`. timeout: seconds until the future fails with `RequestTimeout`. wait: seconds
-        to wait for a place in a full queue; 0 does not wait, None waits without limit. The future can be cancelled
-        until its run begins. Raises `TensorError` and `QueueFull` from this call; the other errors of `run` are set on
-        the future.
+        inputs, parameters: as for `run`. timeout: seconds until the future fails with `RequestTimeout`; None for no
+        limit. wait: seconds to wait for a place in a full queue; 0 does not wait, None waits without limit. The future
+        can be cancelled until its run begins. Raises `TensorError` and `QueueFull` from this call; the other errors of
+        `run` are set on the future.
         """
         self._refuse_child()
         request = self._request(inputs, parameters, timeout, None)

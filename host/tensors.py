@@ -71,7 +71,8 @@ def unpack(buffer: Buffer, flat: Array) -> Array:
     """Convert the buffer's elements in memory order to the user's shape (`buffer.view`, else `buffer.shape`), and apply
     the buffer's scale and shift. Returns a new float32 array.
 
-    flat: float32, `buffer.size` elements. Rows of a sequence beyond those that the buffer has for it are 0.
+    flat: float32, `buffer.size` elements; `ValueError` for another number. Rows of a sequence beyond those that the
+    buffer has for it are 0.
     """
     matrix = unblock(flat, *buffer.shape) if buffer.layout is Layout.BLOCKED else flat.reshape(buffer.shape)
     view = buffer.view or buffer.shape
@@ -271,7 +272,8 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, 
     """Write tensors to a `.safetensors` or `.npz` file, completely or not at all.
 
     packed: the tensors are in the machine's memory order; only a `.safetensors` file records that, with checksums.
-    Raises `TensorError` for another suffix, a folder that does not exist, or a name that an `.npz` cannot have.
+    Raises `TensorError` for another suffix, a folder that does not exist, or a name that an `.npz` cannot have,
+    `OSError` if the file cannot be written.
     """
     target = Path(path)
     check_target(target)

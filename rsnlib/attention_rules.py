@@ -35,8 +35,8 @@ def softmax(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def filled(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`values.LoweringPattern`) of where, which the machine never runs: it returns the reason. One that
-    hides scores is rewritten before, into a mask that is added to them (`score_masks`)."""
+    """Lowering rule (`values.LoweringPattern`) of the operator `where`: the machine never runs it, so the rule returns
+    the reason. A `where` that hides scores does not come here: `score_masks` makes it a mask before."""
     given = (a["self"], a["other"])
     scores = next((x for x in given if isinstance(x, Node) and isinstance(values.of[x], PartialAttention)), None)
     if scores is None:

@@ -154,14 +154,15 @@ class StoredTensors:
         return made
 
     def config(self, name: str) -> dict[str, Any]:
-        """An object of `config.json`."""
+        """Return the object `name` of `config.json`. Raises `TensorError` if it has none."""
         return _object(self._config, name, str(self.folder / "config.json"))
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
     def take(self, name: str, *shapes: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor of one of these shapes. Raises `TensorError` if it is missing, or has another shape or type."""
+        """Return a tensor, and note that it is taken. shapes: one of which it must have. dtype: None takes any. Raises
+        `TensorError` if it is missing, or has another shape or type."""
         if name not in self:
             raise TensorError(f"{self.folder}: no tensor {name}")
         self.left.discard(name)

@@ -25,7 +25,7 @@ class ProjectedHeads:
 
 
 def heads_of(values: AbstractState, x: Abstract, columns: int) -> ProjectedHeads | None:
-    """Return the projection of which a value shows the heads, of `columns` columns each; None if it does not."""
+    """Return the projection whose result is seen as heads of `columns` columns by `x`; None if `x` is no such view."""
     found = values.fit(x, lambda view, width: True)
     if found is None or not isinstance(found.base, Gemm) or found.base.width % columns:
         return None
@@ -38,8 +38,9 @@ def heads_of(values: AbstractState, x: Abstract, columns: int) -> ProjectedHeads
 
 
 def norm_of_heads(values: AbstractState, node: Node, a: Arguments, norm: Norm, columns: int) -> Abstract | str:
-    """Fuse a norm over the columns of each head into the projection, or make a pass. values, node, a: as for a
-    `values.LoweringPattern`. columns: of a head. Returns a reason (text) if the machine cannot do it."""
+    """Lower a norm over the columns of each head. values, node, a: as for a `values.LoweringPattern`. columns: of a
+    head. Returns the heads after the norm: it is fused into the projection or, where that is not possible, a layer of
+    its own. Returns a reason (text) if the machine cannot do it."""
     heads = heads_of(values, values.of[a["input"]], columns)
     scale, shift = values.vector(a["weight"], columns, 1.0), values.vector(a["bias"], columns, 0.0)
     if heads is None:

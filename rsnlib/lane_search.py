@@ -121,7 +121,7 @@ def overlay_text(base: Overlay, choice: Choice) -> str:
 
 def overlay_of(base: Overlay, choice: Choice) -> Overlay:
     """Return the overlay of a choice: the base itself if no memory differs. Raises `ProgramError` for sizes that the
-    overlay's instructions cannot express, `UnsupportedError` for a base without lanes."""
+    overlay's instructions cannot express, `UnsupportedError` for a base without lanes, and as `overlay_text`."""
     ships = usual(base)
     if all(choice[k.name] == ships[k.name] for k in MEMORY_KNOBS):
         return base

@@ -200,8 +200,8 @@ returns the node that replaces it, or None to leave it. It does not remove the g
 
 
 def replacing(*operators: Any) -> Callable[[Rewrite], Rewrite]:
-    """Return a decorator that makes a function a rewrite of nodes of some operators, which leaves all others.
-    operators: without their overloads."""
+    """Return a decorator for a `Rewrite` of some operators: of a node of any other one the decorated function returns
+    None. operators: without their overloads, such as `aten.mul`."""
 
     def made(rewrite: Rewrite) -> Rewrite:
         @wraps(rewrite)

@@ -454,8 +454,8 @@ def tanh(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def of_integers(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of operators on quantised numbers: the host computes them. What is constant, such as a weight, becomes
-    numbers before the machine starts."""
+    """Lowering rule (`values.LoweringPattern`) of operators on quantised numbers: it returns the reason why the host
+    computes them. Constant ones, such as a weight, become numbers before the machine starts."""
     if packet(node) in INTEGER_PRODUCTS:
         return f"a product of {types_of(node)}; the machine multiplies float32"
     return f"{op_name(node)} is of integers; the machine computes in float32"

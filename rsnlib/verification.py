@@ -65,8 +65,8 @@ def verify_named(name: str) -> Verify:
 
 
 def of_module(module: Callable[[], nn.Module]) -> Reference:
-    """Return the reference that calls a module. module: a function that returns the module, as it is at the time of the
-    call; the reference raises what the two raise."""
+    """Return the reference that calls a module. module: returns that module as it is at the time of the call; the
+    reference raises what this function and the module raise."""
 
     def compute(args: tuple[Any, ...], kwargs: dict[str, Any], kind: ReferenceKind) -> Any:
         called = of_kind(module(), kind)
@@ -78,7 +78,8 @@ def of_module(module: Callable[[], nn.Module]) -> Reference:
 
 
 def of_kind(module: nn.Module, kind: ReferenceKind) -> nn.Module:
-    """The module that computes a call: for other kinds than `PLAIN` a copy."""
+    """Return the module that computes a call: `module` itself for `PLAIN`, a copy in float64 for `DOUBLE`, a copy with
+    `moved` parameters for `MOVED`."""
     if kind is ReferenceKind.PLAIN:
         return module
     module = copy.deepcopy(module)
@@ -91,7 +92,8 @@ def of_kind(module: nn.Module, kind: ReferenceKind) -> nn.Module:
 
 
 def moved(x: torch.Tensor, drawn: torch.Generator) -> torch.Tensor:
-    """A parameter with each number moved by at most `MOVED_BY` of it. Quantised ones stay: their integers are exact."""
+    """Return a parameter with each number moved by at most `MOVED_BY` of it. Quantised ones stay: their integers are
+    exact."""
     if is_traceable_wrapper_subclass(x) or not x.is_floating_point():
         return x
     return x * (1 + MOVED_BY * (2 * torch.rand(x.shape, generator=drawn) - 1))
@@ -142,7 +144,7 @@ class Verification:
     ) -> VerifiedCall | None:
         """Begin to verify a call, before it runs; None if that is not its turn. program: an object that changes
         whenever what it verifies is compiled anew. args, kwargs: the arguments of the call, by position and by name.
-        sizes: of the program among those of the model."""
+        sizes: those that the program is for, if the model has several programs."""
         is_due = self._mode == "always" or (self._mode == "first" and self.when(program, sizes) is None)
         return VerifiedCall(self._reference, args, kwargs) if is_due and self._can() else None
 

@@ -133,9 +133,10 @@ class Generation(Closing):
     ) -> Stream:
         """Queue a request, and return the stream of its tokens.
 
-        tokens: of the prompt. heard: called with each event, in the decoder's thread, instead of iterating; all
-        requests wait until it returns, and one whose `heard` raises an error is cancelled. Raises what `Decoder.check`
-        raises for the prompt, `QueueFull`, and `BoardError` if this object is closed.
+        tokens: of the prompt. sampling: None for the defaults of `Sampling`. heard: called with each event, in the
+        decoder's thread, instead of iterating; all requests wait until it returns, and one whose `heard` raises an
+        error is cancelled. Raises what `Decoder.check` raises for the prompt, `TensorError` for another object than a
+        `Sampling`, `QueueFull`, and `BoardError` if this object is closed.
         """
         self._decoder.check(tokens)
         if sampling is None:

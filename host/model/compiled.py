@@ -345,7 +345,7 @@ class Compiled(CompiledModule):
 
     def explain(self) -> str:
         """Return a table, as text, of the modules: where each runs, why, and its share of the FLOPs and of the modelled
-        time."""
+        time. Raises as `at`."""
         with self._turn:
             machine = self._machine()
             return self._traced.explain(modelled_layers(machine.program, self._traced.network, machine))
@@ -353,7 +353,7 @@ class Compiled(CompiledModule):
     @property
     def modelled(self) -> Explanation:
         """The modelled latency of the program, in seconds, and its explanation, from the simulator, with run-time
-        parameters at their defaults."""
+        parameters at their defaults. Raises as `at`."""
         return explain(self._machine())
 
     def latency_at(self, **settings: float) -> float:
@@ -361,7 +361,7 @@ class Compiled(CompiledModule):
 
         settings: by their names in `rsn overlay`, for example `latency_at(ddr_read_gbs=42)`. The program stays the
         same. Raises `ProgramError` for unknown names and impossible values, `DeadlockError` if the program deadlocks on
-        that machine.
+        that machine, and as `at`.
         """
         machine = self._machine()
         overlay = self._built.program.overlay.with_rates(**settings)

@@ -49,9 +49,9 @@ def load(
     board: the name of a board, or a function that opens one. xclbin: path of the bitstream for a real board. PyTorch is
     needed for the host part; the model's code and `transformers` are not. Weights stay in the file until they are used.
 
-    Raises `ContainerError`, naming the file, if it is cut short, altered, or of another format. Nothing in the file is
-    executed: it names PyTorch operators, and classes of results, which are looked up only in modules that the process
-    has already imported and in `transformers`.
+    Raises `ContainerError`, naming the file, if it is cut short, altered, or of another format; `MissingError` without
+    PyTorch. Nothing in the file is executed: it names PyTorch operators, and classes of results, which are looked up
+    only in modules that the process has already imported and in `transformers`.
     """
     return Loaded(read(path), board, xclbin)
 

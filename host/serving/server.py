@@ -72,8 +72,9 @@ class Server(Closing):
 
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
         """As `submit`, with limits. inputs: the model's arguments by name. timeout: seconds until the future fails with
-        `RequestTimeout`. wait: seconds to wait for a place in a full queue, 0 for none; then raises `QueueFull`. Raises
-        `TensorError` for inputs that do not fit, `BoardError` after `close`."""
+        `RequestTimeout`; None for no limit. wait: seconds to wait for a place in a full queue, after which `QueueFull`
+        is raised; None waits without limit. Raises `TensorError` for inputs that do not fit, `BoardError` after
+        `close`."""
         asked = self._prepare(inputs)
         answer: Future[Any] = Future()
         self._futures.add(answer)

@@ -336,19 +336,19 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class Following:
-    """An operator, and the operand by which it follows another one."""
+    """An operator, `node`, that uses the result of an earlier one: `operand` leads back to that."""
 
     node: Node
     operand: Node
 
     @property
     def is_first(self) -> bool:
-        """Whether that is its first operand."""
+        """Whether `operand` is the first operand."""
         return self.node.args[0] is self.operand
 
     @property
     def other(self) -> Node | None:
-        """The other operand, of an operator with two, if it is a tensor."""
+        """The other one of two operands; None if it is no tensor, or if there are not two."""
         given = [x for x in self.node.args if x is not self.operand]
         return given[0] if len(given) == 1 and isinstance(given[0], Node) else None
 

@@ -385,11 +385,12 @@ def group_query_attention(
     """The causal attention of a whole prompt: without rows in its cache. `seqlens_k` tells which keys count.
 
     query: (batch, seq, num_heads * columns), or without key or value all three, side by side. key, value: (batch, seq,
-    kv_num_heads * columns). seqlens_k: (batch,), keys less 1. cos_cache, sin_cache, position_ids: as for `rotated`;
-    read with do_rotary. local_window_size: how many keys up to its own a row sees; -1 for all. attention_bias: is added
-    to (batch, heads, seq, seq). scale: 0 for 1 / sqrt(columns). total_sequence_length: not read. Returns (batch, seq,
-    num_heads * columns); with more outputs than one also keys and values in heads. Raises `UnsupportedError` for
-    smooth_softmax, a cache that has rows, a rotation without its tables, and as `heads_of` and `attend` do.
+    kv_num_heads * columns). seqlens_k: (batch,), keys less 1. cos_cache, sin_cache, position_ids, rotary_interleaved:
+    as for `rotated`; read with do_rotary. local_window_size: how many keys up to its own a row sees; -1 for all.
+    attention_bias: is added to (batch, heads, seq, seq). scale: 0 for 1 / sqrt(columns). softcap: as for `attend`.
+    total_sequence_length: not read. wanted: the number of outputs. Returns (batch, seq, num_heads * columns); with more
+    outputs than one also keys and values in heads. Raises `UnsupportedError` for smooth_softmax, a cache that has rows,
+    a rotation without its tables, and as `heads_of` and `attend` do.
     """
     need(not smooth_softmax, "smooth_softmax is not supported")
     need(past_key is None or past_key.shape[2] == 0, "a cache that has rows")

@@ -40,7 +40,11 @@ def sequence_length(input_sequence: Sequence[Tensor]) -> Tensor:
 
 @operator("ConcatFromSequence")
 def concat_from_sequence(input_sequence: Sequence[Tensor], *, axis: int, new_axis: int = 0) -> Tensor:
-    """The tensors behind each other along `axis`; stacked along a new axis with `new_axis`."""
+    """The tensors behind each other along `axis`; stacked along a new axis with `new_axis`.
+
+    axis: may be negative. PyTorch raises `IndexError` for one that lies outside, `RuntimeError` for other sizes that
+    differ.
+    """
     return torch.stack(list(input_sequence), axis) if new_axis else torch.cat(list(input_sequence), axis)
 
 

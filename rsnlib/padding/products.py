@@ -276,27 +276,30 @@ def _rows(walk: Walk, a: dict[str, Any]) -> list[tuple[TensorState, Labels]]:
 
 
 def row_scales(walk: Walk, node: Node, a: dict[str, Any]) -> list[TensorState]:
-    """Rule of rsn::row_scales: the scale and the zero point of each row."""
+    """Padding rule (`moves.PaddingRule`) of rsn::row_scales, whose results are the scale and the zero point of each
+    row. Raises `MixedError` for a padded row, and as `contracted`."""
     (x, labels), *_ = _rows(walk, a)
     made = contracted(walk, [(x, labels)], labels[:-1])
     return [replace(made, axes=(*made.axes, plain(1)))] * 2
 
 
 def quantised(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of rsn::quantise and rsn::dequantise: each number from the same one, and the scale of its row."""
+    """Padding rule (`moves.PaddingRule`) of rsn::quantise and rsn::dequantise: each number of the result depends on the
+    number at its place and on the scale of its row. Raises as `row_scales`."""
     rows = _rows(walk, a)
     return contracted(walk, rows, rows[0][1])
 
 
 def integer_linear(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of rsn::integer_linear."""
+    """Padding rule (`moves.PaddingRule`) of rsn::integer_linear. Raises as `row_scales` and `linear`."""
     rows = _rows(walk, a)
     made = contracted(walk, [*rows, (walk.of(a["weight"]), ["n", "k"])], [*rows[0][1][:-1], "n"])
     return _plus(made, None if a["bias"] is None else walk.of(a["bias"]))
 
 
 def integer_matmul(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of rsn::integer_matmul, whose operands have one scale each."""
+    """Padding rule (`moves.PaddingRule`) of rsn::integer_matmul, whose operands have one scale each. Raises as
+    `row_scales` and `matmul`."""
     _rows(walk, a)
     return _matrices(walk, walk.of(a["x"]), walk.of(a["other"]))
 

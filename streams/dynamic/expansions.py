@@ -121,10 +121,10 @@ class WhereTrue(Expansion):
 
 @dataclass(frozen=True)
 class DefinedExpansion(Expansion):
-    """An expansion of the user's. label: its name. sizes: of what it makes of an element, outermost first, None where
-    data decide. result: the type of its elements, of that of an element. apply: nested lists of elements. cpp: the same
-    in C++, for `rsn hls`: something to call with the element and the stream that it makes (docs/dynamic-streams.md).
-    """
+    """An expansion of the user's. label: its name. sizes: of the stream that it makes of an element, outermost first,
+    None where data decide. result: takes the type of an element, returns that of the elements of that stream. apply:
+    takes an element, returns the stream as nested lists. cpp: `apply` in C++, for `rsn hls`: something to call with the
+    element and the stream (docs/dynamic-streams.md)."""
 
     label: str
     sizes: tuple[int | Expression | None, ...]

@@ -351,10 +351,9 @@ class AppendRow(Function):
 
 @dataclass(frozen=True)
 class Defined(Function):
-    """A function of the user's. label: its name. result: the type of the result of types. apply: its value. flops: what
-    it costs, of tiles or their types. cpp: the same function in C++, for `rsn hls`: something to call with the operands
-    and the result (docs/dynamic-streams.md).
-    """
+    """A function of the user's. label: its name. result: takes the types of the operands, returns that of the result.
+    apply: takes the operands, returns the result. flops: takes the operands or their types, returns the operations.
+    cpp: `apply` in C++, for `rsn hls`: something to call with the operands and the result (docs/dynamic-streams.md)."""
 
     label: str
     result: Callable[..., DataType]

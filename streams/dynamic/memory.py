@@ -64,8 +64,8 @@ class Tensor:
 
     def address(self, index: int, tile: Sequence[int]) -> tuple[int, int]:
         """Return the address of the first byte of a tile, and the bytes from one of its rows to the next. index: of the
-        tile, row-major. tile: rows and columns of a tile, which the tensor is whole in.
-        """
+        tile, row-major. tile: rows and columns of a tile. The caller has checked that the tensor is whole in such tiles
+        (`tiled`), and that the tile exists."""
         across = self.shape[-1] // tile[1]
         row, column = divmod(index, across)
         width = BITS[self.dtype]

@@ -176,10 +176,10 @@ def timed(
     """Run a program with clocks (STeP v1, section 4.2; v2, section 4.3).
 
     inputs: by the name of the input its tokens, their text, or tokens with times. depths: tokens that a stream holds
-    for each of its readers; a stream that a mapping leaves out has no bound. rates: of the memories; None for those of
-    STeP's evaluation. durations: the cycles that an operator takes for an element or a transfer, instead of the rates;
-    a transfer then waits for no other. with_data: whether tensors off the chip have values. order: of the operators'
-    turns, which changes nothing; for tests.
+    for each of its readers; a stream that a mapping leaves out has no bound, and with None no stream has one. rates: of
+    the memories; None for those of STeP's evaluation. durations: the cycles that an operator takes for an element or a
+    transfer, instead of the rates; a transfer then waits for no other. with_data: whether tensors off the chip have
+    values. order: of the operators' turns, which changes nothing; for tests.
 
     Raises `StepError` for missing and unknown inputs, a feedback without a writer and a depth below 1, `StreamFault`
     for tokens that do not fit or are left over, with their position, and `DeadlockError` with who waits for whom.

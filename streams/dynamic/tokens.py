@@ -213,7 +213,8 @@ def encode(nested: Sequence[Any], rank: int, element: Callable[[Any], Element] |
     """Return the tokens of a stream of this rank, DONE at its end.
 
     nested: the tensors of the stream, each a list of lists, `rank` deep. element: makes an element of a leaf; by
-    default, a leaf that is no element becomes a tile.
+    default, a leaf that is no element becomes a tile. Raises `TypeError` for lists that are less deep, and as `Tile.of`
+    for a leaf.
     """
     make = element or as_element
     tokens: list[Token] = []
@@ -237,7 +238,7 @@ def encode(nested: Sequence[Any], rank: int, element: Callable[[Any], Element] |
 
 
 def as_element(value: Any) -> Element:
-    """Return an element as it is, and anything else as a tile (`Tile.of`)."""
+    """Return an element as it is, and anything else as a tile. Raises as `Tile.of`."""
     return value if isinstance(value, Tile | Selector | BufferReference | tuple) else Tile.of(value)
 
 

@@ -259,11 +259,10 @@ class AllRead(Update):
 
 @dataclass(frozen=True)
 class DefinedUpdate(Update):
-    """An update of the user's. label: its name. result: the type of the state, of the type of an element. initial: the
-    first state. apply: the next one, of a state and an element. flops: what an update costs, of an element or its type.
-    cpp: `apply` in C++, for `rsn hls`: something to call with whether the element is the first of its group, the
-    element, and the state, which it changes (docs/dynamic-streams.md).
-    """
+    """An update of the user's. label: its name. result: takes the type of an element, returns that of the state.
+    initial: the first state. apply: takes a state and an element, returns the next state. flops: takes an element or
+    its type, returns the operations of an update. cpp: `apply` in C++, for `rsn hls`: something to call with whether
+    the element is the first of its group, the element, and the state, which it changes (docs/dynamic-streams.md)."""
 
     label: str
     result: Callable[[DataType], DataType]

@@ -67,9 +67,8 @@ def parts(data: Any) -> tuple[Any, ...]:
 
 
 def symbolic(stream: StreamType, cost: Cost) -> Expression | None:
-    """Return the operations of a function on all elements of a stream. cost: of one element. None if several ragged
-    sizes are multiplied, so that no known sum gives the total.
-    """
+    """Return the operations of a function on all elements of a stream; None if several ragged sizes are multiplied, so
+    that no known sum gives the total. cost: of one element, a factor and sizes."""
     factor, sizes = cost
     if not factor:
         return sympy.Integer(0)

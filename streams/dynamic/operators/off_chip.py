@@ -39,8 +39,7 @@ from .base import (
 
 def affine(shape: Sequence[int], stride: Sequence[int]) -> Iterator[int]:
     """Yield the index of each element of an affine read, row-major over the shape: the sum of i_k * stride_k. shape:
-    how many steps each dimension has, outermost first. stride: indices from one step to the next.
-    """
+    how many steps each dimension has, outermost first. stride: indices from one step of each dimension to the next."""
     for at in product(*map(range, shape)):
         yield sum(i * step for i, step in zip(at, stride, strict=True))
 
@@ -182,9 +181,8 @@ def static_tile(stream: StreamType, what: str) -> TileType:
 
 
 def check_whole(tensor: Tensor, data: TileType) -> None:
-    """Raise `InputRefused` unless a tensor takes tiles of this type: it is whole in tiles of their static size, and has
-    the same element type.
-    """
+    """Raise `InputRefused` unless a tensor takes tiles of the type `data`, of static size: it is whole in such tiles,
+    and has the same element type."""
     rows, columns = (int(one.size) for one in data.shape)
     tensor.tiled((rows, columns))
     if data.dtype != tensor.dtype:

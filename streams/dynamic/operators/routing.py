@@ -199,9 +199,8 @@ class Parallelize(Operator):
 
 
 def mergeable(inputs: Sequence[StreamType]) -> None:
-    """Raise `InputRefused` unless streams of the types `inputs` have the same rank and data type, and the same
-    dimensions except the outermost one. Two ragged dimensions count as the same.
-    """
+    """Raise `InputRefused` unless streams of the types `inputs`, at least one, have the same rank and data type, and
+    the same dimensions except the outermost one. Two ragged dimensions count as the same."""
     first = inputs[0]
     for other in inputs[1:]:
         if other.rank != first.rank:

@@ -79,8 +79,7 @@ class AttentionProgram:
 
     def results(self, written: Array) -> Array:
         """Return what a run has put into `result` as an array [requests, kv, queries, columns]. written: the array
-        [jobs * queries, columns].
-        """
+        [jobs * queries, columns]. Raises `ValueError` for another size."""
         return written.reshape(self.requests, self.heads.kv, self.heads.queries, self.heads.columns)
 
 
@@ -103,8 +102,8 @@ def attention(
     (module docstring). regions: how many work side by side. block: requests of a region with `coarse`; by default, all
     requests divided by the regions, rounded up; where it gives more blocks than there are regions, they begin again
     with the first. queue: jobs that wait before a region, besides the one that it works on. compute: operations a cycle
-    of each unit. capacity: rows of each cache, whole in tiles; by default those of the longest. cache: the tensors;
-    without them the program has no data. dtype: of elements off the chip.
+    of each unit; None for no bound. capacity: rows of each cache, whole in tiles; by default those of the longest.
+    cache: the tensors; without them the program has no data. dtype: of elements off the chip.
 
     Raises `StepError` for a batch without requests, for a length below 1 or over the capacity, with the request, for a
     capacity that is not whole in tiles, for regions, blocks or a queue below the least, and for tensors of other

@@ -136,8 +136,9 @@ def mixture(
 
     chosen: the experts of each row, as many as the layer says. tile_rows: rows of a tile, the last of an expert filled
     up; None for one tile of all rows of an expert. regions: how many sets of units there are; neighbouring experts
-    share one, and get it as their tiles come; None for a set for each expert. compute: operations a cycle of each unit.
-    values: tensors; without them the program has no data. dtype: of rows and all weights off the chip.
+    share one, and get it as their tiles come; None for a set for each expert. compute: operations a cycle of each unit;
+    None for no bound. values: tensors; without them the program has no data. dtype: of rows and all weights off the
+    chip.
 
     Raises `StepError` for no rows, experts that are not there, rows with another number of them, tiles of less than one
     row, regions that do not divide the experts, or values of other shapes.

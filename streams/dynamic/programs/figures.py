@@ -270,10 +270,9 @@ EQUAL_COMPUTE = "fig10.mixtral.dynamic_4096"
 
 
 def pareto_improvement(point: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
-    """Return the Pareto improvement distance of a point (cycles, memory in bytes) from other such points (v2, equation
-    2), a ratio: the smallest factor by which a Pareto-optimal one of the others must improve to be as good in both.
-    Raises `ValueError` without other points.
-    """
+    """Return the Pareto improvement distance of a point (cycles, memory in bytes, both above 0) from other such points
+    (v2, equation 2), a ratio: the smallest factor by which a Pareto-optimal one of the others must improve to be as
+    good in both. Raises `ValueError` without other points."""
     frontier = [
         one for one in others if not any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in others)
     ]

@@ -50,9 +50,9 @@ def swiglu(
     """Return the program of a layer (STeP v2, Fig. 8). batch: rows of x. model, hidden: columns of x, and of gate(x).
 
     tile_rows: of a tile of x, which is loaded anew for each tile of weights. tile_columns: of a tile of gate and up,
-    rows of one of down. compute: operations a cycle of each unit. through_memory: products read both operands and write
-    their results through a memory unit. dtype: of all elements. values: tensors; without them the program has no data.
-    Raises `StepError` for sizes below 1 or not whole in tiles, and for values of other shapes.
+    rows of one of down. compute: operations a cycle of each unit; None for no bound. through_memory: products read both
+    operands and write their results through a memory unit. dtype: of all elements. values: tensors; without them the
+    program has no data. Raises `StepError` for sizes below 1 or not whole in tiles, and for values of other shapes.
     """
     if min(batch, model, hidden, tile_rows, tile_columns) < 1:
         sizes = f"x [{batch},{model}], {hidden} columns, tiles of {tile_rows} rows and of {tile_columns} columns"

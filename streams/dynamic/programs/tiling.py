@@ -59,9 +59,9 @@ def tiled_products(
 
     hierarchical: in tiles of a unit, into which loaded tiles are cut; otherwise each matrix is one tile. Then each row
     of tiles of A is buffered, and read once for each row of tiles of B; B is buffered as a whole, and read once for
-    each row of tiles of A. compute: operations a cycle of each unit. dtype: of all elements. a, b: tensors [count *
-    rows, inner] and [count * columns, inner]; without them the program has no data. Raises `StepError` for values of
-    other shapes.
+    each row of tiles of A. compute: operations a cycle of each unit; None for no bound. dtype: of all elements. a, b:
+    tensors [count * rows, inner] and [count * columns, inner]; without them the program has no data. Raises `StepError`
+    for values of other shapes.
     """
     first = Tensor((of.count * of.rows, of.inner), dtype, a, name="a")
     second = Tensor((of.count * of.columns, of.inner), dtype, b, name="b")
