@@ -83,17 +83,21 @@ class FusionSpace:
         """Build a space from numbers: names of nodes in topological order, and costs as (source, target, bytes of the
         converter).
 
-        own_bytes: of each node, 0 if not given. tensor_bytes: of each stream, 1 if not given, so that the bytes kept on
-        chip count streams. Raises `ProgramError` for a name that no node has, and as the class.
+        own_bytes: of each node, 0 if not given. tensor_bytes: of each stream, in the order of costs, 1 if not given, so
+        that the bytes kept on chip count streams. Raises `ProgramError` for a name that no node has, for bytes of
+        another number of streams, and as the class.
         """
         position = {name: k for k, name in enumerate(names)}
         for source, target, _ in costs:
             for name in (source, target):
                 if name not in position:
                     raise ProgramError(f"stream {source} -> {target}: no node has the name {name}")
+        each = (1,) * len(costs) if tensor_bytes is None else tensor_bytes
+        if len(each) != len(costs):
+            raise ProgramError(f"{len(costs)} streams, and the bytes of {len(each)} tensors; give one for each stream")
         streams = tuple(
-            FusedStream(position[source], position[target], tensor_bytes[k] if tensor_bytes is not None else 1, k)
-            for k, (source, target, _) in enumerate(costs)
+            FusedStream(position[source], position[target], size, k)
+            for k, ((source, target, _), size) in enumerate(zip(costs, each, strict=True))
         )
         own = tuple(own_bytes) if own_bytes is not None else (0,) * len(names)
         return cls(tuple(names), own, streams, tuple(cost for _, _, cost in costs))

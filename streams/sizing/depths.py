@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from ...base.errors import ProgramError
 from ...machine import jit
 from .least import Least, least, lowest
 from .program import SizedProgram, TimeError, Times
@@ -61,8 +62,13 @@ class KnownDepths:
 
 def sizes(program: SizedProgram, chosen: Mapping[str, int] | None = None) -> KnownDepths:
     """Return safe and fast depths, and the steps between them. chosen: depths that replace declared ones, in elements
-    by name of the stream. Raises `TimeError` if the program is too large to be run without time.
-    """
+    by name of the stream. Raises `TimeError` if the program is too large to be run without time, `ProgramError` for a
+    stream that has no ends and a depth that is none."""
+    for name, depth in (chosen or {}).items():
+        group = program.groups.get(name)
+        if group is None or depth < 1 or depth % group.decl.packing:
+            names = ", ".join(program.groups) or "none"
+            raise ProgramError(f"{name} = {depth} is no depth; streams are {names}, in whole transfers of at least one")
     declared = {**program.declared, **(chosen or {})}
     finder = _DepthFinder(program)
     safe = finder.safe(finder.tokens)

@@ -178,6 +178,8 @@ def test_the_cycle_of_a_graph_is_named() -> None:
         topological_order(["a"], [("a", "a")])
     with pytest.raises(ProgramError, match="stream a -> b: no node has the name b"):
         topological_order(["a"], [("a", "b")])
+    with pytest.raises(ProgramError, match="1 streams, and the bytes of 0 tensors"):
+        FusionSpace.of_numbers("ab", [("a", "b", 1)], tensor_bytes=())
     with pytest.raises(ProgramError, match="two nodes have the name a"):
         topological_order(["a", "a"], [])
 

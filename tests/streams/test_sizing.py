@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.base.errors import ProgramError
 from rsn.streams.check import Report, check
 from rsn.streams.reader import read
 from rsn.streams.run import BodyRun, Effort, Unending, fire_together
@@ -221,6 +222,25 @@ def test_the_cheaper_of_two_streams_gets_deeper(s: str, t: str, safe: tuple[int,
     assert sum(result.safe.levels[name] for name in "st") == 3
     if safe is not None:
         assert (result.safe.levels["s"], result.safe.levels["t"]) == safe
+
+
+@pytest.mark.parametrize("chosen", [{"s": 0}, {"s": 3}, {"t": 2}])
+def test_depths_that_are_none_are_refused(chosen: dict[str, int]) -> None:
+    program = sized(
+        """from rsn.streams import *
+s: Stream[i32, 2, 2]
+@task(mapping=[1])
+def a():
+    for i in range(4):
+        s.put(i)
+@task(mapping=[1])
+def b():
+    for i in range(4):
+        drop(s.get())
+"""
+    )
+    with pytest.raises(ProgramError, match="is no depth; streams are s, in whole transfers"):
+        sizes(program, chosen)
 
 
 @pytest.mark.long
