@@ -26,7 +26,8 @@ def _sink(ports: Ports) -> Steps:
 
 
 def merging(sources: int, tokens: int) -> DynamicNetwork:
-    """Sources that make `tokens` tokens together, a merge and a sink."""
+    """Return a network of `sources` sources, a merge and a sink. tokens: how many the sources make together, in equal
+    parts rounded down."""
 
     def source(number: int) -> Any:
         def kernel(ports: Ports) -> Steps:
@@ -49,7 +50,8 @@ def merging(sources: int, tokens: int) -> DynamicNetwork:
 
 
 def loading(loaders: int, tiles: int) -> DynamicNetwork:
-    """Loaders that load `tiles` tiles of 4 KB together."""
+    """Return a network of `loaders` units that load from the memory off the chip. tiles: of 4 KB, how many they load
+    together, in equal parts rounded down."""
     net = DynamicNetwork()
     memory = OffChipMemory(net)
 
@@ -74,7 +76,7 @@ def _measure(label: str, net: DynamicNetwork, runs: int) -> None:
 
 
 def main() -> None:
-    """Print one line for each network."""
+    """Print a line for each network, with the firings of a second."""
     parser = command_line(__doc__, runs=3)
     parser.add_argument("--tokens", type=int, default=100_000)
     options = parser.parse_args()

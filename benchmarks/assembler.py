@@ -59,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(program: Program, folder: Path, runs: int) -> dict[str, Any]:
-    """Measure the CPU seconds of each task. runs: of each measurement; the fastest counts. Files go to `folder`."""
+    """Return the CPU seconds of each task by name (`gnu`, `rsn`, `steps`, `help`), and counts of the program and its
+    files. runs: of each measurement, 1 or more; the fastest counts. Files go to `folder`. Raises `CalledProcessError`
+    if a command fails, `FileNotFoundError` without binutils."""
     binary, text, out = folder / "program.bin", folder / "program.rsn", folder / "out"
     container.write(program, binary)
     text.write_text(show(program), encoding="utf-8")
@@ -112,7 +114,7 @@ def loads_torch() -> bool:
 
 
 def report(result: dict[str, Any]) -> str:
-    """Format the result as a table."""
+    """Return the result of `measure` as a table, lines of text."""
     counts = result["counts"]
     lines = [
         f"{counts['mOP']:,} mOPs, {counts['uOP']:,} uOPs; image {result['image_bytes']:,} bytes, "
@@ -158,8 +160,8 @@ vmovups %ymm0, {o}(%rdi)""".splitlines()
 
 
 def x86(n: int) -> str:
-    """Return assembly text of n instructions such as a compiler writes: moves, arithmetic, vectors, and jumps to near
-    labels."""
+    """Return assembly text (x86-64, for GNU as) of n instructions such as a compiler writes: moves, arithmetic,
+    vectors, and jumps to near labels."""
     lines = ["\t.text", "\t.globl f", "f:"]
     for i in range(n):
         if i % 96 == 0:

@@ -35,7 +35,8 @@ class MeasuredCommand(NamedTuple):
 
 
 def rows(folder: Path, compiles: bool) -> list[MeasuredCommand]:
-    """Make the commands, and the files that they read. compiles: with `rsn compile`."""
+    """Return the commands to measure, and write the files that they read. folder: for files. compiles: with `rsn
+    compile`, which needs PyTorch."""
     out = folder / "out"
     made: list[MeasuredCommand] = []
     if compiles:

@@ -23,12 +23,12 @@ from rsn.scheduler.schedule import PAPER, Schedule
 
 
 def compiled(network: LayerGraph, schedule: Schedule | Best, target: Path) -> None:
-    """Compile a network into a container."""
+    """Compile a network for `XNN_BASE`, and write its container. target: path of that file. Raises as `build`."""
     container.write(build(network, XNN_BASE, schedule).program, target)
 
 
 def main() -> None:
-    """Run the benchmark."""
+    """Print the CPU seconds of compiling 24 layers of BERT-Large, by batch and schedule."""
     with TemporaryDirectory() as folder:
         target = Path(folder) / "p.bin"
         for batch in (1, 2, 4, 8):

@@ -25,7 +25,8 @@ BATCH, SEQ = 1, 512
 
 
 def fresh_build() -> float:
-    """Return the seconds that building the machine adds to its first use."""
+    """Return the seconds of real time that building the machine adds to its first use. Raises `BoardError` if it cannot
+    be built."""
     kept = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder

@@ -93,9 +93,10 @@ def gemm(
     packs: bool = False,
     partial_sums: bool = False,
 ) -> int:
-    """Return the cycles of a product. size: M, N, K. tile: the same of a tile's product. number: key of `PEAK`. rate:
-    multiply-adds of a tile in a cycle; the peak by default. packs: the tile brings the left operand into the order of
-    its kernel. partial_sums: each product of tiles is a launch of its own, which loads and stores its sums."""
+    """Return the modelled cycles of a product (M, K) x (K, N). size: M, N, K. tile: the same of the product of a tile.
+    number: key of `PEAK`, the element types of the operands. mesh: rows and columns of tiles. rate: multiply-adds of a
+    tile in a cycle; None for the peak. packs: the tile brings the left operand into the order of its kernel.
+    partial_sums: each product of tiles is a launch of its own, which loads and stores its sums."""
     (M, N, K), (TM, TN, TK) = size, tile
     kind = number.partition(" ")[0]
     left_bytes = max(1.0, BYTES[number])
@@ -112,7 +113,8 @@ def gemm(
 
 
 def timed(text: str) -> int:
-    """Return the cycles of a program that the check accepts."""
+    """Return the modelled cycles of a stream program, given as text. Raises `AssertionError` for one that the check
+    refuses."""
     region = read(text, timed=True)
     report = report_on(region)
     assert not report.code, str(report)
@@ -132,7 +134,7 @@ SIZES = (256, 512, 1024, 2048)
 
 
 def products(options: Namespace) -> Iterator[str]:
-    """Products on 16 tiles."""
+    """Yield the lines of a table: products on 16 tiles, in percent of the peak (Dato, Fig. 8). options: not read."""
     yield "GEMM on 4 x 4 tiles, share of the peak in % (modelled with kernels at the peak; published: the best)"
     yield f"{'':<10}{'tile':<16}" + "".join(f"{f'{n}^3':>9}" for n in SIZES) + f"{'published':>12}"
     for number, (tile, published) in FIGURE_8.items():
@@ -254,8 +256,8 @@ def store(a: bf16[16, {rows}, {columns}]):
 
 
 def rows_pass(kernel: str, rows: int, columns: int, operands: int = 1) -> int:
-    """Return the cycles of a kernel that loads rows, and stores as many. operands: tensors of this size that it
-    loads."""
+    """Return the modelled cycles of a kernel of rows on 16 tiles, which loads and stores (rows, columns). kernel: name
+    of the library kernel. operands: how many such tensors it loads."""
     together = max(1, min(rows // 16, 4096 // columns))
     moved = round(together * columns * 2 / PORT * 16 / PORTS)
     return timed(
@@ -267,7 +269,8 @@ def rows_pass(kernel: str, rows: int, columns: int, operands: int = 1) -> int:
 
 
 def attention(options: Namespace) -> Iterator[str]:
-    """Attention, fused against kernel after kernel."""
+    """Yield the lines of a table: modelled cycles of attention, fused and kernel after kernel (Dato). options: not
+    read."""
     yield "Attention, 12 heads x 64, bf16, on 16 tiles (modelled cycles; launches take no time)"
     yield f"{'L':<6}{'fused':>10}{'Q K':>10}{'softmax':>10}{'P V':>10}{'one by one':>12}{'ratio':>7}"
     for rows in LENGTHS:
@@ -347,7 +350,8 @@ def store(y: Annotated[bf16[M, N], Layout("S0S1")]):
 
 
 def ffn(options: Namespace) -> Iterator[str]:
-    """The gated feed-forward network, fused against kernel after kernel."""
+    """Yield the lines of a table: modelled cycles of a gated feed-forward network, fused and kernel after kernel
+    (Dato). options: not read."""
     yield "FFN with a gate, 768 to 3072, bf16, on 16 tiles (modelled cycles; launches take no time)"
     yield f"{'L':<6}{'fused':>10}{'up, gate':>10}{'silu(g) u':>10}{'one by one':>12}{'ratio':>7}"
     for rows in LENGTHS:
@@ -374,7 +378,8 @@ PLAIN = ELEMENTS
 
 
 def ablation(options: Namespace) -> Iterator[str]:
-    """What each step of the compiler takes off a product."""
+    """Yield the lines of a table: modelled cycles of a product after each step of the compiler (Dato). options: not
+    read."""
     steps: dict[str, tuple[float | None, bool, bool, float]] = {  # rate, packs, partial sums, published
         "base": (PLAIN, True, True, 13.65),
         "virtual mapping": (PLAIN, True, False, 6.42),

@@ -39,14 +39,14 @@ class DecoderModel:
 
 
 def gpt2_medium(layers: int) -> Any:
-    """GPT-2 medium, with the first of its 24 layers."""
+    """Return GPT-2 medium with random weights. layers: how many of its 24 layers it has."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=layers, n_head=16)).eval()
 
 
 def llama_1b(layers: int) -> Any:
-    """Llama 3.2 1B, with the first of its 16 layers."""
+    """Return Llama 3.2 1B with random weights. layers: how many of its 16 layers it has."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -58,7 +58,8 @@ MODELS = (DecoderModel("GPT-2 medium", 24, gpt2_medium), DecoderModel("Llama 3.2
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of a program, and of its bound; the longest of its op lists, and bytes of its image."""
+    """What a program takes. seconds: modelled. bound: seconds to read weights and caches once. ops: of the longest op
+    list. image: bytes of the image."""
 
     seconds: float
     bound: float
@@ -66,13 +67,14 @@ class Timed:
     image: float
 
     def of(self, layers: int, more: Timed) -> Timed:
-        """Return these figures of a model with `layers` layers. self and more: those of one layer and of two."""
+        """Return the figures of a model with `layers` layers, which grow by the same with each layer. self: of one
+        layer. more: of two layers."""
         mine, theirs = astuple(self), astuple(more)
         return Timed(*(a + (layers - 1) * (b - a) for a, b in zip(mine, theirs, strict=True)))
 
 
 def timed(program: Program) -> Timed:
-    """Run a program without data."""
+    """Return what a program takes on the simulator, without data. Raises `ValueError` for one without op lists."""
     overlay = program.overlay
     sizes = {role: sum(4 * b.size for b in program.with_role(role)) for role in (Role.WEIGHT, Role.STATE)}
     rates = {name: overlay.rates[name].value * 1e9 for name in ("lpddr_read_gbs", "ddr_read_gbs")}
@@ -82,7 +84,8 @@ def timed(program: Program) -> Timed:
 
 
 def programs(model: Any, batch: int, prompt: int) -> list[Timed]:
-    """The prompt and the step of a model."""
+    """Return what the programs of a model take: that of the prompt, then that of the step. model: of transformers, in
+    eval mode. batch: sequences. prompt: tokens of each. Raises as `CapturedGraph.divide` and `Pipeline.build`."""
     from transformers.cache_utils import StaticCache
 
     pipeline = Pipeline.named("xnn")
@@ -110,7 +113,8 @@ def programs(model: Any, batch: int, prompt: int) -> list[Timed]:
 
 
 def measured(model: DecoderModel, batch: int) -> dict[str, Any]:
-    """Milliseconds of a prompt and of a step, and what follows."""
+    """Return a row of the table as a JSON object: modelled milliseconds of a prompt and of a step, and tokens a second.
+    batch: sequences. Raises as `programs`."""
     one, two = (programs(model.make(layers), batch, ROWS // 4) for layers in (1, 2))
     prompt, step = (a.of(model.layers, b) for a, b in zip(one, two, strict=True))
     return {
@@ -127,8 +131,9 @@ def measured(model: DecoderModel, batch: int) -> dict[str, Any]:
 
 
 def on_host(model: DecoderModel, batch: int) -> dict[str, Any]:
-    """Wall-clock seconds of a prompt and of a step on the simulator, of the model with all its layers. The machine
-    computes all slots in each step, whether they have a sequence or not."""
+    """Return a row as a JSON object: wall-clock seconds of a prompt and of a step on the simulator, of the model with
+    all its layers. batch: slots. Raises as `Decoder`. The machine computes all slots in each step, whether they have a
+    sequence or not."""
     tokens = [1 + n for n in range(ROWS // 4)]
     with Decoder(model.make(model.layers), slots=batch, capacity=ROWS) as decoder:
         decoder.prefill(0, tokens)

@@ -94,8 +94,8 @@ HEAD = (
 
 
 def row(of: ExpertTraffic, runs: list[Run], passes: int, host: int, host_s: float, bound: float) -> ExpertTraffic:
-    """Return the row `of` with the figures of some runs. host: bytes that the host moves. host_s: the seconds of that.
-    bound: in seconds."""
+    """Return the row `of` with the figures of `runs`, at least one. passes: as of `ExpertTraffic`. host: bytes that the
+    host moves. host_s: the seconds of that. bound: in seconds."""
     moved = {name: sum(run.bytes[name] for run in runs) for name in runs[0].bytes}
     weights = moved.get("weights_read", 0) + moved.get("lpddr_read", 0)
     return replace(
@@ -223,7 +223,8 @@ def table(family: str, tokens: int, *, small: bool, values: bool, seed: int, ske
     """Yield the rows of one layer.
 
     family: a key of `LAYERS`. small: with the sizes of `SMALL`, and results that are computed. values: compute results
-    on the machine with Seq. skew: how much more often some experts are chosen than others; 0 for all alike.
+    on the machine with Seq. seed: of random choices and weights. skew: how much more often some experts are chosen than
+    others; 0 for all alike.
     """
     dims = LAYERS[family] | (SMALL[family] if small else {})
     sizes = MoeSizes("experts", tokens, activation="silu", over_chosen=True, **dims)

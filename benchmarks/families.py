@@ -62,7 +62,7 @@ class FamilyModel:
     head: str = "Model"
 
     def model(self) -> nn.Module:
-        """The model with random weights, in evaluation mode."""
+        """Return the model with random weights, in evaluation mode."""
         import transformers
 
         transformers.utils.logging.set_verbosity_error()
@@ -75,26 +75,30 @@ class FamilyModel:
 
 
 def tokens(config: Any) -> dict[str, Any]:
-    """Token ids of `BATCH` sequences of `ROWS`."""
+    """Return arguments of a model of texts by name: token ids, int64 (`BATCH`, `ROWS`). config: not read."""
     torch.manual_seed(1)
     return {"input_ids": torch.randint(5, 1000, (BATCH, ROWS))}
 
 
 def picture(config: Any) -> dict[str, Any]:
-    """`BATCH` images."""
+    """Return arguments of a model of images by name: float32 (`BATCH`, 3, size, size). config: of the model, has the
+    size."""
     torch.manual_seed(1)
     size = config.image_size
     return {"pixel_values": torch.randn(BATCH, 3, size, size)}
 
 
 def sound(config: Any) -> dict[str, Any]:
-    """A spectrogram of 30 seconds: 1,500 rows behind the stem."""
+    """Return arguments of a model of speech by name: a spectrogram of 30 seconds, float32 (1, bins, 3000), which is
+    1,500 rows behind the stem. config: of the model, has the bins."""
     torch.manual_seed(1)
     return {"input_features": torch.randn(1, config.num_mel_bins, 3000)}
 
 
 def decoder(hidden: int, heads: int, kv_heads: int, inner: int, words: int, **more: Any) -> dict[str, Any]:
-    """The configuration of a decoder. words: its vocabulary."""
+    """Return the configuration of a decoder, by the names of transformers. hidden: columns. heads, kv_heads: of
+    queries, and of keys and values. inner: columns of the feed-forward part. words: size of its vocabulary. more: other
+    settings."""
     return {
         "hidden_size": hidden,
         "num_attention_heads": heads,
@@ -110,7 +114,7 @@ def decoder(hidden: int, heads: int, kv_heads: int, inner: int, words: int, **mo
 
 
 def encoder(hidden: int, heads: int, inner: int, **more: Any) -> dict[str, Any]:
-    """The configuration of an encoder."""
+    """Return the configuration of an encoder. hidden, heads, inner, more: as for `decoder`."""
     sizes = {"hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": inner}
     return sizes | {"num_hidden_layers": 2, **more}
 
@@ -169,7 +173,8 @@ CASES: dict[str, FamilyModel] = {
 
 
 def needs(lowered: Lowered, overlay: Overlay) -> tuple[dict[str, float], int]:
-    """The seconds that a program needs of each resource without waiting, and the bytes that it moves."""
+    """Return the seconds that a program needs of each resource (DDR, LPDDR, MME) without waiting, and the bytes that it
+    moves off chip."""
     seconds, moved = {}, 0
     rate = {name: overlay.rates[name].value * 1e9 for name in ("ddr_read_gbs", "ddr_write_gbs", "lpddr_read_gbs")}
     for bank, (load, store) in {
@@ -189,18 +194,20 @@ def needs(lowered: Lowered, overlay: Overlay) -> tuple[dict[str, float], int]:
 
 
 def product_s(op: Any, overlay: Overlay) -> float:
-    """Seconds of the products of an op of an MME."""
+    """Return the seconds of the products of an op of an MME. op: a uOP `Mme`."""
     name = "mme_k64_us" if not op.k128 else "mme_tile_us" if op.n128 else "mme_n64_us"
     return overlay.seconds[name] * int(op.a_iter * op.b_iter * op.k_iter * op.acc_a * op.acc_b)
 
 
 def share(work: list[ModuleWork]) -> float:
-    """The part of the FLOPs on the machine."""
+    """Return the part of the FLOPs on the machine, 0 to 1. work: of all modules; `ZeroDivisionError` if they have no
+    FLOPs."""
     return sum(x.flops for x in work if x.on_machine) / sum(x.flops for x in work)
 
 
 def in_pieces(pipeline: Pipeline, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The share and the number of pieces of a model that is refused as a whole; nothing if no piece runs."""
+    """Return the `share` of FLOPs and the number of `pieces` of a model that is refused as a whole, by these names;
+    empty if no piece runs. inputs: its arguments by name, in order."""
     try:
         split = pipeline.divide(model, tuple(inputs.values()), whole=False)
     except RsnError:
@@ -212,7 +219,8 @@ def in_pieces(pipeline: Pipeline, model: nn.Module, inputs: dict[str, Any]) -> d
 
 
 def measured(case: FamilyModel, budget_s: float, values: bool) -> dict[str, Any]:
-    """Measure one model. Returns the figures, or the reason for which it is refused."""
+    """Return the figures of one model by name, with ms and seconds in the names; or `refused`, the reason, and
+    `in_pieces`. budget_s: seconds of the search for `best`. values: compute, and compare with PyTorch."""
     model = case.model()
     inputs = case.inputs(model.config)
     overlay = find("xnn")
@@ -259,7 +267,7 @@ HEAD = (
 
 
 def row(name: str, facts: dict[str, Any]) -> str:
-    """Format one row of the table."""
+    """Return one row of the table as Markdown. name: of the model. facts: from `measured`."""
     if "refused" in facts:
         pieces = f"{100 * facts['share']:.1f} %, in {facts.get('pieces', 1)} pieces; " if "share" in facts else ""
         return f"| {name} | {pieces}refused as a whole: {facts['refused']} |{' |' * (len(HEAD) - 2)}"
@@ -277,7 +285,7 @@ def row(name: str, facts: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the benchmark."""
+    """Print a row for each model, or JSON."""
     parser = command_line(__doc__, json=True)
     parser.add_argument("--budget", type=float, default=30.0, metavar="SECONDS", help="of the search for best (30)")
     parser.add_argument("--values", action="store_true", help="compute, and compare with PyTorch")

@@ -26,14 +26,16 @@ AT_MOST = {COMPILE: 90, READ: 32, RUN: None}
 
 
 class Entered:
-    """The functions of this tree that are entered, by file."""
+    """Notes the functions of this tree that are entered. files: their names, by path of the file from the root of the
+    tree."""
 
     def __init__(self) -> None:
         self.files: dict[str, set[str]] = {}
         self._places: dict[CodeType, tuple[str, str] | None] = {}
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        """As `sys.setprofile` calls it."""
+        """Note the function that is entered, if it is one of this tree. frame, event, argument: as `sys.setprofile`
+        gives them; other events than "call" are skipped."""
         if event != "call" or self._places.get(frame.f_code, frame) is None:
             return
         place = self._places[frame.f_code] = self._place(frame.f_code)
@@ -61,7 +63,8 @@ def _is_importing(frame: FrameType) -> bool:
 
 
 def entered(work: Callable[[], object]) -> dict[str, set[str]]:
-    """The functions of this tree that some work enters, by file."""
+    """Call `work`, and return the names of the functions of this tree that it enters, by file, benchmarks left out.
+    Raises what `work` raises."""
     seen = Entered()
     sys.setprofile(seen.profile)
     try:
@@ -72,7 +75,7 @@ def entered(work: Callable[[], object]) -> dict[str, set[str]]:
 
 
 def compiled() -> dict[str, set[str]]:
-    """The files of `rsn.compile` of one encoder layer."""
+    """Return what `rsn.compile` of one encoder layer enters, as `entered`."""
     import torch
 
     import rsn
@@ -82,7 +85,8 @@ def compiled() -> dict[str, set[str]]:
 
 
 def run(inputs: dict[str, Any]) -> dict[str, set[str]]:
-    """The files of `rsn run` of a stream program. inputs: without any, it ends when it asks for them."""
+    """Return what `rsn run` of a stream program enters, as `entered`. inputs: arrays by name; empty: the run ends when
+    it asks for them."""
     import numpy as np
 
     from rsn.base.errors import TensorError

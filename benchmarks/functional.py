@@ -29,7 +29,8 @@ BATCH, SEQ = 6, 512
 
 
 def prepare(folder: Path) -> Callable[[object], object]:
-    """Write program, weights and input to the folder, and return the PyTorch module."""
+    """Compile an encoder layer, write program, weights and input to `folder` (p.bin, w.safetensors, x.safetensors), and
+    return the PyTorch module."""
     from rsn.rsnlib.models import load_spec
     from rsn.rsnlib.pipeline import Pipeline
 
@@ -45,7 +46,8 @@ def prepare(folder: Path) -> Callable[[object], object]:
 
 
 def once(folder: Path) -> None:
-    """Print the memory of one run. The benchmark starts it in a process of its own."""
+    """Run what `prepare` wrote to `folder`, and print the memory of this process and of the buffers in MB, as JSON. The
+    benchmark starts it in a process of its own."""
     with Runner(folder / "p.bin", weights=folder / "w.safetensors") as runner:
         runner.run(load_tensors(folder / "x.safetensors"))
         buffers = sum(4 * b.size for b in runner.program.buffers)
@@ -55,7 +57,7 @@ def once(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the benchmark."""
+    """Print time and memory of a functional run, beside PyTorch."""
     parser = command_line(__doc__, runs=5, json=True)
     parser.add_argument("--once", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -45,7 +45,8 @@ class MeasuredModel:
 
 
 def bert(layers: int, batch: int, seq: int) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
-    """Layers of BERT-Large."""
+    """Return a function that makes an encoder of `layers` layers of BERT-Large, and its arguments by name. batch, seq:
+    sequences, and rows of each."""
 
     def make() -> tuple[nn.Module, dict[str, Any]]:
         with torch.device("meta"):
@@ -59,7 +60,8 @@ def bert(layers: int, batch: int, seq: int) -> Callable[[], tuple[nn.Module, dic
 
 
 def llama(layers: int, seq: int) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
-    """Layers of the shape of Llama 3.2 1B: 2048 columns, 32 heads on 8, gated 8192."""
+    """Return a function that makes a decoder of `layers` layers of Llama 3.2 1B, and its arguments by name. seq: tokens
+    of its one sequence."""
 
     def make() -> tuple[nn.Module, dict[str, Any]]:
         from transformers import LlamaConfig, LlamaModel
@@ -91,7 +93,7 @@ CASES = (
 
 
 def bound(network: LayerGraph, overlay: Overlay) -> float:
-    """Seconds of all products on the MMEs of an overlay, if none of them ever waits."""
+    """Return the seconds of all products of a network on the MMEs of an overlay, if none of these ever waits."""
     seconds, mmes = overlay.seconds, len(overlay.by_kind["MME"])
     rows = sum(-(-n // TILE) for n in network.rows)
     total = 0.0
@@ -109,7 +111,9 @@ def bound(network: LayerGraph, overlay: Overlay) -> float:
 
 
 def measured(case: MeasuredModel, overlay: Overlay) -> dict[str, Any]:
-    """One case on one overlay."""
+    """Return the figures of one model on one overlay by name: modelled `ms`, their `bound` in ms, the part of time in
+    which MMEs are `busy`, MB of each bank, KiB of the image, words of the longest op list. Raises as `Pipeline.trace`
+    and `Pipeline.build`."""
     module, example = case.make()
     pipeline = Pipeline(overlay=overlay)
     network = pipeline.trace(module, example).network

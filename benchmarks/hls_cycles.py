@@ -35,8 +35,8 @@ CASES = Path(__file__).resolve().parent.parent / "programs" / "streams"
 
 @dataclass(frozen=True)
 class UnitCycles:
-    """Cycles of a unit in a run: on the critical path, of all its beats, and of its C++. stated: it states cycles of
-    its own."""
+    """Cycles of a unit in a run. path: on the critical path. modelled: of all its beats. derived: of its C++. stated:
+    it states cycles of its own."""
 
     name: str
     path: float
@@ -46,13 +46,13 @@ class UnitCycles:
 
     @property
     def ratio(self) -> float:
-        """Derived over modelled cycles; at least 1 for a unit that states its cycles."""
+        """`derived` over `modelled`; at least 1 for a unit that states its cycles."""
         return max(1.0, self.derived / self.modelled) if self.stated else self.derived / self.modelled
 
 
 @dataclass(frozen=True)
 class CountedCycles:
-    """The modelled cycles of a run, the units of its critical path, and what was derived of the C++."""
+    """Cycles of a program. modelled: of a run. units: those of its critical path. report: what the C++ takes."""
 
     modelled: int
     units: list[UnitCycles]

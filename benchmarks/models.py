@@ -52,8 +52,8 @@ SHORT = 32
 
 
 def transformer(name: str, small: dict[str, Any], **config: Any) -> Callable[[bool], nn.Module]:
-    """Return a function that makes a model of transformers. config: its configuration; small: what --small changes in
-    it."""
+    """Return a function that makes a model of transformers with random weights, given whether it is to be small. name:
+    of its class, without Model. config: its configuration; small: what --small changes in it."""
 
     def make(is_small: bool) -> nn.Module:
         import transformers
@@ -67,7 +67,8 @@ def transformer(name: str, small: dict[str, Any], **config: Any) -> Callable[[bo
 
 
 def text(model: Callable[[bool], nn.Module], length: int, masked: bool = True) -> Callable[[bool], Made]:
-    """Add one sequence of tokens to a model, as its example input."""
+    """Return a function that makes a model and its arguments by name, given whether it is to be small. model: makes the
+    model. length: tokens of the one sequence. masked: with a mask."""
 
     def make(is_small: bool) -> Made:
         ids = torch.randint(5, 1000, (1, SHORT if is_small else length))
@@ -77,7 +78,8 @@ def text(model: Callable[[bool], nn.Module], length: int, masked: bool = True) -
 
 
 def image(model: Callable[[bool], nn.Module]) -> Callable[[bool], Made]:
-    """Add one image of the model's size to a model, as its example input."""
+    """Return a function that makes a model and its argument, one image, by name, given whether it is to be small.
+    model: makes the model."""
 
     def make(is_small: bool) -> Made:
         made = model(is_small)
@@ -99,7 +101,7 @@ class NeuMF(nn.Module):  # type: ignore[misc]
         self.score = nn.Linear(factors + tower[-1], 1)
 
     def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
-        """Return scores (rows, 1) in 0 to 1."""
+        """Return scores, float32 (rows, 1), 0 to 1. user, item: int64 ids, (rows,)."""
         x = torch.cat([self.tower_user(user), self.tower_item(item)], -1)
         for layer in self.tower:
             x = layer(x).relu()
@@ -108,14 +110,15 @@ class NeuMF(nn.Module):  # type: ignore[misc]
 
 
 def neumf(is_small: bool) -> Made:
-    """Return the recommender and example ids."""
+    """Return the recommender and example ids of users and items, int64 (rows,) each. is_small: with fewer rows and
+    columns."""
     sizes = (50, 40, 8, 32, 16, 8) if is_small else (6040, 3706, 64, 256, 128, 64)
     rows = 64 if is_small else 3072
     return NeuMF(*sizes).eval(), tuple(torch.randint(0, n, (rows,)) for n in sizes[:2])
 
 
 def mlp(is_small: bool) -> Made:
-    """Return a chain of products and its example input."""
+    """Return a chain of products, or one product if `is_small`, and its example input."""
     return preset("gemm:64x96x96") if is_small else preset("mlp")
 
 
@@ -143,7 +146,9 @@ MODELS: dict[str, Callable[[bool], Made]] = {
 
 
 def measured(make: Callable[[bool], Made], small: bool) -> dict[str, Any]:
-    """Measure one model. Returns the figures, or the reason for which it is refused."""
+    """Return the figures of one model by name: the largest `difference` relative to the largest result of PyTorch,
+    `compile_s`, `latency_ms`, `segments`, operators on the `host`; or `refused`, the reason. make, small: makes the
+    model."""
     torch.manual_seed(0)
     model, inputs = make(small)
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
@@ -172,7 +177,7 @@ NAMED = {*(x.__name__ for x in PRODUCTS), "embedding", "layer_norm", "tanh", "si
 
 
 def on_host(traced: Traced) -> str:
-    """Return the operators that stay on the host, with their modules, except those that compute little."""
+    """Return the operators that stay on the host as text, with the module of each, except those that compute little."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for placement in traced.placements:
         if placement.where == "host" and placement.op in NAMED and placement.path not in found[placement.op]:
@@ -187,7 +192,7 @@ HEAD = ("model", "difference", "compile, s", "latency, ms", "segments", "host")
 
 
 def row(name: str, facts: dict[str, Any]) -> str:
-    """Format one row of the table."""
+    """Return one row of the table as Markdown. name: of the model. facts: from `measured`."""
     cells = [name, *("",) * 4, f"refused: {facts.get('refused')}"]
     if "refused" not in facts:
         numbers = (f"{facts['difference']:.1e}", f"{facts['compile_s']:.1f}", f"{facts['latency_ms']:.2f}")
@@ -196,7 +201,7 @@ def row(name: str, facts: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the benchmark."""
+    """Print a row for each model, or JSON."""
     parser = command_line(__doc__, json=True)
     parser.add_argument("--small", action="store_true", help="tiny models of the same families")
 

@@ -20,7 +20,7 @@ from rsn.rsnlib.normal_form.passes import normalise
 
 
 def models() -> dict[str, tuple[torch.nn.Module, dict[str, Any]]]:
-    """Models of one layer, each with an example."""
+    """Return models of one layer by name, each with its arguments by name."""
     import transformers as t
 
     t.utils.logging.set_verbosity_error()

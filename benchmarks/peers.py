@@ -239,8 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(drivers: Mapping[str, tuple[str, str]], runs: int) -> list[Row]:
-    """Measure each tool on each task, in `runs` processes of which the fastest counts, and compute the ratios to
-    ours."""
+    """Return a row for each tool and task: CPU seconds (`startup`, `first`, `again`, `whole`), seconds of real time
+    (`wall`), and `ratios` to ours. drivers: for each tool its Python interpreter and its program; "rsn" is the first.
+    runs: processes, of which the fastest counts. Raises `SystemExit` as `ask`."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for given in (False, True):
@@ -266,8 +267,9 @@ def measure(drivers: Mapping[str, tuple[str, str]], runs: int) -> list[Row]:
 
 
 def ask(python: str, driver: str, task: Mapping[str, Any], folder: str) -> str:
-    """Run a driver in a process of its own, and return the last line that it prints. Its files are left in the
-    folder."""
+    """Run a driver in a process of its own, and return the last line that it prints, "" for none. python: path of the
+    interpreter. driver: text of the program. task: its argument, as JSON. folder: where it leaves files. Raises
+    `SystemExit`, with what it printed, if it fails."""
     path = Path(python).absolute() if "/" in python else python
     command = [str(path), "-c", driver, json.dumps({**task, "time": time.time()})]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -280,7 +282,7 @@ def ask(python: str, driver: str, task: Mapping[str, Any], folder: str) -> str:
 
 
 def report(rows: Sequence[Row]) -> str:
-    """Format the rows as a table."""
+    """Return the rows of `measure` as a table, lines of text."""
     keys = ("whole", "first", "again")
     lines = [
         f"{'':30}{'CPU seconds':^27}{'':8} {'times ours':^24}",

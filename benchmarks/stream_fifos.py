@@ -41,7 +41,8 @@ PAIRS = 4000
 
 
 def pairs(options: Namespace) -> Iterator[str]:
-    """How often the printed equations differ, by equation."""
+    """Yield the lines of a table: in how many random pairs of kernels the printed equations (StreamTensor, 5.3.2)
+    differ from the peak of a run. options: not read."""
     random = Random(1)
     drawn = {"(1)": 0, "(2)": 0}
     more, fewer, slower = dict(drawn), dict(drawn), dict(drawn)
@@ -63,7 +64,8 @@ def pairs(options: Namespace) -> Iterator[str]:
 
 
 def paths(options: Namespace) -> Iterator[str]:
-    """How often the two linear programs differ."""
+    """Yield lines: in how many random graphs the linear program over paths (StreamTensor, equations 3 to 5) differs
+    from that over start times. options: not read."""
     random = Random(4)
     equal, less, largest = 0, 0, (0.0, 0.0)
     count = 400
@@ -117,7 +119,8 @@ def _named(depths: Sequence[int]) -> dict[str, int]:
 
 
 def graphs(options: Namespace) -> Iterator[str]:
-    """What each way to choose depths comes to."""
+    """Yield the lines of a table: bits, deadlocks and latency for each way to choose depths, over `options.graphs`
+    random graphs."""
     count = options.graphs
     names = ("printed", "exact", "exact, engine", "conservative", "normal", "normal, later", "lowered", "fast", "safe")
     rows = {name: DepthMethod() for name in names}
@@ -157,7 +160,7 @@ def graphs(options: Namespace) -> Iterator[str]:
 
 
 def blocks(options: Namespace) -> Iterator[str]:
-    """The depths of blocks from PyTorch."""
+    """Yield the lines of a table: bytes of FIFOs and cycles of blocks from PyTorch. options: not read."""
     yield "Blocks of four models, 32 rows, tiles of 8 x 8, f32 (bytes counted, cycles modelled)"
     yield "  safe: as emitted; later: normal, with later starts; bound: no fast depths up to the normal ones take less"
     head = f"{'model':8}{'FIFOs':>6}{'safe B':>10}{'cycles':>8}{'normal B':>10}{'later B':>10}"
@@ -179,7 +182,8 @@ def blocks(options: Namespace) -> Iterator[str]:
 
 
 def buffers(options: Namespace) -> Iterator[str]:
-    """The times of programs whose converters have one buffer or two."""
+    """Yield the lines of a table: bytes and cycles of programs whose converters have one buffer or two. options: not
+    read."""
     torch.manual_seed(0)
     small = Knobs(rows=4, columns=16, depth=16, packed=1)
     shape_of_block = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}

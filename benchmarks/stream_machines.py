@@ -66,7 +66,7 @@ COMPILE_S = 26.8, 63.4
 
 @dataclass(frozen=True)
 class LayerSearch:
-    """Tiles of a layer."""
+    """A search for the tiles of a layer on the device U55C, for `rsn.tuning`."""
 
     layer: Streamed
     name: str = "layer"
@@ -79,13 +79,15 @@ class LayerSearch:
         return Outcome((self.made(choice).latency_s * 1e3,))
 
     def made(self, choice: Choice, rule: Rule = "balanced") -> Generated:
-        """The machine of a choice."""
+        """Return the machine of a choice. choice: a value for each of `KNOBS`. rule: how `place` divides the device.
+        Raises `RsnError` if it does not fit."""
         values: dict[str, Any] = {**choice}
         return place(self.layer, U55C, replace(DEFAULT, **values), rule=rule)
 
 
 def best(layer: Streamed, trials: int, seed: int) -> Generated:
-    """The fastest of `trials` machines."""
+    """Return the fastest of `trials` machines of a layer. seed: of the search. Raises `RsnError` if none fits the
+    device."""
     problem = LayerSearch(layer)
     found = tune(problem, trials, seed=seed, together=2)
     if not found.best:
@@ -94,7 +96,9 @@ def best(layer: Streamed, trials: int, seed: int) -> Generated:
 
 
 def figures(model: str, length: int, trials: int, seed: int) -> dict[str, Any]:
-    """The two machines of a model at one length, and its modelled times."""
+    """Return the two machines of a model, for the prompt and for a token, and its modelled times, as a JSON object.
+    model: key of `SIZES`. length: tokens of the prompt and of the answer. trials, seed: as for `best`, also its error.
+    """
     name, sizes = SIZES[model]
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     kv, columns = sizes.get("num_key_value_heads", heads), sizes.get("head_dim", hidden // heads)
@@ -125,12 +129,13 @@ def figures(model: str, length: int, trials: int, seed: int) -> dict[str, Any]:
 
 
 def device_bound(made: Generated) -> float:
-    """Least seconds of a layer on the device, whatever the machine: all multipliers busy, or its memory."""
+    """Return the least seconds that a layer takes on the device with any machine: all multipliers are busy, or its
+    memory."""
     return max(made.bounds_s["multipliers"], made.bounds_s["memory off the chip"])
 
 
 def shown(made: Generated) -> str:
-    """The knobs of a machine."""
+    """Return the knobs of a machine as text: its tiles, and `packed`, 1 if tensors off the chip lie tile by tile."""
     k = made.streamed.knobs
     return f"tiles {k.rows} x {k.columns} x {k.depth}, packed {k.packed}"
 

@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
-    """Measure the CPU seconds of each task on a program of `layers` layers. python: the executor in Python, too."""
+    """Return the CPU seconds of each task on a program of `layers` layers of BERT-Large, by name of the task, and
+    counts. name: of the program. runs: of each measurement; the fastest counts. python: the executor in Python, too."""
     kernels = lower(encoder(8, 384, layers), XNN_BASE, PAPER).kernels
     simulate(pack(kernels))  # loads the engine, and caches its code for the child process
     packing, program = timed_cpu(lambda: pack(kernels))
@@ -100,12 +101,13 @@ def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
 
 
 def best(runs: int, task: Callable[[], Any]) -> float:
-    """Call `task` `runs` times; return the CPU seconds of the fastest call."""
+    """Call `task` `runs` times, at least once; return the CPU seconds of the fastest call."""
     return min(cpu(task) for _ in range(runs))
 
 
 def first(program: Program, latency: float, runs: int) -> float:
-    """Return the CPU seconds of the first evaluation, in a new process. latency: the result that it must have."""
+    """Return the CPU seconds of the first evaluation in a new process, the fastest of `runs`. latency: the result that
+    it must have, in seconds; `AssertionError` for another one."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "program.bin"
         container.write(program, file)
@@ -119,7 +121,7 @@ def first(program: Program, latency: float, runs: int) -> float:
 
 
 def report(result: dict[str, Any]) -> str:
-    """Format the result as a table."""
+    """Return the result of `measure` as a table, lines of text."""
     rows = [
         ("first evaluation, new process", "first", f"   (goal for 24 layers: {FIRST_GOAL:g})"),
         ("  decode the image", "decode", ""),

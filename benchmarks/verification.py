@@ -23,7 +23,8 @@ Made = tuple[nn.Module, dict[str, Any]]
 
 
 def bert(layers: int, batch: int, seq: int, hidden: int, heads: int) -> Made:
-    """An encoder with random weights."""
+    """Return an encoder with random weights, and its arguments. batch, seq: sequences, and tokens of each. hidden:
+    columns."""
     config = transformers.BertConfig(
         num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden
     )
@@ -31,13 +32,13 @@ def bert(layers: int, batch: int, seq: int, hidden: int, heads: int) -> Made:
 
 
 def gpt2() -> Made:
-    """A decoder without a cache, with random weights."""
+    """Return a decoder without a cache, with random weights, and its arguments."""
     model = transformers.GPT2Model(transformers.GPT2Config(n_layer=4))
     return model, {"input_ids": torch.randint(1000, (2, 128)), "use_cache": False}
 
 
 def vit() -> Made:
-    """A vision transformer with random weights."""
+    """Return a vision transformer with random weights, and its argument."""
     return transformers.ViTModel(transformers.ViTConfig(num_hidden_layers=6)), {
         "pixel_values": torch.randn(1, 3, 224, 224)
     }
@@ -52,7 +53,8 @@ MODELS: dict[str, Callable[[], Made]] = {
 
 
 def measure(made: Made, overlay: str) -> str:
-    """One line: share of the check, and the first call beside later ones."""
+    """Return a line of text: the check's share of the seconds of compilation, and the first call beside later ones.
+    overlay: its name. Raises what `rsn.compile` raises."""
     model, given = made[0].eval(), made[1]
     checks: list[float] = []
 
@@ -71,7 +73,7 @@ def measure(made: Made, overlay: str) -> str:
 
 
 def main() -> None:
-    """Run the benchmark."""
+    """Print a line for each model and overlay."""
     for name, make in MODELS.items():
         for overlay in ("xnn", "xnn2"):
             click.echo(f"{name:32} {overlay:5} {measure(make(), overlay)}")

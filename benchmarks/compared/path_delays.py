@@ -31,8 +31,9 @@ class PathDelays:
 
 
 def path_delays(graph: KernelGraph) -> PathDelays:
-    """Solve the program of paths: the least sum of delays such that every path from u to v takes as long as the longest
-    path of D from u to v. Raises `ProgramError` for a graph with more than `PATHS` paths."""
+    """Return the delays of FIFOs with the least weighted sum, such that the delays of each path add up to at least the
+    cycles of the longest path with the same ends: there each kernel takes the cycles D until its first token
+    (StreamTensor, equations 3 to 5). Raises `ProgramError` for a graph with more than `PATHS` paths."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix
 

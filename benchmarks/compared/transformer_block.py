@@ -224,13 +224,14 @@ class _BlockBuilder:
 
 
 def rows(sizes: tuple[int, ...], tile: int, dtype: str) -> Order:
-    """Return the order of a tensor's tiles row by row."""
+    """Return the order of a tensor's tiles row by row. sizes, tile, dtype: as for `tiles`."""
     return tiles(sizes, tile, dtype, *range(len(sizes)))
 
 
 def tiles(sizes: tuple[int, ...], tile: int, dtype: str, *loops: int | Again) -> Order:
-    """Return an order of a tensor's tiles. The first and the last axis are cut into tiles; of the others a tile has one
-    element. loops: outermost first, each the axis that it goes along, or `Again`."""
+    """Return an order of a tensor's tiles. sizes: of the tensor, in elements, two axes or more. tile: elements of a
+    tile along the first and the last axis, which it must divide; of the other axes a tile has one element. dtype: of
+    the elements. loops: outermost first, each the axis that it goes along, or `Again`."""
     element = (tile, *(1 for _ in sizes[2:]), tile)
     trips = tuple(loop.trips if isinstance(loop, Again) else sizes[loop] // element[loop] for loop in loops)
     steps = tuple(1 if isinstance(loop, Again) else element[loop] for loop in loops)

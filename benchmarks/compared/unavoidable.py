@@ -42,13 +42,13 @@ BYTES = 4
 
 
 def unavoidable_bytes(network: LayerGraph, overlay: Overlay) -> dict[str, dict[str, int]]:
-    """The bytes that each layer of a folded network must move, by the name of its result and by bank. Raises
-    `UnsupportedError` like `tile`, and for an overlay without patterns."""
+    """Return the bytes that each layer of a folded network must move, by the name of its result and by bank (DDR,
+    LPDDR). Raises `UnsupportedError` like `tile`, and for an overlay without patterns."""
     return _Counted(tile(network, overlay, PAPER)).layers()
 
 
 def total_bytes(layers: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """The sum over all layers, by bank."""
+    """Return the sum over all layers, in bytes by bank. layers: as `unavoidable_bytes` returns them."""
     out: dict[str, int] = {}
     for banks in layers.values():
         for bank, count in banks.items():
