@@ -369,8 +369,8 @@ def _tokens(spec: str, model: nn.Module, example: tuple[Any, ...] | dict[str, An
 
 
 def knobs_of(chosen: Sequence[str]) -> Knobs:
-    """The knobs of generated machines, of which texts such as rows=32 change some, to whole numbers. Raises
-    `click.UsageError` for another text or an unknown knob."""
+    """Return the knobs of generated machines, at their defaults but for those in `chosen`: texts such as rows=32, with
+    whole numbers. Raises `click.UsageError` for another text or an unknown knob."""
     known = [x.name for x in fields(generating.DEFAULT) if x.name != "of"]
     values: dict[str, Any] = {}
     for text in chosen:

@@ -43,7 +43,8 @@ def stream_program(program: str) -> Named | None:
 
 
 def is_region(named: Named) -> bool:
-    """Whether FILE.py, or FILE.py:NAME, is a stream program; otherwise NAME returns a model."""
+    """Return whether FILE.py, or FILE.py:NAME, is a stream program; otherwise NAME returns a model. Raises `OSError` if
+    the file must be read and cannot."""
     if named.region is None:
         return True
     tree = parse(Source(named.file.read_text(encoding="utf-8", errors="replace"), str(named.file)))
@@ -53,13 +54,14 @@ def is_region(named: Named) -> bool:
 
 
 def uses_dynamic_streams(file: Path) -> bool:
-    """Whether a file may build programs of dynamic streams: it names the package. Nothing is executed."""
+    """Return whether a file may build programs of dynamic streams: it names the package. Nothing is executed. Raises
+    `OSError` for a file that cannot be read."""
     text = file.read_text(encoding="utf-8", errors="replace")
     return re.search(r"\bstreams\.dynamic\b|\bstreams import\b.*\bdynamic\b", text) is not None
 
 
 def is_dynamic(program: Program) -> bool:
-    """Whether a program is for a machine of operators, that is of dynamic streams."""
+    """Return whether a program is for a machine of operators, that is of dynamic streams."""
     return program.overlay.base == DYNAMIC.name
 
 
@@ -147,6 +149,6 @@ def _row(file: str, f: SourceFinding, times: int) -> dict[str, Any]:
 
 
 def unrated(kernels: Sequence[str]) -> str:
-    """Return the text that library kernels, by their names, take no time of their own."""
+    """Return the text that library kernels take no time of their own. kernels: their names, at least one."""
     what = "has no rate and takes" if len(kernels) == 1 else "have no rates and take"
     return f"{', '.join(kernels)} {what} a beat, whatever the tiles: see --kernels, rates="

@@ -109,9 +109,9 @@ class Sentences:
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
         """Queue sentences, and return the future of their vectors, float32 (sentences, columns).
 
-        inputs: "sentences", a list of strings. timeout, wait: as for the other server. A request with more sentences
-        than a run takes becomes several; if one of them fails, all are cancelled. Raises `TensorError` for a sentence
-        with more tokens than the model takes, and what the other server raises.
+        inputs: "sentences", a list of at least one string. timeout, wait: as for the other server. A request with more
+        sentences than a run takes becomes several; if one of them fails, all are cancelled. Raises `TensorError` for a
+        sentence with more tokens than the model takes, and what the other server raises.
         """
         ids = [self._tokens(i, sentence) for i, sentence in enumerate(inputs["sentences"])]
         parts: list[Future[Any]] = []

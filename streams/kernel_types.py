@@ -303,10 +303,9 @@ pending."""
 def apply(
     name: str, operands: Sequence[KernelOperand], mesh: Sequence[int], options: Options | None = None
 ) -> KernelOperand:
-    """Return the result of the kernel `name`: the type of its shard, its labels and what is pending. mesh: size of each
-    axis. options: such as axis. Raises `Refusal` without a node: type for shapes and element types, layout for labels,
-    pending for operands that are not complete.
-    """
+    """Return the result of a kernel: the type of its shard, its labels and what is pending. name: key of `KERNELS`.
+    operands: in order, as many as it takes. mesh: size of each axis. options: such as axis. Raises `Refusal` without a
+    node: type for shapes and element types, layout for labels, pending for operands that are not complete."""
     call = Call(KERNELS[name], operands, mesh, options or {})
     dtype = element(call.kernel, operands)
     labels, shape, extra = RULES[call.kernel.rule](call)
@@ -325,9 +324,8 @@ def apply(
 
 
 def concat(operands: Sequence[KernelOperand], axis: object, mesh: Sequence[int]) -> KernelOperand:
-    """Return tiles joined along an axis, as an operand. axis: as for `axis_of`. mesh: size of each axis. Raises
-    `Refusal` for ranks or sizes that differ, and for an axis that is cut.
-    """
+    """Return tiles, at least one, joined along an axis, as an operand. axis: as for `axis_of`. mesh: size of each axis.
+    Raises `Refusal` for ranks or sizes that differ, and for an axis that is cut."""
     kernel = LibraryKernel("concat", no_kernel, "concat", tuple(f"x{k}" for k in range(len(operands))), jointly=True)
     dtype = element(kernel, operands)
     if dtype is None or any(operand.type is None for operand in operands):

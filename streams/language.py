@@ -330,8 +330,9 @@ def relu(x: Any) -> Any:
 
 
 def rint(x: Any) -> Any:
-    """The nearest whole number of each element, the even one of two; it stays a float. `i8(rint(x))` rounds where
-    `i8(x)` cuts the fraction off."""
+    """The nearest whole number of each element, of two as near the even one. x: a tile of floats; the result has its
+    type and shape. So `i8(rint(x))` rounds, and `i8(x)` alone cuts the fraction off. A call raises `UnsupportedError`:
+    it is read, not executed."""
     return _only_in_a_task("rint")
 
 

@@ -33,7 +33,7 @@ class Paths(Stores):
 
     def save(self) -> PathState:
         """Return a copy of the state of this path: variables, unread futures, and how futures were taken. Raises
-        `Refusal` beyond `STEPS`."""
+        `Refusal` as `RegionContext.step`."""
         size = len(self.env) + len(self.pending) + len(self.tokens)
         self.context.step(self.task.body, size // 8)
         return PathState(dict(self.env), {n: replace(future) for n, future in self.pending.items()}, dict(self.tokens))
@@ -46,8 +46,8 @@ class Paths(Stores):
         """Continue from the states a and b of two paths, as one path.
 
         A variable whose values differ becomes data. A future that both paths have read is no longer kept. A future from
-        before the branch that only one path has read counts as read by some paths (`Future.used`). Raises `Refusal`
-        beyond `STEPS`.
+        before the branch that only one path has read counts as read by some paths (`Future.used`). Raises `Refusal` as
+        `RegionContext.step`.
         """
         env: dict[str, Value] = {}
         tokens = either(a.tokens, b.tokens)
@@ -81,7 +81,7 @@ class Paths(Stores):
     def key(self, without: Container[str] = ()) -> object:
         """Return the variables as a key, with futures numbered as they appear: equal keys mean that nothing differs
         from here on. without: names of variables that are left out; if one of them holds an unread future, the key
-        equals no other. Raises `Refusal` beyond `STEPS`."""
+        equals no other. Raises `Refusal` as `RegionContext.step`."""
         self.context.step(self.task.body, len(self.env) // 8)
         numbers: dict[int, int] = {}
         out: list[object] = []

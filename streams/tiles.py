@@ -87,9 +87,9 @@ class TileExpressions(CostExpressions):
         return value
 
     def argument(self, name: str, node: syn.ExpressionNode) -> Value:
-        """Return the value of an operand of a kernel: those on elements take expressions, others tiles. name: of the
-        kernel. Raises `Refusal` as `eval`.
-        """
+        """Return the value of an operand of a kernel, and take its tokens and cycles. A kernel on elements may take an
+        expression that lies in no tile yet; for another kernel the value is kept as a tile first. name: of the kernel.
+        Raises `Refusal` as `eval`."""
         value = self.taken(node)
         found = value.unwritten if isinstance(value, Data) else None
         by_product = name == "matmul" and found is not None and (found.turned or found.in_place)

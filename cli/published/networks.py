@@ -113,15 +113,15 @@ def _chain(shapes: Sequence[Sequence[int]], x: str = "x", name: str = "y") -> li
 
 
 def mlp(shapes: Sequence[Sequence[int]]) -> LayerGraph:
-    """Return a network of products, each with the result of the one before as its operand. shapes: (M, K, N) of each;
-    all have the same M, and each K is the N before it."""
+    """Return a network of products, each with the result of the one before as its operand. shapes: (M, K, N) of each,
+    at least one; all have the same M, and each K is the N before it."""
     rows, width, _ = shapes[0]
     return _network(1, rows, {"x": width}, *_chain(shapes))
 
 
 def ncf(shapes: Sequence[Sequence[int]]) -> LayerGraph:
-    """Return a network of products as in `mlp`, and one more product, the prediction. shapes: (M, K, N) of each; the
-    last is the prediction.
+    """Return a network of products as in `mlp`, and one more product, the prediction. shapes: (M, K, N) of each, at
+    least three; the last is the prediction.
 
     In the original network the operand of the prediction is the result of the others joined with more columns. Here it
     is an input of its own, because the machine cannot join columns.
@@ -136,8 +136,8 @@ def ncf(shapes: Sequence[Sequence[int]]) -> LayerGraph:
 def vit(shapes: Sequence[Sequence[int]], batch: int, seq: int) -> LayerGraph:
     """Return an embedding, three projections with their attention, a fourth projection, a feed-forward part and a head.
 
-    shapes: M, K, N of each product. batch: number of sequences. seq: rows of each. Four projections, because with three
-    the products alone miss the published time by more.
+    shapes: (M, K, N) of each product, as `charm_shapes` in `paper.toml` has them. batch: number of sequences. seq: rows
+    of each. Four projections, because with three the products alone miss the published time by more.
     """
     embed, _, _, projection, *tail = shapes
     (x,) = _chain([embed], name="embedded")

@@ -115,8 +115,8 @@ def measure(
 
 
 def step_rows(measured: Mapping[str, PointResult]) -> list[StepRow]:
-    """The rows of points, in the order of the figures: those of traffic and memory stand beside the cycles. measured:
-    the results by the key of the point; rows of points that are not in it are left out."""
+    """Return the rows of points, in the order of the figures: those of traffic and memory stand beside the cycles.
+    measured: the results by the key of the point; rows of points that are not in it are left out."""
     made: list[StepRow] = []
     for key in published():
         owner, _, quantity = key.rpartition(".")
@@ -174,8 +174,9 @@ def _row(key: str, owner: str, quantity: str, one: PointResult) -> StepRow:
 
 
 def claims(measured: Mapping[str, PointResult]) -> list[StepRow]:
-    """The rows of what the text concludes, each beside the same with what was unequal made equal. measured: the results
-    by the key of the point; raises `KeyError` if one of Fig. 9 or 10 is missing."""
+    """Return the rows of what the paper's text concludes from Fig. 9 and 10. Where the paper compares points that
+    differ in accounting or compute, a row with equal ones follows. measured: the results by the key of the point;
+    raises `KeyError` if one of these figures is missing."""
     made = []
     for figure in ("fig9", "fig10"):
         for model in ("mixtral", "qwen"):
@@ -215,8 +216,8 @@ def _pid(
 
 @cache
 def whole_memory(key: str) -> float:
-    """Bytes on chip of a point of experts, with what idle operators hold. key: of the point; raises `StepError` if it
-    is of no such point."""
+    """Return the bytes on chip of a point of experts, with what idle operators hold. key: of the point; raises
+    `StepError` if it is of no such point."""
     point = next((point for point in points() if point.key == key), None)
     if not isinstance(point, ExpertPoint):
         raise StepError("figures", f"{key} is no point of experts")
@@ -224,9 +225,9 @@ def whole_memory(key: str) -> float:
 
 
 def step_summary(rows: Sequence[PublishedRow]) -> dict[str, dict[str, Any]]:
-    """For each quantity ("cycles", "traffic", "ratios", ...), and for cycles also by kind: how many rows, the mean
-    absolute error, the worst error, both in percent, and the name of the worst row. Rows that make equal what was
-    unequal are left out."""
+    """Return for each quantity ("cycles", "traffic", "ratios", ...), and for cycles also by kind: how many rows, the
+    mean absolute error, the worst error, both in percent, and the name of the worst row. Rows that `claims` adds to
+    compare equal points are left out."""
     groups: dict[str, list[PublishedRow]] = {}
     for row in rows:
         if isinstance(row, _Beside):
@@ -248,8 +249,8 @@ def step_summary(rows: Sequence[PublishedRow]) -> dict[str, dict[str, Any]]:
 
 
 def findings(measured: Mapping[str, PointResult]) -> list[Remark]:
-    """What must be said beside the rows; what needs points that were not measured is left out. measured: the results by
-    the key of the point."""
+    """Return the remarks that belong to the rows; those that need points that were not measured are left out. measured:
+    the results by the key of the point."""
     return [finding for make in _FINDINGS for finding in make(measured)]
 
 

@@ -39,10 +39,11 @@ def fuse(space: FusionSpace, limit: int, steps: int = STEPS) -> Fusion:
 
 
 def by_windows(space: FusionSpace, limit: int, width: int, steps: int) -> tuple[list[int], int] | None:
-    """Cut a space into windows and solve each. Return the group of each node, and a bound on the bytes that any fusion
-    keeps; None if a window takes more than its share of the steps.
+    """Cut a space into windows and solve each (`exact`). Return the number of the group of each node, from 1, and a
+    bound on the bytes that any fusion keeps; None if a window takes more than its share of the steps.
 
-    limit: in bytes. width: most nodes of a window.
+    limit: in bytes. width: most nodes of a window. steps: limit of the searches of all windows together. Raises
+    `BudgetError` if a node alone takes more than `limit`.
     """
     order = _depth_first(space)
     position = {node: k for k, node in enumerate(order)}

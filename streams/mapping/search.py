@@ -186,10 +186,9 @@ def _look(start: Mapped, found: _Candidates, states: int | None, patience: int |
 
 
 def least_cycles(start: Mapped, at_most: int) -> int:
-    """Return a number of cycles that no mapping of at most `at_most` nodes is below: a node takes the work of its
-    instances one after the other, and they are no faster than on nodes of their own with streams that have no limit.
-    start: what primitives are applied to.
-    """
+    """Return a number of cycles that no mapping of at most `at_most` nodes, 1 or more, is below: a node takes the work
+    of its instances one after the other, and they are no faster than on nodes of their own with streams that have no
+    limit. start: what primitives are applied to."""
     work = sum(node.computing for node in start.graph.nodes)
     share = max(-(-work // at_most), max((node.cycles for node in start.graph.nodes), default=0))
     return max(share, cycles(start, endless=True) or 0)

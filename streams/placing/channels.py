@@ -66,10 +66,9 @@ def widest(device: StreamDevice, pieces: int, ports: int = 1) -> int:
 
 
 def burst_bytes(channel: MemoryChannel, size: int, apart: int) -> int:
-    """Return how many bytes the channel could move in the time that it takes to move contiguous ones: those of the
-    words that they may touch, and for each burst what could be moved while it begins. size: of them, in bytes. apart:
-    they begin at an address that is a multiple of this, in bytes.
-    """
+    """Return the time of an access to contiguous bytes, as the number of bytes that the channel could move in it: those
+    of all words that the access may touch, and for each burst what could be moved while it begins. size: bytes of the
+    access. apart: the access begins at an address that is a multiple of this, in bytes."""
     words = _touched(size, apart, PORT_BYTES) * PORT_BYTES
     return words + _touched(size, apart, BURST_BYTES) * ceil(channel.begin_ns * channel.gbs)
 

@@ -130,9 +130,8 @@ class SizedProgram:
         return {s: group.decl.packing for group in self.groups.values() for s in group.elements}
 
     def of_streams(self, depths: Mapping[str, int]) -> dict[int, int]:
-        """Return depths by number of the stream, those that have ends. depths: in elements, by name, also for the other
-        methods.
-        """
+        """Return depths by number of the stream, those that have ends. depths: in elements, 1 or more, by name, also
+        for the other methods."""
         return {s: depths[name] for name, group in self.groups.items() if name in depths for s in group.elements}
 
     def bits(self, depths: Mapping[str, int]) -> int:

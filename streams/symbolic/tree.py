@@ -168,8 +168,8 @@ class SymbolicNodes(Nodes):
 
 
 def shape(body: Body, names: Mapping[str, Polynomial] | None = None) -> tuple[object, ...]:
-    """Return what two bodies with the same operations in the same order have in common, wherever they are written and
-    whatever their loop variables are called. names: forms of variables of loops around the body.
+    """Return a key of a body: two bodies have equal keys if they have the same operations in the same order, wherever
+    they are written and whatever their loop variables are called. names: forms of variables of loops around the body.
     """
     names = dict(names or {})
     out: list[object] = []
