@@ -100,8 +100,8 @@ def metrics(
 
     accounting: "paper", the equations of the text; "figures", what the published figures are made with: operators off
     the chip hold one tile, not two, products hold nothing, and tiles on chip are f32. on_chip_dtype: the element type
-    of tiles on chip; None for the accounting's own; raises `StepError` for an unknown one. on_demand: an operator that
-    gets no element holds nothing.
+    of tiles on chip; None for the accounting's own. on_demand: an operator that gets no element holds nothing. Raises
+    as `Rules`.
     """
     base = PAPER if accounting == "paper" else FIGURES
     rules = Rules(accounting, on_chip_dtype or base.on_chip_dtype)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import sympy
 
+from ....base.element_types import BITS
 from ..errors import StepError, StreamFault, TokenError
 from ..functions import InputRefused
 from ..requests import Kernel, Peek, Request, TakeToken
@@ -33,11 +34,18 @@ class Rules:
 
     accounting: "paper" for the equations of the text; "figures" for what the published points come from: operators off
     chip hold one tile, not two; products hold nothing of their own; tiles on chip are of `on_chip_dtype`, those of
-    loaders as they are off the chip.
+    loaders as they are off the chip. on_chip_dtype: None for the type that the tiles have. Raises `StepError` for
+    another accounting, and an unknown element type.
     """
 
     accounting: Accounting = "paper"
     on_chip_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.accounting not in ("paper", "figures"):
+            raise StepError("Rules", f"accounting {self.accounting!r}; there are 'paper' and 'figures'")
+        if self.on_chip_dtype is not None and self.on_chip_dtype not in BITS:
+            raise StepError("Rules", f"{self.on_chip_dtype} is no type of elements; these are {', '.join(BITS)}")
 
     @property
     def tiles_off_chip(self) -> int:

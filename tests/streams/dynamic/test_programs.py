@@ -243,6 +243,8 @@ def test_large_tiles_as_small_ones() -> None:
     found = metrics(program)
     assert found.of("Bufferize").memory == 512 + 16 * 512 * 2
     assert found.of("Bufferize1").memory == 512 + 32 * 512 * 2
+    with pytest.raises(StepError, match="x9 is no type of elements"):
+        metrics(program, on_chip_dtype="x9")
     with pytest.raises(StepError, match="no operator is called Buffer; they are "):
         found.of("Buffer")
     n, m = program.symbol("n"), program.symbol("m")
