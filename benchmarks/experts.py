@@ -198,7 +198,8 @@ def differences(
     family: str, sizes: MoeSizes, machine: Overlay, seed: int, *, xnn: bool
 ) -> tuple[list[list[int]], dict[Any, float]]:
     """Return the experts that a module with random weights chooses, (tokens, k); and, by (machine, way), how far its
-    results are from PyTorch's (`ExpertTraffic.difference`). xnn: compute the results on XNN, too."""
+    results are from PyTorch's (`ExpertTraffic.difference`). family: key of `LAYERS`. seed: of the weights. xnn: compute
+    the results on XNN, too."""
     torch.manual_seed(seed)
     module = block(family, None, experts=sizes.experts, each=sizes.each, width=sizes.width, inner=sizes.inner)
     x = torch.randn(1, sizes.tokens, sizes.width)
@@ -222,9 +223,9 @@ def differences(
 def table(family: str, tokens: int, *, small: bool, values: bool, seed: int, skew: float) -> Iterator[ExpertTraffic]:
     """Yield the rows of one layer.
 
-    family: a key of `LAYERS`. small: with the sizes of `SMALL`, and results that are computed. values: compute results
-    on the machine with Seq. seed: of random choices and weights. skew: how much more often some experts are chosen than
-    others; 0 for all alike.
+    family: a key of `LAYERS`. tokens: how many. small: with the sizes of `SMALL`, and results that are computed.
+    values: compute results on the machine with Seq. seed: of random choices and weights. skew: how much more often some
+    experts are chosen than others; 0 for all alike.
     """
     dims = LAYERS[family] | (SMALL[family] if small else {})
     sizes = MoeSizes("experts", tokens, activation="silu", over_chosen=True, **dims)

@@ -75,9 +75,9 @@ class RawImage:
 def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named: bool = False) -> RawImage:
     """Read a bare image and its op lists, with a finding for everything in them that a machine would misread.
 
-    op_lists: path of their JSON file, None without one. named: findings in the image name its file. Raises
-    `ProgramError` only if nothing can be read: for files that are too large, op lists that are not JSON, or a program
-    or text instead of an image.
+    op_lists: path of their JSON file, None without one. named: findings in the image name its file. Raises `OSError`
+    for a file that cannot be read, and `ProgramError` only for files that are too large, op lists that are not JSON, or
+    a program or text instead of an image.
     """
     data = bytes(_contents(path, MAX_BYTES))
     if data.startswith(MAGIC):

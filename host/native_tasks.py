@@ -66,8 +66,8 @@ def run_native(
 
 
 def to_memory(value: Array, tensor: OffChipTensor) -> bytes:
-    """The bytes of a tensor as C++ holds it, row by row, little-endian: `f16` and `bf16` take two an element, and two
-    elements of `i4` or `u4` take one. value: an array of the tensor's shape, `f16` and `bf16` as float32."""
+    """Return the bytes of a tensor as C++ holds it, row by row, little-endian: `f16` and `bf16` take two an element,
+    and two elements of `i4` or `u4` take one. value: an array of the tensor's shape, `f16` and `bf16` as float32."""
     dtype = tensor.type.dtype
     if BITS[dtype] == 4:
         return to_nibbles(value).tobytes()
@@ -80,8 +80,8 @@ def to_memory(value: Array, tensor: OffChipTensor) -> bytes:
 
 
 def from_memory(memory: bytes, tensor: OffChipTensor) -> Array:
-    """The inverse of `to_memory`: an array of the tensor's shape, `f16` and `bf16` as float32. Raises `ValueError` for
-    another number of bytes."""
+    """Return what `to_memory` has written: an array of the tensor's shape, `f16` and `bf16` as float32. Raises
+    `ValueError` for another number of bytes."""
     dtype, shape = tensor.type.dtype, tensor.type.shape
     if BITS[dtype] == 4:
         return from_nibbles(np.frombuffer(memory, np.uint8), dtype, prod(shape)).reshape(shape)

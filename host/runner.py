@@ -182,7 +182,7 @@ class Runner(Closing):
 
     def stop(self, inputs: Inputs, unit: str, number: int, parameters: Mapping[str, int] | None = None) -> Stopped:
         """Run until `unit` is about to begin its uOP `number` (counted from 0), and return the machine's state at that
-        point. Only the simulator can do so.
+        point. inputs, parameters: as for `run`. Only the simulator can do so.
 
         Raises what `run` raises, `ProgramError` for an unknown unit or uOP number, and `BoardError` if the board is not
         the simulator.

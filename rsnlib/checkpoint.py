@@ -223,8 +223,9 @@ class LinearScheme:
     are_rows_symmetric: bool | None
 
     def read(self, stored: StoredTensors, path: str, linear: nn.Linear) -> QuantisedLinear:
-        """The layer in the place of `linear`, whose bias it keeps. Raises `TensorError` for tensors that are missing or
-        do not fit, `UnsupportedError` for groups that do not divide a row and for columns in another order."""
+        """Return the layer in the place of `linear`, whose bias it keeps. path: of that module. Raises `TensorError`
+        for tensors that are missing or do not fit, `UnsupportedError` for groups that do not divide a row and for
+        columns in another order."""
         rows, columns = linear.out_features, linear.in_features
         if f"{path}.weight_g_idx" in stored:
             raise UnsupportedError(f"{path}.weight_g_idx: columns whose groups are in another order (actorder)")
@@ -260,8 +261,8 @@ class LinearScheme:
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
-    """The signed integers of words: int8 (N, count). words: int32, (N, count * bits / 32 rounded up). In each word the
-    lowest bits hold the first integer, plus 2^(bits - 1)."""
+    """Return the signed integers in words: int8 (N, count). words: int32, (N, count * bits / 32 rounded up). In each
+    word the lowest bits hold the first integer, plus 2^(bits - 1)."""
     fields = (words[..., None] >> torch.arange(0, WORD, bits, dtype=torch.int32)) & ((1 << bits) - 1)
     return (fields.flatten(-2)[..., :count] - (1 << (bits - 1))).to(torch.int8)
 

@@ -140,8 +140,8 @@ class Widened:
 def in_float32(
     model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]
 ) -> tuple[nn.Module, tuple[Any, ...] | dict[str, Any], Borders | None]:
-    """Return a module, its example inputs and None; or, where its weights are in half precision, copies of both in
-    float32, and the borders. Raises `TensorError` as `Borders.of` and `Widened` do."""
+    """Return a module, its example inputs (by position or by name) and None; or, where its weights are in half
+    precision, copies of both in float32, and the borders. Raises `TensorError` as `Borders.of` and `Widened` do."""
     borders = Borders.of(model, example_inputs)
     if borders is None:
         return model, example_inputs, None

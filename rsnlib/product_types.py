@@ -36,8 +36,8 @@ class TypedProduct:
 
 
 def lines(placed: Iterable[tuple[str, str, Node]]) -> list[str]:
-    """A table of the products of a quantised model as lines of text; none for a model that is not quantised. placed:
-    for each operator the path of its module, where it runs, and the operator."""
+    """Return a table of the products of a quantised model as lines of text; none for a model that is not quantised.
+    placed: for each operator the path of its module, where it runs, and the operator."""
     found = [x for each in placed for x in _typed(*each)]
     if all(x.why == _NOT_QUANTISED or x.why == _ATTENTION for x in found):
         return []

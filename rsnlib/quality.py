@@ -72,9 +72,10 @@ def quality_in_steps(
     perplexity_of: Tensor | None,
     visible: Callable[[], Visible | None],
 ) -> tuple[Quality, Quality]:
-    """What quantisation costs, and what the machine adds: `quality` of a quantised model beside its reference in
-    float32, and of the compiled model beside the quantised one. Each computes one batch. visible: after the call of the
-    compiled model, the rows that masks show; others are padding, and not compared. Raises as `quality`."""
+    """Return what quantisation costs, and what the machine adds: `quality` of a quantised model beside its reference in
+    float32, and of the compiled model beside the quantised one. compiled, model, reference: each computes one batch.
+    visible: after the call of the compiled model, the rows that masks show; others are padding, and not compared.
+    Raises as `quality`."""
     tokens = None if perplexity_of is None else [perplexity_of]
     try:
         wanted = _results(reference, [()])

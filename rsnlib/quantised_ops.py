@@ -98,7 +98,7 @@ QUANTISED_OPS = (ROW_SCALES, QUANTISE, DEQUANTISE, *INTEGER_PRODUCTS)
 
 
 def types_of(node: Node) -> str:
-    """The types of the operands of a product of integers, as text."""
+    """Return the types of the operands of a product of integers as text, such as "int8 x int4"."""
     a = arguments(node)
     if packet(node) is INTEGER_MATMUL:
         return "int8 x int8"
@@ -106,7 +106,7 @@ def types_of(node: Node) -> str:
 
 
 def in_groups(weight: Node, scale: Node) -> str:
-    """How many columns of a weight share a scale, as text; "" if all of a row do."""
+    """Return how many columns of a weight share a scale as text, such as " in groups of 32"; "" if all of a row do."""
     groups = shape_of(scale)[-1]
     return f" in groups of {shape_of(weight)[1] // groups}" if groups > 1 else ""
 

@@ -272,11 +272,12 @@ def rms_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
-    """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a pass.
+    """Return the value of a LayerNorm, or of an RMSNorm if `rms`: it is fused into the product before it or, where that
+    is not possible, becomes a pass (a layer without a product).
 
     values, node, a: as for a `values.LoweringPattern`. eps: is added to the variance, or to the mean square. Returns a
-    reason if the machine cannot do it. A norm of a tensor of the host stays there, unless the machine normalises what
-    it loads and products alone take the result. With an eps of 0, rows of padding would have no numbers.
+    reason (text) if the machine cannot do it. A norm of a tensor of the host stays there, unless the machine normalises
+    what it loads and products alone take the result. With an eps of 0, rows of padding would have no numbers.
     """
     on_host = is_host(values.of[a["input"]])
     stays = on_host and not (values.norms_of_inputs and eps > 0 and _only_multiplied(values, node))

@@ -117,9 +117,9 @@ def _order(node: syn.ExpressionNode, kind: ElementType, constants: Evaluate) -> 
 
 def tensor_type(node: syn.ExpressionNode, constants: Evaluate) -> TensorType:
     """Read the annotation of a tensor or of a parameter: an element type, alone, with `@ Layout(...)`, or in
-    `Annotated[..., Layout(...)]`. An annotation by names of other modules, or by Python's own types, states nothing.
-    constants: evaluates sizes and names. Raises `Refusal` for what is no type or no layout.
-    """
+    `Annotated[..., Layout(...)]`. An annotation by names of other modules, or by Python's own types, states nothing:
+    both fields of the result are None. constants: evaluates sizes and names. Raises `Refusal` for what is no type or no
+    layout."""
     node = unquoted(node)
     kind, layout = node, None
     if isinstance(node, syn.Infix) and node.op == "@":

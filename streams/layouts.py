@@ -89,7 +89,8 @@ def parse(text: str) -> tuple[Labels, bool]:
 
 
 def refuse_open(text: str, shape: Sequence[int], name: str) -> None:
-    """Raise `Refusal` unless a text with ? has a label, or a ?, for each axis of a tensor. name: for the message."""
+    """Raise `Refusal` unless a text with ? has a label, or a ?, for each axis of a tensor. shape: of the tensor. name:
+    for the message."""
     labels = re.findall(rf"{LABEL.pattern}|\{OPEN}", text)
     rest = re.sub(rf"^(?:{LABEL.pattern}|\{OPEN})*", "", text.removesuffix("!"))
     if rest:

@@ -334,9 +334,8 @@ class Stores(KernelExpressions):
     # -- variables and control ---------------------------------------------------------------------------------------
 
     def localise(self, node: syn.Block) -> None:
-        """Make the variables local that statements assign which some instances run and others do not: nothing is known
-        of what other instances hold of them. node: those statements.
-        """
+        """Make local each variable that the statements `node` assign: some instances run these statements and others do
+        not, so nothing is known of what other instances hold of the variable."""
         # Loops that stand for a grid are made here; what they hold are statements of the body.
         todo = [*node]
         names: set[str] = set()

@@ -53,7 +53,7 @@ NOTES = Notes.of("step", how="chosen with it in view")
 
 @cache
 def published() -> Mapping[str, Any]:
-    """All published numbers of STeP by key: the names on the path to each in `step.toml`, joined by dots."""
+    """Return all published numbers of STeP by key: the names on the path to each in `step.toml`, joined by dots."""
     return leaves(read_toml("step.toml"))
 
 

@@ -34,11 +34,11 @@ class Caches:
         """Rows that caches of a kind have taken since they were brought."""
 
     def missing(self, environment: dict[Node, Any], spans: KeySpans | None) -> tuple[dict[str, Array], dict[str, int]]:
-        """What a call brings: the contents of the states that the board does not have, float32 in the view of their
-        buffer, by its name; and the rows that the new token takes in caches of windows, as run-time parameters by name.
-        environment: the values of the call, by node of the graph. spans: the keys that the call's masks show, None
-        without masks. Until `keep` is called, the board counts as having none. Raises `TensorError` for caches that
-        share memory."""
+        """Return what a call must bring: the contents of the states that the board does not have, float32 in the view
+        of their buffer, by its name; and the rows that the new token takes in caches of windows, as run-time parameters
+        by name. environment: the values of the call, by node of the graph. spans: the keys that the call's masks show,
+        None without masks. Until `keep` is called, the board counts as having none. Raises `TensorError` for caches
+        that share memory."""
         places = [environment[node].untyped_storage().data_ptr() for node, _ in self._host.states.values()]
         if len(set(places)) < len(places):
             raise TensorError("two caches share their memory; the machine keeps a copy of each")

@@ -64,7 +64,8 @@ class ComparedModel:
     machine: Quality
 
     def as_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return the comparison as a JSON object: `segments`, a list of `Compared`, and `quantisation` and `machine`, a
+        `Quality` each."""
         steps = {"quantisation": vars(self.quantisation), "machine": vars(self.machine)}
         return {"segments": [vars(row) for row in self.segments], **steps}
 

@@ -219,7 +219,7 @@ class Compiled(CompiledModule):
         return self._traced.network.depth
 
     def shown_layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """What `compare` finds in a call with these arguments, as text; empty where it cannot compare."""
+        """Return what `compare` finds in a call with these arguments, as text; empty where it cannot compare."""
         try:
             rows = self.compare(*args, **kwargs)
         except RsnError:
@@ -227,8 +227,8 @@ class Compiled(CompiledModule):
         return f"the layers, each from what PyTorch computes for what rsn took it for:\n{show(rows)}"
 
     def at(self, seen: int) -> Built:
-        """The program with the model's changes, compiled again if there are any. seen: the model's change count. Raises
-        what `rsn.compile` raises if the model has changed into one that cannot be compiled."""
+        """Return the program with the model's changes, compiled again if there are any. seen: the model's change count.
+        Raises what `rsn.compile` raises if the model has changed into one that cannot be compiled."""
         with self._turn:
             self._follow(seen)
             return self._built

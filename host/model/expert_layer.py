@@ -40,6 +40,8 @@ class ExpertLayer:
     """A layer of experts with its router on the machine with Seq. A call computes it with data; `time` gives the time
     for given selectors alone.
 
+    rows: the most rows that one expert takes in a call, None for no bound.
+
     how: one of `HOWS`. Raises `UnsupportedError` for another `how`, for `rows` below 1, and for sizes beyond the
     machine's.
     """
@@ -139,9 +141,9 @@ class ExpertLayer:
         return self._read(last, banks, "y")
 
     def time(self, chosen: Sequence[Sequence[int]]) -> ExpertsRun:
-        """The run in which tokens choose these experts, without data: traffic in bytes and modelled time in seconds.
-        chosen: for each token the numbers of its `each` experts. Raises `TensorError` for selectors that do not fit the
-        layer, and for more rows than `rows`."""
+        """Return the run in which tokens choose these experts, without data: traffic in bytes and modelled time in
+        seconds. chosen: for each token the numbers of its `each` experts. Raises `TensorError` for selectors that do
+        not fit the layer, and for more rows than `rows`."""
         s = self.sizes
         if len(chosen) != s.tokens or any(len(row) != s.each for row in chosen):
             raise TensorError(f"{s.path}: selectors are {s.tokens} rows of {s.each} experts")

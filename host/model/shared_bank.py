@@ -55,14 +55,14 @@ class SharedBank:
 
     @staticmethod
     def of(tensors: Iterable[torch.Tensor], board: str, overlay: str) -> SharedBank:
-        """The bank of programs with these weights, on a board and an overlay, both named: that of other programs which
-        have one of the tensors too, or a new one."""
+        """Return the bank of programs with the weights `tensors`: that of other programs which have one of the tensors
+        too, or a new one. board, overlay: their names."""
         return _banks.find(list(tensors), (board, overlay))
 
     def place(self, member: BankUser, built: Built) -> Built:
-        """The program of a member with its weights where all programs have them; to be called before each run. built:
-        the program as it was compiled. The result is the same object until another program joins, or the member has
-        another program. Raises as `WeightLibrary.linked`."""
+        """Return the program of a member, with its weights at the addresses that all programs share; call it before
+        each run. built: the program as it was compiled. The result is the same object until another program joins, or
+        the member has another program. Raises as `WeightLibrary.linked`."""
         with self._lock:
             known = self._members.get(member)
             if known is not None and known.built is not built:

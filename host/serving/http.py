@@ -262,7 +262,7 @@ def _json_text(text: bytes, status: int = 200, headers: Mapping[str, str] | None
 
 
 def json_answer(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
-    """An HTTP answer whose body is `value` in JSON. status: the HTTP status code. headers: more headers. Raises
+    """Return an HTTP answer whose body is `value` in JSON. status: the HTTP status code. headers: more headers. Raises
     `UnsupportedError` for what JSON cannot represent."""
     return _json_text(write_json(value), status, headers)
 

@@ -87,7 +87,7 @@ class Tensors(Form):
 
 
 def read_question(body: bytes, arguments: Sequence[Argument]) -> Question:
-    """Parse the body of a request into an array for each argument. body: JSON in UTF-8.
+    """Parse the body of a request into an array for each argument. body: JSON in UTF-8. arguments: of the model.
 
     Each array has the argument's dtype and number of dimensions; the server checks the sizes. Raises `NotJson`,
     `NotTheForm`, and `TensorError` naming the argument that does not fit.

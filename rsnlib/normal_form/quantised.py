@@ -36,8 +36,8 @@ PART_OF_TENSOR = "export::access_subclass_inner_tensor"
 
 
 def schema_name(node: Node) -> str:
-    """The name of a node's operator with its library, such as torchao::quantize_affine; "" if it has none. The library
-    need not be imported to compare it."""
+    """Return the name of a node's operator with its library, such as torchao::quantize_affine; "" if it has none. The
+    library need not be imported to compare it."""
     schema = getattr(node.target, "_schema", None)
     return "" if schema is None else str(schema.name)
 

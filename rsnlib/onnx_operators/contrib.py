@@ -141,8 +141,9 @@ def simplified_layer_normalization(
 ) -> Any:
     """RMSNorm over the axes from `axis` on; computed in the type of x, whatever `stash_type` says.
 
-    x: any shape. scale: broadcast to these axes. wanted: with two outputs or more the second is the reciprocal of the
-    root mean square, of the shape of x with 1 for these axes. Raises `UnsupportedError` for an axis that lies outside.
+    x: any shape. scale: broadcast to these axes. epsilon: is added to the mean square. wanted: with two outputs or more
+    the second is the reciprocal of the root mean square, of the shape of x with 1 for these axes. Raises
+    `UnsupportedError` for an axis that lies outside.
     """
     axes = x.ndim - axis_of(axis, x.ndim)
     made = rms_norm(x, axes, scale, epsilon)
@@ -167,8 +168,9 @@ def skip_layer_normalization(
 ) -> Any:
     """LayerNorm over the last axis of input + bias + skip, which is the fourth output.
 
-    input, skip: (batch, seq, columns). gamma, beta, bias: (columns,). wanted: with more outputs than one, all four are
-    returned: the norm, mean and reciprocal deviation, both (batch, seq, 1), and the sum.
+    input, skip: (batch, seq, columns). gamma, beta, bias: (columns,). epsilon: is added to the variance. wanted: with
+    more outputs than one, all four are returned: the norm, mean and reciprocal deviation, both (batch, seq, 1), and the
+    sum.
     """
     x = (input if bias is None else input + bias) + skip
     made = layer_norm(x, 1, gamma, beta, epsilon)
@@ -212,9 +214,9 @@ def embed_layer_normalization(
 
     input_ids, segment_ids, position_ids: integers (batch, seq); position_ids counts from 0 if it is left out.
     word_embedding, position_embedding, segment_embedding: (numbers, columns). gamma, beta: (columns,). mask: (batch,
-    seq), 1 for what is seen. Returns (batch, seq, columns); with more outputs than one also mask_index, int32 (batch,),
-    which is 0 without a mask, and the sum before the norm. Raises `UnsupportedError` for a mask_index_type other than 0
-    and 1.
+    seq), 1 for what is seen. epsilon: is added to the variance. Returns (batch, seq, columns); with more outputs than
+    one also mask_index, int32 (batch,), which is 0 without a mask, and the sum before the norm. Raises
+    `UnsupportedError` for a mask_index_type other than 0 and 1.
     """
     need(mask_index_type in (0, 1), f"mask_index_type {mask_index_type}")
     rows = input_ids.shape[1]

@@ -412,8 +412,8 @@ def batch_normalization(
 ) -> Tensor:
     """A norm with stored means and variances, in a model that is not trained.
 
-    x: (batch, channels, ...), which is the shape of the result. scale, b, input_mean, input_var: (channels,). momentum:
-    not read. Raises `UnsupportedError` for training_mode.
+    x: (batch, channels, ...), which is the shape of the result. scale, b, input_mean, input_var: (channels,). epsilon:
+    is added to the variance. momentum: not read. Raises `UnsupportedError` for training_mode.
     """
     need(not training_mode, "training_mode")
     return F.batch_norm(x, input_mean, input_var, scale, b, eps=epsilon)
@@ -423,7 +423,8 @@ def batch_normalization(
 def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     """A norm of each channel of each sequence, over all axes behind the second.
 
-    input: (batch, channels, sizes ...), which is the shape of the result. scale, b: (channels,).
+    input: (batch, channels, sizes ...), which is the shape of the result. scale, b: (channels,). epsilon: is added to
+    the variance.
     """
     return _by_channel(F.layer_norm(input, input.shape[2:], eps=epsilon), scale, b)
 
@@ -434,8 +435,8 @@ def group_normalization(
 ) -> Tensor:
     """A norm of groups of channels; computed in the type of x, whatever `stash_type` says.
 
-    x: (batch, channels, ...), which is the shape of the result. scale, bias: (channels,). num_groups: must divide the
-    number of channels, or PyTorch raises `RuntimeError`.
+    x: (batch, channels, ...), which is the shape of the result. scale, bias: (channels,). epsilon: is added to the
+    variance. num_groups: must divide the number of channels, or PyTorch raises `RuntimeError`.
     """
     return _by_channel(F.group_norm(x, num_groups, eps=epsilon), scale, bias)
 

@@ -268,8 +268,8 @@ class Mapped:
     # -- double buffers ------------------------------------------------------------------------------------------------
 
     def beside(self, group: int) -> dict[str, list[Instance]]:
-        """Return the parts of double buffered tasks that load and store beside a node, by what they do, in the order of
-        its shots."""
+        """Return the parts of double buffered tasks that load and store beside a node, by what they do (`LOAD`,
+        `STORE`), in the order of its shots. group: the number of the node."""
         found: dict[str, list[Instance]] = {}
         for shot in self.groups[group].shots:
             for part, instance in self.graph.nodes[shot].parts.items():

@@ -141,7 +141,7 @@ def search(
 
 @gc_disabled()
 def search_from(start: Mapped, at_most: int, machine: MeshDescription | None) -> BestMapping | None:
-    """Return what `search` does, None if nothing fits: to say what is missing takes longer than to find that out."""
+    """Return what `search` does with its defaults, but None if nothing fits, without a search for what is missing."""
     return _best(start, *_looked_at(start, at_most, machine))
 
 
@@ -363,9 +363,8 @@ def moves(
     mapped: Mapped, at_most: int, machine: MeshDescription | None = None, dropped: list[Mapped] | None = None
 ) -> Iterator[Mapped]:
     """Yield the mappings that one move on a class reaches, and whose new nodes need no more ports and bytes than a tile
-    has, or than the worst node before. at_most: nodes that are wanted in the end. dropped: the smallest of the other
-    mappings is appended to it.
-    """
+    has, or than the worst node before. at_most: nodes that are wanted in the end. machine: None for tiles without
+    limits. dropped: the smallest of the other mappings is appended to it."""
     worst: dict[str, int] = {}
     if machine is not None:
         for k in _first_of_each(mapped, set()):
