@@ -275,9 +275,8 @@ class Overlay(StreamNetwork):
 
     def head_pitch(self, width: int) -> int:
         """Return the columns from an attention head of `width` columns to the next: a multiple of `head_columns`. In an
-        overlay with patterns this multiple is a power of two, because several product units take parts of a head side
-        by side.
-        """
+        overlay with patterns the factor is a power of two, because several product units take parts of a head side by
+        side."""
         grain = self.head_columns
         if self.patterns is None:
             return padded(width, grain)

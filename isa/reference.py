@@ -23,10 +23,9 @@ WIDTH = 120
 
 
 def reference(overlays: Mapping[Overlay, ModuleType]) -> str:
-    """Return the reference of some overlays as Markdown, each with the module whose docstring introduces it. One that
-    extends another comes behind that. Raises `KeyError` if that is not among them, `ProgramError` for one that does
-    more than to add opcodes and change rates.
-    """
+    """Return the reference of some overlays as Markdown, each with the module whose docstring introduces it. The base
+    of an overlay that extends another must be among them. Raises `KeyError` if it is not, and `ProgramError` for an
+    overlay that does more than to add opcodes and change rates."""
     import jinja2
 
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)

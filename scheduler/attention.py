@@ -72,9 +72,9 @@ def pipelined(
     """Bind the steps of an attention, so that P V of each runs beside Q K^T of the next one.
 
     In each round, `begin` binds Q K^T of a step and `end` binds P V of the step before. Both append their loads and
-    stores to the `TileAccesses` of the round. begin(step, now). end(step, begun, now): begun is what begin(step) got.
-    Adds a round more than there are steps to `s.tiles`. At least one step must store something.
-    """
+    stores to the `TileAccesses` of the round, their last argument `now`: begin(step, now), end(step, begun, now).
+    begun: the `TileAccesses` that `begin` got for this step. Adds a round more than there are steps to `s.tiles`. At
+    least one step must store something."""
     first = len(s.tiles)
     before: tuple[Step, TileAccesses] | None = None
     for step in [*steps, None]:

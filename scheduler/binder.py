@@ -75,7 +75,7 @@ class SegmentRecord:
 
     def note(self, planned: Planned, items: Mapping[str, Sequence[object]], tiles: Sequence[TileAccesses]) -> None:
         """Note that a segment was lowered. items: all work items so far by unit, without the unit of DDR. tiles: those
-        of all segments so far; the ones behind the last segment's are this one's."""
+        of all segments so far; the tiles behind those of the segment noted before belong to this segment."""
         before = sum(len(noted.tiles) for noted in self._noted)
         last = self._noted[-1].last if self._noted else {}
         ranges = {}

@@ -110,8 +110,7 @@ class MoePrograms:
         them.
 
         router: (E, H). gate_up: (E, 2 I, H), the gate first. down: (E, H, I). E: experts. H: `width` of the sizes. I:
-        their `inner`.
-        """
+        their `inner`. The caller checks these shapes."""
         out = np.empty(self.weight_elements, np.float32)
         out[: self.router_elements] = self._tiles(router.T, self.width, self.logits).reshape(-1)
         at, inner = self.router_elements, self.sizes.inner

@@ -134,8 +134,8 @@ class Stored(NamedTuple):
 
 
 def stores(program: TaskProgram) -> dict[str, list[Stored]]:
-    """Run a program without numbers; return for each output, by its name, what its parts are. Raises `UnsupportedError`
-    for what no layer computes, and the errors of a run (`DeadlockError`)."""
+    """Run a program without numbers; return for each output, by its name, the parts that are stored, each with its
+    tile. Raises `UnsupportedError` for what no layer computes, and the errors of a run (`DeadlockError`)."""
     found: dict[str, dict[tuple[Range, ...], SymbolicTile]] = {}
 
     class TiledTensor(TensorPart):

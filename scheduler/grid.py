@@ -244,7 +244,7 @@ def _op_columns(s: Binder, parts: Sequence[ColumnTile]) -> list[list[ColumnTile]
 
 def most(s: Binder, op: str, size: str) -> int:
     """The upper limit of a size of a capability of the grid's product units. op: the capability. size: the name of the
-    size. Raises `KeyError` if the capability has no limit for it."""
+    size. Raises `ProgramError` if the units lack the capability, `KeyError` if it has no limit for the size."""
     return int(s.overlay.capability_of(s.grid.products[0][0], op).limits[size][1])
 
 

@@ -56,9 +56,9 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
 
 
 def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
-    """Check that a network fits off-chip memory and the overlay's capabilities, without lowering it; on an overlay of
-    row lanes only what shows before panels are emitted, and not the size of banks. Raises `UnsupportedError` and
-    `ScheduleError` like `lower`, but not for layers in a wrong order."""
+    """Check that a network fits off-chip memory and the overlay's capabilities, without lowering it. On an overlay of
+    row lanes it does not check the size of banks, nor anything else that needs the emitted panels. Raises
+    `UnsupportedError` and `ScheduleError` like `lower`, but not for layers in a wrong order."""
     _check_steps(network, overlay)
     if overlay.lanes is not None:
         lowering.place(network, overlay, schedule)

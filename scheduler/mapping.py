@@ -234,8 +234,8 @@ def pipeline_of(overlay: Overlay) -> AttentionPipeline:
 
 def is_plain(attention: AttentionLayer) -> bool:
     """Whether all mapping types can run an attention, apart from its size: each query head has keys of its own, of no
-    more columns than a half tile; what masks it is a length, the causal order or a constant bias; its scores have no
-    soft cap."""
+    more columns than a half tile; it is masked by a length, by the causal order or by a constant bias, or not at all;
+    its scores have no soft cap."""
     plain = attention.groups == 1 and attention.head_dim <= HEAD_COLS and attention.mask is None
     return plain and attention.window is None and attention.softcap is None and not attention.left
 

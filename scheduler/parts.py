@@ -64,9 +64,9 @@ class ProductCut:
 
     @cached_property
     def positions(self) -> npt.NDArray[np.intp]:
-        """The column at which each column of the weight is computed, shape (columns of the weight,). Of a gated
-        product, the columns of the gate of one memory come first, and directly behind those that are stored the columns
-        that they multiply."""
+        """The column at which each column of the weight is computed, shape (columns of the weight,). A gated product
+        has, for each memory, first the columns of the gate and directly behind them the columns that are multiplied by
+        the gate."""
         at = self.y.positions()
         if not self.gated:
             return at

@@ -40,8 +40,8 @@ class WeightLibrary:
         """Of the bank, in the order of their addresses."""
 
     def common(self, built: Built) -> float:
-        """How much of a program's weights the library has, or how much of the library the program has, whichever is
-        more: a share of the elements, 0 to 1. 0 also for a program that keeps more than weights in their bank."""
+        """The share, 0 to 1, of a program's elements of weights that the library has, or of the library's that the
+        program has, whichever is more. 0 also for a program that keeps more than weights in their bank."""
         own = self._buffers(built)
         if not own or not self.buffers:
             return 0.0
@@ -77,9 +77,9 @@ class WeightLibrary:
         return bool(new)
 
     def linked(self, built: Built) -> Built:
-        """The program with its weights where the library has them, and all of the library's declared; the program as it
-        is if the library lacks one of them. Programs that are linked after the last `add` have the same bank. Raises
-        like `pack`, and `CompilerError` like `require_sound`."""
+        """Return the program with its weights at the library's places, and with all weights of the library declared;
+        the program as it is if the library lacks one of its weights. Programs that are linked after the last `add` have
+        the same bank. Raises like `pack`, and `CompilerError` like `require_sound`."""
         own = self._buffers(built)
         if own == self.buffers:
             return built

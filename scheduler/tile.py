@@ -376,9 +376,9 @@ def column_tiles(
 def product_tiles(
     gemm: Gemm, y: Columns, cut: Tiles, limits: GridLimits, statistics: Mapping[str, StoredStatistics]
 ) -> tuple[int, int, int]:
-    """Cut the columns that a product computes, or that a pass goes over; returns and raises as `column_tiles` does. y:
-    the layout of the result; a gated product computes twice as many columns. statistics: by the name of the activation
-    (`statistics_of`)."""
+    """Cut the columns that a product computes, or that a pass goes over, as `column_tiles` does, with its result and
+    its errors. y: layout of the result; a gated product computes twice as many columns. statistics: by the name of the
+    activation (`statistics_of`)."""
     made = statistics.get(gemm.y)
     blocks = y.stored // TILE * (2 if gemm.gated else 1)
     grain = max(1, y.pitch // TILE) if gemm.in_heads else 1
@@ -396,11 +396,11 @@ def columns_of(
 ) -> dict[str, Columns]:
     """Choose the column layout of every activation; returns them by name.
 
-    Attention heads get as many columns as the overlay's; an activation that is computed in several column tiles and is
-    not an output lies in panels; all others are plain. cuts: how the product that computes an activation is cut, by its
-    name. statistics: by the name of the activation (`statistics_of`). whole_tiles: pad results to whole output tiles
-    (`Schedule.whole_tiles`). Raises `UnsupportedError` naming the layer or output, `ScheduleError` like `column_tiles`.
-    """
+    Attention heads lie `Overlay.head_pitch` columns apart; an activation that is computed in several column tiles and
+    is not an output lies in panels; all others are plain. cuts: how the product that computes an activation is cut, by
+    its name. statistics: by the name of the activation (`statistics_of`). whole_tiles: pad results to whole output
+    tiles (`Schedule.whole_tiles`). Raises `UnsupportedError` naming the layer or output, `ScheduleError` like
+    `column_tiles`."""
     outputs = {o.name for o in network.outputs}
     out: dict[str, Columns] = {n: Columns(1, c, padded(c, TILE)) for n, c in network.inputs.items()}
     for layer in network.layers:

@@ -156,12 +156,12 @@ class LoopWork:
 
 
 def arithmetic(loop: PipelinedLoop, work: LoopWork) -> tuple[int, Cells]:
-    """Return the DSPs and the cells of what a loop computes. loop: its interval and rounds. work: its operators.
+    """Return the number of DSPs and the cells of the operators of a loop. loop: its interval and rounds. work: its
+    operators.
 
     With an interval above 1 HLS shares an operator among as many operations, and puts a multiplexer before each of its
     inputs; with rounds the item moves past the operators. Raises `KeyError` for an operator that `OPERATORS` does not
-    list.
-    """
+    list."""
     dsp, cells = 0, Cells(ff=work.kept)
     for name, count in work.operators.items():
         operator, copies = OPERATORS[name], ceil(count / (loop.ii * loop.rounds))

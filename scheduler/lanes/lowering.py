@@ -578,6 +578,6 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
 
 
 def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
-    """Raise what `Lowering` would raise for this network, without emitting anything: not what only shows in
-    `Lowering.lowered`."""
+    """Raise the errors of `Lowering` for this network, without emitting anything; errors that only `Lowering.lowered`
+    finds are not raised."""
     best(network, overlay, schedule)

@@ -124,11 +124,11 @@ def stalled(facts: NativeReport, seed: int) -> str:
 
 
 def settle(path: InstructionPath, facts: NativeReport, where: Callable[[str, int], str]) -> NoReturn:
-    """Raise the error that the executor would raise in the state of the native machine, if any.
+    """Raise the error that the executor would raise in the state in which the native machine stopped.
 
     path: the program's instructions. facts: the report of the run. where: source line of a unit's packet or op, for the
-    report. Raises `DeadlockError`, or `ProgramError` if words are left in streams; `BoardError` if a part of a word is.
-    """
+    report. Raises `DeadlockError`, or `ProgramError` if words are left in streams; `BoardError` if a part of a word is
+    left. It never returns."""
     net, left = _stopped(path, facts, where)
     tasks = [net.progress[name].task for name in left]
     for task in tasks:

@@ -76,10 +76,9 @@ def run_region(
 ) -> NativeRun:
     """Run region `number` of a program that `build_regions` made.
 
-    memories: of the tensors, in order; they are written back in the result. draws: of each task instance that calls
-    `data()`, one byte a call. seconds: limit of the run on this computer. Raises `BoardError` for a run that takes
-    longer, or that crashes.
-    """
+    memories: bytes of the tensors, in order; the result has them as the run left them. draws: results of `data()`, one
+    item for each task instance that calls it, with one byte a call. seconds: limit of the run on this computer. Raises
+    `BoardError` for a run that takes longer, or that crashes."""
     given = b"".join(struct.pack("<Q", len(m)) + m for m in (*memories, *draws))
     try:
         done = subprocess.run([program, str(number)], input=given, capture_output=True, timeout=seconds, check=False)

@@ -44,9 +44,8 @@ class CycleCounts:
         self._done: dict[str, FunctionCycles] = {}
 
     def of(self, name: str) -> FunctionCycles:
-        """Return the cycles of one run of a function, by its name in the module. One that calls itself counts as 0
-        where it does. Raises `KeyError` if the module has no such function with a body.
-        """
+        """Return the cycles of one run of a function, by its name in the module. A call of a function by itself counts
+        as 0 cycles. Raises `KeyError` if the module has no such function with a body."""
         if name not in self._done:
             self._done[name] = FunctionCycles(0, 0)  # for what calls itself, which a rule refuses
             function = self.design.module.functions[name]

@@ -136,15 +136,13 @@ class DebugInformation:
         return node, tags
 
     def element_name(self, variable: int) -> str:
-        """Return the name of the type of a variable's elements, behind references, pointers, arrays and names of its
-        own. variable: number of its node.
-        """
+        """Return the name of the type of a variable's elements, without references, pointers, arrays and typedefs.
+        variable: number of its node. Returns "" for a type without a name."""
         return self._element(variable)[0].get("name", "")
 
     def is_off_chip(self, variable: int) -> tuple[bool, bool]:
-        """Return whether an argument of the top function is a memory by bursts, and whether it is one by a pointer.
-        variable: number of its node.
-        """
+        """Return two answers on an argument of the top function: whether it is memory that is accessed by bursts
+        (`burst_maxi`), and whether it is memory behind a pointer. variable: number of its node."""
         node, tags = self._element(variable)
         name = node.get("name", "")
         return name.startswith("burst_maxi<"), "DW_TAG_pointer_type" in tags and not name.startswith("stream<")

@@ -129,8 +129,8 @@ class HlsDesign:
         return len(re.findall(r"\bfor\s*\(", pragma.pragma.block.head))
 
     def is_in_front(self, function: LlvmFunction, loop: NaturalLoop, pragma: MarkedPragma) -> bool:
-        """Return whether a loop stands in front of the braces around a pragma, not more lines before it than there are
-        loops."""
+        """Return whether a loop stands in front of the braces around a pragma, in the same file. It stands there if it
+        is at most as many lines before the pragma as there are loops in front of the braces."""
         at = self.line(function.blocks[loop.latches[0]].instructions[-1])
         return at.file == pragma.file and pragma.line - self.levels(pragma) <= at.line < pragma.line
 

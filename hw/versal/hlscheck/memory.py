@@ -247,9 +247,8 @@ class FunctionMemory:
         return out
 
     def addresses(self, pointer: str, depth: int = 0) -> list[Address]:
-        """Return where a pointer may point: several places behind a selection. pointer: its name. depth: pointers that
-        it was made of so far.
-        """
+        """Return all places where a pointer may point; a pointer that a selection chose has several. pointer: its name.
+        depth: number of pointers that were followed to reach it."""
         if pointer not in self._addresses:
             self._addresses[pointer] = [Address(pointer, Offset((), 0))]  # of a circle
             self._addresses[pointer] = self._of(pointer, depth)

@@ -36,9 +36,8 @@ _ITERATOR = r"\b{name}\s*=\s*aie::begin_vector(?:<\d+>)?\(\s*(\w+)"
 
 
 def pointers(texts: Mapping[str, str]) -> HlsFindings:
-    """Yield pointers of pipelined loops that may be aliases for all that the compiler knows (rule `restrict`). texts:
-    by path.
-    """
+    """Yield the pointers of pipelined loops that the compiler must take for possible aliases of others (rule
+    `restrict`). texts: of the source files, by path."""
     words = "|".join({"__restrict", *(m for t in texts.values() for m in re.findall(r"#define (\w+) __restrict\b", t))})
     for name, text in texts.items():
         for start, end in _pipelined(text):

@@ -393,9 +393,8 @@ def _in_one_state(
 
 
 def regions(facts: MemoryFacts) -> HlsFindings:
-    """Yield regions of processes, as the sources mark them, without the pragma that makes them one (rule
-    `canonical`).
-    """
+    """Yield the places where the sources mark a region of processes but the module has no DATAFLOW pragma for it (rule
+    `canonical`)."""
     found = [(p.file, p.pragma.block) for p in facts.design.pragmas if p.pragma.name == "dataflow"]
     for name, text in facts.design.texts.items():
         for marked in re.finditer(r"^ *RSN_DATAFLOW\(\);", text, re.MULTILINE):

@@ -166,7 +166,7 @@ def pipeline_place(loop: LoopSchedule) -> HlsFindings:
 
 
 def pipeline_call(loop: LoopSchedule) -> HlsFindings:
-    """Yield calls, in a pipelined loop, of functions that stay functions (rule `pipeline-call`)."""
+    """Yield the calls of functions that are not inlined, in a pipelined loop (rule `pipeline-call`)."""
     for i in loop.instructions:
         if i.callee in loop.design.module.functions:
             name = loop.design.debug.name_of_function(loop.design.module.functions[i.callee].subprogram)

@@ -108,9 +108,8 @@ def issued(lines: Sequence[Line], parts: Iterable[ExpertRows], each: int, overla
 
 
 def by_rows(mop: Rows, rows: Sequence[int]) -> Iterator[Rows]:
-    """Yield an instruction for some rows, by their numbers, as several where they are more than eight. Raises
-    `FieldError` for a number that does not fit.
-    """
+    """Yield an instruction for some rows, by their numbers; several instructions for more than eight rows. Raises
+    `FieldError` for a number that does not fit."""
     for i in range(0, len(rows), ROWS):
         some = rows[i : i + ROWS]
         yield mop.replace(count=len(some), **{f"row{j}": row for j, row in enumerate(some)})

@@ -355,7 +355,8 @@ class Emission:
         self.owners[unit][-1].add(self.segment)
 
     def finish(self) -> None:
-        """End the program: add what takes the tokens that are left in streams. Call it once, behind all other work."""
+        """End the program: add the instructions that take the tokens left in streams. Call it once, behind all other
+        work."""
         ports: list[tuple[SlotTokens, str, Record, str, Record]] = []
         ports += [(book, f"XOut{i}", XOut(), f"XIn{i}", XIn()) for i, book in enumerate(self.x)]
         ports += [(book, f"TOut{i}", TOut(), f"TIn{i}", TIn()) for i, book in enumerate(self.t)]
