@@ -44,7 +44,7 @@ def row_scales(
 def quantise(x: Float32, scale: Floats, zero: Integers | None, low: int, high: int) -> npt.NDArray[np.int8]:
     """The nearest integers from `low` to `high` (both of int8), of the shape of x. scale, zero: to be broadcast to x;
     zero None is 0. The reciprocal of a scale is rounded to float32 once, from the scale's own type: torchao computes it
-    in float32, PT2E in float64."""
+    in float32, PT2E in float64. Raises `ValueError` for shapes that cannot be broadcast."""
     nearest: Float32 = np.rint(x * (1 / scale).astype(np.float32))
     if zero is not None:
         nearest = nearest + zero.astype(np.float32)
@@ -53,7 +53,7 @@ def quantise(x: Float32, scale: Floats, zero: Integers | None, low: int, high: i
 
 def dequantise(x: Integers, scale: Floats, zero: Integers | None = None) -> Float32:
     """What integers (..., K) stand for, as float32 of this shape. scale, zero: (..., G), of G groups of K / G columns
-    each; or one number. zero None is 0."""
+    each; or one number. zero None is 0. Raises `ValueError` if G does not divide K."""
     scale, zero = np.atleast_1d(scale), None if zero is None else np.atleast_1d(zero)
     made: Float32 = x.reshape(*x.shape[:-1], scale.shape[-1], -1).astype(np.float32)
     if zero is not None:
@@ -75,7 +75,8 @@ def integer_linear(
 
     x: (..., K). scale, zero: (..., 1), or one number. weight: (N, K). weight_scale, weight_zero: (N, G), of G groups of
     K / G columns. A zero that is None is 0. bias: (N,); None for none. Returns float32 (..., N). In float32, group by
-    group: sum * weight scale, added up; then * scale, + bias."""
+    group: sum * weight scale, added up; then * scale, + bias. Raises `ValueError` if G does not divide K, or shapes do
+    not fit. Sums must pass `check_accumulator`."""
     groups = weight_scale.shape[1]
     total: Any = np.float32(0)
     for g, (rows, columns) in enumerate(zip(*(np.split(t, groups, -1) for t in (x, weight)), strict=True)):
@@ -94,7 +95,8 @@ def integer_matmul(
     other_zero: Integers | None,
 ) -> Float32:
     """A product of quantised matrices (..., M, K) and (..., K, N), each with one scale and zero point; a zero that is
-    None is 0. Returns float32 (..., M, N): sum * (scale * other scale)."""
+    None is 0. Returns float32 (..., M, N): sum * (scale * other scale). Raises `ValueError` for shapes that do not fit.
+    Sums must pass `check_accumulator`."""
     factor = scale.astype(np.float32) * other_scale.astype(np.float32)
     return _sums(x, zero, other, other_zero).astype(np.float32) * factor
 

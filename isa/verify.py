@@ -161,7 +161,7 @@ def dry_run(program: Program) -> list[Finding]:
 
 def smallest_depth(program: Program) -> int | None:
     """Return the smallest depth of mOP FIFOs, in slots, at which the program runs, at most the overlay's; None if it
-    does not run at that. The program must pass `verify`."""
+    does not run at the overlay's depth either. The program must pass `verify`."""
     plan, depth = plan_of(program), program.overlay.mop_fifo_depth
     return _search(plan, 1, depth) if _runs(plan, depth) else None
 

@@ -96,8 +96,8 @@ def loaded(tensor: str, ranges: tuple[Range, ...]) -> SymbolicTile:
 
 
 def applied(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> SymbolicTile:
-    """A kernel of tiles and numbers as a tile. name: of the kernel. arguments: at least one is a tile. named: the named
-    arguments. Raises `UnsupportedError` for a kernel, or for arguments, that no layer has."""
+    """The tile that a kernel computes. name: of the kernel. arguments: tiles and numbers, of which at least one is a
+    tile. named: the named arguments. Raises `UnsupportedError` for a kernel, or for arguments, that no layer has."""
     if named and name not in ("layernorm", "rmsnorm"):
         raise UnsupportedError(f"{name} with {', '.join(named)} is no part of the machine's layers")
     tiles = [x for x in arguments if isinstance(x, SymbolicTile)]

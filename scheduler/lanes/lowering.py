@@ -551,8 +551,8 @@ def _placed(vector: npt.NDArray[np.floating], places: npt.NDArray[np.intp], colu
 
 def best(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowering:
     """The lowering in the mode that the schedule names. If it names none: P3 if the schedule sets `lanes.lpddr`; else
-    the mode that takes less time, where a panel of P3 has half the rows, and takes half the time, of one of R6; and P3
-    if the lanes cannot compute the network in R6. overlay: of row lanes. Raises as `Lowering` does."""
+    the mode whose panels take less time together, where a panel of P3, with half the rows, counts half the time of one
+    of R6; and P3 if the lanes cannot compute the network in R6. overlay: of row lanes. Raises as `Lowering` does."""
     assert overlay.lanes is not None
     knobs = schedule.lanes
     modes = modes_of(overlay.lanes, knobs)
