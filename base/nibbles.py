@@ -16,8 +16,8 @@ from .element_types import SCALARS
 
 
 def to_nibbles(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return integers, of any shape, as bytes: the low 4 bits of each, two to a byte, the first in the low half. Half
-    as many, rounded up; a missing last one is 0."""
+    """Return the low 4 bits of each of the integers, of any shape, as bytes: two to a byte, the first in the low half.
+    The last high half behind an odd number of them is 0."""
     bits = np.asarray(values).reshape(-1).astype(np.uint8) & np.uint8(15)
     pairs = np.append(bits, np.zeros(bits.size % 2, np.uint8)).reshape(-1, 2)
     made: npt.NDArray[np.uint8] = pairs[:, 0] | pairs[:, 1] << np.uint8(4)
@@ -26,7 +26,7 @@ def to_nibbles(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 def from_nibbles(packed: npt.NDArray[np.uint8], dtype: str, count: int) -> npt.NDArray[Any]:
     """Return `count` elements that `to_nibbles` wrote, as a vector in the type in which a run keeps them. dtype: `i4`
-    gives int8, `u4` uint8. Raises `ValueError` for another number of bytes."""
+    gives int8, `u4` uint8; raises `KeyError` for an unknown type, and `ValueError` for another number of bytes."""
     facts = SCALARS[dtype]
     if packed.size != -(-count // 2):
         raise ValueError(f"{packed.size} bytes for {count} elements of 4 bits")

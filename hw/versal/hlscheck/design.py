@@ -153,8 +153,7 @@ class HlsDesign:
 
     def line(self, instruction: Instruction) -> CppLine:
         """Return where an instruction stands in the sources: its own line, not that of a call through which it was
-        inlined.
-        """
+        inlined; line 0 of `?` if it has none."""
         lines = self.debug.lines(instruction.place)
         return lines[0] if lines else CppLine("?", 0)
 
