@@ -77,14 +77,14 @@ def tune(
     """Search the choice with the least cost, or for several goals those that no other choice beats.
 
     trials: number of different choices that are evaluated in all, rounded up to whole rounds; a problem with no more
-    choices than that is searched exhaustively. Choices that are proposed again cost nothing; the search ends when most
-    are. seed: of Optuna's random numbers. together: number of choices of a round; more than one worker needs more than
-    one. neighbours: all but one choice of a round differ from one of the best so far, or a mixture of two, in a knob or
-    two; for problems where few choices at random can be built. file: of the study, which is continued if it exists;
-    None keeps it in memory. workers: where choices are evaluated; None: in this process. observe: called with each new
-    trial. Raises `StudyError` if the file belongs to another search (problem, knobs, seed, `together` or `neighbours`
-    differ), or a number is too small, and `MissingError` without Optuna.
-    """
+    choices than that is searched exhaustively. A choice that is proposed again is not evaluated again; the search also
+    ends once it has proposed `MOST_REPEATED` choices for each of `trials`. seed: of Optuna's random numbers. together:
+    number of choices of a round; more than one worker needs more than one. neighbours: all choices of a round but one
+    are made from one of the best so far, or from a mixture of two, by changing a knob or two; for problems where few
+    choices at random can be built. file: of the study, which is continued if it exists; None keeps it in memory.
+    workers: where choices are evaluated; None: in this process. observe: called with each new trial. Raises
+    `StudyError` for a file that is no study, or that belongs to another search (problem, knobs, seed, `together` or
+    `neighbours` differ), and for a number that is too small; `MissingError` without Optuna."""
     require("optuna", "a search", INSTALL)
     if trials < 1 or together < 1:
         raise StudyError(f"{trials} trials, {together} together: both must be at least 1")

@@ -242,10 +242,10 @@ class Timeline:
         )
 
     def fill(self, streams: Sequence[int]) -> Iterator[tuple[Floats, Ints]]:
-        """Yield, for each of `streams`, by number, the times in seconds at which its fill changes and the number of
-        words in it from then on: two vectors of equal length. The words of a step enter when the putting step ends, and
-        leave when the getting step ends.
-        """
+        """Yield, for each stream of `streams`, the times in seconds at which its fill changes and the number of words
+        in it from then on: two vectors of equal length. streams: indices in `Timeline.streams`. The words of a step
+        enter when the putting step ends, and leave when the getting step ends. Raises `IndexError` for an unknown
+        stream."""
         for stream in streams:
             put, got = self._moves[stream]
             rows = np.r_[put, got]

@@ -55,9 +55,9 @@ def parts(graph: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, An
 
 
 def plios(graph: Sequence[str]) -> Findings:
-    """Yield a sentence for each mistake in the places of the PLIOs: column, channel, channels that are shared, distance
-    from the tiles. graph: as for `parts`.
-    """
+    """Yield a sentence for each mistake in the places of the PLIOs: one without a place, columns and channels that do
+    not exist or that isa/versal/placement.py has otherwise, channels that are shared, and an MME's PLIOs over too many
+    or too few columns. graph: as for `parts`."""
     found, _ = parts(graph)
     table = p.shims(XNN)
     users: dict[tuple[bool, int, int], list[str]] = defaultdict(list)

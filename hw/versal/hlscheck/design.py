@@ -146,8 +146,7 @@ class HlsDesign:
         return next((int(k[1]) for k in known if k), -1)
 
     def line_of_loop(self, function: LlvmFunction, loop: NaturalLoop) -> CppLine:
-        """Return the first line of a loop from which an instruction is left; the line of the function if
-        none is left."""
+        """Return the first line of the instructions of a loop; the line of the function if none of them has a line."""
         places = [self.line(i) for b in loop.blocks for i in function.blocks[b].instructions if i.place >= 0]
         return min(places, key=lambda p: p.line) if places else self.debug.line_of_function(function.subprogram)
 

@@ -376,8 +376,8 @@ def _said(error: Exception) -> str:
 
 def bind(env: Variables, names: tuple[str, ...], value: Any) -> None:
     """Bind a value to one name, or its items to several; an unknown value to all. env: variables, changed in place.
-    Raises `ProgramError` for another number of items than names.
-    """
+    Raises `ProgramError` for another number of items than names, `TypeError` for a value without items and several
+    names."""
     if len(names) == 1:
         env[names[0]] = value
     elif value is UNKNOWN:
