@@ -112,10 +112,10 @@ def machine_texts(versal: Path) -> dict[str, str]:
 
 
 def check_machine(machine: str, versal: Path) -> HlsReport:
-    """Check the sources of a machine, of `MACHINES`. versal: the folder of all sources.
+    """Check the sources of a machine. machine: a key of `MACHINES`; raises `KeyError` for another. versal: the folder
+    of all sources.
 
-    Raises as `check_kernel`, and `OSError`.
-    """
+    Raises as `check_kernel`, and `OSError`."""
     made_of = MACHINES[machine]
     texts = machine_texts(versal)
     files = [p.relative_to(versal).as_posix() for pattern in made_of.kernel for p in sorted(versal.glob(pattern))]
