@@ -97,7 +97,8 @@ def _show(lines: list[str], runs: list[str], checks: list[Check], as_json: bool)
 
 
 def examine(board: str) -> list[Check]:
-    """Look at what a board of this computer takes, for `rsn doctor ssh://` at the other end of a connection.
+    """Return the checks of what this computer needs to use a board, for `rsn doctor ssh://` at the other end of a
+    connection.
 
     board: its name here. A check that passed has it in its `runs` where that decides that the board can be used.
     """

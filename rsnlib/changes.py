@@ -88,7 +88,7 @@ class Numbers:
 
 
 def parts_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors that tensor subclasses, such as quantised weights, are made of; a plain one as it is."""
+    """Yield the plain tensors of which tensor subclasses, such as quantised weights, consist; a plain tensor itself."""
     for x in tensors:
         if is_traceable_wrapper_subclass(x):
             yield from parts_of(getattr(x, name) for name in x.__tensor_flatten__()[0])

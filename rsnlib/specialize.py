@@ -128,9 +128,10 @@ class Bound(nn.Module):
 
     def forward(self, *others: Any) -> Any:
         """Run the graph, and return its results. others: the arguments that are not fixed, in order. Raises `TypeError`
-        for too few."""
-        if len(others) < self._count - len(self._named) - len(self._numbers):
-            raise TypeError(f"the graph takes more arguments than {len(others)}")
+        for another number of them."""
+        taken = self._count - len(self._named) - len(self._numbers)
+        if len(others) != taken:
+            raise TypeError(f"the graph takes {taken} arguments, not {len(others)}")
         rest = iter(others)
         arguments = [self._argument(i, rest) for i in range(self._count)]
         # Node by node, so that tracing sees each node's module path and source line.

@@ -93,8 +93,8 @@ class View:
         return View(tuple(repeated), self.offset)
 
     def once(self, axis: int) -> tuple[View, int]:
-        """Return the view without the repetitions of each position of the dimension `axis` (innermost atoms of stride
-        0), and the number of times that each position is repeated."""
+        """Return the view without the repetitions of each position of a dimension (innermost atoms of stride 0), and
+        the number of times that each position is repeated. axis: the dimension, from 0 on."""
         atoms, count = list(self.dims[axis]), 1
         while atoms and atoms[-1][1] == 0:
             count *= atoms.pop()[0]

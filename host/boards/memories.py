@@ -86,7 +86,9 @@ class MemoryBanks:
         return made
 
     def fill(self, tensors: Mapping[str, Array]) -> None:
-        """Write tensors, by buffer name, into their buffers. Each is flat and in memory order."""
+        """Write tensors, by buffer name, into their buffers. Each is flat, in memory order, with as many elements as
+        its buffer; this is not checked. Raises `ProgramError` for a name that no buffer has, and `ValueError` for a
+        buffer in a read-only bank."""
         for name, flat in tensors.items():
             self._region(self.program.buffer(name))[:] = flat
 

@@ -44,7 +44,7 @@ class SlotProgram(SlotBucket):
 
     @cached_property
     def states(self) -> dict[str, Buffer]:
-        """The buffers that keep their contents between runs, by name. Their program has no slots."""
+        """The buffers that keep their contents between runs, by name. A program that has such buffers has no slots."""
         return {b.name: b for b in self.program.with_role(Role.STATE)}
 
     @cached_property

@@ -296,9 +296,9 @@ def ms_attention(
     input: (batch, seq, hidden). weights: (hidden, columns of queries, keys and values), whose sizes are
     qkv_hidden_sizes, or thirds. bias: one for each of these columns. mask_index: as for `padding_mask`. past: (2,
     batch, heads, earlier keys, columns). attention_bias: is added to (batch, heads, seq, keys). scale: 0 for 1 /
-    sqrt(columns). unidirectional: row i sees keys up to its own. Returns (batch, seq, num_heads * columns); with more
-    outputs than one also keys and values, stacked as `past`. Raises `UnsupportedError` for do_rotary, and as `heads_of`
-    and `padding_mask` do.
+    sqrt(columns). unidirectional: row i sees keys up to its own. Returns (batch, seq, num_heads * columns); if
+    `wanted`, the number of outputs, is above 1, also keys and values, stacked as `past`. Raises `UnsupportedError` for
+    do_rotary, and as `heads_of` and `padding_mask` do.
     """
     need(not do_rotary, "do_rotary is not supported")
     sizes = qkv_hidden_sizes or [weights.shape[-1] // 3] * 3
@@ -337,8 +337,8 @@ def multi_head_attention(
     columns). bias: the columns of all three in one axis. key_padding_mask: as for `padding_mask`. past_key, past_value:
     (batch, heads, earlier keys, columns); read only if both are given. attention_bias: is added to (batch, heads, seq,
     keys). scale: 0 for 1 / sqrt(columns). unidirectional: row i sees keys up to its own. Returns the shape of query,
-    with the columns of values; with more outputs than one also keys and values in heads. Raises `UnsupportedError` for
-    operands in one tensor, for a bias of keys in heads, and as `heads_of` and `padding_mask` do.
+    with the columns of values; if `wanted`, the number of outputs, is above 1, also keys and values in heads. Raises
+    `UnsupportedError` for operands in one tensor, for a bias of keys in heads, and as `heads_of` and `padding_mask` do.
     """
     need(query.ndim == 3 and key is not None and value is not None, "queries, keys and values in one tensor")
     assert key is not None

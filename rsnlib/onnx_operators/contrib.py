@@ -214,9 +214,9 @@ def embed_layer_normalization(
 
     input_ids, segment_ids, position_ids: integers (batch, seq); position_ids counts from 0 if it is left out.
     word_embedding, position_embedding, segment_embedding: (numbers, columns). gamma, beta: (columns,). mask: (batch,
-    seq), 1 for what is seen. epsilon: is added to the variance. Returns (batch, seq, columns); with more outputs than
-    one also mask_index, int32 (batch,), which is 0 without a mask, and the sum before the norm. Raises
-    `UnsupportedError` for a mask_index_type other than 0 and 1.
+    seq), 1 for what is seen. epsilon: is added to the variance. Returns (batch, seq, columns); if `wanted`, the number
+    of outputs, is above 1, also mask_index, int32 (batch,), which is 0 without a mask, and the sum before the norm.
+    Raises `UnsupportedError` for a mask_index_type other than 0 and 1.
     """
     need(mask_index_type in (0, 1), f"mask_index_type {mask_index_type}")
     rows = input_ids.shape[1]

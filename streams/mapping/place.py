@@ -74,8 +74,8 @@ def place(mapped: Mapped, machine: MeshDescription) -> Placement:
 
 def best_placement(weights: Weights, rows: int, columns: int, tried: int = TRIED) -> Placement:
     """Return where nodes are placed on a mesh of `rows` by `columns` tiles, which are at least as many as the nodes.
-    weights: how many streams join which nodes. tried: limit of partial placements that are looked at for a proof.
-    """
+    weights: for each node, how many streams join it to each neighbour. tried: limit of partial placements that are
+    looked at for a proof."""
     order = _order(weights)
     at = _improved(weights, _greedy(weights, order, rows, columns), rows, columns)
     bound = _bound(weights)

@@ -91,7 +91,8 @@ class _Candidates:
         self.looked = self.fitting = self.found_at = 0
 
     def offer(self, mapped: Mapped) -> None:
-        """Take a mapping, if it is good, costs less than the best and is proved."""
+        """Keep a mapping as the best, if it fits, costs less than the best so far, and the check finds no error in its
+        program."""
         self.looked += 1
         if len(mapped.groups) > self.at_most:
             return
@@ -129,7 +130,8 @@ def search(
     machine: its ports and bytes limit each node. measure: the cost of a mapping. states: how many mappings the search
     by classes looks at; by default `WORK` divided by the instances of the graph, and at least 48. patience: states
     without a better mapping than the best so far, after which the search stops. start: where it begins, by default with
-    an instance on each node. Raises `MappingError`, with the nearest miss, if no mapping fits or is proved.
+    an instance on each node. Raises `MappingError`, with the nearest miss, if none fits, or the check finds an error in
+    the program of each that fits.
     """
     start = start or Mapped.start(graph)
     found, all_seen = _looked_at(start, at_most, machine, measure, states, patience)

@@ -53,7 +53,7 @@ class Loop:
 
     @property
     def needs(self) -> tuple[tuple[Any, bool, int], ...]:
-        """Those of all operations in the body, of one iteration, as for `SymbolicOperation`."""
+        """The needs of all operations of the body, in one iteration, as for `SymbolicOperation`."""
         return tuple(need for node in self.body for need in node.needs)
 
 

@@ -72,8 +72,9 @@ class PortWriter:
 
 @dataclass
 class ProcessWriter(PortWriter):
-    """Writes the body of the process of an operator. tensor: that it accesses off the chip, in words `tensor_word` of
-    C++, of which it has `tensor_words`; written: whether it stores there."""
+    """Writes the body of the process of an operator. tensor: that it accesses off the chip; None for none. tensor_word:
+    the C++ type of the words in which it is accessed. tensor_words: how many there are. written: whether the process
+    stores there."""
 
     program: Program = field(kw_only=True)
     node: OperatorNode = field(kw_only=True)
