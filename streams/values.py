@@ -94,7 +94,7 @@ def compute(function: Callable[..., Any], arguments: list[Any], node: syn.Syntax
         raise Refusal("unsupported", "this cannot be computed before the run", node)
     try:
         value = function(*arguments)
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise Refusal("unsupported", f"this cannot be computed before the run: {error}", node) from None
     if isinstance(value, float | complex):
         if isinstance(value, complex) or value != value:

@@ -40,6 +40,7 @@ TASK = HEAD + "@task(mapping=[1])\ndef a():\n    "
         (TASK + "for i in range(2 ** 62):\n        s.put(1)\n", "limit", (5, 13)),
         long(TASK + "for i in range(10000000):\n        if i * i > 5:\n            s.put(1)\n", "limit", None),
         (TASK + "x = 7 // 0\n", "unsupported", (5, 8)),
+        (TASK + "x = (1, 2)[5]\n", "unsupported", (5, 8)),
         (TASK + "x = data()\n    with meta_if(x):\n        s.put(1)\n", "meta", (6, 17)),
         (TASK + "while data():\n        s.put(1)\n", "join", (5, 4)),
         (TASK + "for i in range(3):\n        if data():\n            break\n        s.put(1)\n", "join", (6, 8)),
