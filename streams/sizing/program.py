@@ -130,12 +130,16 @@ class SizedProgram:
         return {s: group.decl.packing for group in self.groups.values() for s in group.elements}
 
     def of_streams(self, depths: Mapping[str, int]) -> dict[int, int]:
-        """Return depths by number of the stream, those that have ends. depths: in elements, 1 or more, by name, also
-        for the other methods."""
-        return {s: depths[name] for name, group in self.groups.items() if name in depths for s in group.elements}
+        """Return depths by number of the stream, those that have ends. depths: in elements, by name, also for the other
+        methods. Raises `ProgramError` for a depth below 1 of a stream that carries tokens."""
+        chosen = [(depths[name], group) for name, group in self.groups.items() if name in depths]
+        for depth, group in chosen:
+            if depth < 1 and group.tokens:
+                raise ProgramError(f"{group.decl.name} has depth {depth}; the least is 1")
+        return {s: depth for depth, group in chosen for s in group.elements}
 
     def bits(self, depths: Mapping[str, int]) -> int:
-        """Return the bits of all slots with these depths."""
+        """Return the bits of all slots with these depths. Raises `KeyError` for a name of no stream that has ends."""
         return sum(depth * self.groups[name].weight for name, depth in depths.items())
 
     # -- untimed ------------------------------------------------------------------------------------------------------

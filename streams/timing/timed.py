@@ -132,12 +132,11 @@ class TimedProgram:
     def run(
         self, depths: Mapping[int, int], skips: bool = True, limits: Sequence[int] = ()
     ) -> BeatTiming | EndlessWait | Late:
-        """Run with these depths, in elements by the number of the stream; a stream that is not among them, or that
-        holds more than `COUNTED` and all tokens, is endless. skips: whole periods are skipped, which changes no result.
-        limits: the cycle in which each execution should have ended; the run stops once it is sure that one of them ends
-        later. Returns the times, who waits for ever, or that an execution is late. Raises `TooManyTokens` for more than
-        `TOKENS` tokens on streams at once.
-        """
+        """Run with these depths, in elements by the number of the stream; a stream that is not among them, that has 0,
+        or that holds more than `COUNTED` and all tokens, is endless. skips: whole periods are skipped, which changes no
+        result. limits: the cycle in which each execution should have ended; the run stops once it is sure that one of
+        them ends later. Returns the times, who waits for ever, or that an execution is late. Raises `TooManyTokens` for
+        more than `TOKENS` tokens on streams at once."""
         code = self.code
         depth = [0 if depths.get(s, 0) >= max(n, COUNTED) else min(depths.get(s, 0), n) for s, n in self.tokens.items()]
         state = _RunArrays(code, np.array(depth, np.int64), self.executions)

@@ -241,6 +241,9 @@ def b():
     )
     with pytest.raises(ProgramError, match="is no depth; streams are s, in whole transfers"):
         sizes(program, chosen)
+    for run in (program.waits, program.times, program.together):
+        with pytest.raises(ProgramError, match="s has depth 0; the least is 1"):
+            run({"s": 0})
 
 
 @pytest.mark.long
