@@ -60,8 +60,8 @@ def bias_add(x: Tensor, bias: Tensor, skip: Tensor) -> Tensor:
 
 def activated(x: Tensor, activation: str, parameters: list[float]) -> Tensor:
     """Return an activation function of x, element by element. activation: onnxruntime's name of it, such as
-    "LeakyRelu". parameters: its numbers, alpha and beta (one is read for LeakyRelu, two for HardSigmoid and Clip); too
-    few raise `IndexError`. Raises `UnsupportedError` for another name."""
+    "LeakyRelu". parameters: its numbers, alpha and beta (one is read for LeakyRelu, two for HardSigmoid and Clip).
+    Raises `UnsupportedError` for another name, and for too few numbers."""
     made = {
         "Relu": lambda: F.relu(x),
         "Tanh": lambda: torch.tanh(x),
@@ -72,6 +72,8 @@ def activated(x: Tensor, activation: str, parameters: list[float]) -> Tensor:
     }.get(activation)
     need(made is not None, f"activation {activation}")
     assert made is not None
+    wanted = {"LeakyRelu": 1, "HardSigmoid": 2, "Clip": 2}.get(activation, 0)
+    need(len(parameters) >= wanted, f"activation {activation} needs numbers: {wanted}, not {len(parameters)}")
     return made()
 
 

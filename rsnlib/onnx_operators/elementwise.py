@@ -151,8 +151,10 @@ def power(x: Tensor, y: Number) -> Tensor:
 def bit_shift(x: Tensor, y: Tensor, *, direction: str) -> Tensor:
     """Shifts of x by y bits, to the LEFT or to the right.
 
-    x, y: unsigned integers, which are broadcast. direction: any word but "LEFT" shifts to the right.
+    x, y: unsigned integers, which are broadcast. Raises `UnsupportedError` for a direction other than "LEFT" and
+    "RIGHT".
     """
+    need(direction in ("LEFT", "RIGHT"), f"direction {direction}")
     return widened(torch.bitwise_left_shift if direction == "LEFT" else torch.bitwise_right_shift)(x, y)
 
 

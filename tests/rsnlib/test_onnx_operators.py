@@ -19,7 +19,7 @@ from onnx import TensorProto, defs, helper, numpy_helper  # noqa: E402 - onnx fi
 import rsn  # noqa: E402
 from rsn.base.errors import RsnError, TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.onnx_module import OnnxModule, load_onnx  # noqa: E402
-from rsn.rsnlib.onnx_operators import layers, page, shapes  # noqa: E402
+from rsn.rsnlib.onnx_operators import contrib, layers, page, shapes  # noqa: E402
 from rsn.rsnlib.onnx_operators.normal import QUANTISED  # noqa: E402
 from rsn.rsnlib.onnx_operators.table import REQUIRED, TABLE  # noqa: E402
 from rsn.tests.effort import cases, in_both  # noqa: E402
@@ -115,7 +115,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "shape that depends on data": (node("Reshape", ["x", "x"], ["y"]), "Reshape -> y: its shape depends on data"),
     "axis": (node("Softmax", ["x"], ["y"], axis=5), "Softmax -> y: Dimension out of range"),
     "index": (node("Gather", ["x", "far"], ["y"]), "Gather -> y: index .*out of"),
+    "direction": (node("BitShift", ["far", "far"], ["y"], direction="UP"), "BitShift -> y: direction UP"),
 }
+
+
+def test_an_activation_with_too_few_numbers_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="activation Clip needs numbers: 2, not 1"):
+        contrib.activated(torch.ones(2), "Clip", [0.0])
 
 
 @pytest.mark.parametrize("what", REFUSED)
