@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from math import inf, prod
 
-from ..base.element_types import ElementType
+from ..base.element_types import FLOATS, ElementType
 from .datapath import DEPTHS, Datapath, KernelVariant, TileOperand, Unwritten
 from .expressions import Expressions, RegionContext
 from .kernels import KERNELS, KernelOperand, Options
@@ -85,15 +85,42 @@ class CostExpressions(Expressions):
             self.charge(what, node, self.datapath.elements(value.type, value.unwritten), value.unwritten.scales)
         return replace(value, unwritten=None)
 
-    def assigned(self, value: Value, source: syn.ExpressionNode) -> Value:
+    def assigned(self, target: str, value: Value, source: syn.ExpressionNode) -> Value:
         """Return a value as a variable keeps it, and charge its cycles as `loaded` and `kept`. source: the expression
-        that it comes from.
+        that it comes from. target: the name of the variable.
         """
         self.loaded(value, source)
+        if isinstance(value, Data) and self._adds_product(target, value, source):
+            return replace(value, unwritten=None)
         copied = isinstance(source, syn.Identifier) and self.shard_of(source) is None
         if copied and isinstance(value, Data) and value.unwritten is None:
             value = replace(value, unwritten=Unwritten())
         return self.kept(value, source, TileCost.ASSIGNED)
+
+    def _adds_product(self, target: str, value: Data, source: syn.ExpressionNode) -> bool:
+        """Whether an assignment adds a product of integers to the variable, `x = i32(x + a @ b)`: each step of the
+        product adds to the sums that are there."""
+        if value.type is None or value.type.dtype in FLOATS or not isinstance(source, syn.Invocation):
+            return False
+        argument, of = source.arguments[0] if source.arguments else source, self.env.get(target)
+        return (
+            isinstance(of, Data)
+            and of.type == value.type
+            and source.called == value.type.dtype
+            and isinstance(argument, syn.Infix)
+            and argument.op == "+"
+            and isinstance(argument.left, syn.Identifier)
+            and argument.left.name == target
+            and target not in argument.right.facts.names
+            and self.is_product(argument.right)
+            and self.datapath is not None
+            and "add" not in self.datapath.rates
+        )
+
+    def is_product(self, node: syn.ExpressionNode) -> bool:
+        """Return whether an expression is a product that the unit of its rate computes, no variant."""
+        choices = self.context.reading.choices.get((self.task.name, node.place), ())
+        return isinstance(node, syn.Infix) and node.op == "@" and all(choice.variant is None for choice in choices)
 
     def computed(
         self, name: str, values: Sequence[Value], operands: Sequence[KernelOperand], result: KernelOperand,
@@ -121,9 +148,10 @@ class CostExpressions(Expressions):
                     kind = ElementType(kind.dtype, (*(given.shape[-2:-1] or (1,)), columns))
                 if self._varied(name, values, operands, kind, at):
                     return None
-                right = values[1].unwritten if isinstance(values[1], Data) else None
-                turned = right is not None and right.turned
-                self.charge(TileCost.COMPUTED, at, path.product(kind, given.shape[-1], turned), scales=True)
+                parts = [v.unwritten for v in values if isinstance(v, Data) and v.unwritten is not None]
+                turned = isinstance(values[1], Data) and values[1].unwritten is not None and values[1].unwritten.turned
+                before = max((part.depth for part in parts if part.in_place), default=0)
+                self.charge(TileCost.COMPUTED, at, path.product(kind, given.shape[-1], turned, before), scales=True)
             case "reduce" if given.shape:
                 axis = options.get("axis")
                 axes = (axis,) if isinstance(axis, int) else axis if isinstance(axis, tuple) else None
@@ -174,7 +202,7 @@ class CostExpressions(Expressions):
             return None
         unwritten = value.unwritten if isinstance(value, Data) else None
         turned = unwritten is not None and unwritten.turned
-        computed = unwritten is not None and not (turned or unwritten.in_place)
+        computed = unwritten is not None and not (turned or (unwritten.in_place and not unwritten.depth))
         arrives = unwritten is None and not isinstance(operand.written, str) and self._arrives(operand.written, value)
         return TileOperand(operand.type, turned, computed, operand.text, arrives)
 
@@ -196,7 +224,11 @@ class CostExpressions(Expressions):
         parts = [v.unwritten for v in values if isinstance(v, Data) and v.unwritten is not None]
         lanes = min((self.datapath.lanes(name) for name in names), default=inf)
         depth = sum(DEPTHS.get(name, 1) for name in names)
-        made = Unwritten(min(lanes, *(p.lanes for p in parts), inf), depth + max((p.depth for p in parts), default=0))
+        made = Unwritten(
+            min(lanes, *(p.lanes for p in parts), inf),
+            depth + max((p.depth for p in parts), default=0),
+            in_place=kind.dtype not in FLOATS and {*names} <= {"add", "sub"} and all(p.in_place for p in parts),
+        )
         if self.datapath.rates.keys().isdisjoint(names):
             return made
         self.charge(TileCost.COMPUTED, at, self.datapath.elements(kind, made), scales=True)

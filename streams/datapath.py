@@ -17,6 +17,7 @@ from ..isa.overlays.tasks.kernels import CONTRACTS
 from ..isa.overlays.tasks.program import ELEMENTS
 from .words import (
     MOVED,
+    SUMS,
     TileWord,
     block_word,
     matrix,
@@ -39,8 +40,9 @@ DEPTHS: Mapping[str, int] = {"rint": 2, "div": 10, "sqrt": 14, "exp": 20, "gelu"
 @dataclass(frozen=True)
 class Unwritten:
     """An expression of tiles that is computed in the loop of what reads it. lanes: elements of it that a cycle may
-    compute. depth: cycles of its operators, one after another. turned: it is a transposed tile. in_place: it is the
-    integers of a tile as ones of another type, which a product reads where they lie."""
+    compute. depth: cycles of its operators, one after another. turned: it is a transposed tile. in_place: it is
+    integers of tiles, perhaps as ones of another type, and sums and differences of these, which a product computes
+    where it reads them."""
 
     lanes: float = inf
     depth: int = 0
@@ -270,13 +272,15 @@ class Datapath:
     def product_word(self, kind: ElementType, turned: int = 0) -> TileWord:
         """Return the word of sums of a product that are added to in one cycle: of the stated rate, what is of use. A
         sum that is added to can be added to again some cycles later, so there are at least as many words of sums, if
-        they suffice. kind: of the result. turned: as in `words.product_word`.
+        they suffice. All sums of integers in registers can be added to in each cycle. kind: of the result. turned: as
+        in `words.product_word`.
         """
-        sums = prod(kind.shape[-2:])
+        sums, rate = prod(kind.shape[-2:]), self.rates.get("matmul", 1.0)
         if sums <= MOVED:  # streams take all of it in a cycle, so it becomes registers, which no index tells apart
             return product_word(kind.shape, sums, turned)
-        useful = max(1, sums // self._turns(kind.dtype))
-        return product_word(kind.shape, min(self.rates.get("matmul", 1.0), useful), turned)
+        if kind.dtype in FLOATS or sums > min(rate, SUMS):
+            rate = min(rate, max(1, sums // self._turns(kind.dtype)))
+        return product_word(kind.shape, rate, turned)
 
     def multiply_adds(self, kind: ElementType) -> int:
         """Return the multiply-adds of a product in a cycle, rounded up. kind: the type of the result [.., rows,
@@ -291,17 +295,22 @@ class Datapath:
         """
         return row_word(shape, min(self.lanes(kernel), MOVED))
 
-    def product(self, kind: ElementType, depth: int, turned: bool = False) -> int:
+    def product(self, kind: ElementType, depth: int, turned: bool = False, before: int = 0) -> int:
         """Return the cycles of a matrix product. kind: the type of the result [.., rows, columns]. depth: elements of
-        each sum. turned: its right operand is read as the transpose of a tile.
+        each sum. turned: its right operand is read as the transpose of a tile. before: cycles of what is computed of
+        operands where they are read.
         """
         taken = self.product_word(kind, depth if turned else 0)
         words = prod(kind.shape[-2:]) // taken.elements
-        return prod(kind.shape[:-2]) * loop(depth * words, self.float_add + 2, self._interval_of(kind, taken))
+        step = before + self._turns(kind.dtype)
+        return prod(kind.shape[:-2]) * loop(depth * words, step, self._interval_of(kind, taken))
 
     def _interval_of(self, kind: ElementType, taken: TileWord) -> int:
-        """Cycles between two steps of a product. What becomes registers is added to as if it were one word."""
+        """Cycles between two steps of a product. What becomes registers is added to as if it were one word: integers in
+        each cycle."""
         sums = prod(kind.shape[-2:])
+        if kind.dtype not in FLOATS and sums == taken.elements:
+            return 1
         return self._interval(kind.dtype, 1 if sums <= MOVED else sums // taken.elements)
 
     def rows(self, kernel: str, kind: ElementType) -> int:

@@ -160,7 +160,7 @@ class Elaborator(Paths):
                     dist = replace(dist, number=None)  # it may differ in the next iteration
                 value = Data(type_of(value), dist=dist)
             terms = self.sum_of(source)  # of the variables as they are before it
-            self.env[target.name] = value if source is None else self.assigned(value, source)
+            self.env[target.name] = value if source is None else self.assigned(target.name, value, source)
             self.note_sum(target.name, terms)
         elif syn.is_listed(target):
             known = value.value if isinstance(value, Static) else None

@@ -95,7 +95,10 @@ class KernelExpressions(TileExpressions):
         shape = kind.shape if kind is not None else ()
         unwritten = None
         if self.datapath is not None and shape and isinstance(value, Data):
-            in_place = value.unwritten is None and kind is not None and {kind.dtype, dtype}.isdisjoint(FLOATS)
+            integers = kind is not None and {kind.dtype, dtype}.isdisjoint(FLOATS)
+            if integers and value.unwritten is None and self.is_product(node):  # summed as such integers
+                return Data(ElementType(dtype, shape), dist=value.dist)
+            in_place = integers and (value.unwritten is None or value.unwritten.in_place)
             unwritten = replace(value.unwritten or Unwritten(), turned=False, in_place=in_place)
         return Data(ElementType(dtype, shape), dist=self.operand(node, value).dist, unwritten=unwritten)
 

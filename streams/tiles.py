@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..base.element_types import ElementType
+from ..base.element_types import BITS, FLOATS, ElementType
 from ..base.operators import UNARY
 from . import layouts
 from .costs import CostExpressions
@@ -112,18 +112,29 @@ class TileExpressions(CostExpressions):
             choice = self.datapath.chosen("matmul", [first, right], made)
             by_unit = choice is None or choice.variant is None
             comes = by_unit and comes_by_row(stream.type.dtype, stream.type.shape, taken)
-        outer, self._sent = self._sent, node if comes else self._sent
+        outer, self._sent = self._sent, self._unconverted(node) if comes else self._sent
         try:
             return self.argument("matmul", node)
         finally:
             self._sent = outer
 
     def _matrices(self, node: syn.ExpressionNode) -> StreamDecl | None:
-        """Return the stream from which a node gets a matrix, None if it does not."""
+        """Return the stream from which a node gets a matrix, perhaps of integers as ones of another type; None if it
+        does not."""
+        got = self._unconverted(node)
+        if got is not node:
+            stream = self._matrices(got)
+            return stream if stream is not None and stream.type.dtype not in FLOATS else None
         if not isinstance(node, syn.Invocation) or not isinstance(node.function, syn.Attribute):
             return None
         stream = self._stream_of(node.function.base) if node.function.name == "get" else None
         return stream if stream is not None and len(stream.type.shape) == 2 else None
+
+    def _unconverted(self, node: syn.ExpressionNode) -> syn.ExpressionNode:
+        """Return what a node converts to a type of integers, or the node itself."""
+        if not isinstance(node, syn.Invocation) or len(node.arguments) != 1 or node.named or node.called in self.env:
+            return node
+        return node.arguments[0] if node.called in BITS and node.called not in FLOATS else node
 
     def given(self, node: syn.ExpressionNode) -> Value:
         """Return the value that a put takes, as `Expressions.given`, and note in `by_layout` if it may depend on how

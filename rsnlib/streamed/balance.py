@@ -21,8 +21,9 @@ from ...streams.placing.devices import StreamDevice
 from ...streams.sizing.program import SizedProgram
 from ...streams.timing.timed import BeatTiming, TimedProgram
 from .block import Streamed
-from .knobs import PRODUCTS, Knobs
-from .plans import units_of
+from .knobs import PRODUCTS, Knobs, elements_beside
+from .operators import StreamOperator
+from .plans import KernelPlan, steps_of, types_of, units_of
 from .ports import ChannelPorts, port_shares, widest_ports
 from .program import LEAST_DEPTH
 from .resources import area
@@ -49,8 +50,8 @@ class _Holder:
     """What holds an amount of a resource: a kernel, or the loads of an operator.
 
     operator, knob: the knob that states the amount. tasks: numbers of the instances that are faster with it. cost: of a
-    unit. most: units that can be used. whole: gives the units that are built of a number that it may have. units: that
-    it holds.
+    unit. most: units that can be used. whole: gives the units that are built of a number that it may have. speed: how
+    many times as fast the tasks are with a number of units as with one. units: that it holds.
     """
 
     operator: str
@@ -59,6 +60,7 @@ class _Holder:
     cost: float
     most: int
     whole: Callable[[float], int] = int
+    speed: Callable[[int], float] = float
     units: float = 1.0
 
     @property
@@ -141,8 +143,19 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Hold
         if knob not in knobs.of.get(x.name, {}):
             whole = partial(units_of, x, plan, device.float_add)
             cost = (area(nodes[x.name], 2 * MANY, device)["DSP"] - area(nodes[x.name], MANY, device)["DSP"]) / MANY or 1
-            found.append(_Holder(x.name, knob, [numbers[x.name]], cost, whole(getattr(knobs, knob)), whole))
+            speed = partial(_speed, x, plan, whole(1)) if steps_of(x, plan) else float
+            found.append(_Holder(x.name, knob, [numbers[x.name]], cost, whole(getattr(knobs, knob)), whole, speed))
     return found
+
+
+def _speed(x: StreamOperator, plan: KernelPlan, least: int, units: int) -> float:
+    """How many times as fast a product of integers is as with the least units, with the passes that scale its sums."""
+    steps = steps_of(x, plan)
+
+    def taken(n: int) -> float:
+        return steps / n + 1 / elements_beside(types_of(x), plan.sizes["tm"], n, steps)
+
+    return taken(least) / taken(units)
 
 
 def _loads(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder]:
@@ -248,7 +261,7 @@ class _Steps:
         for holders, _ in resources:
             for holder in holders:
                 for task in holder.tasks:
-                    units[task] = holder.chosen
+                    units[task] = holder.speed(holder.chosen)
         if tuple(units) not in self._known:
             run = self.model.sped_up(units).run(self.depths)
             assert isinstance(run, BeatTiming), "a program without limits that is deep enough to end"

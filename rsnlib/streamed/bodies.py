@@ -90,21 +90,22 @@ def _quantised_linear(
         return nest([("i", n["rows"]), ("j", n["columns"])], [*body, *ends.put(with_bias(TOTAL))])
     a, b = call(SUMS, a), call(SUMS, b)
     zero = OFFSET if "zero" in get else x.attributes.get("zero")
-    a = a if zero is None else a - zero
+    if zero is not None:
+        a = a - (call(SUMS, zero) if zero is OFFSET else zero)
     b = b - call(SUMS, WEIGHT_OFFSET) if of_group else b
-    summed, sums = Statements(), a @ b
+    summed, sums = Statements(), call(SUMS, a @ b)
     if n["parts"] > 1:
         sums = GROUP_SUMS
         added = nest([("k", n["parts"])], [assign(GROUP_SUMS, call(SUMS, GROUP_SUMS + a @ b))])
         summed = [assign(GROUP_SUMS, call("zeros", SUMS, *shape)), *added]
-    scaled = call(x.dtype, sums) * get["weight_scale"]
+    scaled, total = call(x.dtype, sums) * get["weight_scale"], TOTAL
     if n["groups"] > 1:
         step = [*of_group, *summed, assign(TOTAL, TOTAL + scaled)]
         body = [assign(TOTAL, call("zeros", x.dtype, *shape)), *nest([("g", n["groups"])], step)]
     else:
-        body = [*of_group, *summed, assign(TOTAL, scaled)]
+        body, total = [*of_group, *summed], scaled
     scale: Operand = SCALE if "scale" in get else x.attributes["scale"]
-    sent = ends.put(with_bias(TOTAL * scale))
+    sent = ends.put(with_bias(total * scale))
     return nest([("i", n["rows"])], [*of_rows, *nest([("j", n["columns"])], [*body, *sent])])
 
 
@@ -135,10 +136,10 @@ def row_scales(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statemen
     value = SCALE
     if a["kind"] == "zero":
         if a["is_symmetric"]:
-            value = call("full", "i32", int((high + low + 1) / 2), s["tm"], 1)
+            value = call("full", x.dtype, int((high + low + 1) / 2), s["tm"], 1)
         else:
             nearest = call("rint", BELOW / SCALE) + float(low)
-            value = call("i32", call("minimum", call("maximum", nearest, float(low)), float(high)))
+            value = call(x.dtype, call("minimum", call("maximum", nearest, float(low)), float(high)))
     return nest([("i", n["rows"])], [*range_, *found, *ends.put(value)])
 
 

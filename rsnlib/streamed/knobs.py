@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from math import log2, sqrt
 from numbers import Integral
 
 from ...base.element_types import SCALARS
 from ...base.errors import ProgramError
+from ...streams.words import MOVED
 
 OF_OPERATORS = ("rows", "columns", "depth", "unroll", "lanes", "port", "outward")
 """Knobs that an operator may have for itself."""
@@ -20,7 +22,12 @@ PRODUCTS = frozenset(("linear", "scores", "attend"))
 """Operators that `unroll` is about; `lanes` is about the others."""
 
 ADDERS = 32
-"""Elements of sums, biases and masks that a product takes in a cycle beside its multiply-adds."""
+"""Elements of sums, biases and masks that a product in float32 takes in a cycle beside its multiply-adds."""
+
+SCALED = 0.1
+"""Multipliers of a multiply-add of integers, for each one of what scales a sum and adds it (`resources`): half a DSP of
+five. Where c of one kind cost as much as 1 of the other, s steps and a pass take least time with sqrt(c / s) elements
+for each multiply-add."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +96,14 @@ def _check(name: str, knob: str, value: object) -> None:
         raise ProgramError(f"{name} is {value}; the least is 1")
 
 
-def elements_beside(types: tuple[str, str], rows: int, units: int) -> int:
-    """Return the elements of sums, biases, masks and weights that a product takes in a cycle beside its multiply-adds.
-    A weight that is dequantised in front of the product is used for all rows of a tile; it takes no more cycles than
-    the product. types: element types of the two operands. rows: of a tile. units: multiply-adds in a cycle."""
+def elements_beside(types: tuple[str, str], rows: int, units: int, steps: float) -> int:
+    """Return the elements of sums, scales, biases, masks and weights that a product takes in a cycle beside its
+    multiply-adds. A weight that is dequantised in front of the product is used for all rows of a tile; it takes no more
+    cycles than the product. Sums of integers are scaled in passes over a tile: as many elements are taken as make
+    product and passes together take the least time with the multipliers of both. types: element types of the two
+    operands. rows: of a tile. units: multiply-adds in a cycle. steps: those of each sum for a pass."""
+    if SCALARS[types[0]].integer and steps:
+        return min(MOVED, 1 << max(0, round(log2(max(1.0, units * sqrt(SCALED / steps))))))
     is_dequantised = SCALARS[types[1]].integer and not SCALARS[types[0]].integer
     return max(ADDERS, -(-units // rows)) if is_dequantised else ADDERS
 

@@ -369,7 +369,7 @@ def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, T
     for x, plan in plans.items():
         attributes: dict[str, object] = {"shape": x.shape, **plan.sizes}
         if x.op in PRODUCTS:
-            attributes["types"] = types_of(x)
+            attributes |= {"types": types_of(x), "steps": steps_of(x, plan)}
         if x.op == "pointwise":
             attributes["operations"] = operations(x.attributes["expression"])
         vectors = sum(whole_bytes(v.size, BY_NUMPY[v.dtype.name]) for v in vectors_of(x).values())
@@ -416,8 +416,18 @@ def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> 
     elements that it computes. knobs: of the operator. float_add: as for `units_of`."""
     units = units_of(x, plan, float_add, knobs.lanes_of(x.name, x.op))
     if x.op in PRODUCTS:
-        return {"matmul": units, "elements": elements_beside(types_of(x), plan.sizes["tm"], units)}
+        return {"matmul": units, "elements": elements_beside(types_of(x), plan.sizes["tm"], units, steps_of(x, plan))}
     return {"elements": units}
+
+
+def steps_of(x: StreamOperator, plan: KernelPlan) -> float:
+    """Return the multiply-adds of each sum of a product of integers for each pass that scales the sums of a tile; 0 for
+    other products. The sums of a group are scaled and added up; then a pass scales the total, which is the same one for
+    a single group."""
+    if x.op != "linear" or not x.multiplies_integers:
+        return 0
+    groups = plan.loops["groups"]
+    return x.operands[0].shape[2] / (groups + 1 if groups > 1 else 1)
 
 
 def multiply_adds(x: StreamOperator) -> int:

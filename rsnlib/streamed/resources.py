@@ -57,10 +57,12 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
 SHARED_DSP = 0.5
 """DSPs of a product of rows in 8 bits, or 9 behind zero points, and weights in 4. The multiplier of a DSP48E2 has 27 x
 18 bits (UG579), that of a DSP58 27 x 24 (AM004). Two weights that multiply the same number stand in its wide operand,
-the second one 23 bits above the first; so both sums are exact while the lower one is below 2^22: for 2056 products of
-8 x 255, more than a tile is deep."""
-SPLIT_LUTS = 12
-"""LUTs of such a product: what is above the lower sum takes its sign back, 23 bits for each two. An estimate."""
+the second one 13 bits above the first (`TwoProducts` in kernels.h), so that each step gives both products exactly.
+Summing them in the DSP would leave the sum of the lower ones a bounded field: with 22 bits between the weights, which
+is the most that -8 above a negative weight leaves of 27 bits, it has room for 1028 products of 8 x 255."""
+SPLIT_LUTS = 39
+"""LUTs of such a product: an adder of 32 bits, and half of what takes the sign of the lower one of two products back,
+13 bits. An estimate."""
 FLOAT32 = ("f32", "f32")
 Types = tuple[str, str]
 
@@ -90,7 +92,8 @@ def area(node: KernelNode, lanes: int, device: StreamDevice) -> dict[str, int]:
     units = units_of(device)
     if node.op in PRODUCTS:
         types: Types = node.attributes["types"]  # type: ignore[assignment]
-        return _area_of_product(types, int(str(node.attributes["tm"])), lanes, device)
+        steps = float(str(node.attributes.get("steps", 0)))
+        return _area_of_product(types, int(str(node.attributes["tm"])), steps, lanes, device)
     if node.op == "pointwise":
         # Which of its operations are functions is not told apart: each counts as a product, and one as a function.
         operations = int(str(node.attributes.get("operations", 1)))
@@ -104,16 +107,17 @@ def area(node: KernelNode, lanes: int, device: StreamDevice) -> dict[str, int]:
     }
 
 
-def _area_of_product(types: Types, rows: int, lanes: int, device: StreamDevice) -> dict[str, int]:
-    """The numbers of LUTs and DSPs of a product. types: of its operands. rows: of a tile. lanes: multiply-adds in a
-    cycle. Beside them are adders of biases and masks; with quantised weights, multipliers of their scales too."""
+def _area_of_product(types: Types, rows: int, steps: float, lanes: int, device: StreamDevice) -> dict[str, int]:
+    """The numbers of LUTs and DSPs of a product. types: of its operands. rows: of a tile. steps: as in
+    `elements_beside`. lanes: multiply-adds in a cycle. Beside them are adders of biases and masks; with quantised
+    weights, multipliers of their scales too."""
     units, dsps = units_of(device), multiply_add_dsps(device, types)
     is_quantised = types[1] not in FLOATS
     beside = [units.add, units.multiply] if is_quantised else [units.add]
     luts = units.add.lut + units.multiply.lut
     if multiplies_integers(types):
         luts = SPLIT_LUTS if dsps < 1 else 0
-    elements = elements_beside(types, rows, lanes)
+    elements = elements_beside(types, rows, lanes, steps)
     return {
         "DSP": elements * sum(unit.dsp for unit in beside) + ceil(lanes * dsps),
         "LUT": CONTROL_LUTS + elements * sum(unit.lut for unit in beside) + lanes * luts,

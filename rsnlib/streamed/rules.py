@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
+from ...base.element_types import SCALARS
 from ..capture import arguments, dtype_of, packet, shape_of, short_name, site
 from ..quantised_ops import DEQUANTISE, INTEGER_LINEAR, QUANTISE, ROW_SCALES
 from ..rotate import ROTATE
@@ -302,7 +303,9 @@ def _of_rows(reader: GraphReader, node: Node, source: Node, kind: str) -> ShownT
     if operand.shape[0] > 1:
         raise OperatorRefused("its operand has a matrix for each head; join them first")
     of = {key: a[key] for key in ("low", "high", "is_symmetric", "least")}
-    shape, dtype = (1, operand.shape[1], 1), "i32" if kind == "zero" else "f32"
+    low, high = SCALARS["i8"].limits
+    zero = "i8" if low <= a["low"] and a["high"] <= high else "i32"
+    shape, dtype = (1, operand.shape[1], 1), zero if kind == "zero" else "f32"
 
     def make() -> StreamOperator:
         name = reader.name(node, f"row_{kind}s")

@@ -174,7 +174,8 @@ class StreamEndWriter(Variables):
         if not isinstance(behind, t.Assign | t.Put | t.Store) or any(isinstance(n, t.Select) for n in t.nodes(behind)):
             return False
         products = (n.arguments for n in t.nodes(behind) if isinstance(n, t.Kernel) and n.kernel == "matmul")
-        if not any(arguments[1:] == (t.Name(node.name),) for arguments in products):
+        right = (_unconverted(arguments[1], kind.dtype) for arguments in products if len(arguments) == 2)
+        if t.Name(node.name) not in right:
             return False
         chosen, ports = self._ends(node.stream, node.index, put=False)
         if chosen is not None:
@@ -296,6 +297,11 @@ class StreamEndWriter(Variables):
             return f"rsn::put{apart}<{part}, {whole}>({port}, {value.text});"
 
         self._at_end(chosen, ports, written)
+
+
+def _unconverted(node: t.Expression, dtype: str) -> t.Expression:
+    """What is converted to a type of integers, if it has one itself (dtype), or the expression itself."""
+    return node.value if isinstance(node, t.Convert) and {node.type.dtype, dtype} <= LIMITS.keys() else node
 
 
 def _number(index: tuple[int, ...], shape: tuple[int, ...]) -> int:

@@ -11,6 +11,7 @@ from ..words import TileWord, port_elements, round_elements, round_word
 from .indices import Index, indices, with_new_axes, without_new_axes
 from .kinds import (
     INT,
+    LIMITS,
     WIDTHS,
     ItemsKind,
     ShardKind,
@@ -56,8 +57,14 @@ class ExpressionWriter(KernelWriter):
             case t.Kernel(kernel, arguments, options):
                 given = [self.value(x) for x in arguments if x not in RUN]
                 return self.kernel(kernel, given, {key: self.value(x) for key, x in options})
+            case t.Convert(kind, t.Kernel("matmul", (left, right))):
+                a, b = (self.number(self.value(x)) for x in (left, right))
+                product = self.product_of_integers(kind.dtype, a, b) or self.number(self.kernel("matmul", [a, b], {}))
+                return self.converted(product, ElementType(kind.dtype, product.kind.shape))
             case t.Convert(kind, value):
                 made = self.value(value)
+                if isinstance(made, Val) and made.text in self.coming and kind.dtype in LIMITS:
+                    return made  # a product takes it as it comes
                 shape = () if isinstance(made, ItemsKind | TextKind) else made.kind.shape
                 return self.converted(made, ElementType(kind.dtype, shape))
             case t.External(name):

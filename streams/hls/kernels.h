@@ -1000,29 +1000,120 @@ constexpr std::size_t sum_interval(std::size_t count) {
 // HLS cannot tell that a step adds to others than the one before.
 constexpr std::size_t words_in_turn(std::size_t sums, std::size_t at_once) { return sums <= 64 ? 1 : sums / at_once; }
 
-// Adds the products of elements of a column and of a row, number k of the sum, to the sums of a word.
-template <class W, class Out, class Column, class Row>
+// Cycles between two steps of a product. Sums of integers that are all added to in each step are registers, of which each
+// has an adder of its own.
+template <class T>
+constexpr std::size_t product_interval(std::size_t turns) {
+    return std::is_integral<T>::value && turns == 1 ? 1 : sum_interval<T>(turns);
+}
+
+// Bits of a signed integer that has every value of an element of X, a tile, an expression of tiles or an element type.
+template <class X>
+struct SignedBits {
+    static constexpr std::size_t value = bits_of_element<X> + std::is_unsigned<X>::value;
+};
+template <>
+struct SignedBits<u4> {
+    static constexpr std::size_t value = 5;
+};
+template <class T, std::size_t... Sizes>
+struct SignedBits<Tile<T, Sizes...>> : SignedBits<T> {};
+template <class T, class Sizes, class Function>
+struct SignedBits<Computed<T, Sizes, Function>> : SignedBits<T> {};
+template <class T, class Sizes, class X>
+struct SignedBits<Computed<T, Sizes, Each<T, Same, X>>> {
+    static constexpr std::size_t own = SignedBits<T>::value, of = SignedBits<X>::value, value = of < own ? of : own;
+};
+template <std::size_t Own, class A, class B>
+struct SignedBitsOfSum {
+    static constexpr std::size_t a = SignedBits<A>::value, b = SignedBits<B>::value, most = (a > b ? a : b) + 1;
+    static constexpr std::size_t value = most < Own ? most : Own;
+};
+template <class T, class Sizes, class A, class B>
+struct SignedBits<Computed<T, Sizes, Pairs<T, Sizes, Add, A, B>>> : SignedBitsOfSum<SignedBits<T>::value, A, B> {};
+template <class T, class Sizes, class A, class B>
+struct SignedBits<Computed<T, Sizes, Pairs<T, Sizes, Sub, A, B>>> : SignedBitsOfSum<SignedBits<T>::value, A, B> {};
+
+// A signed integer of exactly so many bits, in hardware; here one that holds it.
+#if defined(__SYNTHESIS__)
+template <std::size_t Bits>
+using Signed = ap_int<Bits>;
+#else
+template <std::size_t Bits>
+using Signed = std::conditional_t<(Bits > 32), std::int64_t, std::int32_t>;
+#endif
+
+// An operand of a multiplication of integers, in the bits that its values have.
+template <std::size_t Bits, class X>
+Signed<Bits> narrowed(const X &x) {
+    if constexpr (IsNibble<X>::value) return static_cast<Signed<Bits>>(static_cast<int>(x));
+    else return static_cast<Signed<Bits>>(x);
+}
+
+// The products of two numbers with a third one, by one multiplication: `high` stands above `low` in the wide operand, so
+// far that both products have a field of their own. What is above the lower field takes its sign back. So both are exact,
+// and the sums of them have no bound: those are added to outside of the multiplier.
+template <std::size_t Bits, std::size_t OfShared>
+struct TwoProducts {
+    static constexpr std::size_t field = Bits + OfShared, wide = field + Bits, whole = wide + OfShared;
+    static_assert(wide <= 27 && OfShared <= 18, "a multiplier of 27 x 18 bits");
+    Signed<field> low, high;
+
+    TwoProducts(const Signed<Bits> &of_low, const Signed<Bits> &of_high, const Signed<OfShared> &shared) {
+        constexpr std::int32_t step = std::int32_t(1) << field;
+        const Signed<wide> both = static_cast<Signed<wide>>(of_high) * step + of_low;
+        const Signed<whole> made = static_cast<Signed<whole>>(both) * static_cast<Signed<whole>>(shared);
+        const std::int32_t rest = static_cast<std::int32_t>(made) & (step - 1);
+        const bool negative = rest >> (field - 1);
+        low = static_cast<Signed<field>>(negative ? rest - step : rest);
+        high = static_cast<Signed<field>>((static_cast<std::int32_t>(made) >> field) + negative);
+    }
+};
+// Whether two numbers of so many bits share a multiplication with a third one (`TwoProducts`), in 32 bits.
+constexpr bool shares_multiplication(std::size_t bits, std::size_t of_shared) {
+    return bits <= 4 && of_shared <= 12;
+}
+
+// Adds the products of elements of a column and of a row, number k of the sum, to the sums of a word. The sums begin with
+// the first product, or go on from what they are. OfColumn, OfRow: bits of the elements, if these are integers.
+template <class W, bool Begin, std::size_t OfColumn, std::size_t OfRow, class Out, class Column, class Row>
 void add_products(Out &out, std::size_t i, std::size_t j, std::size_t k, Column column, Row row) {
     using T = typename Out::Element;
     for (std::size_t y = 0; y < W::rows; ++y) {
 #pragma HLS unroll
-        for (std::size_t x = 0; x < W::columns; ++x) {
+        if constexpr (std::is_integral<T>::value && shares_multiplication(OfRow, OfColumn) && W::columns % 2 == 0) {
+            for (std::size_t x = 0; x < W::columns; x += 2) {
 #pragma HLS unroll
-            T &sum = out(i + y, j + x);
-            sum = Add()(k ? sum : T(0), Mul()(static_cast<T>(column(y)), static_cast<T>(row(x))));
+                const TwoProducts<OfRow, OfColumn> made(narrowed<OfRow>(row(x)), narrowed<OfRow>(row(x + 1)),
+                                                        narrowed<OfColumn>(column(y)));
+                T &low = out(i + y, j + x), &high = out(i + y, j + x + 1);
+                low = Add()(Begin && k == 0 ? T(0) : low, static_cast<T>(made.low));
+                high = Add()(Begin && k == 0 ? T(0) : high, static_cast<T>(made.high));
+            }
+        } else {
+            for (std::size_t x = 0; x < W::columns; ++x) {
+#pragma HLS unroll
+                T &sum = out(i + y, j + x);
+                if constexpr (std::is_integral<T>::value && OfColumn + OfRow <= 32) {
+                    const Signed<OfColumn + OfRow> made = narrowed<OfColumn>(column(y)) * narrowed<OfRow>(row(x));
+                    sum = Add()(Begin && k == 0 ? T(0) : sum, static_cast<T>(made));
+                } else {
+                    sum = Add()(Begin && k == 0 ? T(0) : sum, Mul()(static_cast<T>(column(y)), static_cast<T>(row(x))));
+                }
+            }
         }
     }
 }
 
-// The product of two matrices, or of each two of a batch; the sum runs over k in order. Integers are summed in 64 bits.
-// W: the sums that are added to in a cycle.
-template <class W, class Out, class A, class B>
+// The product of two matrices, or of each two of a batch; the sum runs over k in order. W: the sums that are added to in a
+// cycle. Begin: false to add the product to what the result is.
+template <class W, bool Begin = true, class Out, class A, class B>
 void matmul(Out &out, const A &a, const B &b) {
     using T = typename Out::Element;
     using Sizes = typename Out::Sizes_;
     constexpr std::size_t rows = Sizes::size(Sizes::rank - 2), columns = Sizes::columns;
     constexpr std::size_t depth = A::Sizes_::columns, batch = Sizes::count / (rows * columns);
-    constexpr std::size_t turns = words_in_turn(rows * columns, W::count), interval = sum_interval<T>(turns);
+    constexpr std::size_t turns = words_in_turn(rows * columns, W::count), interval = product_interval<T>(turns);
     for (std::size_t n = 0; n < batch; ++n) {
         const std::size_t at_a = matrix_of<Sizes, typename A::Sizes_>(n), at_b = matrix_of<Sizes, typename B::Sizes_>(n);
         for (std::size_t k = 0; k < depth; ++k)
@@ -1030,19 +1121,20 @@ void matmul(Out &out, const A &a, const B &b) {
                 for (std::size_t j = 0; j < columns; j += W::columns) {
 #pragma HLS pipeline II=interval style=flp
 #pragma HLS dependence variable=out.v type=inter direction=raw distance=turns dependent=true
-                    add_products<W>(out, n * rows + i, j, k, [&](std::size_t y) { return a(at_a + i + y, k); },
-                                    [&](std::size_t x) { return b(at_b + k, j + x); });
+                    add_products<W, Begin, SignedBits<A>::value, SignedBits<B>::value>(
+                        out, n * rows + i, j, k, [&](std::size_t y) { return a(at_a + i + y, k); },
+                        [&](std::size_t x) { return b(at_b + k, j + x); });
                 }
     }
 }
 
 // The product of a matrix and one that comes over a stream in words Word, row by row: each step of the sum takes a row.
-template <class W, class Word, class Out, class A, class T, std::size_t N>
+template <class W, class Word, bool Begin = true, class Out, class A, class T, std::size_t N>
 void matmul_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
     using Sizes = typename Out::Sizes_;
     constexpr std::size_t rows = Sizes::rows, columns = Sizes::columns, depth = A::Sizes_::columns;
     constexpr std::size_t turns = words_in_turn(rows * columns, W::count);
-    constexpr std::size_t interval = sum_interval<typename Out::Element>(turns);
+    constexpr std::size_t interval = product_interval<typename Out::Element>(turns);
     Tile<T, Word::rows, columns> row;
 #pragma HLS array_partition variable=row.v dim=0 complete
     for (std::size_t k = 0; k < depth; ++k)
@@ -1057,8 +1149,9 @@ void matmul_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
                         row(e / Word::columns, j + e % Word::columns) = word[e];
                     }
                 }
-                add_products<W>(out, i, j, k, [&](std::size_t y) { return a(i + y, k); },
-                                [&](std::size_t x) { return row(k % Word::rows, j + x); });
+                add_products<W, Begin, SignedBits<A>::value, SignedBits<T>::value>(
+                    out, i, j, k, [&](std::size_t y) { return a(i + y, k); },
+                    [&](std::size_t x) { return row(k % Word::rows, j + x); });
             }
 }
 

@@ -124,8 +124,9 @@ class Val:
     known before the run. simple: the text needs no brackets as an operand. symbolic: the text of a known value is not
     its literal, such as `tid0`. adapted: a variable that holds a number of another kind at first; it is taken only
     where that makes no difference. wide: the width of the C++ integer that the text is, if more than the limits ask
-    for. lanes: elements of an expression of tiles that may be computed in a cycle. elsewhere: texts of operands of
-    which such an expression takes elements of other places than that of the result."""
+    for. integers: it is integers of tiles, perhaps as ones of another type, and sums and differences of these, which a
+    product computes where it reads them. lanes: elements of an expression of tiles that may be computed in a cycle.
+    elsewhere: texts of operands of which such an expression takes elements of other places than that of the result."""
 
     kind: ValueKind
     text: str
@@ -137,6 +138,7 @@ class Val:
     symbolic: bool = False
     adapted: bool = False
     wide: int = 0
+    integers: bool = False
     lanes: float = inf
     elsewhere: tuple[str, ...] = ()
 

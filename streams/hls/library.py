@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.element_types import ElementType
+from ...base.element_types import NARROW, ElementType
 from ...isa.overlays.tasks.kernels import KERNELS
 from ..words import MOVED, comes_by_row, stream_word, word
 from .kinds import (
@@ -48,7 +48,6 @@ ON_ROWS = {"softmax", "layernorm", "rmsnorm"}
 ONLY_SINGLE = {"gelu", "silu", "tanh", "exp", "softmax"}
 """Kernels with exp, which is stated for float32 only."""
 BUILTIN = {"int", "float", "bool", "abs", "max", "min"}
-CONVERTED_INTEGERS = re.compile(r"rsn::convert_tile<rsn::Tile<std::u?int\d+_t[^<>]*>>\((\w+)\)")
 TURNED_MATRIX = re.compile(r"rsn::transpose<rsn::Tile<[^<>]*>, 1, 0>\((\w+)\)")
 """The transpose of a matrix in a variable: a product reads it in place, where other kernels make a copy."""
 EPSILON = 1e-5
@@ -132,11 +131,8 @@ class KernelWriter(Operators):
         return made if name == "matmul" and self._read_in_product(made) else self.held(made)
 
     def _read_in_product(self, value: Val) -> bool:
-        """Whether a product reads an operand in place: the transpose of a tile, or the integers of a tile as ones of
-        another type, which takes no logic."""
-        converted = CONVERTED_INTEGERS.fullmatch(value.text)
-        of = self.tiles.get(converted[1]) if converted else None
-        return bool(TURNED_MATRIX.fullmatch(value.text)) or (of is not None and of.dtype in LIMITS)
+        """Whether a product reads an operand in place: the transpose of a tile, or integers of tiles."""
+        return bool(TURNED_MATRIX.fullmatch(value.text)) or value.integers
 
     def fixed(self, value: Value, what: str) -> Any:
         """Return the Python value that is known at compile time. Raises `HlsError` if only the run knows it. what:
@@ -255,19 +251,38 @@ class KernelWriter(Operators):
             return self._reduced(name, x, kind, named.get("axis"))
         self.fail(f"{name} of {', '.join(str(v.kind) for v in values)} has no C++")
 
-    def _product(self, kind: ValueKind, a: Val, b: Val) -> Val:
-        """A product of two tiles. The right one may be the transpose of a tile, or come over a stream meanwhile."""
+    def product_of_integers(self, dtype: str, a: Val, b: Val, sums: Val | None = None) -> Val | None:
+        """Return the product of two tiles with sums of a type of integers. A sum wraps, so it is what 64 bits of it
+        become as that type. dtype: of the sums. sums: a tile to which the product is added; None begins with zeros.
+        Returns None for operands that are no integers, and for sums of another kind. Raises `HlsError` for operands
+        that do not fit.
+        """
+        kind = ValueKind(dtype, self.matmul_kind([a, b]).shape)
+        if {a.kind.dtype, b.kind.dtype, dtype} - LIMITS.keys() or dtype in (*NARROW, "boolean"):
+            return None
+        if sums is not None and sums.kind != kind:
+            return None
+        self.marks.append("loop")
+        a, b = self._operand("matmul", a), self._operand("matmul", b)
+        return self._product(kind, a, b, sums)
+
+    def _product(self, kind: ValueKind, a: Val, b: Val, sums: Val | None = None) -> Val:
+        """A product of two tiles. The right one may be the transpose of a tile, or come over a stream meanwhile. sums:
+        a tile in a variable to which it is added; None for a new one."""
         turned = b.kind.shape[-2] if TURNED_MATRIX.fullmatch(b.text) else 0
-        out, taken = self.tile(kind), self.datapath.product_word(ElementType(kind.dtype, kind.shape), turned)
+        taken = self.datapath.product_word(ElementType(kind.dtype, kind.shape), turned)
+        out = sums.text if sums else self.tile(kind)
+        more = ", false" if sums else ""
         stream = self.coming.pop(b.text, None)
         if stream is not None and not comes_by_row(stream.dtype, b.kind.shape, taken):
-            b = Val(b.kind, self.tile(b.kind, "got"))
+            dtype = stream.dtype if b.kind.dtype in LIMITS else b.kind.dtype
+            b = Val(b.kind, self.tile(ValueKind(dtype, b.kind.shape), "got"))
             self.emit(f"rsn::get<{stream_word(stream.dtype, b.kind.shape)}>({stream.port}, {b.text});")
         elif stream is not None:
             word_of = stream_word(stream.dtype, b.kind.shape)
-            self.emit(f"rsn::matmul_from<{taken}, {word_of}>({out}, {a.text}, {stream.port});")
+            self.emit(f"rsn::matmul_from<{taken}, {word_of}{more}>({out}, {a.text}, {stream.port});")
             return Val(kind, out)
-        self.emit(f"rsn::matmul<{taken}>({out}, {a.text}, {b.text});")
+        self.emit(f"rsn::matmul<{taken}{more}>({out}, {a.text}, {b.text});")
         return Val(kind, out)
 
     def _banded(self, x: Val, first: Val, last: Val) -> Val:

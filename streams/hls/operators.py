@@ -200,7 +200,8 @@ class Operators(ValueWriter):
         if not kind.shape:
             return Val(kind, text, low, high)
         kernel = kernel or KERNEL_OF.get(OPERATIONS[op], "")
-        return self.passed(kernel, Val(kind, text, simple=False), x, y)
+        integers = kernel in ("add", "sub") and kind.dtype in LIMITS and self.integers(x) and self.integers(y)
+        return self.passed(kernel, Val(kind, text, simple=False, integers=integers), x, y)
 
     def passed(self, kernel: str, made: Val, *operands: Val) -> Val:
         """Return `made`, an expression of tiles, with the number of elements that it computes in a cycle. kernel: the

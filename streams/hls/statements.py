@@ -143,6 +143,8 @@ class BodyWriter(VariantWriter):
 
     def _assign(self, names: tuple[str, ...], node: t.Expression, kind: ElementType | None) -> None:
         choice = self.calls.get(names[0])
+        if choice is None and kind is None and self._adds_product(names, node):
+            return
         value = self.value(node) if choice is None else self.call_variant(choice, node)
         if kind is not None:
             number = self.number(value)
@@ -164,6 +166,24 @@ class BodyWriter(VariantWriter):
             held.append(one)
         for name, one in zip(names, held, strict=True):
             self.bind(name, one)
+
+    def _adds_product(self, names: tuple[str, ...], node: t.Expression) -> bool:
+        """Write the addition of a product of integers to a variable, `x = i32(x + a @ b)`: each step of the product
+        adds to the sums that are there. Returns whether the assignment is one."""
+        match node:
+            case t.Convert(of, t.Binary("+", t.Name(name), t.Kernel("matmul", (left, right)) as product)):
+                sums = self.env.get(name)
+                read = t.Name(name) in t.nodes(product)
+                if names != (name,) or read or not isinstance(sums, Val) or "add" in self.datapath.rates:
+                    return False
+                if of.dtype not in LIMITS or sums.kind.dtype != of.dtype or sums.text not in self.tiles:
+                    return False
+                before = len(self.lines)
+                a, b = (self.number(self.value(x)) for x in (left, right))
+                if self.product_of_integers(of.dtype, a, b, sums) is not None:
+                    return True
+                del self.lines[before:]
+        return False
 
     def _unpacked(self, value: Value, count: int) -> Sequence[Any]:
         if isinstance(value, ItemsKind):

@@ -254,7 +254,14 @@ class ValueWriter:
         """Return a tile converted to the element type of `kind`; the shape is the same."""
         if value.kind == kind:
             return value
-        return replace(value, kind=kind, text=f"rsn::convert_tile<{kind.cpp}>({value.text})", simple=False)
+        integers = self.integers(value) and kind.dtype in LIMITS
+        text = f"rsn::convert_tile<{kind.cpp}>({value.text})"
+        return replace(value, kind=kind, text=text, simple=False, integers=integers)
+
+    def integers(self, value: Val) -> bool:
+        """Return whether a value is integers that a product computes where it reads them: a number, a tile in a
+        variable, or an expression of these."""
+        return value.kind.is_int or (value.kind.dtype in LIMITS and (value.simple or value.integers))
 
     def converted(self, given: Value, kind: ElementType) -> Val:
         """Return a value converted to the type `kind`, as a put or a typed assignment does. Raises `HlsError` if the

@@ -37,15 +37,16 @@ def banks(
         out[name] = TileWord(lcm(*(gcd(rows, w.rows) for w in words)), lcm(*(gcd(columns, w.columns) for w in words)))
     for line in lines:
         found = _WORD.search(line)
-        names = _NAME.findall(line[found.end() if found else 0 :])
+        kernel = next((k for k in _BY_OPERAND if k in line), "")
+        parts = _arguments(line) if kernel else [line[found.end() if found else 0 :]]
+        names = [(k, axis, name) for k, part in enumerate(parts) for axis, name in _NAME.findall(part)]
         if found:
             taken = TileWord(int(found[1]), int(found[2]))
         elif "rsn::load<" in line or "rsn::save<" in line:
-            taken = TileWord(1, next(packed[n] for _, n in names if n in packed))
+            taken = TileWord(1, next(packed[n] for *_, n in names if n in packed))
         else:
             continue
-        kernel = next((k for k in _BY_OPERAND if k in line), "")
-        for k, (axis, name) in enumerate((axis, n) for axis, n in names if n in tiles):
+        for k, axis, name in ((k, axis, n) for k, axis, n in names if n in tiles):
             by_rows, by_columns = _BY_OPERAND[kernel][k] if kernel else (True, True)
             each = taken.rows if by_rows else 1, taken.columns if by_columns else 1
             last = len(tiles[name].shape) - 1
@@ -55,6 +56,18 @@ def banks(
                 lcm(out[name].rows, gcd(rows, each_row)), lcm(out[name].columns, gcd(columns, each_column))
             )
     return out
+
+
+def _arguments(line: str) -> list[str]:
+    """The arguments of a call of a kernel, whose template arguments have no brackets of calls."""
+    parts, depth = [""], 0
+    for letter in line[line.index("(") + 1 : line.rindex(")")]:
+        depth += (letter in "(<") - (letter in ")>")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def partitioned(

@@ -18,6 +18,7 @@ from rsn.streams.hls.project import project
 from rsn.streams.placing.devices import VC1902
 from rsn.streams.reader import read
 from rsn.streams.timing.timed import TimedProgram
+from rsn.streams.words import SUMS
 from rsn.tests.effort import cases, in_both, in_full
 from rsn.tests.streams.test_time import evaluated, on_the_engine
 
@@ -146,7 +147,12 @@ def test_products() -> None:
     assert path.multiply_adds(ElementType("f32", (16, 16))) == 32
     assert path.multiply_adds(ElementType("f32", (1, 64))) == 8
     assert path.product(ElementType("f32", (1, 64)), 64) == 63 * 8 + 9
-    assert Datapath({"matmul": 256}).multiply_adds(ElementType("i64", (16, 16))) == 128
+    # Integers in registers are added to in each cycle: all of them, or words of them in turn.
+    integers = Datapath({"matmul": 256})
+    assert integers.multiply_adds(ElementType("i32", (16, 16))) == 256
+    assert integers.product(ElementType("i32", (16, 16)), 64, before=1) == 64 + 3
+    assert integers.product(ElementType("i32", (32, 16)), 64) == 2 * 64 + 2
+    assert Datapath({"matmul": 1 << 14}).multiply_adds(ElementType("i32", (64, 128))) == SUMS // 2 * 2
 
 
 def test_passes() -> None:
