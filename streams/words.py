@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from math import gcd, lcm, prod
 from typing import NamedTuple
 
-from ..base.element_types import CPP_BITS
+from ..base.element_types import BITS, CPP_BITS, SCALARS
 
 STREAM_BITS = 2048
-"""Most bits of a word of a stream between kernels."""
+"""Most bits of a word of a stream between kernels, but for `WIDE_BITS`."""
+WIDE_BITS = 4096
+"""Most bits of a word of a stream of integers of up to 8 bits whose tiles have longer rows: a word is then a row, or a
+part of one. A product with one row of sums takes as many weights in each cycle, from as many ports as their tensor has
+memory channels: 8 ports of `PORT_BITS` fill such a word in a cycle. HLS has no wider ones (`word-width` in
+docs/hls-rules.md)."""
 MOVED = STREAM_BITS // 32
 """Elements that are moved in a cycle, from tile to tile."""
 REGISTERS = 1024
@@ -106,10 +111,13 @@ def part_of(part: TileWord, whole: TileWord) -> TileWord:
 
 
 def stream_word(dtype: str, shape: Sequence[int]) -> TileWord:
-    """Return the word in which a tile goes over a stream: as `word`, of at most `STREAM_BITS` bits. dtype, shape: of
-    the tile.
+    """Return the word in which a tile goes over a stream: as `word`, of at most `STREAM_BITS` bits, or of a longer row
+    of integers at most `WIDE_BITS`. dtype, shape: of the tile.
     """
-    return word(shape, STREAM_BITS // CPP_BITS[dtype])
+    most = STREAM_BITS // CPP_BITS[dtype]
+    if SCALARS[dtype].integer and BITS[dtype] in (4, 8):
+        most = max(most, min(shape[-1], WIDE_BITS // CPP_BITS[dtype]))
+    return word(shape, most)
 
 
 def port_elements(dtype: str, *ends: int) -> int:

@@ -24,7 +24,7 @@ from .block import Streamed
 from .knobs import PRODUCTS, Knobs, elements_beside
 from .operators import StreamOperator
 from .plans import KernelPlan, steps_of, types_of, units_of
-from .ports import ChannelPorts, port_shares, widest_ports
+from .ports import ChannelPorts, load_parts, port_shares, widest_ports, widths
 from .program import LEAST_DEPTH
 from .resources import area
 
@@ -161,11 +161,17 @@ def _speed(x: StreamOperator, plan: KernelPlan, least: int, units: int) -> float
 def _loads(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder]:
     """Loads whose ports are free: all of an operator have the same one."""
     numbers, most = _instances(single), widest_ports(single, device)
-    of: dict[str, list[int]] = {}
+    parts, wider = load_parts(single), widths(single)
+    of: dict[str, list[str]] = {}
     for task, operator in single.written.loads.items():
         if "port" not in knobs.of.get(operator, {}):
-            of.setdefault(operator, []).append(numbers[task])
-    return [_Holder(x, "port", tasks, len(tasks), min(knobs.port, most[x])) for x, tasks in of.items()]
+            of.setdefault(operator, []).append(task)
+    found = []
+    for x, tasks in of.items():
+        limit = knobs.port * min(wider[single.written.moved[task].tensor] for task in tasks if parts[task] == 1)
+        cost = sum(parts[task] for task in tasks)
+        found.append(_Holder(x, "port", [numbers[task] for task in tasks], cost, min(limit, most[x])))
+    return found
 
 
 _Resource = tuple[list[_Holder], float]

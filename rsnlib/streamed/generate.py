@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from ...base.element_types import BITS
+from ...base.element_types import BITS, CPP_BITS
 from ...base.errors import BudgetError, ProgramError, ResourceError
 from ...isa.program import Program
 from ...scheduler.pack import pack
@@ -398,7 +398,7 @@ def _sized(made: Streamed, device: StreamDevice, limit: int) -> _Sized:
         depths = {stream: max(least, int(of[stream] * fast[stream])) for stream, least in safe.items()}
         try:
             held = _held(made, sized, depths, limit)
-            memories = allocate(held, Memories.of_device(device))
+            memories = allocate(held, Memories.of_device(device), _wide(made))
             return made.changed(depths=depths), held, memories, _on_dies(made, memories, device)
         except ResourceError as e:
             too_large = e
@@ -424,6 +424,16 @@ def _buffers(made: Streamed, two: bool) -> dict[str, int]:
     buffers = {node.name: node.memory_bytes for node in made.dataflow.nodes if node.memory_bytes}
     converters = made.written.converters.items()
     return buffers | {task: found.ping_pong_bytes // (1 if two else 2) for task, found in converters}
+
+
+def _wide(made: Streamed) -> dict[str, int]:
+    """Bits of a word of each stream whose words are wider than `STREAM_BITS`, by name."""
+    words = {
+        stream.name: CPP_BITS[stream.type.dtype] * stream_word(stream.type.dtype, stream.type.shape).elements
+        for _, stream, put, _ in _ends(made)
+        if put and stream.type.shape
+    }
+    return {name: bits for name, bits in words.items() if bits > STREAM_BITS}
 
 
 def _held(made: Streamed, sized: SizedProgram, depths: Mapping[str, int], limit: int) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...streams.placing.channels import ChannelShares, MovedTensor, burst_bytes, shares, widest
 from ...streams.placing.devices import PORT_BYTES, StreamDevice
+from ...streams.words import STREAM_BITS, WIDE_BITS
 
 if TYPE_CHECKING:
     from .block import Streamed
@@ -76,16 +77,41 @@ def port_shares(
     """
     written = made.written
     ports: dict[str, dict[str, float]] = {name: {} for name in written.shapes}
-    given = set()
+    given, parts, wider = set(), load_parts(made), widths(made)
     for task, moved in written.moved.items():
         operator = written.loads.get(task)
         if operator is None or operator in wanted:
-            ports[moved.tensor][task] = stored if operator is None else wanted[operator]
+            ports[moved.tensor][task] = stored if operator is None else wanted[operator] * parts[task]
         else:
             ports[moved.tensor][task] = made.knobs.at(operator).port
             given.add(task)
-    tensors = {name: MovedTensor(written.pieces(name), of, frozenset(given & of.keys())) for name, of in ports.items()}
+    tensors = {
+        name: MovedTensor(written.pieces(name), of, frozenset(given & of.keys()), wider.get(name, 1))
+        for name, of in ports.items()
+    }
     return shares(tensors, device, most)
+
+
+def load_parts(made: Streamed) -> dict[str, float]:
+    """Return, by the load's name, the part of the bytes a cycle of an operator that a load has: 1, but scales and zero
+    points of a quantised weight come beside it, and are fewer bytes."""
+    written, operators = made.written, {x.name: x for x in made.plans}
+    parts = {}
+    for task, name in written.loads.items():
+        of = [written.moved[other].cost for other, operator in written.loads.items() if operator == name]
+        x = operators[name]
+        is_quantised = x.op == "linear" and x.operand("weight_scale") is not None
+        parts[task] = written.moved[task].cost / max(of) if is_quantised else 1.0
+    return parts
+
+
+def widths(made: Streamed) -> dict[str, int]:
+    """Return, by the tensor's name, how many times as wide as `STREAM_BITS` the words of its narrowest stream are,
+    rounded down, and at least 1. A port has as many times the bytes a cycle that the knobs say."""
+    found: dict[str, int] = {}
+    for moved in made.written.moved.values():
+        found[moved.tensor] = min(found.get(moved.tensor, WIDE_BITS), max(1, moved.word_bits // STREAM_BITS))
+    return found
 
 
 def widest_ports(made: Streamed, device: StreamDevice) -> dict[str, int]:
@@ -96,7 +122,10 @@ def widest_ports(made: Streamed, device: StreamDevice) -> dict[str, int]:
     for moved in written.moved.values():
         sharing[moved.tensor] = sharing.get(moved.tensor, 0) + 1
     most: dict[str, int] = {}
+    parts = load_parts(made)
     for task, operator in written.loads.items():
+        if parts[task] < 1:
+            continue
         tensor = written.moved[task].tensor
         found = widest(device, written.pieces(tensor), sharing[tensor])
         most[operator] = min(found, most.get(operator, found))

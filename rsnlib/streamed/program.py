@@ -10,7 +10,7 @@ from math import gcd, prod
 
 import numpy as np
 
-from ...base.element_types import BY_NUMPY, whole_bytes
+from ...base.element_types import BY_NUMPY, CPP_BITS, whole_bytes
 from ...base.errors import ProgramError
 from ...scheduler.graph import unique_name
 from ...streams.orders.converter import Converter, converter
@@ -42,11 +42,14 @@ LEAST_DEPTH = 2
 @dataclass(frozen=True)
 class MovedBytes:
     """What a task moves of a tensor. tensor: its name. share: bytes a cycle of its port on each channel of the tensor.
-    cost: of all tokens of an execution on each channel, in bytes that it could move meanwhile (`ChannelPorts.cost`)."""
+    cost: of all tokens of an execution on each channel, in bytes that it could move meanwhile (`ChannelPorts.cost`).
+    word_bits: of a word of the stream.
+    """
 
     tensor: str
     share: int
     cost: int
+    word_bits: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -434,9 +437,10 @@ class _ProgramWriter:
         rows, columns = token_shape(order)
         row, token = order.bytes_of(columns), order.bytes_per_token
         follows = tensor in self.packed_tensors or columns == order.tensor[-1]
+        bits = CPP_BITS[order.dtype] * stream_word(order.dtype, (rows, columns)).elements
         if self.ports is None:
             taken = -(-token // port) if follows else rows * -(-row // port)
-            self.moved[task] = MovedBytes(tensor, port, order.tokens * taken * port)
+            self.moved[task] = MovedBytes(tensor, port, order.tokens * taken * port, bits)
         else:
             packed = self.packed_tensors.get(tensor)
             if packed is not None:
@@ -449,7 +453,7 @@ class _ProgramWriter:
                 cost = rows * self.ports.cost(tensor, row, gcd(row, order.bytes_of(order.tensor[-1])))
             share = self.ports.share(task, tensor, port)
             taken = max(-(-cost // share), self._loop(tensor, rows, columns))
-            self.moved[task] = MovedBytes(tensor, share, order.tokens * cost)
+            self.moved[task] = MovedBytes(tensor, share, order.tokens * cost, bits)
         return [do("cycles", taken)] if taken > 1 else []
 
     def _loop(self, tensor: str, rows: int, columns: int) -> int:

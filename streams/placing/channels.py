@@ -35,11 +35,13 @@ class ChannelError(ResourceError):
 @dataclass(frozen=True)
 class MovedTensor:
     """A tensor off the chip. pieces: it can lie in any number of channels that divides this one. ports: bytes a cycle
-    that each of its ports wants on all channels together. given: of these, the ports that get what they want."""
+    that each of its ports wants on all channels together. given: of these, the ports that get what they want. wider:
+    how many times the bytes in a cycle of other ports its ports may have."""
 
     pieces: int
     ports: Mapping[str, float]
     given: frozenset[str] = frozenset()
+    wider: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def burst_bytes(channel: MemoryChannel, size: int, apart: int) -> int:
 def shares(tensors: Mapping[str, MovedTensor], device: StreamDevice, most: int) -> Iterator[ChannelShares]:
     """Yield ways to share the channels of the device, for each of `CROWDS` one at most: in each, all ports that are not
     given get the same part of what they want, the largest with which they find room, and then what room is left.
-    tensors: by name. most: bytes a cycle of such a port. Raises `ChannelError` if there is no way.
+    tensors: by name. most: bytes a cycle of such a port, but for `MovedTensor.wider`. Raises `ChannelError` if there is
+    no way.
     """
     found: list[ChannelShares] = []
     for crowd in CROWDS:
@@ -174,7 +177,8 @@ def _grown(tensors: Mapping[str, MovedTensor], found: ChannelShares, room: list[
         _, port, name = heap[0]
         channels = found.channels[name]
         share = -(-bytes_[port] // len(channels)) + 1
-        if share > PORT_BYTES or share * len(channels) > most or any(room[k] < 1 for k in channels):
+        beyond = share > PORT_BYTES or share * len(channels) > most * tensors[name].wider
+        if beyond or any(room[k] < 1 for k in channels):
             heappop(heap)
             continue
         for k in channels:

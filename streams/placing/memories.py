@@ -23,6 +23,11 @@ LUTRAM_BELOW = 1024
 
 KINDS = ("LUTRAM", "BRAM", "URAM")
 
+BLOCK_BITS = 72
+"""Bits of the widest word of a block RAM or an UltraRAM (UG573)."""
+
+NO_BITS: Mapping[str, int] = {}
+
 SECONDS = 60.0
 """Limit of the search through all ways."""
 
@@ -61,11 +66,15 @@ class Memories:
         """Return how many blocks, or bytes of LUTs, there are. kind: one of `KINDS`; `KeyError` for another."""
         return {"LUTRAM": self.lutram, "BRAM": self.bram, "URAM": self.uram}[kind]
 
-    def needed(self, size: int, kind: str) -> int:
+    def needed(self, size: int, kind: str, bits: int = 0) -> int:
         """Return how many blocks, or bytes of LUTs, a buffer takes. size: in bytes. kind: one of `KINDS`; `KeyError`
-        for another.
+        for another. bits: of a word, for which blocks of `BLOCK_BITS` stand side by side; 0 to count bytes alone.
         """
-        return {"LUTRAM": size, "BRAM": -(-size // self.bram_bytes), "URAM": -(-size // self.uram_bytes)}[kind]
+        if kind == "LUTRAM":
+            return size
+        of_block = {"BRAM": self.bram_bytes, "URAM": self.uram_bytes}[kind]
+        beside = -(-bits // BLOCK_BITS)
+        return -(-size // of_block) if not bits else beside * -(-size * 8 // (bits * (of_block * 8 // BLOCK_BITS)))
 
     def choices(self, size: int) -> tuple[str, ...]:
         """Return the kinds of memory in which a buffer may be, the best one first. size: in bytes."""
@@ -93,9 +102,9 @@ class Allocation:
         return sum(place.amount for place in self.places.values() if place.kind == kind)
 
 
-def allocate(buffers: Mapping[str, int], memories: Memories) -> Allocation:
+def allocate(buffers: Mapping[str, int], memories: Memories, bits: Mapping[str, int] = NO_BITS) -> Allocation:
     """Return a place in a memory for each buffer (StreamTensor, section 5.3). buffers: bytes by name. memories: what
-    there is.
+    there is. bits: of a word of each buffer that is wide, by name (`Memories.needed`).
 
     Raises `MemoryFitError` for a buffer that fits nowhere, which names it, what it needs, what is left and who holds
     the rest; `ProgramError` for sizes below 1, and a search through all ways that takes too long to prove anything.
@@ -109,7 +118,7 @@ def allocate(buffers: Mapping[str, int], memories: Memories) -> Allocation:
     free = {kind: memories.amount(kind) for kind in KINDS}
     for name in order:
         for kind in memories.choices(buffers[name]):
-            amount = memories.needed(buffers[name], kind)
+            amount = memories.needed(buffers[name], kind, bits.get(name, 0))
             if amount <= free[kind]:
                 places[name] = BufferPlace(kind, amount)
                 free[kind] -= amount
@@ -118,20 +127,27 @@ def allocate(buffers: Mapping[str, int], memories: Memories) -> Allocation:
             refused.append(name)
     if not refused:
         return Allocation(places)
-    found = _every_way(order, buffers, memories)
+    found = _every_way(order, buffers, memories, bits)
     if found is not None:
         return found
-    raise MemoryFitError(_refusal(refused[0], buffers, memories, places), refused[0], Allocation(places))
+    raise MemoryFitError(_refusal(refused[0], buffers, memories, places, bits), refused[0], Allocation(places))
 
 
-def _refusal(name: str, buffers: Mapping[str, int], memories: Memories, places: Mapping[str, BufferPlace]) -> str:
+def _refusal(
+    name: str,
+    buffers: Mapping[str, int],
+    memories: Memories,
+    places: Mapping[str, BufferPlace],
+    bits: Mapping[str, int],
+) -> str:
     size = buffers[name]
     parts: list[str] = []
     for kind in memories.choices(size):
         before = {other: place for other, place in places.items() if buffers[other] >= size and place.kind == kind}
         left = memories.amount(kind) - sum(place.amount for place in before.values())
         unit = "bytes of LUTRAM" if kind == "LUTRAM" else kind
-        part = f"{memories.needed(size, kind):,} {unit} needed, {left:,} of {memories.amount(kind):,} left"
+        needed = memories.needed(size, kind, bits.get(name, 0))
+        part = f"{needed:,} {unit} needed, {left:,} of {memories.amount(kind):,} left"
         if before:
             holder = max(before, key=lambda other: before[other].amount)
             part += f" ({holder} holds {before[holder].amount:,})"
@@ -139,10 +155,15 @@ def _refusal(name: str, buffers: Mapping[str, int], memories: Memories, places: 
     return f"buffer {name} of {size:,} bytes fits in no memory: {'; '.join(parts)}; choose smaller tiles or depths"
 
 
-def _every_way(order: Sequence[str], buffers: Mapping[str, int], memories: Memories) -> Allocation | None:
+def _every_way(
+    order: Sequence[str], buffers: Mapping[str, int], memories: Memories, bits: Mapping[str, int]
+) -> Allocation | None:
     """Find an allocation by an integer linear program, with as few second choices as possible; None if there is
     none."""
     from scipy.optimize import Bounds, LinearConstraint, milp
+
+    def needed(name: str, kind: str) -> int:
+        return memories.needed(buffers[name], kind, bits.get(name, 0))
 
     options = [(name, rank, kind) for name in order for rank, kind in enumerate(memories.choices(buffers[name]))]
     rows, lows, highs = [], [], []
@@ -151,7 +172,7 @@ def _every_way(order: Sequence[str], buffers: Mapping[str, int], memories: Memor
         lows.append(1.0)
         highs.append(1.0)
     for kind in KINDS:
-        rows.append([float(memories.needed(buffers[name], kind)) * (k == kind) for name, _, k in options])
+        rows.append([float(needed(name, kind)) * (k == kind) for name, _, k in options])
         lows.append(-inf)
         highs.append(float(memories.amount(kind)))
     # HiGHS prints a line of its own when it polishes a solution, whatever its options.
@@ -168,4 +189,4 @@ def _every_way(order: Sequence[str], buffers: Mapping[str, int], memories: Memor
     if found.x is None:
         raise ProgramError(f"no allocation of {len(order)} buffers was found within {SECONDS:.0f} s; give fewer")
     chosen = [option for option, x in zip(options, found.x, strict=True) if x > 0.5]
-    return Allocation({name: BufferPlace(kind, memories.needed(buffers[name], kind)) for name, _, kind in chosen})
+    return Allocation({name: BufferPlace(kind, needed(name, kind)) for name, _, kind in chosen})

@@ -85,6 +85,12 @@ def test_words_of_streams() -> None:
     assert stream_word("f32", (64, 16)) == TileWord(4, 16)
     assert stream_word("f32", (5, 80)) == TileWord(1, 40)
     assert stream_word("i8", (16, 16)) == TileWord(16, 16)
+    # Longer rows of integers of up to 8 bits have wider words: a row, or as large a part of one as HLS allows.
+    assert stream_word("i4", (8, 1024)) == TileWord(1, 1024)
+    assert stream_word("i4", (8, 3000)) == TileWord(1, 1000)
+    assert stream_word("i8", (8, 1024)) == TileWord(1, 512)
+    assert stream_word("i16", (8, 1024)) == TileWord(1, 128)
+    assert stream_word("boolean", (8, 1024)) == TileWord(1, 256)
 
 
 @pytest.mark.parametrize("dtype", SCALARS)

@@ -156,7 +156,9 @@ class DebugInformation:
             if member.get("tag") == "DW_TAG_inheritance":
                 node = self.node(self._reference(member, "baseType"))
         element = next((self.node(n) for n in self._list(node) if self.node(n).get("name") == "element_"), {})
-        return self._bytes(self.node(self._reference(element, "baseType"))) * 8
+        of = self._plain(self.node(self._reference(element, "baseType")))
+        # An integer of 4 bits is a byte where sources are checked, and has 4 bits in hardware.
+        return self._bytes(of) * (4 if "rsn::Nibble<" in of.get("name", "") else 8)
 
     def global_variable(self, number: int) -> tuple[str, CppLine]:
         """Return the name of a global variable, and where it is declared. number: of its node."""
@@ -166,9 +168,13 @@ class DebugInformation:
         return node.get("name", ""), CppLine(self.file(node), int(node.get("line", "0")))
 
     def _bytes(self, node: dict[str, str]) -> int:
+        return int(self._plain(node).get("size", "0")) // 8
+
+    def _plain(self, node: dict[str, str]) -> dict[str, str]:
+        """A type behind names for it."""
         while node.get("kind") == "DIDerivedType" and "size" not in node:
             node = self.node(self._reference(node, "baseType"))
-        return int(node.get("size", "0")) // 8
+        return node
 
     def _parts(
         self, number: int, name: str, offset: int, dims: tuple[ArrayDimension, ...], whole: bool
