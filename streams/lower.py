@@ -48,14 +48,13 @@ class _Expressions:
         self.region, self.name, self.externals = region, declared.name, externals
         self.source: Source = region.source
         context = self.context = region.contexts[declared.name]
-        parameters = {p.name for p in declared.parameters}
+        self.names = {p.name for p in declared.parameters} | declared.body.facts.assigned
         self.streams: Mapping[str, StreamDecl] = context.streams
-        self.constants: Mapping[str, Value] = {k: v for k, v in context.constants.items() if k not in parameters}
+        self.constants: Mapping[str, Value] = {k: v for k, v in context.constants.items() if k not in self.names}
         self.roots: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.mesh = declared.mapping
         self.datapath = datapath_of(declared, region.rates, region.float_add, region.variants)
         self.collectives = [c for c in region.collectives if c.task == declared.name]
-        self.names = {p.name for p in declared.parameters} | declared.body.facts.assigned
         self.out: list[t.Statement] = []
         self.count = 0
         self.at = Place(1, 1)

@@ -356,3 +356,19 @@ def test_programs_that_pass_the_check_end_on_the_engine() -> None:
         if "data()" not in text:
             assert Machine(program).run().latency_s == with_data
     assert apart >= cases(4, 0)
+
+
+def test_a_variable_of_a_task_hides_the_constant_of_its_name() -> None:
+    text = """
+from rsn.streams import *
+
+k = 3
+y: f32[4]
+
+
+@task(mapping=[1], args=[y])
+def count(y: f32[4]) -> None:
+    for k in range(4):
+        y[k] = 2.0 * k
+"""
+    assert run_tasks(machine(text)).outputs["y"].tolist() == [0, 2, 4, 6]
