@@ -34,6 +34,7 @@ from .progress import TIMING, working
 from .raw import BARE, OF_IMAGE, OP_LISTS, read_raw_image, with_memories
 from .stream_programs import (
     is_region,
+    of_all_sizes,
     prove_file,
     region_of,
     show,
@@ -77,7 +78,8 @@ def check_command(program: str, options: CheckOptions) -> None:
 
     With --for-all, constants at the top of the file (or names that it does not declare) are sizes: the result is proved
     for all of them, a counterexample, or undecided with the reason. A range such as '2 <= n <= 64' is tried whole;
-    'n >= 8, n % 8 == 0' are the multiples of 8.
+    'n >= 8, n % 8 == 0' are the multiples of 8. Sizes that each run gives (n: Size[64] = 8) are checked with all of
+    their values without this option.
     """
     named = stream_program(program)
     if named is None:
@@ -96,7 +98,8 @@ def check_command(program: str, options: CheckOptions) -> None:
     else:
         region = region_of(named, options.kernels) if options.kernels else read_file(named.file, named.region)
         report = check_streams(region, options.strict)
-        ok = show(report, options.most, options.as_json)
+        report, proof = of_all_sizes(named, report, options.strict)
+        ok = show(report, options.most, options.as_json, proof)
     if not ok:
         raise SystemExit(1)
 

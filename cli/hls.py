@@ -89,7 +89,7 @@ def hls_command(program: str, options: HlsOptions) -> None:
         tasks = replace(tasks, clock_hz=device.mhz * 1e6)
     made = cpp_program(tasks, float_add=device.float_add, calls=calls)
     given = load_tensors(options.inputs) if options.inputs else {}
-    checked = checked_inputs(tasks, given) if options.inputs or options.runs else {}
+    checked = checked_inputs(tasks, given, dict(tasks.sizes)) if options.inputs or options.runs else {}
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in project(made, device).items():

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..assembler.printer import show as show_program
 from ..base.durations import duration
-from ..base.errors import TensorError
+from ..base.errors import TensorError, UnsupportedError
 from ..base.files import check_target, write_text
 from ..host.runner import Runner
 from ..host.tasks import run_tasks
@@ -125,7 +125,11 @@ def map_command(program: str, options: MapOptions) -> None:
 
 
 def _check(region: Region, options: MapOptions) -> None:
-    """Show the findings of a program, and exit with 1, if it has errors."""
+    """Show the findings of a program, and exit with 1, if it has errors. Raises `UnsupportedError` for sizes that each
+    run gives: what a node holds, and when it loads, follows from one value."""
+    if region.sizes:
+        names = ", ".join(size.name for size in region.sizes)
+        raise UnsupportedError(f"a mapping is for one value of {names}: write a constant, such as {names} = 8")
     report = report_on(region)
     if report.code:
         show(report, options.most, options.as_json)

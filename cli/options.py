@@ -142,3 +142,7 @@ class SettingOption(click.ParamType[tuple[str, float]]):
         except ValueError:
             kind = "whole number" if self.number is int else "number"
             self.fail(f"{value!r}: " + (f"{number!r} is not a {kind}" if sign else "expected NAME=NUMBER"), param, ctx)
+
+
+SIZES = option("value of a size that each run gives, e.g. rows=4", "--size", type=SettingOption(int))
+"""The option for sizes of stream programs (`streams.language.Size`)."""

@@ -36,7 +36,7 @@ from ..hw.sim.trace import write_trace
 from ..isa.overlay import Overlay
 from ..isa.overlays.file import changed
 from ..isa.overlays.tasks import TASKS
-from ..isa.overlays.tasks.overlay import program_of, without_rates
+from ..isa.overlays.tasks.overlay import program_of, with_sizes, without_rates
 from ..isa.packet import Words
 from ..isa.program import Program, Role
 from ..isa.statistics import count
@@ -50,6 +50,7 @@ from .options import (
     JSON,
     PROGRAMS,
     RAW,
+    SIZES,
     XCLBIN,
     File,
     Options,
@@ -111,6 +112,7 @@ class RunOptions(Options):
     params: tuple[tuple[str, int], ...] = option(
         "set a run-time parameter, e.g. len[0]=17", "--param", type=SettingOption(int), of=(PROGRAMS, TASKLESS)
     )
+    sizes: tuple[tuple[str, int], ...] = SIZES
     timing_only: bool = option("model only the time, without data: needs no weights and no inputs", of=MODEL)
     rates: tuple[tuple[str, float], ...] = option(
         "change a rate or depth, e.g. ddr_read_gbs=42", "--set", type=SettingOption(float), of=(MODEL, UNCHANGED)
@@ -168,6 +170,10 @@ def run_command(program: str, options: RunOptions) -> None:
         loaded, words = image.program, image.words
     else:
         loaded = container.read(program)
+    if named is None and options.sizes:
+        if loaded.overlay.base != TASKS.name:
+            raise click.UsageError("--size: only for a stream program of tasks")
+        loaded = with_sizes(loaded, dict(options.sizes))
     board: Board | None = None
     if loaded.overlay.whole is not None:
         _refuse_on_described_machines(loaded, options)
@@ -204,7 +210,9 @@ def _stream_program(named: Named, options: RunOptions) -> Program:
     """Return the program of the machine that a stream program is, of tasks or of dynamic streams."""
     operators = None if is_region(named) else dynamic_machine(named)
     if operators is None:
-        return machine_program(named, execute=True, kernels=options.kernels)
+        return machine_program(named, execute=True, kernels=options.kernels, sizes=dict(options.sizes))
+    if options.sizes:
+        raise click.UsageError("--size: not for programs of dynamic streams, whose shapes follow from data")
     if options.kernels:
         raise click.UsageError("--kernels: not for programs of dynamic streams, whose operators have no such rates")
     return machine_of_operators(operators, in_files=False)

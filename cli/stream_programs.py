@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import decode_source
 from pathlib import Path
@@ -19,7 +19,8 @@ from ..streams.build import build
 from ..streams.check import Report, report_on
 from ..streams.machines import DYNAMIC
 from ..streams.rates import KernelTable, read_kernels
-from ..streams.reader import NO_RATES, parse, read_file
+from ..streams.reader import NO_RATES, STATED, parse, read_file
+from ..streams.size_values import Unequal, size_readings
 from ..streams.source import Source, SourceFinding
 from ..streams.symbolic.forall import Proof, prove
 from ..streams.syntax.nodes import FunctionDefinition
@@ -65,29 +66,30 @@ def is_dynamic(program: Program) -> bool:
     return program.overlay.base == DYNAMIC.name
 
 
-def region_of(named: Named, kernels: str | Path | None) -> Region:
+def region_of(named: Named, kernels: str | Path | None, sizes: Mapping[str, int] = STATED) -> Region:
     """Read a stream program, with its beats. kernels: path of a file with the rates and variants of library kernels,
-    None without one. Raises `SourceError` for what the file has wrong."""
+    None without one. sizes: values of sizes that each run gives, by name. Raises `SourceError` for what the file has
+    wrong."""
     table = KernelTable(NO_RATES, ()) if kernels is None else read_kernels(Path(kernels))
-    return read_file(named.file, named.region, timed=True, rates=table.rates, variants=table.variants)
+    return read_file(named.file, named.region, timed=True, rates=table.rates, variants=table.variants, sizes=sizes)
 
 
-def machine_program(named: Named, execute: bool, kernels: str | None) -> Program:
+def machine_program(named: Named, execute: bool, kernels: str | None, sizes: Mapping[str, int] = STATED) -> Program:
     """Return the program of the machine that a stream program is. execute: tasks may call functions of the file.
-    kernels: path of a file with the rates of library kernels, None without one. Raises `SourceError` with the
-    findings."""
-    return pack(build(report_on(region_of(named, kernels)), execute))
+    kernels: path of a file with the rates of library kernels, None without one. sizes: values of sizes that each run
+    gives, by name. Raises `SourceError` with the findings."""
+    return pack(build(report_on(region_of(named, kernels, sizes)), execute))
 
 
-def show(report: Report, most: int, as_json: bool) -> bool:
+def show(report: Report, most: int, as_json: bool, proof: Proof | None = None) -> bool:
     """Print the findings of a check, at most `most` of each code, or all facts as a JSON object; return whether there
-    are none but warnings."""
-    ok, region = not report.code, report.region
+    are none but warnings. proof: of all values of the sizes that each run gives, None without one."""
+    ok, region = not report.code and (proof is None or proof.ok), report.region
     findings = _gathered(report, most)
     if as_json:
         rows = [_row(region.source.file, f, times) for f, times in findings]
         facts = {"ok": ok, "findings": rows, "instances": len(region.instances), "streams": _streams(report)}
-        click.echo(json.dumps(facts))
+        click.echo(json.dumps(facts if proof is None else {**facts, "sizes": proof.json()}))
         return ok
     for f, times in findings:
         click.echo(region.source.render(f))
@@ -97,7 +99,25 @@ def show(report: Report, most: int, as_json: bool) -> bool:
         name = f"{region.source.file}{f':{region.name}' if region.name else ''}"
         streams, instances = _streams(report), len(region.instances)
         click.echo(f"{name}: ok, {counted(streams, 'stream')}, {counted(instances, 'task instance')}")
+    if proof is not None:
+        click.echo(str(proof))
     return ok
+
+
+def of_all_sizes(named: Named, report: Report, strict: bool) -> tuple[Report, Proof | None]:
+    """Check a stream program, whose check with the stated values is `report`, with all values of the sizes that each
+    run gives. strict: as for `prove_file`. Return the report, or one of what keeps runs from having one machine; and
+    the proof, None for a program without such sizes, and for one with errors."""
+    if report.code or not report.region.sizes:
+        return report, None
+    domain = ", ".join(f"1 <= {size.name} <= {size.largest}" for size in report.region.sizes)
+    proof = prove_file(named, domain, strict)
+    try:
+        if proof.ok:
+            size_readings(report.region)
+    except Unequal as unequal:
+        return unequal.report, None
+    return report, proof
 
 
 def counted(number: int, what: str) -> str:

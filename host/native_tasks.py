@@ -48,7 +48,7 @@ def run_native(
     run with the line of the user's file, and `BoardError` beyond the limit.
     """
     program = region.program
-    given = checked_inputs(program, inputs)
+    given = checked_inputs(program, inputs, dict(program.sizes))
     memories = [
         to_memory(given[t.name], t) if t.name in given else bytes(to_memory(np.zeros(t.type.shape), t))
         for t in program.tensors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,8 +14,9 @@ from ..base.element_types import ElementType
 from ..base.errors import TensorError
 from ..hw.sim.machine import Run
 from ..hw.sim.tasks import run_on_tensors
-from ..isa.overlays.tasks.overlay import program_of
+from ..isa.overlays.tasks.overlay import program_of, size_values, with_sizes
 from ..isa.overlays.tasks.program import TaskProgram
+from ..isa.overlays.tasks.unit import shape_of
 from ..isa.overlays.tasks.values import convert
 from ..isa.program import Program
 from .tensors import shown
@@ -31,20 +32,26 @@ class TaskResult:
     run: Run
 
 
-def run_tasks(program: Program, inputs: Mapping[str, Tensor] | None = None) -> TaskResult:
+def run_tasks(
+    program: Program, inputs: Mapping[str, Tensor] | None = None, sizes: Mapping[str, int] | None = None
+) -> TaskResult:
     """Run a program of a task machine on the simulator.
 
     inputs: for each input tensor an array of its shape; its values must be ones of the declared element type, `bf16`
-    and `f16` as float32. Raises `TensorError` for inputs that do not fit, `ProgramError` for what fails in the run,
-    with the place in the user's file.
+    and `f16` as float32. sizes: values of the sizes that each run gives, by name; others have those of the program.
+    Raises `TensorError` for inputs that do not fit, `ProgramError` for values that a size does not have, and for what
+    fails in the run, with the place in the user's file.
     """
+    program = with_sizes(program, sizes or {})
     tasks = program_of(program.overlay)
-    return TaskResult(*run_on_tensors(program, checked_inputs(tasks, inputs)))
+    return TaskResult(*run_on_tensors(program, checked_inputs(tasks, inputs, size_values(program))))
 
 
-def checked_inputs(tasks: TaskProgram, inputs: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Return the inputs of a task program by name, as their element types. inputs: an array of the declared shape for
-    each. Raises `TensorError` for an unknown or missing name, and as `checked`."""
+def checked_inputs(
+    tasks: TaskProgram, inputs: Mapping[str, Tensor] | None, sizes: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """Return the inputs of a task program by name, as their element types. inputs: an array for each, of its shape in a
+    run with these values of sizes, by name. Raises `TensorError` for an unknown or missing name, and as `checked`."""
     given = dict(inputs or {})
     wanted = [t.name for t in tasks.tensors if t.input]
     for name in given:
@@ -52,10 +59,11 @@ def checked_inputs(tasks: TaskProgram, inputs: Mapping[str, Tensor] | None) -> d
             close = get_close_matches(name, wanted, n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; they are {', '.join(wanted) or 'none'}"
             raise TensorError(f"the program has no input {shown(name)}{hint}")
-    for t in tasks.tensors:
-        if t.input and t.name not in given:
-            raise TensorError(f"the input {t.name} is missing: {_said(t.type)}")
-    return {t.name: checked(t.name, given[t.name], t.type) for t in tasks.tensors if t.input}
+    kinds = {t.name: replace(t.type, shape=shape_of(t, sizes)) for t in tasks.tensors if t.input}
+    for name, kind in kinds.items():
+        if name not in given:
+            raise TensorError(f"the input {name} is missing: {_said(kind)}")
+    return {name: checked(name, given[name], kind) for name, kind in kinds.items()}
 
 
 def checked(name: str, value: Tensor, kind: ElementType) -> Tensor:

@@ -161,7 +161,7 @@ def stores(program: TaskProgram) -> dict[str, list[Stored]]:
                 raise UnsupportedError(f"{self.tensor.name}: one part gets two values; a layer writes each part once")
 
     overlay = machine_of(program, TiledTensor)
-    ProcessNetwork(overlay, shots_of(program), banks={BANK: np.zeros(0, np.float32)}, data=True).run()
+    ProcessNetwork(overlay, shots_of(program, overlay), banks={BANK: np.zeros(0, np.float32)}, data=True).run()
     return {name: [Stored(*item) for item in parts.items()] for name, parts in found.items()}
 
 

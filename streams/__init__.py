@@ -8,6 +8,7 @@ from __future__ import annotations
 from .language import (
     Layout,
     Order,
+    Size,
     Stream,
     add,
     allgather,
@@ -72,6 +73,7 @@ from .language import (
 __all__ = [
     "Layout",
     "Order",
+    "Size",
     "Stream",
     "add",
     "allgather",

@@ -66,6 +66,11 @@ def is_stream(node: syn.ExpressionNode) -> bool:
     return last_name(_parted(node)[0]) == "Stream"
 
 
+def is_size(node: syn.ExpressionNode) -> bool:
+    """Return whether an annotation declares a size that each run gives: whether it has the name `Size`."""
+    return last_name(node) == "Size"
+
+
 def _parted(node: syn.ExpressionNode) -> tuple[syn.ExpressionNode, syn.ExpressionNode | None]:
     """Return a type, and what `@` or `Annotated` adds to it."""
     if isinstance(node, syn.Infix) and node.op == "@":

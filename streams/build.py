@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from .layouts import parse
 from .lower import lowered_task
 from .reader import beats_of
 from .run import Together, Unending, fire_together, stream_depths
+from .size_values import Unequal, size_readings
 from .source import Refusal, Source, SourceFinding
 from .syntax import nodes as syn
 from .syntax.parser import executable
@@ -68,7 +69,8 @@ def build(
             raise
         made = task_program(report.region, executed(report.region.source))
     tensors = tuple(replace(t, channels=(channels or {}).get(t.name, ())) for t in made.tensors)
-    return uops_of(replace(made, clock_hz=clock_hz or made.clock_hz, device=device, tensors=tensors))
+    made = replace(made, clock_hz=clock_hz or made.clock_hz, device=device, tensors=tensors)
+    return uops_of(made, {size.name: size.value for size in report.region.sizes})
 
 
 def executed(source: Source) -> Mapping[str, Any]:
@@ -98,23 +100,31 @@ def _is_plain(node: syn.StatementNode) -> bool:
 
 def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> tasks.TaskProgram:
     """Return a checked region as a task program. externals: values of the names of the executed file, whose functions
-    tasks may call; None if it is not executed. Raises `Refused` for what a machine does not have, and `ProgramError`
-    for a region that is too large to find which beats fire together.
+    tasks may call; None if it is not executed. It is the same for all values of the sizes that each run gives. Raises
+    `Refused` for what a machine does not have, and `ProgramError` for a region that is too large to find which beats
+    fire together.
     """
+    try:
+        readings, unread = size_readings(region)
+    except Unequal as e:
+        raise Refused(e.report) from None
+    region = readings[-1]
     made, faults = [], []
     for declared in region.tasks:
         try:
-            made.append(lowered_task(region, declared, _parameters(declared), externals))
+            made.append(lowered_task(region, declared, _parameters(declared), externals, unread))
         except Refusal as r:
             faults.append(SourceFinding(r.code, r.message, r.place, r.notes, subject=declared.name))
     if faults:
         raise Refused(Report(region, tuple(faults)))
     names = unit_names([instance.name for instance in region.instances])
     ends: dict[tuple[int, bool], str] = {}
-    for name, instance in zip(names, region.instances, strict=True):
-        for node in instance.body:
-            for stream, put, _ in node.needs:
-                ends[stream, put] = name
+    for reading in readings:
+        for name, instance in zip(names, reading.instances, strict=True):
+            for node in instance.body:
+                for stream, put, _ in node.needs:
+                    if ends.setdefault((stream, put), name) != name:
+                        raise Refused(Report(region, (_two_ends(region, stream, ends[stream, put], name),)))
     links = []
     for stream in sorted({s for s, _ in ends}):
         declared_stream, _ = region.stream(stream)
@@ -131,12 +141,18 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
         f"{name}_tasks" if name in {*OVERLAYS, TASKS.name} else name,
         Path(region.source.file).name,
         streams,
-        _tensors(region, made),
+        _tensors(readings, made),
         tuple(made),
         units,
         tuple(links),
-        apart=apart(_together(region), ends),
+        apart=apart(map(_together, readings), ends),
+        sizes=tuple((size.name, size.largest) for size in region.sizes),
     )
+
+
+def _two_ends(region: Region, stream: int, one: str, other: str) -> SourceFinding:
+    declared, name = region.stream(stream)
+    return SourceFinding("p2p", f"{name} ends in {one} in some runs, and in {other} in others", declared.place)
 
 
 def _together(region: Region) -> Together:
@@ -152,13 +168,15 @@ def _together(region: Region) -> Together:
     raise ProgramError(f"{region.source.file}: it is too large to find which of its beats fire together")
 
 
-def apart(together: Together, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[str, tuple[Place, ...]], ...]:
+def apart(
+    together: Iterable[Together], ends: Mapping[tuple[int, bool], str]
+) -> tuple[tuple[str, tuple[Place, ...]], ...]:
     """Return, for each unit by name, the places of operations that do not fire together with others of their beat,
-    because the unit would wait for ever. ends: the unit at each end of a stream, by the stream's number and whether the
-    end puts.
+    because the unit would wait for ever in one of several runs. ends: the unit at each end of a stream, by the stream's
+    number and whether the end puts.
     """
     found: dict[str, set[Place]] = {}
-    for beat in together.apart:
+    for beat in (beat for run in together for beat in run.apart):
         for op in beat.ops:
             places = found.setdefault(ends[op.stream, op.put], set())
             places.add(op.place.start)
@@ -179,8 +197,10 @@ def _axes(layout: str | None, rank: int) -> tuple[int, ...]:
     return tuple(-1 if axis is None else axis for axis in labels)
 
 
-def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.OffChipTensor, ...]:
-    """The tensors of a region: those that tasks store into are outputs, those that they read are inputs."""
+def _tensors(readings: Sequence[Region], made: list[tasks.Task]) -> tuple[tasks.OffChipTensor, ...]:
+    """The tensors of a region: those that tasks store into are outputs, those that they read are inputs. Each has room
+    for those of all readings."""
+    region = readings[-1]
     # The reader knows stores by another name for a parameter, too.
     stores = {key for context in region.contexts.values() for key in context.reading.stores}
     bound = ((task.name, p) for task in region.tasks for p in task.parameters)
@@ -191,10 +211,22 @@ def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.OffChipTenso
         names: Counter[str] = Counter(n.name for n in nodes(task.body) if isinstance(n, Name))
         stored |= {tensor_of[n.name] for n in nodes(task.body) if isinstance(n, Store) and n.name in tensor_of}
         read |= {tensor for name, tensor in tensor_of.items() if names[name]}
+    shapes = [tuple(map(max, *shapes, shapes[0])) for shapes in _shapes(readings)]
     return tuple(
-        tasks.OffChipTensor(d.name, d.type, d.name in read or d.name not in stored, d.name in stored)
-        for d in region.tensors
+        tasks.OffChipTensor(
+            d.name,
+            replace(d.type, shape=shape),
+            d.name in read or d.name not in stored,
+            d.name in stored,
+            sized=d.sized,
+        )
+        for d, shape in zip(region.tensors, shapes, strict=True)
     )
+
+
+def _shapes(readings: Sequence[Region]) -> Iterable[tuple[tuple[int, ...], ...]]:
+    """The shapes of each tensor, one of each reading."""
+    return zip(*([d.type.shape for d in reading.tensors] for reading in readings), strict=True)
 
 
 def unit_names(instances: Sequence[str]) -> list[str]:

@@ -9,15 +9,16 @@ from math import prod
 from typing import NoReturn
 
 from ..base.element_types import BITS, ElementType
+from ..isa.overlays.tasks import tree as t
 from ..isa.overlays.tasks.program import ELEMENTS
-from .annotations import StreamAnnotation, is_stream, last_name, stream_type, tensor_type, unquoted
+from .annotations import StreamAnnotation, is_size, is_stream, last_name, stream_type, tensor_type, unquoted
 from .expressions import STEPS, Expressions, FileReading, RegionContext
 from .kernels import KERNELS
 from .source import Refusal
 from .syntax import nodes as syn
 from .syntax.printer import shown
-from .tree import StreamDecl, TaskDecl, TaskParameter, TensorDecl
-from .values import Data, Limit, Static, SymbolicNumber, Value, element_type, integer, sizes
+from .tree import SizeDecl, StreamDecl, TaskDecl, TaskParameter, TensorDecl
+from .values import Data, Limit, Static, SymbolicNumber, Value, element_type, integer, positive, sizes
 
 INSTANCES = Limit(1 << 16)
 """Limit of task instances of a file."""
@@ -33,7 +34,8 @@ REGIONS = Limit(1 << 12)
 class Declared:
     """All that a region and the regions that it calls declare, in order. streams, tensors: declared arrays of streams,
     and tensors off the chip. tasks: each with the scope in which it stands. size: streams so far, elements of arrays
-    counted. regions: calls of regions so far.
+    counted. regions: calls of regions so far. given: values of sizes that a run gives, by name. sizes: those that the
+    file declares.
     """
 
     reading: FileReading
@@ -42,6 +44,8 @@ class Declared:
     tasks: list[tuple[TaskDecl, Scope]] = field(default_factory=list)
     size: int = 0
     regions: int = 0
+    given: Mapping[str, int] = field(default_factory=dict)
+    sizes: list[SizeDecl] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Scope:
         self.streams: dict[str, StreamDecl] = dict(outer.streams) if outer else {}
         self.tensors: dict[str, TensorDecl] = dict(outer.tensors) if outer else {}
         self.constants: dict[str, Value] = dict(outer.constants) if outer else {}
+        self.sized: dict[str, t.Expression] = dict(outer.sized) if outer else {}
         self.tasks: dict[str, TaskDecl] = dict(outer.tasks) if outer else {}
         self.functions: dict[str, syn.FunctionDefinition] = dict(outer.functions) if outer else {}
         self.regions: dict[str, RegionDecl] = dict(outer.regions) if outer else {}
@@ -79,7 +84,14 @@ class Scope:
         self._opaque: list[syn.ExpressionNode] = []
         reading = declared.reading
         self.context = RegionContext(
-            reading, self.streams, self.constants, self.tasks, self._uses, self.regions, self.tensors
+            reading,
+            self.streams,
+            self.constants,
+            self.tasks,
+            self._uses,
+            self.regions,
+            self.tensors,
+            sized=self.sized,
         )
 
     # -- statements --------------------------------------------------------------------------------------------------
@@ -128,6 +140,10 @@ class Scope:
                 raise RecursionError
             case syn.Declaration(target=syn.Identifier(name=name), annotation=annotation, value=None):
                 self._annotated(name, unquoted(annotation), statement)
+            case syn.Declaration(
+                target=syn.Identifier(name=name), annotation=annotation, value=syn.ExpressionNode() as value
+            ) if is_size(unquoted(annotation)):
+                self._size(name, unquoted(annotation), value, statement)
             case syn.Declaration(target=syn.Identifier() as target, value=syn.ExpressionNode() as value):
                 self._assign(target, value, statement)
             case syn.Assignment(targets=(target,), value=value, augmented=False):
@@ -140,7 +156,7 @@ class Scope:
             case syn.FunctionDefinition():
                 self._function(statement)
             case syn.Assertion(test=test):
-                if isinstance(self.evaluate(test), Data):
+                if isinstance(self.evaluate_sized(test), Data):
                     self._fail(test, "this condition is not known before the run")
                 Expressions(self.context, "the region", ()).held(statement)
             case _:
@@ -154,8 +170,17 @@ class Scope:
         raise Refusal("unsupported", what, node, *notes)
 
     def evaluate(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression at the top of the region. Raises `Refusal` for get_tid, streams, puts and
-        gets in it, and for what the language does not have.
+        """Return the value of an expression at the top of the region on which the machine depends. Raises `Refusal` as
+        `evaluate_sized`, and for sizes that each run gives.
+        """
+        if found := sorted(node.facts.names & self.sized.keys()):
+            where = "trips of loops, indices, conditions and shapes of tensors off the chip may depend on it"
+            self._fail(node, f"each run gives {found[0]}, and one machine serves all runs", where)
+        return self.evaluate_sized(node)
+
+    def evaluate_sized(self, node: syn.ExpressionNode) -> Value:
+        """Return the value of an expression at the top of the region, which may have sizes that each run gives. Raises
+        `Refusal` for get_tid, streams, puts and gets in it, and for what the language does not have.
         """
         for part in syn.walk(node):
             if isinstance(part, syn.Identifier) and part.name == "get_tid":
@@ -175,26 +200,77 @@ class Scope:
         known = (self.streams, self.tensors, self.tasks, self.functions, self.regions)
         if name in self.own and any(name in kind for kind in known):
             self._fail(node, f"{name} is declared twice")
-        for kind in (*known, self.constants):
+        for kind in (*known, self.constants, self.sized):
             kind.pop(name, None)
         self.own.add(name)
 
-    def _constant(self, name: str, value: Value, node: syn.SyntaxNode) -> None:
+    def _constant(self, name: str, value: Value, node: syn.SyntaxNode, sized: t.Expression | None = None) -> None:
+        """Declare a constant. sized: the expression of sizes that it is, None if each run has the same value."""
         self._name(name, node)
         self.constants[name] = value
+        if sized is not None:
+            self.sized[name] = sized
+
+    def _size(
+        self, name: str, annotation: syn.ExpressionNode, value: syn.ExpressionNode, statement: syn.StatementNode
+    ) -> None:
+        """Declare a size that each run gives, as `rows: Size[32] = 8`."""
+        if self.active:
+            self._fail(statement, f"{name}: Size stands at the top of a file only", "a region gets it as an argument")
+        if not isinstance(annotation, syn.Subscript) or isinstance(annotation.base, syn.Subscript):
+            self._fail(annotation, "a size states its largest value", f"{name}: Size[32] = 8")
+        largest, stated = positive(annotation.index, self.evaluate), positive(value, self.evaluate)
+        found = self.declared.given.get(name, stated)
+        if not isinstance(found, SymbolicNumber) and not 1 <= found <= largest:
+            message = f"{name} = {found} is not from 1 to {largest}, as its declaration states"
+            self.source.add("unsupported", message, value.place, subject=name)
+        self._constant(name, Static(found), statement, t.Name(name))
+        self.declared.sizes.append(SizeDecl(name, found, largest, statement.place))
+
+    def _of_sizes(self, node: syn.ExpressionNode) -> t.Expression | None:
+        """The expression of sizes that a constant is; None if it does not depend on any. Raises `Refusal` for other
+        operations than arithmetic of whole numbers."""
+        if not node.facts.names & self.sized.keys():
+            return None
+        match node:
+            case syn.Identifier(name=name):
+                return self.sized[name]
+            case syn.Prefix(op="-", operand=operand):
+                return t.Unary("-", self._operand(operand))
+            case syn.Infix(left=left, op="+" | "-" | "*" | "//" | "%" as op, right=right):
+                return t.Binary(op, self._operand(left), self._operand(right))
+            case syn.Invocation(function=syn.Identifier(name="min" | "max" as name), arguments=arguments, named=()):
+                return t.Kernel(name, tuple(map(self._operand, arguments)))
+        self._fail(node, "what follows from a size is computed by + - * // %, min and max")
+
+    def _operand(self, node: syn.ExpressionNode) -> t.Expression:
+        made = self._of_sizes(node)
+        return t.Constant(integer(node, self.evaluate)) if made is None else made
 
     def _annotated(self, name: str, annotation: syn.ExpressionNode, statement: syn.StatementNode) -> None:
         if is_stream(annotation):
             self._stream(name, annotation, statement)
             return
-        kind = tensor_type(annotation, self.evaluate)
+        if is_size(annotation):
+            self._fail(annotation, f"{name} has no value for runs that give none", f"{name}: Size[32] = 8")
+        kind = tensor_type(annotation, self.evaluate_sized)
         if kind.type is None:
             self._fail(
                 annotation, f"{name} is no stream and no tensor", f"{name}: Stream[i32, 4], or {name}: f32[64, 64]"
             )
         if kind.layout is not None:
             self._fail(annotation, "a layout stands at the parameter of a task", f"{name} is the whole tensor")
-        self._tensor(name, TensorDecl(self.prefix + name, kind.type, statement.place), statement)
+        sized = self._sized_axes(annotation)
+        self._tensor(name, TensorDecl(self.prefix + name, kind.type, statement.place, sized), statement)
+
+    def _sized_axes(self, annotation: syn.ExpressionNode) -> tuple[tuple[int, t.Expression], ...]:
+        """The axes of a tensor of which each run gives the sizes, as `TensorDecl` has them."""
+        if not annotation.facts.names & self.sized.keys():
+            return ()
+        if not isinstance(annotation, syn.Subscript) or not isinstance(annotation.base, syn.Identifier):
+            self._fail(annotation, "the shape of a tensor with a size that each run gives is written as f32[rows, 64]")
+        made = [(axis, self._of_sizes(part)) for axis, part in enumerate(annotation.indices)]
+        return tuple((axis, size) for axis, size in made if size is not None)
 
     def _tensor(self, name: str, tensor: TensorDecl, node: syn.SyntaxNode) -> None:
         self._name(name, node)
@@ -222,10 +298,10 @@ class Scope:
         elif self._is_type(value):
             self._constant(target.name, Static(element_type(value, self.evaluate)), statement)
         else:
-            found = self.evaluate(value)
+            found = self.evaluate_sized(value)
             if isinstance(found, Data):
                 self._opaque.append(value)
-            self._constant(target.name, found, statement)
+            self._constant(target.name, found, statement, self._of_sizes(value))
 
     def _is_type(self, node: syn.ExpressionNode) -> bool:
         """Whether an expression names an element type: `f32[4, 4]`, or a constant that is one."""
@@ -343,7 +419,8 @@ class Scope:
         tensor = None if value is None else self._tensor_of(value)
         note = argument.annotation
         place = argument.place if note is None else note.place
-        kind, layout = (None, None) if note is None else tensor_type(note, self.evaluate)
+        evaluate = self.evaluate if tensor is None else self.evaluate_sized
+        kind, layout = (None, None) if note is None else tensor_type(note, evaluate)
         if tensor is not None:
             if kind is not None and kind != tensor.type:
                 message = f"{argument.name} is {kind}, but args= binds {tensor.name}: {tensor.type}"
@@ -435,21 +512,21 @@ class Scope:
             self.streams[name] = stream
         elif isinstance(value, syn.Identifier) and value.name in scope.tensors:
             tensor = scope.tensors[value.name]
-            stated = None if note is None or is_stream(note) else tensor_type(note, self.evaluate).type
+            stated = None if note is None or is_stream(note) else tensor_type(note, self.evaluate_sized).type
             if note is not None and stated != tensor.type:
                 text = shown(note)[:40]
                 raise Refusal("type", f"{name} is {text}, but {tensor.name} is {tensor.type}", value)
             self._name(name, parameter)
             self.tensors[name] = tensor
         else:
-            found = scope.evaluate(value)
+            found = scope.evaluate_sized(value)
             kinds = {"int": int | SymbolicNumber, "float": int | float, "bool": bool, "str": str}
             wanted = note.name if isinstance(note, syn.Identifier) else shown(note)[:40] if note is not None else ""
             if not isinstance(found, Static):
                 raise Refusal("unsupported", f"the argument {name} is not known before the run", value)
             if wanted and not (wanted in kinds and isinstance(found.value, kinds[wanted])) and wanted != "tuple":
                 raise Refusal("type", f"{name} is {wanted}, but the argument is {found.value!r}"[:200], value)
-            self._constant(name, found, parameter)
+            self._constant(name, found, parameter, scope._of_sizes(value))
 
     def missing(self, parameter: syn.FormalParameter, name: str, call: syn.Invocation | None) -> None:
         """Declare a parameter that has neither an argument nor a default. In a region that is read by itself (call:
@@ -462,11 +539,12 @@ class Scope:
         if note is not None and is_stream(note):
             message = f"{name} takes the stream {parameter.name} from its caller; check the file that calls it"
             raise Refusal("unsupported", message, parameter)
-        kind = None if note is None else tensor_type(note, self.evaluate)
-        if kind is None or kind.type is None:
+        kind = None if note is None else tensor_type(note, self.evaluate_sized)
+        if note is None or kind is None or kind.type is None:
             message = f"the parameter {parameter.name} of {name} has no default, so {name} cannot be read alone"
             raise Refusal("unsupported", message, parameter)
-        self._tensor(parameter.name, TensorDecl(parameter.name, kind.type, parameter.place), parameter)
+        tensor = TensorDecl(parameter.name, kind.type, parameter.place, self._sized_axes(note))
+        self._tensor(parameter.name, tensor, parameter)
 
     def part(self, stream: StreamDecl, node: syn.ExpressionNode) -> StreamDecl:
         """Return the part of an array of streams that an expression selects. node: `s[i]`, with leading indices of the

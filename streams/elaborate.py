@@ -565,3 +565,18 @@ class Elaborator(Paths):
         made = (d for c in self.context.reading.collectives.values() for d in c.arrays)
         known = chain(self.context.streams.values(), made)
         return next(self.element(d, number) for d in known if d.first <= number < d.first + d.size)
+
+
+class EvaluationRecorder(Elaborator):
+    """Reads the statements of a task instance in a file with sizes that each run gives, and notes in
+    `FileReading.evaluated` what it evaluates."""
+
+    def eval(self, node: syn.ExpressionNode) -> Value:
+        """Return the value of an expression, as `Elaborator` does, and note its shape if it is a tile. A tensor by its
+        name is none: it may have another shape in each run."""
+        value = super().eval(node)
+        shapes = self.context.reading.evaluated.setdefault((self.task.name, node.place), set())
+        named = isinstance(value, Data) and value.tensor and isinstance(node, syn.Identifier)
+        kind = value.type if isinstance(value, Data) and not named else None
+        shapes |= {kind.shape} if kind is not None and kind.shape else set()
+        return value

@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 from ..base.element_types import BITS, ElementType
 from ..base.operators import UNARY
 from ..base.place import Place
+from ..isa.overlays.tasks.tree import Expression
 from .datapath import KernelVariant, VariantChoice
 from .language import LIBRARY, Layout
 from .orders.shown import ShownOrder
@@ -57,7 +58,9 @@ class FileReading:
     states, None if nothing, or the first argument of a new tile. stores: by task and parameter, the instances that
     store into that tensor, and whether all stores of one are alike: instances with the same statements and the same
     part of the tensor store equal values; unlike: by task and place, stores that are not; renamed: by task and
-    parameter, tensors that are one of several values, so that a store into another name may be one into them."""
+    parameter, tensors that are one of several values, so that a store into another name may be one into them.
+    evaluated: in a file with sizes that each run gives, the expressions that were evaluated, by task and place, with
+    the shapes of those that are tiles."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
@@ -78,6 +81,7 @@ class FileReading:
     stores: dict[tuple[str, str], dict[tuple[int, ...], bool]] = field(default_factory=dict)
     unlike: set[tuple[str, Place]] = field(default_factory=set)
     renamed: set[tuple[str, str]] = field(default_factory=set)
+    evaluated: dict[tuple[str, Place], set[tuple[int, ...]]] = field(default_factory=dict)
 
     def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
         """Return a new array of streams of depth 1 for a collective, numbered behind all others. name: of the array.
@@ -93,7 +97,8 @@ class RegionContext:
     """What all instances of a region share. streams, constants, tasks: what the region sees, by name. functions: names
     of other functions, and whether each uses a stream. regions, tensors: their names. decisive, varying, loops, nests:
     what the functions of `syntax.control` found in what was read before. varies: whether static parts of an expression
-    do. orders: those that statements show.
+    do. orders: those that statements show. sized: constants that follow from sizes that each run gives, as
+    expressions of these.
     """
 
     reading: FileReading
@@ -109,6 +114,7 @@ class RegionContext:
     varying: dict[syn.FunctionDefinition, frozenset[str]] = field(default_factory=dict)
     varies: dict[syn.SyntaxNode, bool] = field(default_factory=dict)
     orders: dict[tuple[object, ...], ShownOrder | None] = field(default_factory=dict)
+    sized: Mapping[str, Expression] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:

@@ -83,6 +83,18 @@ Stream: Any = StreamDeclaration
 time. N is 2 and P is 1 unless stated. `Stream[T, N][A, B]` is an array of A x B streams."""
 
 
+class SizeDeclaration:
+    """What `Size[N]` makes when a program is imported."""
+
+    def __class_getitem__(cls, largest: int) -> SizeDeclaration:
+        return cls()
+
+
+Size: Any = SizeDeclaration
+"""A constant at the top of a file that each run gives: `rows: Size[32] = 8` has a value from 1 to 32, and 8 where a run
+gives none. A machine is made for all of its values."""
+
+
 @dataclass(frozen=True)
 class Order:
     """The order in which the tokens of a stream carry a tensor: shape of a token, trips and steps of the loops that

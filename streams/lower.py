@@ -44,13 +44,16 @@ class _Method:
 class _Expressions:
     """Lowers expressions of a task. out: the statements so far."""
 
-    def __init__(self, region: Region, declared: TaskDecl, externals: Mapping[str, Any] | None) -> None:
-        self.region, self.name, self.externals = region, declared.name, externals
+    def __init__(
+        self, region: Region, declared: TaskDecl, externals: Mapping[str, Any] | None, unread_values: str
+    ) -> None:
+        self.region, self.name, self.externals, self.unread_values = region, declared.name, externals, unread_values
         self.source: Source = region.source
         context = self.context = region.contexts[declared.name]
         self.names = {p.name for p in declared.parameters} | declared.body.facts.assigned
         self.streams: Mapping[str, StreamDecl] = context.streams
         self.constants: Mapping[str, Value] = {k: v for k, v in context.constants.items() if k not in self.names}
+        self.sized = {k: v for k, v in context.sized.items() if k not in self.names}
         self.roots: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.mesh = declared.mapping
         self.datapath = datapath_of(declared, region.rates, region.float_add, region.variants)
@@ -80,7 +83,11 @@ class _Expressions:
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def value(self, node: syn.ExpressionNode) -> t.Expression:
-        """Lower an expression; its gets, and the cycles of its tiles, are appended to the statements."""
+        """Lower an expression; its gets, and the cycles of its tiles, are appended to the statements. Raises `Refusal`
+        for one that no reading has evaluated, if not all values of sizes were read."""
+        evaluated = (self.name, node.place) in self.context.reading.evaluated
+        if self.unread_values and isinstance(node, syn.Invocation | syn.Infix) and not evaluated:
+            self.refuse(node, f"no run with {self.unread_values} comes here, and others are not tried")
         made = self._value(node)
         for what in (TileCost.GOT, TileCost.LOADED, TileCost.COMPUTED, TileCost.KEPT):
             self.takes(node, what)
@@ -156,6 +163,10 @@ class _Expressions:
         self.refuse(node, f"a machine has no expression of this kind ({node.kind})")
 
     def _name(self, node: syn.Identifier, name: str) -> t.Expression:
+        if name in self.sized:
+            if hidden := sorted({n.name for n in t.nodes(self.sized[name]) if isinstance(n, t.Name)} & self.names):
+                self.refuse(node, f"{name} follows from the size {hidden[0]}, which a variable of the task hides")
+            return self.sized[name]
         value = self.constants.get(name)
         if isinstance(value, Static) and isinstance(value.value, bool | int | float | str):
             return t.Constant(value.value)
@@ -473,12 +484,14 @@ def lowered_task(
     declared: TaskDecl,
     parameters: tuple[tasks.TensorParameter, ...],
     externals: Mapping[str, Any] | None,
+    unread: str = "",
 ) -> tasks.Task:
     """Return a task as a tree of operations. declared: the task of `region`. parameters: its tensors. externals: values
     of the names of the executed file, None if it is not executed; then tasks that call a function of the host are
-    refused. Raises `Refusal` for what trees cannot hold.
+    refused. unread: the values of sizes that were read, as text, "" if all were. Raises `Refusal` for what trees cannot
+    hold.
     """
-    body = _Body(region, declared, externals).block(declared.body.body)
+    body = _Body(region, declared, externals, unread).block(declared.body.body)
     place = declared.place.start
     rates = tuple((k, float(r)) for k, r in {**region.rates, **dict(declared.rates)}.items())
     return tasks.Task(declared.name, declared.mapping, parameters, body, place, rates)
@@ -500,7 +513,7 @@ class _Body(_Expressions):
     def _chain(self, arms: Sequence[syn.MetaArm]) -> None:
         """`meta_if` with the arms behind it."""
         first, *rest = arms
-        test, body = self.value(first.call.arguments[0]), self.block(first.body)
+        test, body = self._before_run(first.call.arguments[0]), self.block(first.body)
         other: tuple[t.Statement, ...] = ()
         if rest and rest[0].name == "meta_else":
             other = self.block(rest[0].body)
@@ -509,6 +522,12 @@ class _Body(_Expressions):
             self._chain(rest)
             other, self.out = tuple(self.out), outer
         self.out.append(t.If(first.place.start, test, body, other, True))
+
+    def _before_run(self, node: syn.ExpressionNode) -> t.Expression:
+        """Lower a condition, or a bound, that is known before the machine is made."""
+        if found := sorted(node.facts.names & self.sized.keys()):
+            self.refuse(node, f"each run gives {found[0]}: it is not known before the machine is made")
+        return self.value(node)
 
     def _statement(self, node: syn.StatementNode) -> None:
         place = node.place.start
@@ -534,7 +553,7 @@ class _Body(_Expressions):
                 if arm.name != "meta_for":
                     self.refuse(node, "`with` is for meta_if, meta_elif, meta_else and meta_for")
                 names = ("",) if arm.target is None else self._names(arm.target)
-                bounds = tuple(map(self.value, arm.call.arguments))
+                bounds = tuple(map(self._before_run, arm.call.arguments))
                 self.out.append(t.For(place, names, "range", bounds, self.block(arm.body), True))
             case syn.WhileLoop(test=test, body=body):
                 outer, self.out = self.out, []
@@ -581,7 +600,7 @@ class _Body(_Expressions):
     def _for(self, place: Place, node: syn.ForLoop) -> None:
         names = self._names(node.target)
         if isinstance(node.iterable, syn.Invocation) and node.iterable.called in ("range", "grid", "meta_for"):
-            bounds = tuple(map(self.value, node.iterable.arguments))
+            bounds = tuple(map(self._before_run if node.unrolled else self.value, node.iterable.arguments))
             kind = "grid" if node.iterable.called == "grid" else "range"
             self.out.append(t.For(place, names, kind, bounds, self.block(node.body, node), node.unrolled))
             return

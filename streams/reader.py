@@ -6,6 +6,7 @@ Nothing of the file is executed. What is not understood becomes a finding with i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.util import decode_source
 from itertools import product
@@ -16,10 +17,11 @@ from ..base.place import Place
 from .datapath import KernelVariant
 from .declarations import INSTANCES, Declared, Scope, names_below
 from .double_buffer import double_buffered
-from .elaborate import Elaborator
+from .elaborate import Elaborator, EvaluationRecorder
 from .expressions import STEPS, FileReading
 from .inference import infer_layouts
-from .source import Source
+from .layouts import parse as parse_layout
+from .source import Refusal, Source
 from .syntax.nodes import Block
 from .syntax.parser import UnreadableError, parsed
 from .tree import Body, Instance, Region
@@ -29,6 +31,8 @@ Rates = Mapping[str, float]
 """Work that a library kernel does in a clock cycle, by its name: multiply-adds of `matmul`, elements of others. Kernels
 that are not named take no time of their own."""
 NO_RATES: Rates = {}
+STATED: Mapping[str, int] = {}
+"""Values of sizes that each run gives: those that the file states."""
 LETTERS = 1 << 19
 """Limit of characters of a file."""
 
@@ -41,14 +45,16 @@ def read(
     rates: Rates = NO_RATES,
     float_add: int = 1,
     variants: tuple[KernelVariant, ...] = (),
+    sizes: Mapping[str, int] = STATED,
 ) -> Region:
     """Return the region that the text of a program declares. file: its name in findings. region: one function with
     `@region()` of the file, its parameters at their defaults; None for the file itself. A file without tasks of its own
     that holds a single region is that region. timed: the operations of instances are also given in beats, with cycles.
     rates: work of library kernels in a cycle. float_add: cycles of an addition of floats on the device. variants: of
-    library kernels. Mistakes are in `source.findings` of the result.
+    library kernels. sizes: values of sizes that each run gives, by name; others have the stated ones. Mistakes are in
+    `source.findings` of the result.
     """
-    return read_source(Source(text, file), region, timed, rates, float_add, variants)
+    return read_source(Source(text, file), region, timed, rates, float_add, variants, sizes=sizes)
 
 
 def read_file(
@@ -58,6 +64,7 @@ def read_file(
     rates: Rates = NO_RATES,
     float_add: int = 1,
     variants: tuple[KernelVariant, ...] = (),
+    sizes: Mapping[str, int] = STATED,
 ) -> Region:
     """Return the region that a program in a file declares; the file may state its encoding as Python's do. The other
     arguments are those of `read`. Raises `OSError` if the file cannot be read.
@@ -65,7 +72,8 @@ def read_file(
     with path.open("rb") as file:
         data = file.read(4 * LETTERS + 1)
     try:
-        return read_source(Source(decode_source(data), str(path)), region, timed, rates, float_add, variants)
+        source = Source(decode_source(data), str(path))
+        return read_source(source, region, timed, rates, float_add, variants, sizes=sizes)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         what, place = _undecodable(data, error)
     source = Source(data.decode(errors="replace"), str(path))
@@ -95,6 +103,7 @@ def read_source(
     float_add: int = 1,
     variants: tuple[KernelVariant, ...] = (),
     buffered: Collection[str] = (),
+    sizes: Mapping[str, int] = STATED,
 ) -> Region:
     """Return the region of a program whose text is at hand, or its tree. buffered: names of tasks that get double
     buffering, beside those that ask for it. The other arguments are those of `read`, and mistakes go to
@@ -103,10 +112,13 @@ def read_source(
     tree = parse(source)
     if tree is None:
         return Region(source, (), (), (), (), region or "")
-    declared = Declared(FileReading(source, timed=timed, rates=rates, float_add=float_add, variants=variants))
+    reading = FileReading(source, timed=timed, rates=rates, float_add=float_add, variants=variants)
+    declared = Declared(reading, given=sizes)
     region = declare(declared, tree, region)
     infer_layouts(declared)
+    _refuse_sizes(declared, buffered)
     tasks = double_buffered(declared, buffered)
+    elaborator = EvaluationRecorder if declared.sizes else Elaborator
     instances: list[Instance] = []
     for task, context in tasks:
         if declared.reading.steps > STEPS:
@@ -118,7 +130,7 @@ def read_source(
         alone = prod(task.mapping) == 1
         for tid in product(*map(range, task.mapping)):
             name = task.name if alone else f"{task.name}[{','.join(map(str, tid))}]"
-            instances.append(Elaborator(context, task, name, tid).instance())
+            instances.append(elaborator(context, task, name, tid).instance())
             if declared.reading.steps > STEPS:
                 break
     collectives = tuple(declared.reading.collectives.values())
@@ -137,7 +149,29 @@ def read_source(
         timed,
         variants,
         frozenset(buffered),
+        tuple(declared.sizes),
     )
+
+
+def _refuse_sizes(declared: Declared, buffered: Collection[str]) -> None:
+    """Add findings for values of sizes that the file does not declare, and for tasks that no machine runs with all
+    values of the sizes that each run gives. buffered: as for `read_source`."""
+    source, known = declared.reading.source, {size.name for size in declared.sizes}
+    for name in sorted(declared.given.keys() - known):
+        note = f"sizes: {', '.join(sorted(known))}" if known else "a size is declared at the top, as n: Size[32] = 8"
+        source.add("unsupported", f"the file has no size {name} that each run gives", None, note)
+    for task, scope in declared.tasks:
+        sized = [(p, p.tensor.sized) for p in task.parameters if p.tensor is not None and p.tensor.sized]
+        for p, axes in sized:
+            with suppress(Refusal):  # the reading of the task tells what is wrong with a layout
+                labels = (None,) if p.layout is None else parse_layout(p.layout)[0]
+                if any(label is not None for axis, _ in axes for label in labels[axis : axis + 1]):
+                    message = f"{p.layout} cuts an axis of {p.name} whose size each run gives"
+                    source.add("layout", message, p.place, subject=task.name)
+        uses = sized or task.body.facts.names & scope.sized.keys()
+        if uses and (task.double_buffer or task.name in buffered):
+            message = f"{task.name} has double buffers, and sizes that each run gives"
+            source.add("unsupported", message, task.place, subject=task.name)
 
 
 def beats_of(region: Region) -> list[Body]:
@@ -147,11 +181,13 @@ def beats_of(region: Region) -> list[Body]:
     return [instance.beats for instance in (region if region.timed else read_again(region, region.buffered)).instances]
 
 
-def read_again(region: Region, buffered: Collection[str]) -> Region:
-    """Return a region that is read once more, in beats. buffered: as for `read_source`."""
+def read_again(region: Region, buffered: Collection[str], sizes: Mapping[str, int] | None = None) -> Region:
+    """Return a region that is read once more, in beats. buffered: as for `read_source`. sizes: values of sizes that
+    each run gives, by name; None for those that the region has."""
+    values = {size.name: size.value for size in region.sizes} if sizes is None else sizes
     source = Source(region.source.text, region.source.file, tree=region.source.tree)
     name, rates, variants = region.name or None, region.rates, region.variants
-    return read_source(source, name, True, rates, region.float_add, variants, buffered)
+    return read_source(source, name, True, rates, region.float_add, variants, buffered, values)
 
 
 def declare(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..base.element_types import CPP_BITS, ElementType
 from ..base.place import Place
+from ..isa.overlays.tasks.tree import Expression
 from .datapath import KernelVariant
 from .orders.order import Order
 from .orders.shown import ShownOrder
@@ -104,12 +105,24 @@ def peers(member: int, others: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
+class SizeDecl:
+    """A size that each run gives. value: in this reading. largest: its largest value; the least is 1."""
+
+    name: str
+    value: int
+    largest: int
+    place: Place
+
+
+@dataclass(frozen=True)
 class TensorDecl:
-    """A tensor off the chip: an argument of the region."""
+    """A tensor off the chip: an argument of the region. sized: its axes whose sizes each run gives, each with its size
+    as an expression of them."""
 
     name: str
     type: ElementType
     place: Place
+    sized: tuple[tuple[int, Expression], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -341,7 +354,7 @@ class Region:
     and whose trips data decides; found if the reading is timed. collectives: their streams are the last ones of
     `streams`. rates: of library kernels. float_add: cycles of an addition of floats. variants: of library kernels.
     timed: instances have their beats. buffered: names of tasks that have double buffering although they do not ask for
-    it.
+    it. sizes: that each run gives.
     """
 
     source: Source
@@ -358,6 +371,7 @@ class Region:
     timed: bool = False
     variants: tuple[KernelVariant, ...] = ()
     buffered: frozenset[str] = frozenset()
+    sizes: tuple[SizeDecl, ...] = ()
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:
         """Return the declaration of a stream, and its name with indices. number: of the stream, among all of the

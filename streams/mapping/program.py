@@ -64,4 +64,4 @@ def mapped_program(mapped: Mapped, externals: Mapping[str, Any] | None = None) -
             ("keep instances that give each other tokens in turn on nodes of their own",),
         )
     shots = tuple((unit, tuple(Shot(i.task.name, i.tid) for i in found)) for unit, found in runs)
-    return replace(program, units=shots, links=tuple(links), apart=apart(together, ends))
+    return replace(program, units=shots, links=tuple(links), apart=apart((together,), ends))

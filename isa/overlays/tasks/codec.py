@@ -178,6 +178,17 @@ def statements(given: Any, what: str) -> tuple[Statement, ...]:
     return body
 
 
+def expression(given: Any, what: str) -> Expression:
+    """Read what `encoded` returned for an expression (`given`). what: names it in messages. Raises `ProgramError` for
+    what is no tree of an expression.
+    """
+    try:
+        made: Expression = _TASKS.decoded(given, Expression)
+    except WrongTreeError as wrong:
+        raise ProgramError(f"{what}: {wrong}") from None
+    return made
+
+
 def toml(value: Any) -> str:
     """Return nested lists, texts, numbers and Booleans as a value of TOML on one line."""
     if isinstance(value, bool):

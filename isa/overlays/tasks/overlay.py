@@ -9,7 +9,10 @@ file = "pair.py"                          # of the places in the trees
 clock_hz = 3e8
 arrays.s = [["i32"], 4, 1, []]            # element type, depth, packing, shape of the array
 tensors.x = [["f32", 64], true, false]    # element type with shape; whether it is an input, an output; of a machine
-                                          # for a device, its memory channels: [["f32", 64], true, false, [4, 5]]
+                                          # for a device, its memory channels: [["f32", 64], true, false, [4, 5]];
+                                          # of a machine with sizes, its axes with them:
+                                          # [["f32", 64], true, false, [], [[0, ["Name", "rows"]]]]
+sizes.rows = 64                           # the largest value of a size that each run gives
 tasks.a = [[1], [["p", "x", [-1]]], [3, 1], [...]]  # grid, parameters, place, tree; where they are stated, rates of
                                           # kernels: [..., [["matmul", 128]]]
 units.a = [["a", [0]]]                    # the task instances that it runs, in order
@@ -33,12 +36,12 @@ from ....machine.description import Rate, Stream, UnitSpec
 from ....machine.token_type import TokenType
 from ...layout import Layout
 from ...overlay import OpList, Overlay
-from ...program import Buffer, Role, SourceLine, UnpackedProgram
-from .codec import encoded, parts_of, sizes_of, statements, table_of, toml, toml_key
+from ...program import Buffer, Program, Role, SourceLine, UnpackedProgram
+from .codec import encoded, expression, parts_of, sizes_of, statements, table_of, toml, toml_key
 from .kernels import KERNELS
 from .program import Link, OffChipTensor, Shot, StreamArray, Task, TaskProgram, TensorParameter
-from .tree import Cycles, External, Get, Kernel, Put, Statement, nodes
-from .unit import BANK, CYCLE, Prepared, RunShot, TaskUnit, TensorPart, transfers
+from .tree import Cycles, External, Get, Kernel, Name, Put, Statement, nodes
+from .unit import BANK, CYCLE, Prepared, RunShot, TaskUnit, TensorPart, shot_record, transfers
 from .values import DTYPES
 
 NAME = "tasks"
@@ -56,7 +59,12 @@ def machine_of(program: TaskProgram, part: type[TensorPart] | None = None) -> Ov
     prepared = Prepared(program, part)
     behaviour = type("TaskUnit", (TaskUnit,), {"prepared": prepared})
     bank = BANK if program.tensors else None
-    units = tuple(UnitSpec(name, kind, index, behaviour, bank=bank) for name, kind, index in _kinds(program))
+    kinds = {name: (kind, index) for name, kind, index in _kinds(program)}
+    units = tuple(UnitSpec(name, kind, index, behaviour, bank=bank) for name, (kind, index) in kinds.items())
+    taken: dict[str, set[str]] = {}
+    for name, shots in program.units:
+        taken.setdefault(kinds[name][0], set()).update(*(_sizes_of_task(prepared, shot.task) for shot in shots))
+    records = {kind: shot_record(tuple(n for n, _ in program.sizes if n in found)) for kind, found in taken.items()}
     streams = {stream.name: stream for link in program.links for stream in _streams(link, prepared)}
     return dataclasses.replace(
         TASKS,
@@ -64,13 +72,22 @@ def machine_of(program: TaskProgram, part: type[TensorPart] | None = None) -> Ov
         units=units,
         streams=tuple(streams.values()),
         clock_hz=program.clock_hz,
-        preloaded={u.kind: OpList(RunShot, LONGEST * RunShot.WORDS) for u in units},
+        preloaded={kind: OpList(record, LONGEST * record.WORDS) for kind, record in records.items()},
         legal=_legal(program),
         title=_title(program),
         banks={BANK: 4 * prepared.words} if program.tensors else {},
         base=NAME,
         changes=tuple(_lines(program)),
     )
+
+
+def _sizes_of_task(prepared: Prepared, task: str) -> set[str]:
+    """The names that a task, and the shapes of its tensors, read; sizes are among them. An unknown task has none."""
+    if task not in prepared.tasks:
+        return set()
+    made = prepared.tasks[task]
+    tensors = [prepared.tensors[p.tensor] for p in made.parameters if p.tensor in prepared.tensors]
+    return {n.name for n in nodes((made.body, *(size for x in tensors for _, size in x.sized))) if isinstance(n, Name)}
 
 
 def _legal(program: TaskProgram) -> Callable[[UnitSpec, Any], Iterator[str]]:
@@ -80,8 +97,12 @@ def _legal(program: TaskProgram) -> Callable[[UnitSpec, Any], Iterator[str]]:
     for name, shots in program.units:
         own[name] = range(number, number + len(shots))
         number += len(shots)
+    largest = dict(program.sizes)
 
     def legal(unit: UnitSpec, uop: RunShot) -> Iterator[str]:
+        for name, most in largest.items():
+            if not 1 <= getattr(uop, name, 1) <= most:
+                yield f"has {name} = {getattr(uop, name)}, which is not from 1 to {most}"
         if uop.shot not in own[unit.name]:
             yield f"runs a task instance of another unit: its own are {own[unit.name].start}..{own[unit.name].stop - 1}"
 
@@ -125,23 +146,72 @@ def without_rates(program: TaskProgram) -> list[str]:
     return sorted(name for name in names & KERNELS.keys() if KERNELS[name].rule in ("matmul", "rows", "reduce"))
 
 
-def shots_of(program: TaskProgram) -> dict[str, tuple[RunShot, ...]]:
+def shots_of(
+    program: TaskProgram, overlay: Overlay, sizes: Mapping[str, int] | None = None
+) -> dict[str, tuple[RunShot, ...]]:
     """Return the uOPs of each unit, by its name: one for each task instance that it runs, in order. They are numbered
     over all units.
+
+    overlay: the machine of the program. sizes: values of the sizes that each run gives, by name; others have their
+    largest value. Raises `ProgramError` for unknown sizes, and for values that a size does not have.
     """
-    lists, number = {}, 0
+    values = checked_sizes(program, sizes or {})
+    lists: dict[str, tuple[RunShot, ...]] = {}
+    number = 0
     for name, shots in program.units:
-        lists[name] = tuple(RunShot(shot=number + k) for k in range(len(shots)))
+        record = overlay.preloaded[overlay.by_unit[name].kind].record
+        assert issubclass(record, RunShot)
+        own = {f.name: values[f.name] for f in record.FIELDS if f.name != "shot"}
+        lists[name] = tuple(record(shot=number + k, **own) for k in range(len(shots)))
         number += len(shots)
     return lists
 
 
-def uops_of(program: TaskProgram) -> UnpackedProgram:
+def checked_sizes(program: TaskProgram, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the value of each size of a program: the given one, or its largest value. Raises `ProgramError` for
+    unknown sizes, and for values that a size does not have.
+    """
+    largest = dict(program.sizes)
+    for name, value in sizes.items():
+        if name not in largest:
+            known = f"its sizes are {', '.join(largest)}" if largest else "it has none that each run gives"
+            raise ProgramError(f"{program.name} has no size {name}; {known}")
+        if not 1 <= value <= largest[name]:
+            raise ProgramError(f"{name} = {value} is not from 1 to {largest[name]}, as {program.name} states")
+    return {**largest, **sizes}
+
+
+def with_sizes(program: Program, sizes: Mapping[str, int]) -> Program:
+    """Return a program of a task machine with other values of sizes that each run gives, by name. Its machine is the
+    same. Raises `ProgramError` for unknown sizes, and for values that a size does not have.
+    """
+    if not sizes:
+        return program
+    values = {**size_values(program), **sizes}
+    shots = shots_of(program_of(program.overlay), program.overlay, values)
+    return dataclasses.replace(program, preloaded=shots)
+
+
+def size_values(program: Program) -> dict[str, int]:
+    """Return the values of the sizes that a program of a task machine gives to its units, by name. Raises
+    `ProgramError` for uOPs with different values of a size, and for values that a size does not have.
+    """
+    found: dict[str, int] = {}
+    for unit, shots in program.preloaded.items():
+        for shot in shots:
+            for f in shot.FIELDS:
+                value = getattr(shot, f.name)
+                if f.name != "shot" and found.setdefault(f.name, value) != value:
+                    raise ProgramError(f"{unit} runs with {f.name} = {value}, others with {found[f.name]}")
+    return checked_sizes(program_of(program.overlay), found)
+
+
+def uops_of(program: TaskProgram, sizes: Mapping[str, int] | None = None) -> UnpackedProgram:
     """Return the program of a task machine: the task instances that each unit runs, and its tensors as buffers, whose
-    sizes are in 32-bit words.
+    sizes are in 32-bit words. sizes: as for `shots_of`.
     """
     overlay, prepared = machine_of(program), Prepared(program)
-    lists = shots_of(program)
+    lists = shots_of(program, overlay, sizes)
     places = {
         name: tuple(SourceLine(program.file, prepared.tasks[shot.task].place.line) for shot in shots)
         for name, shots in program.units
@@ -183,13 +253,16 @@ def _lines(program: TaskProgram) -> Iterator[str]:
     yield f"seed = {program.seed}"
     if program.device:
         yield f"device = {toml(program.device)}"
+    for name, most in program.sizes:
+        yield f"sizes.{toml_key(name)} = {most}"
     for name, value in program.constants:
         yield f"constants.{toml_key(name)} = {toml(value)}"
     for s in program.streams:
         yield f"arrays.{toml_key(s.name)} = {toml([encoded(s.type), s.depth, s.packing, s.shape])}"
     for t in program.tensors:
-        channels = [t.channels] if t.channels else []
-        yield f"tensors.{toml_key(t.name)} = {toml([encoded(t.type), t.input, t.output, *channels])}"
+        channels = [t.channels] if t.channels or t.sized else []
+        sized = [[[axis, encoded(size)] for axis, size in t.sized]] if t.sized else []
+        yield f"tensors.{toml_key(t.name)} = {toml([encoded(t.type), t.input, t.output, *channels, *sized])}"
     externals = sorted({node.name for task in program.tasks for node in nodes(task.body) if isinstance(node, External)})
     if externals:
         yield f"{EXTERNAL} = {toml(externals)}"
@@ -221,6 +294,7 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
     for key in given:
         if key not in known and key not in ("name", "overlay"):
             raise ProgramError(f"a task machine has no {key!r}, only {', '.join(sorted(known))}")
+    sizes = tuple((key, _largest(key, value)) for key, value in table_of(given, "sizes"))
     constants = tuple((key, _constant(key, value)) for key, value in table_of(given, "constants"))
     arrays = []
     for key, value in table_of(given, "arrays"):
@@ -229,10 +303,12 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
     tensors = []
     for key, value in table_of(given, "tensors"):
         what = f"tensors.{key}"
-        placed = isinstance(value, list) and len(value) == 4
-        kind, reads, writes, *channels = parts_of(what, value, list, bool, bool, *[list] * placed)
-        numbers = sizes_of(what, channels[0], 0) if channels else ()
-        tensors.append(OffChipTensor(key, _type(what, kind), reads, writes, numbers))
+        more = len(value) - 3 if isinstance(value, list) and len(value) in (4, 5) else 0
+        kind, reads, writes, *rest = parts_of(what, value, list, bool, bool, *[list] * more)
+        numbers = sizes_of(what, rest[0], 0) if rest else ()
+        axes = [parts_of(what, axis, int, list) for axis in rest[1]] if len(rest) > 1 else []
+        sized = tuple((axis, expression(size, what)) for axis, size in axes)
+        tensors.append(OffChipTensor(key, _type(what, kind), reads, writes, numbers, sized))
     tasks = [_task(key, value) for key, value in table_of(given, "tasks")]
     units = [
         (key, tuple(_shot(f"units.{key}", shot) for shot in value)) for key, value in table_of(given, "units", list)
@@ -268,6 +344,7 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
         float(clock),
         seed,
         device,
+        sizes,
     )
 
 
@@ -275,6 +352,12 @@ def _type(what: str, value: list[Any]) -> ElementType:
     if not value or not isinstance(value[0], str) or value[0] not in DTYPES:
         raise ProgramError(f"{what}: {str(value)[:40]} is no element type")
     return ElementType(value[0], sizes_of(what, value[1:]))
+
+
+def _largest(name: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value < 1 << 32 or not name.isidentifier() or name == "shot":
+        raise ProgramError(f"sizes.{name} = {str(value)[:40]}: a name, and its largest value from 1 on")
+    return value
 
 
 def _constant(name: str, value: Any) -> Any:
@@ -316,6 +399,9 @@ def _check(program: TaskProgram) -> None:
     for t in program.tensors:
         if t.channels and not program.device:
             raise ProgramError(f"tensors.{t.name}: channels are those of a device, and no device is named")
+        names = {n.name for _, size in t.sized for n in nodes(size) if isinstance(n, Name)}
+        if any(not 0 <= axis < len(t.type.shape) for axis, _ in t.sized) or not names <= dict(program.sizes).keys():
+            raise ProgramError(f"tensors.{t.name}: axes with sizes, which are expressions of names under sizes")
         if len(set(t.channels)) < len(t.channels):
             raise ProgramError(f"tensors.{t.name}: channels {list(t.channels)}: one is listed twice")
     for task in program.tasks:
@@ -325,6 +411,9 @@ def _check(program: TaskProgram) -> None:
             shape = prepared.tensors[p.tensor].type.shape
             if len(p.axes) != len(shape) or any(a >= len(task.mapping) for a in p.axes):
                 raise ProgramError(f"tasks.{task.name}: {p.name} has {len(shape)} axes, cut by axes of the grid")
+            sized = dict(prepared.tensors[p.tensor].sized)
+            if any(a >= 0 and axis in sized for axis, a in enumerate(p.axes)):
+                raise ProgramError(f"tasks.{task.name}: {p.name} is cut along an axis whose size each run gives")
             if any(a >= 0 and size % task.mapping[a] for size, a in zip(shape, p.axes, strict=True)):
                 raise ProgramError(f"tasks.{task.name}: the axes of {p.name} are not cut into equal parts")
         _check_streams(task.name, task.body, prepared)

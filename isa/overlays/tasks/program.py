@@ -7,7 +7,7 @@ from math import prod
 
 from ....base.element_types import ElementType
 from ....base.place import Place
-from .tree import Statement
+from .tree import Expression, Statement
 from .values import WORDS
 
 ELEMENTS = "elements"
@@ -29,15 +29,18 @@ class StreamArray:
 
 @dataclass(frozen=True)
 class OffChipTensor:
-    """An array off the chip. output: tasks write it; input: they read it before they write it. channels: of the memory
-    of the device, by their places in its list, in which the array lies; empty if none are chosen. In several of them it
-    lies word by word: word k of 64 bytes is word k // n of channel k % n of the n channels."""
+    """An array off the chip. type: with its shape, of sizes that each run gives with their largest values: a run
+    accesses the leading part of each axis. output: tasks write it; input: they read it before they write it. channels:
+    of the memory of the device, by their places in its list, in which the array lies; empty if none are chosen. In
+    several of them it lies word by word: word k of 64 bytes is word k // n of channel k % n of the n channels. sized:
+    its axes whose sizes each run gives, each with the size as an expression of them."""
 
     name: str
     type: ElementType
     input: bool
     output: bool
     channels: tuple[int, ...] = ()
+    sized: tuple[tuple[int, Expression], ...] = ()
 
     @property
     def words(self) -> int:
@@ -109,7 +112,8 @@ class Link:
 class TaskProgram:
     """Everything that the machine and its run are made of. units: the shots of each unit, in order. apart: by unit, the
     places of beats whose operations fire one after the other. file: of the places. clock_hz: clock of the machine.
-    device: the name of the device that it is made for, "" for none."""
+    device: the name of the device that it is made for, "" for none. sizes: names and largest values of the sizes that
+    each run gives; the least value is 1. Trees have them as names."""
 
     name: str
     file: str
@@ -123,3 +127,4 @@ class TaskProgram:
     clock_hz: float = 300e6
     seed: int = field(default=0)
     device: str = ""
+    sizes: tuple[tuple[str, int], ...] = ()

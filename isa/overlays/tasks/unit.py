@@ -8,9 +8,10 @@ when it fires.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+import types
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -35,7 +36,7 @@ from .blocks import (
     Until,
     bind,
 )
-from .expressions import Value, Variables
+from .expressions import Value, Variables, value_of
 from .program import OffChipTensor, Shot, StreamArray, Task, TaskProgram, TensorParameter
 from .tree import last_cycles
 from .values import UNKNOWN, WORDS, ByData, convert, from_words, words_of
@@ -50,9 +51,40 @@ BANK = "tensors"
 
 
 class RunShot(Record, words=1):
-    """Run one task instance to its end."""
+    """Run one task instance to its end. Units whose tasks have sizes that each run gives have records of their own,
+    with a further word for each (`shot_record`)."""
 
     shot: int = bits(0, 0, 32, "number of the task instance")
+
+
+@cache
+def shot_record(sizes: tuple[str, ...]) -> type[RunShot]:
+    """Return the record of the uOPs of units that take these sizes, by name: `RunShot` with a word for each."""
+    if not sizes:
+        return RunShot
+    fields: dict[str, Any] = {name: bits(k, 0, 32, f"value of {name}") for k, name in enumerate(sizes, 1)}
+    annotations = dict.fromkeys(sizes, int)
+    made = types.new_class(
+        "RunShot",
+        (RunShot,),
+        {"words": 1 + len(sizes)},
+        lambda space: space.update(fields, __annotations__=annotations, __doc__=RunShot.__doc__),
+    )
+    assert issubclass(made, RunShot)
+    return made
+
+
+def shape_of(tensor: OffChipTensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of a tensor in a run with these values of sizes, by name. Raises `ProgramError` for a shape that
+    has no room in the tensor, or no elements."""
+    shape = list(tensor.type.shape)
+    for axis, expression in tensor.sized:
+        shape[axis] = value_of(expression)(dict(sizes))
+        if not 1 <= shape[axis] <= tensor.type.shape[axis]:
+            given = ", ".join(f"{name} = {value}" for name, value in sizes.items())
+            room = f"of 1 to {tensor.type.shape[axis]}"
+            raise ProgramError(f"axis {axis} of {tensor.name} is {room}, and {shape[axis]} with {given}")
+    return tuple(shape)
 
 
 class Prepared:
@@ -151,7 +183,7 @@ class TaskUnit(Unit):
         if uop.shot >= len(self.prepared.shots):
             raise ProgramError(f"{self.name}: there is no shot {uop.shot}")
         shot = self.prepared.shots[uop.shot]
-        return _InstanceRun(self, shot, uop.shot).run()
+        return _InstanceRun(self, shot, uop).run()
 
     def effect_key(self, uop: RunShot) -> Hashable:
         return uop
@@ -178,14 +210,15 @@ def _rebinding(block: CountedLoop, values: Variables) -> LocalStatements:
 class _InstanceRun:
     """One run of a task instance: its variables, and the beat that is open."""
 
-    def __init__(self, unit: TaskUnit, shot: Shot, number: int) -> None:
+    def __init__(self, unit: TaskUnit, shot: Shot, uop: RunShot) -> None:
         self.unit, self.shot, self.prepared = unit, shot, unit.prepared
         self.task = self.prepared.tasks[shot.task]
         self.compiler = self.prepared.compiled(shot.task)
         self.with_data = unit.with_data
         self.apart = self.prepared.apart.get(unit.name, frozenset())
-        random = np.random.default_rng((self.prepared.program.seed, number)) if self.with_data else None
-        self.env: Variables = dict(self.prepared.constants)
+        random = np.random.default_rng((self.prepared.program.seed, uop.shot)) if self.with_data else None
+        self.sizes: dict[str, int] = {f.name: getattr(uop, f.name) for f in uop.FIELDS if f.name != "shot"}
+        self.env: Variables = {**self.prepared.constants, **self.sizes}
         self.env["get_tid()"] = shot.tid[0] if len(shot.tid) == 1 else shot.tid
         self.env["use()"] = 0 if self.with_data else UNKNOWN
         self.env["data()"] = (lambda: bool(random.integers(2))) if random is not None else UNKNOWN
@@ -198,7 +231,7 @@ class _InstanceRun:
     def _part(self, parameter: TensorParameter) -> TensorPart:
         tensor = self.prepared.tensors[parameter.tensor]
         cut = []
-        for size, axis in zip(tensor.type.shape, parameter.axes, strict=True):
+        for size, axis in zip(shape_of(tensor, self.sizes), parameter.axes, strict=True):
             parts = 1 if axis < 0 else self.task.mapping[axis]
             at = 0 if axis < 0 else self.shot.tid[axis]
             cut.append(slice(at * size // parts, (at + 1) * size // parts))
