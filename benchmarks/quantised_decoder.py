@@ -51,7 +51,7 @@ CONFIGS: Mapping[str, Any] = {
 """Configurations of torchao."""
 
 
-class Logits(nn.Module):
+class Logits(nn.Module):  # type: ignore[misc]
     """The logits of a causal language model of transformers, (batch, tokens, letters)."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -103,7 +103,8 @@ def trained(seed: int, steps: int) -> Logits:
         loss.backward()
         optimiser.step()
         scheduler.step()
-    return model.eval()
+    model.eval()
+    return model
 
 
 def costs(model: Logits, seed: int, configs: Mapping[str, Any] = CONFIGS) -> dict[str, tuple[float, ...]]:
