@@ -93,8 +93,10 @@ class Addresses(Expansion):
     rank: int = 1
 
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
-        if self.group < 1:
-            raise InputRefused(f"{self.name} makes groups of {self.group}; the least is 1")
+        if self.group < 1 or self.rank != 1:
+            raise InputRefused(
+                f"{self.name} makes groups of {self.group} of rank {self.rank}; the least is 1, of rank 1"
+            )
         Affine(1).type(element)
         return (dimension(1), dimension(self.group)), tile(1, 1, "i32")
 
@@ -143,6 +145,8 @@ class DefinedExpansion(Expansion):
         return len(self.sizes) - 1
 
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
+        if not self.sizes:
+            raise InputRefused(f"{self.name} makes a stream without sizes; the least is one")
         return tuple(None if one is None else dimension(one) for one in self.sizes), self.result(element)
 
     def __call__(self, element: Any) -> list[Any]:

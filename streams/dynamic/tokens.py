@@ -45,9 +45,11 @@ class Tile:
     @classmethod
     def of(cls, values: object, dtype: str = "bf16") -> Tile:
         """Return a tile of elements `dtype` of a scalar ([1,1]), a row (a list of numbers) or a matrix (a list of
-        rows). Raises `ValueError` for an array of more dimensions, and for rows of several lengths.
-        """
+        rows). Raises `ValueError` for an array of more dimensions, for rows of several lengths, and for what is no
+        number of NumPy."""
         data = np.atleast_2d(np.asarray(values))
+        if data.dtype.kind in "OSU":
+            raise ValueError(f"{values!r:.60} is no number, row or matrix of numbers")
         return cls(data.shape[0], data.shape[1], dtype, data)
 
     @property
@@ -314,11 +316,13 @@ def _read(word: str, dtype: str, selectors: bool, position: int) -> Token:
             return tuple(_read(part, dtype, selectors, position) for part in parts)
         if word[0] == "<" and word[-1] == ">":
             rows, columns = map(int, word[1:-1].split("x"))
+            if min(rows, columns) < 0:
+                raise ValueError(word)
             return Tile(rows, columns, dtype)
         return Tile.of(_numbers(word), dtype)
-    except (ValueError, TokenError) as error:
+    except (ValueError, TokenError, RecursionError) as error:
         raise TokenError(
-            f"{word!r} is no token; one is a number, a matrix [[1,2]], (0,2), S1 or D", position
+            f"{word!r:.60} is no token; one is a number, a matrix [[1,2]], (0,2), S1 or D", position
         ) from error
 
 

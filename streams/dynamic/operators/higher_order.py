@@ -135,7 +135,7 @@ class Map(ComputeOperator):
             result = reader.apply(self.applied, *operands)
             if self.applied.matmul:
                 yield Keep(held_by_product(operands))
-            yield Busy(self.work(self.applied.cost(*operands), operands, result))
+            yield Busy(self.work(reader.apply(self.applied.cost, *operands), operands, result))
             yield DeliverToken((0,), result)
         yield DeliverToken((0,), DONE)
 
@@ -209,7 +209,7 @@ class Accum(Reduction):
             if not isinstance(token, Stop):
                 state = reader.apply(fold, state, token)
                 yield Keep(self.held(token, state))
-                yield Busy(self.work(fold.cost(token), parts(token), None))
+                yield Busy(self.work(reader.apply(fold.cost, token), parts(token), None))
                 continue
             if reader.ended(self.rank, token):
                 yield Keep(size_in_bytes(state))
@@ -241,7 +241,7 @@ class Scan(Reduction):
                 continue
             state = reader.apply(fold, state, token)
             yield Keep(self.held(token, state))
-            yield Busy(self.work(fold.cost(token), parts(token), state))
+            yield Busy(self.work(reader.apply(fold.cost, token), parts(token), state))
             yield DeliverToken((0,), state)
         yield DeliverToken((0,), DONE)
 
@@ -302,7 +302,7 @@ class FlatMap(ComputeOperator):
                 held, grown = None, False
                 continue
             nested = reader.apply(self.applied, token)
-            made = encode(nested, rank)[:-1]
+            made = reader.apply(encode, nested, rank)[:-1]
             grown = grown or bool(made)
             if made and held is not None:
                 yield DeliverToken((0,), held)

@@ -33,6 +33,12 @@ def sizes_of(nested: Sequence[Any], rank: int, symbols: Symbols) -> tuple[Dimens
     return tuple(shape)
 
 
+def _least_0(rank: int) -> int:
+    if rank < 0:
+        raise StepError("source", f"a stream of rank {rank}; the least is 0")
+    return rank
+
+
 def _frozen(nested: Any, rank: int) -> Any:
     if rank < 0:
         return nested
@@ -66,9 +72,9 @@ class SelectGen(SourceOperator):
     rank: int
 
     def __init__(self, nested: Sequence[Any], choices: int, rank: int = 0) -> None:
+        object.__setattr__(self, "rank", _least_0(rank))
         object.__setattr__(self, "nested", _frozen(nested, rank + 1))
         object.__setattr__(self, "choices", choices)
-        object.__setattr__(self, "rank", rank)
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         _check_integers(leaves(self.nested, self.rank + 1), "choice")
@@ -95,8 +101,8 @@ class MetadataGen(SourceOperator):
     rank: int
 
     def __init__(self, nested: Sequence[Any], rank: int = 0) -> None:
+        object.__setattr__(self, "rank", _least_0(rank))
         object.__setattr__(self, "nested", _frozen(nested, rank))
-        object.__setattr__(self, "rank", rank)
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         _check_integers(leaves(self.nested, self.rank), "number")

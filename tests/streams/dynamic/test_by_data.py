@@ -377,7 +377,13 @@ def test_an_error_of_a_function_of_the_user_has_the_line_of_its_operator(runs: A
     failing = Defined("failing", lambda data: data, fail)
     update = DefinedUpdate("failing", lambda data: data, lambda: Tile.of(0), fail)
     expansion = DefinedExpansion("failing", (1,), lambda data: data, fail)
-    makes = [lambda a: Map(failing)(a), lambda a: Accum(1, update)(a), lambda a: FlatMap(expansion)(a)]
+    counting = Defined("counting", lambda data: data, lambda one: one, fail)
+    makes = [
+        lambda a: Map(failing)(a),
+        lambda a: Map(counting)(a),
+        lambda a: Accum(1, update)(a),
+        lambda a: FlatMap(expansion)(a),
+    ]
     for make in makes:
         with Program() as program:
             make(program.input("a", [1, 2], ONE))
@@ -385,6 +391,16 @@ def test_an_error_of_a_function_of_the_user_has_the_line_of_its_operator(runs: A
             runs(program, {"a": "1 2 S1 D"})
         assert fault.value.where.endswith(f"test_by_data.py:{make.__code__.co_firstlineno}")
         assert (fault.value.stream, fault.value.position) == ("input 0", 0)
+
+
+@RUNS
+def test_lists_of_an_expansion_that_are_not_as_deep_as_its_sizes(runs: Any) -> None:
+    flat = DefinedExpansion("flat", (1, 1), lambda data: data, lambda one: [one])
+    with Program() as program:
+        FlatMap(flat)(program.input("a", [2], ONE))
+    with pytest.raises(StreamFault, match="'Tile' object is not iterable") as fault:
+        runs(program, {"a": "1 2 D"})
+    assert fault.value.position == 0
 
 
 @RUNS

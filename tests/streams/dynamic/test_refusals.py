@@ -58,10 +58,12 @@ from rsn.streams.dynamic import (
     TakeWhile,
     Tensor,
     Tile,
+    TokenError,
     TupleType,
     WhereTrue,
     Zip,
     encode,
+    parse,
     run,
     tile,
     timed,
@@ -94,8 +96,11 @@ REFUSED: list[tuple[Callable[[Program], Any], str]] = [
     (lambda p: FlatMap(RetileStreamify(-1))(p.input("a", [5], WIDE)), "parts of -1 along 0"),
     (lambda p: FlatMap(RetileStreamify(1, 2))(p.input("a", [5], WIDE)), "parts of 1 along 2"),
     (lambda p: FlatMap(Addresses(0))(p.input("a", [5], SelectorType(3, 1))), "groups of 0"),
+    (lambda p: FlatMap(Addresses(1, rank=2))(p.input("a", [5], SelectorType(3, 1))), "of rank 2"),
+    (lambda p: SelectGen([], 2, rank=-1)(), "rank -1; the least is 0"),
     (lambda p: SelectGen([[(0,)]], 2)(), "no choice, an integer"),
     (lambda p: SelectGen([0], 2)(), "0 is no list"),
+    (lambda p: MetadataGen([1], rank=-1)(), "rank -1; the least is 0"),
     (lambda p: MetadataGen([1.5])(), "1.5 is no number, an integer"),
     (lambda p: MetadataGen([[1]])(), r"\[1\] is no number"),
     (lambda p: MetadataGen([1], rank=1)(), "1 is no list"),
@@ -232,6 +237,16 @@ def test_data_of_a_tile_have_its_size() -> None:
         Tile(2, 2, "bf16", np.ones((3, 3)))
     with pytest.raises(ValueError, match=r"a tile of 1x2 with data of shape \[1, 2, 3\]"):
         Tile.of(np.ones((1, 2, 3)))
+    with pytest.raises(ValueError, match=r"\[1, 'x'\] is no number, row or matrix"):
+        Tile.of([1, "x"])
+
+
+@pytest.mark.parametrize("word", ["<-1x3>", "9" * 400, "[" * 20000 + "]" * 20000])
+def test_a_word_that_is_no_token(word: str) -> None:
+    with pytest.raises(TokenError, match="is no token; one is a number") as error:
+        parse(f"1 {word} D")
+    assert error.value.position == 1
+    assert len(str(error.value)) < 200
 
 
 def test_names_of_streams_are_short() -> None:
