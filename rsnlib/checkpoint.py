@@ -147,7 +147,7 @@ class StoredTensors:
     def _json(self, name: str) -> dict[str, Any]:
         try:
             made = json.loads((self.folder / name).read_text("utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise TensorError(f"{self.folder / name}: {error}") from error
         if not isinstance(made, dict):
             raise TensorError(f"{self.folder / name}: it is no JSON object")

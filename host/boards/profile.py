@@ -113,10 +113,10 @@ def find_profile(name: str) -> Profile:
         settings: dict[str, Any] = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as e:
         raise BoardError(f"{name}: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise BoardError(f"{name}: {e}") from None
     base = settings.pop("base", None)
-    if base not in PROFILES:
+    if not isinstance(base, str) or base not in PROFILES:
         raise BoardError(f"{name}: base = {base!r} is not a profile; there are {', '.join(PROFILES)}")
     profile = dataclasses.replace(PROFILES[base], name=Path(name).stem)
     return dataclasses.replace(profile, **{key: _value(profile, name, key, value) for key, value in settings.items()})

@@ -75,7 +75,7 @@ def mesh(name: str) -> MeshDescription:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise MeshError(f"{name}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MeshError(f"{name}: this is not TOML: {error}") from None
     known = [field.name for field in fields(MeshDescription)]
     for key, value in given.items():

@@ -25,8 +25,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor cut into tiles, and these into vectors. Raises `ProgramError` for sizes that do not divide, and a type
-    of elements that does not exist.
+    """A tensor cut into tiles, and these into vectors. Raises `ProgramError` for sizes that do not divide, a type of
+    elements that does not exist, and a nesting that does not name each axis once.
 
     tensor, tile, vector: shapes, of the same rank. dtype: of the elements. nesting: the axes as tiles follow each other
     along them, the slowest first; () for the axes in turn.
@@ -45,6 +45,8 @@ class PackedTensor:
                 f"a tensor {list(self.tensor)} in tiles {list(self.tile)} of vectors {list(self.vector)}: give all "
                 f"three as many axes"
             )
+        if sorted(self._nesting) != list(range(len(self.tensor))):
+            raise ProgramError(f"nesting {list(self.nesting)} of {len(self.tensor)} axes; it names each once")
         for what, whole, part in (("tiles", self.tensor, self.tile), ("vectors", self.tile, self.vector)):
             for axis, (size, inner) in enumerate(zip(whole, part, strict=True)):
                 if inner < 1 or size % inner:

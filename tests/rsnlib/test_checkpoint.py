@@ -351,7 +351,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(TensorError, match=r"config\.json: .*No such file"):
         rsn.load_checkpoint(one(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    for text, said in (("{", r"config\.json: "), ("[]", "it is no JSON object$"), ("{}", r"model\.safetensors: ")):
+    for text, said in (
+        ("{", r"config\.json: "),
+        ("[" * 5000, r"config\.json: .*recursion"),
+        ("[]", "it is no JSON object$"),
+        ("{}", r"model\.safetensors: "),
+    ):
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
         with pytest.raises(TensorError, match=said):
             rsn.load_checkpoint(one(), tmp_path)

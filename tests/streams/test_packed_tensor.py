@@ -105,3 +105,6 @@ def test_refused() -> None:
         widened((4, 4), (2, 2), "u9", 16)
     with pytest.raises(ProgramError, match="u9 is no type"):
         PackedTensor((4, 4), (2, 2), (2, 2), "u9")
+    for nesting in ((0,), (0, 0), (0, 2), (1, 0, 2)):
+        with pytest.raises(ProgramError, match="of 2 axes; it names each once"):
+            PackedTensor((4, 4), (2, 2), (2, 2), nesting=nesting)

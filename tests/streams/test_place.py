@@ -85,6 +85,7 @@ def test_a_node_beyond_a_tile_is_refused() -> None:
         ("memory = 1.5", "memory = 1.5; it must be"),
         ("tiles = 3", "no field tiles; fields: name, rows, columns, in_ports, out_ports, memory"),
         ("rows = [", "this is not TOML"),
+        pytest.param("rows = " + "[" * 5000 + "]" * 5000, "this is not TOML", id="deep"),
         ("name = 3", "name must be a text"),
     ],
 )

@@ -300,6 +300,8 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     [
         ("", r"base = None is not a profile; there are vck190, vck190-isca25, vck190-xnn2"),
         ('base = "zcu102"', r"base = 'zcu102'"),
+        ("base = []", r"base = \[\] is not a profile"),
+        pytest.param("base = " + "[" * 5000 + "]" * 5000, r"p\.toml: .*recursion", id="deep"),
         (
             'base = "vck190"\nclock = 3',
             r"clock = 3: unknown key, or a value of a wrong type; the keys are base, limits, xclbin, name",
