@@ -107,8 +107,8 @@ def _wrong_count(name: str, text: str, count: int, shape: Sequence[int]) -> Refu
 
 def closed(text: str, shape: Sequence[int], mesh: Sequence[int]) -> list[str]:
     """Return the layouts that a text with ? may mean: with R, or a mesh axis that cuts nothing else of the tensor and
-    whose size divides that of the axis, in place of each ?. All R is the first one. text: as `refuse_open` takes it.
-    shape: of the whole tensor. mesh: size of each axis."""
+    whose size divides that of the axis, in place of each ?. All R is the first one. text: with a label or ? for each
+    axis, as `refuse_open` takes it. shape: of the whole tensor. mesh: size of each axis."""
     labels = re.findall(rf"{LABEL.pattern}|\{OPEN}", text)
     first = text.replace(OPEN, "R")
     ways = [

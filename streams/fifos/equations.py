@@ -12,7 +12,7 @@ too large, the one for a slow source up to one too small, which makes a FIFO too
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from ...base.errors import ProgramError
 from ..dataflow.graph import Timing
@@ -35,8 +35,11 @@ def max_tokens(
     source: its tokens are those of the FIFO. target: its interval counts. delay: cycles from the start of the source to
     that of the target. free_after: `AT_ONCE` or `NEXT_CYCLE`, of which the printed equations know the first only.
     `paper` returns 0 where the printed equation does (a slow source, delay = D); no FIFO is shorter than 1. Raises
-    `ProgramError` for a delay that is less than D, and for the printed equations with `NEXT_CYCLE`.
+    `ProgramError` for another equation, for a delay that is less than D, and for the printed equations with
+    `NEXT_CYCLE`.
     """
+    if equation not in get_args(Equation):
+        raise ProgramError(f"{equation} is no equation; there are {', '.join(get_args(Equation))}")
     if delay < source.first:
         raise ProgramError(
             f"the target starts {delay} cycles after the source, whose first token comes after {source.first}; start "

@@ -137,10 +137,11 @@ class KernelGraph:
 
     def weight(self, fifo: Fifo, weights: Weights) -> Fraction:
         """Return the cost of a cycle of delay on an edge: bits that its source puts in a cycle, or 1, as `weights`
-        says. Raises `ProgramError` as `timing`.
-        """
+        says. Raises `ProgramError` for other weights, and as `timing`."""
         if weights == "cycles":
             return Fraction(1)
+        if weights != "bits":
+            raise ProgramError(f"delays cost bits or cycles, not {weights}")
         return fifo.bits * (fifo.rate or Fraction(1, self.timing(fifo.source).interval))
 
     def as_soon_as_possible(self) -> tuple[int, ...]:
@@ -158,14 +159,16 @@ class KernelGraph:
 
 @dataclass(frozen=True)
 class StartTimes:
-    """Start times of the kernels of a graph, in cycles; sources start at 0. Raises `ProgramError` for a kernel that
-    starts before the first token of another one is there."""
+    """Start times of the kernels of a graph, in cycles; sources start at 0. Raises `ProgramError` for another number of
+    start times than kernels, and for a kernel that starts before the first token of another one is there."""
 
     graph: KernelGraph
     starts: tuple[int, ...]
 
     def __post_init__(self) -> None:
         names = self.graph.names
+        if len(self.starts) != len(names):
+            raise ProgramError(f"{len(names)} kernels have {len(self.starts)} start times; give one for each")
         for fifo, delay in zip(self.graph.fifos, self.delays, strict=True):
             if delay < self.graph.after(fifo):
                 raise ProgramError(

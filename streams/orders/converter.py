@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -170,6 +171,6 @@ def least_elements(put: Order, get: Order) -> int:
     return int((np.cumsum(begun) - np.concatenate(([0], np.cumsum(ended)[:-1]))).max())
 
 
-def _slices(at: Shape, element: Shape, start: Shape) -> tuple[slice, ...]:
-    """The part of the tensor that a token is. start: first element of the tensor along each axis."""
-    return tuple(slice(a - first, a - first + size) for a, size, first in zip(at, element, start, strict=True))
+def _slices(at: Shape, element: Shape, start: Shape) -> tuple[Any, ...]:
+    """The part of the tensor that a token is, also without axes. start: first element of the tensor along each axis."""
+    return ..., *(slice(a - first, a - first + size) for a, size, first in zip(at, element, start, strict=True))

@@ -34,9 +34,9 @@ class ChannelError(ResourceError):
 
 @dataclass(frozen=True)
 class MovedTensor:
-    """A tensor off the chip. pieces: it can lie in any number of channels that divides this one. ports: bytes a cycle
-    that each of its ports wants on all channels together. given: of these, the ports that get what they want. wider:
-    how many times the bytes in a cycle of other ports its ports may have."""
+    """A tensor off the chip. pieces: it can lie in any number of channels that divides this one, 1 or more. ports:
+    bytes a cycle, above 0, that each of its ports wants on all channels together. given: of these, the ports that get
+    what they want. wider: how many times the bytes in a cycle of other ports its ports may have."""
 
     pieces: int
     ports: Mapping[str, float]

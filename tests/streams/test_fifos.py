@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,11 @@ def test_what_the_equations_refuse() -> None:
         max_tokens(*ends, 9)
     with pytest.raises(ProgramError, match="exact"):
         max_tokens(*ends, 10, "paper", NEXT_CYCLE)
+    wrong: Any = "printed"
+    with pytest.raises(ProgramError, match="printed is no equation; there are exact, paper"):
+        max_tokens(*ends, 10, wrong)
+    with pytest.raises(ProgramError, match="delays cost bits or cycles, not printed"):
+        schedule(FIGURE_8F, wrong)
     with pytest.raises(ProgramError, match="has first 1, interval 0, tokens 5"):
         Timing(1, 0, 5)
 
@@ -247,6 +253,8 @@ def test_graphs_that_are_refused() -> None:
         KernelGraph(("a", "b"), same, (Fifo(0, 1), Fifo(1, 0)))
     with pytest.raises(ProgramError, match="9 cycles after 0, which is less than 10"):
         StartTimes(FIGURE_8F, (0, 9, 50))
+    with pytest.raises(ProgramError, match="3 kernels have 2 start times"):
+        StartTimes(FIGURE_8F, (0, 10))
     with pytest.raises(ProgramError, match="take 103 cycles as soon as possible; 90 are too few"):
         schedule(FIGURE_8F, latency=90)
 

@@ -105,6 +105,7 @@ def test_a_part_that_begins_inside_a_tensor_is_converted_like_a_whole_one() -> N
     source, target = "2x2 [4,4]*[2,2] (d1+{0},d0+{1})", "2x2 [4,2,4]*[2,1,2] (d2+{0},d0+{1})"
     whole, part = ([Order.parse(text.format(*at)) for text in (source, target)] for at in ((0, 0), (3, 7)))
     assert least_elements(*part) == least_elements(*whole) == 16
+    assert least_elements(Order((), (), (), ()), Order((), (2,), (1,), ())) == 1
     assert buffer_as_printed(*part) == (8, 8)
     found = converter(*part)
     assert found is not None

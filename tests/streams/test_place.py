@@ -53,6 +53,8 @@ def test_without_a_proof_the_bound_says_so() -> None:
     found = best_placement(weights, 4, 4, tried=100)
     assert found.bound < found.length
     assert not found.optimal
+    with pytest.raises(MappingError, match="16 nodes onto 3 x 5 tiles"):
+        best_placement(weights, 3, 5)
 
 
 def test_a_pipeline_lies_along_neighbours() -> None:
