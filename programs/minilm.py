@@ -74,7 +74,8 @@ class SentenceEncoder(nn.Module):
         self.bert = bert
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Return float32 (sentences, columns). input_ids, attention_mask: int64 (sentences, tokens)."""
+        """Return float32 (sentences, columns). input_ids, attention_mask: int64 (sentences, tokens); a sentence without
+        a 1 in its mask becomes NaN."""
         hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         weight = attention_mask[:, :, None].to(hidden.dtype)
         mean = (hidden * weight).sum(1) / weight.sum(1)

@@ -131,7 +131,7 @@ def search(
     by classes looks at; by default `WORK` divided by the instances of the graph, and at least 48. patience: states
     without a better mapping than the best so far, after which the search stops. start: where it begins, by default with
     an instance on each node. Raises `MappingError`, with the nearest miss, if none fits, or the check finds an error in
-    the program of each that fits.
+    the program of each that fits; and for `at_most` below 1.
     """
     start = start or Mapped.start(graph)
     found, all_seen = _looked_at(start, at_most, machine, measure, states, patience)
@@ -188,9 +188,11 @@ def _look(start: Mapped, found: _Candidates, states: int | None, patience: int |
 
 
 def least_cycles(start: Mapped, at_most: int) -> int:
-    """Return a number of cycles that no mapping of at most `at_most` nodes, 1 or more, is below: a node takes the work
-    of its instances one after the other, and they are no faster than on nodes of their own with streams that have no
-    limit. start: what primitives are applied to."""
+    """Return a number of cycles that no mapping of at most `at_most` nodes is below: a node takes the work of its
+    instances one after the other, and they are no faster than on nodes of their own with streams that have no limit.
+    start: what primitives are applied to. Raises `MappingError` for `at_most` below 1."""
+    if at_most < 1:
+        raise MappingError("tiles", f"at most {at_most} nodes; the least is 1")
     work = sum(node.computing for node in start.graph.nodes)
     share = max(-(-work // at_most), max((node.cycles for node in start.graph.nodes), default=0))
     return max(share, cycles(start, endless=True) or 0)
@@ -292,8 +294,8 @@ def _feeds_itself(mapped: Mapped, group: int) -> bool:
 
 def least_changes(start: Mapped, at_most: int, machine: MeshDescription) -> list[str]:
     """Return, in words, the changes of a machine with which a program fits on at most `at_most` nodes: of one limit of
-    its tiles, each as small as was found; if no one limit suffices, of all together.
-    """
+    its tiles, each as small as was found; if no one limit suffices, of all together. Raises `MappingError` for
+    `at_most` below 1."""
     out = []
     for limit in LIMITS:
         found = _least(start, at_most, machine.tiled({limit: LARGEST}), (limit,), machine)

@@ -467,3 +467,4 @@ def test_no_mapping_says_why() -> None:
     text = edges("uv", "vu")
     text = text.replace("def u():\n    use(vu.get())\n    uv.put(1)\n", "def u():\n    uv.put(1)\n    use(vu.get())\n")
     assert refused(lambda: search(graph_of(text), 1)).code == "tiles"
+    assert refused(lambda: search(graph_of(text), 0)).message == "at most 0 nodes; the least is 1"

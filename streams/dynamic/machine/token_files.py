@@ -165,7 +165,10 @@ def _read(arrays: Mapping[str, Array], name: str, data: DataType, count: int) ->
             chosen = _shaped(arrays, f"{name}.chosen", (count, choices))
             return [Selector(tuple(np.flatnonzero(row).tolist())) for row in chosen]
         case BufferType(element, shape):
-            sizes = [tuple(row) for row in _shaped(arrays, f"{name}.shapes", (count, len(shape))).tolist()]
+            given = _shaped(arrays, f"{name}.shapes", (count, len(shape)))
+            if (given < 0).any():
+                raise ValueError(f"{name}.shapes has a size below 0")
+            sizes = [tuple(row) for row in given.tolist()]
             inner = iter(_read(arrays, f"{name}.of", element, sum(map(prod, sizes))))
             return [BufferReference(one, tuple(next(inner) for _ in range(prod(one)))) for one in sizes]
         case TupleType(parts):
