@@ -203,10 +203,10 @@ class Mapped:
         return tuple(out)
 
     def shared(self, a: int, b: int) -> list[tuple[tuple[NodeStream, ...], tuple[NodeStream, ...]]]:
-        """Return the logical streams from node a to node b: for each physical stream those that share it, and those of
-        the same position that do not fit on it. Streams share one if they have the same place in bundled parts at one
-        of its ends, and both ends move their tokens in the same order.
-        """
+        """Return the logical streams from node a to node b, numbers of nodes that a stream joins (`KeyError` for
+        others): for each physical stream those that share it, and those of the same position that do not fit on it.
+        Streams share one if they have the same place in bundled parts at one of its ends, and both ends move their
+        tokens in the same order."""
         streams = self.between[a, b]
         if len(streams) == 1:
             return [((self.graph.edges[streams[0]],), ())]

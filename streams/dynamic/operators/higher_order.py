@@ -308,7 +308,7 @@ class FlatMap(ComputeOperator):
                 yield DeliverToken((0,), held)
                 held = None
             if rank and context.inputs[0].rank and len(nested) and len(nested[-1]):
-                held = made.pop()  # type: ignore[assignment]
+                held = made.pop()
             for one in made:
                 if not isinstance(one, Stop | Done):
                     yield Busy(self.work((0, ()), parts(token), one))
