@@ -276,8 +276,9 @@ class Program:
 
     def tokens(self, text: str, name: str) -> list[Token]:
         """Read the text of an input in its type, such as `1 2 S1 3 S2 D`. name: of the input. Raises `TokenError` for a
-        word that is no token, `KeyError` for a name that no input has.
-        """
+        word that is no token, `StepError` for a name that no input has."""
+        if name not in self.inputs:
+            raise StepError("tokens", f"{name} is no input; they are {', '.join(self.inputs) or 'none'}")
         data = self.inputs[name].type.data
         dtype = getattr(data, "dtype", "bf16")
         return parse(text, dtype, selectors=not hasattr(data, "parts") and not hasattr(data, "dtype"))

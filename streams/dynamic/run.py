@@ -100,13 +100,17 @@ class Run:
     values: Mapping[sympy.Symbol, int]
 
     def __getitem__(self, result: str | Stream) -> Sequence[Token]:
-        """The tokens of a result, by its stream or the name of an output."""
-        return self.tokens[self.program.outputs[result] if isinstance(result, str) else result]
+        """The tokens of a result, by its stream or the name of an output. Raises `StepError` if it is no result."""
+        stream = self.program.outputs.get(result) if isinstance(result, str) else result
+        if stream is None or stream not in self.tokens:
+            named = result if isinstance(result, str) else result.name
+            known = dict.fromkeys([*self.program.outputs, *(one.name for one in self.tokens)])
+            raise StepError("run", f"{named} is no result; they are {', '.join(known) or 'none'}")
+        return self.tokens[stream]
 
     def text(self, result: str | Stream) -> str:
         """Return the tokens of a result as text, as `tokens.show`. result: its stream, or the name of an output. Raises
-        `KeyError` if it is no result.
-        """
+        `StepError` if it is no result."""
         return show(self[result])
 
     def tensor(self, tensor: Tensor) -> Array:

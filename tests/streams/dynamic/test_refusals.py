@@ -232,6 +232,19 @@ def test_addresses_are_integers(runs: Any, value: float) -> None:
         runs(program, {"a": encode([Tile.of(1, "i32"), Tile.of(value, "i32")], 0)})
 
 
+def test_results_and_inputs_that_do_not_exist() -> None:
+    with Program() as program:
+        first = Map(Exp)(program.input("a", [1], ONE))
+        program.output("y", Map(Exp)(first))
+    done = run(program, {"a": "1 D"})
+    with pytest.raises(StepError, match="z is no result; they are y, Map1"):
+        done.text("z")
+    with pytest.raises(StepError, match="Map is no result"):
+        done[first]
+    with pytest.raises(StepError, match="b is no input; they are a"):
+        program.tokens("1 D", "b")
+
+
 def test_data_of_a_tile_have_its_size() -> None:
     with pytest.raises(ValueError, match=r"a tile of 2x2 with data of shape \[3, 3\]"):
         Tile(2, 2, "bf16", np.ones((3, 3)))
