@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -105,12 +105,14 @@ def attention(
     of each unit; None for no bound. capacity: rows of each cache, whole in tiles; by default those of the longest.
     cache: the tensors; without them the program has no data. dtype: of elements off the chip.
 
-    Raises `StepError` for a batch without requests, for a length below 1 or over the capacity, with the request, for a
-    capacity that is not whole in tiles, for regions, blocks or a queue below the least, and for tensors of other
-    shapes.
+    Raises `StepError` for another dispatch, for a batch without requests, for a length below 1 or over the capacity,
+    with the request, for a capacity that is not whole in tiles, for regions, blocks or a queue below the least, and for
+    tensors of other shapes.
     """
     if not lengths:
         raise StepError("attention", "a batch without requests")
+    if dispatch not in get_args(Dispatch):
+        raise StepError("attention", f"{dispatch} is no way to dispatch; there are {', '.join(get_args(Dispatch))}")
     tile_rows = heads.tile_rows
     rows = capacity if capacity is not None else -(-max(lengths) // tile_rows) * tile_rows
     if rows < 1 or rows % tile_rows:

@@ -110,5 +110,7 @@ def test_what_is_no_batch() -> None:
     cache = drawn_cache([3], heads)
     with pytest.raises(StepError, match=r"queries have shape \[1, 1, 2, 4\]; the batch needs \[2, 1, 2, 4\]"):
         attention([3, 3], heads, "coarse", cache=cache)
+    with pytest.raises(StepError, match="static is no way to dispatch; there are coarse, interleaved, dynamic"):
+        attention([3, 3], heads, "static")  # type: ignore[arg-type]
     with pytest.raises(StepError, match="all sizes are 1 or more"):
         Heads(0, 1, 1)
