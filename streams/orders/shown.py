@@ -41,9 +41,14 @@ class ShownOrder:
 def squeezed(order: Order) -> Order:
     """Return the canonical order without starts, and without axes along which the tensor has one element."""
     order = order.canonical
-    kept = [k for k, size in enumerate(order.tensor) if size > 1] or [0]
+    kept = _kept(order)
     axes = tuple(replace(order.axes[k], start=0) for k in kept)
     return Order(tuple(order.element[k] for k in kept), order.trips, order.steps, axes, order.dtype)
+
+
+def _kept(order: Order) -> list[int]:
+    """The axes along which the tensor has several elements; the first one if it has none of them."""
+    return [k for k, size in enumerate(order.tensor) if size > 1] or [*range(len(order.axes))][:1]
 
 
 def shown_order(
@@ -91,7 +96,7 @@ def shown_order(
         order = Order(tuple(element), tuple(len(indices) for _, indices in nest), tuple(steps), tuple(axes), dtype)
     except ProgramError:
         return None
-    kept = [k for k, size in enumerate(order.tensor) if size > 1] or [0]
+    kept = _kept(order)
     return ShownOrder(squeezed(order), tuple(at for at, axis in enumerate(kept) if axis in single), place)
 
 

@@ -16,6 +16,7 @@ from rsn.streams.orders.converter import (
     parting,
 )
 from rsn.streams.orders.order import Axis, Order
+from rsn.streams.orders.shown import squeezed
 from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.orders import drawn_pair, held, needed
 
@@ -105,7 +106,9 @@ def test_a_part_that_begins_inside_a_tensor_is_converted_like_a_whole_one() -> N
     source, target = "2x2 [4,4]*[2,2] (d1+{0},d0+{1})", "2x2 [4,2,4]*[2,1,2] (d2+{0},d0+{1})"
     whole, part = ([Order.parse(text.format(*at)) for text in (source, target)] for at in ((0, 0), (3, 7)))
     assert least_elements(*part) == least_elements(*whole) == 16
-    assert least_elements(Order((), (), (), ()), Order((), (2,), (1,), ())) == 1
+    scalar = Order((), (2,), (1,), ())
+    assert least_elements(Order((), (), (), ()), scalar) == 1
+    assert squeezed(scalar) == scalar
     assert buffer_as_printed(*part) == (8, 8)
     found = converter(*part)
     assert found is not None
