@@ -110,10 +110,13 @@ class Sentences:
         """Queue sentences, and return the future of their vectors, float32 (sentences, columns).
 
         inputs: "sentences", a list of at least one string. timeout, wait: as for the other server. A request with more
-        sentences than a run takes becomes several; if one of them fails, all are cancelled. Raises `TensorError` for a
-        sentence with more tokens than the model takes, and what the other server raises.
+        sentences than a run takes becomes several; if one of them fails, all are cancelled. Raises `TensorError` for no
+        sentences, for one with more tokens than the model takes, and what the other server raises.
         """
-        ids = [self._tokens(i, sentence) for i, sentence in enumerate(inputs["sentences"])]
+        sentences = inputs["sentences"]
+        if isinstance(sentences, str) or not sentences:
+            raise TensorError(f"sentences is {sentences!r:.40}; it should be a list of at least one string")
+        ids = [self._tokens(i, sentence) for i, sentence in enumerate(sentences)]
         parts: list[Future[Any]] = []
         try:
             for part in self._filled(ids):

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("starlette")
 
 import rsn
-from rsn.base.errors import BoardError
+from rsn.base.errors import BoardError, TensorError
 from rsn.host.serving import QueueFull, RequestTimeout
 from rsn.host.serving.arguments import Argument
 from rsn.host.serving.http import application
@@ -131,6 +131,12 @@ def test_a_part_that_is_refused_cancels_those_before_it() -> None:
     inner = stub(answer)
     assert answered(asked(Sentences(inner, WORDS), json={"sentences": list("abc")}), 503) == {"error": "full"}
     assert first.cancelled()
+
+
+@pytest.mark.parametrize("sentences", [[], "a text"])
+def test_no_list_of_sentences(sentences: Any) -> None:
+    with pytest.raises(TensorError, match="it should be a list of at least one string"):
+        Sentences(stub(lambda inputs: Future()), WORDS).ask({"sentences": sentences})
 
 
 def test_joined() -> None:
