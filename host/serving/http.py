@@ -292,7 +292,10 @@ def _too_large(message: str, waits: bool) -> Any:
 
 def listener(host: str, port: int) -> socket.socket:
     """Return a socket bound to this address, which does not listen yet. host: a name or an address of this machine.
-    port: 0 for any free one. Raises `BoardError` if the address is in use or is not one of this machine."""
+    port: 0 for any free one. Raises `BoardError` if the address is in use or is not one of this machine, and for a
+    number that is no port."""
+    if not 0 <= port < 1 << 16:
+        raise BoardError(f"cannot listen at {host}, port {port}: a port is from 0 to {(1 << 16) - 1}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

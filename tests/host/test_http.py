@@ -33,7 +33,7 @@ from rsn.cli.main import main
 from rsn.host.boards.device import BoardLost
 from rsn.host.serving import Health, QueueFull, RequestTimeout, Serving, State
 from rsn.host.serving.arguments import Argument
-from rsn.host.serving.http import application
+from rsn.host.serving.http import application, listener
 from rsn.host.serving.http_json import CHUNK, read_array, read_question, write_json
 from rsn.host.serving.metrics import Metrics
 from rsn.tests.effort import cases, in_full
@@ -699,6 +699,12 @@ def test_an_address_that_is_not_ours(host: str) -> None:
     result = rsn_serve("--host", host, "--port", "0")
     assert result.exit_code == 3
     assert result.stderr.startswith("error: cannot listen at ")
+
+
+@pytest.mark.parametrize("port", [-1, 1 << 16])
+def test_a_number_that_is_no_port(port: int) -> None:
+    with pytest.raises(BoardError, match=f"port {port}: a port is from 0 to 65535"):
+        listener("127.0.0.1", port)
 
 
 def test_figures_are_left_out_where_prometheus_client_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
