@@ -272,12 +272,15 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, 
     """Write tensors to a `.safetensors` or `.npz` file, completely or not at all.
 
     packed: the tensors are in the machine's memory order; only a `.safetensors` file records that, with checksums.
-    Raises `TensorError` for another suffix, a folder that does not exist, or a name that an `.npz` cannot have,
-    `OSError` if the file cannot be written.
+    Raises `TensorError` for another suffix, a folder that does not exist, elements that are no numbers, or a name that
+    an `.npz` cannot have, `OSError` if the file cannot be written.
     """
     target = Path(path)
     check_target(target)
     whole = {n: np.ascontiguousarray(t) for n, t in tensors.items()}
+    for name, tensor in whole.items():
+        if tensor.dtype.kind in "OSUMm":
+            raise TensorError(f"{path}: {shown(name)} has dtype {tensor.dtype}; a file of tensors holds numbers")
     taken = whole.keys() & {"file", "allow_pickle"}  # np.savez would take them for its own arguments
     if target.suffix == ".npz" and taken:
         raise TensorError(f"{path}: NumPy cannot write a tensor called {min(taken)!r} to .npz; write .safetensors")

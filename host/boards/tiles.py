@@ -62,7 +62,7 @@ def op_lists(ports: Mapping[str, Words], overlay: Overlay, graph: str) -> dict[s
         words = ports.get(port)
         if words is None:
             raise BoardError(f"{port} got no parameter")
-        count = form.record.WORDS * int(words[1])
+        count = form.record.WORDS * int(words[1]) if len(words) > 1 else 0
         if len(words) != form.words + 2 or count > form.words:
             raise BoardError(f"{port} got {len(words)} words, of which {count} are ops")
         ops = words[2 : 2 + count]

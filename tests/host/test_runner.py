@@ -145,6 +145,14 @@ def test_names_that_numpy_has_taken(name: str, tmp_path: Path) -> None:
     tensors.save_tensors(tmp_path / "y.safetensors", {name: W})
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_elements_that_are_no_numbers(suffix: str, tmp_path: Path) -> None:
+    words: Any = np.array(["a"])
+    with pytest.raises(TensorError, match="y has dtype <U1; a file of tensors holds numbers"):
+        tensors.save_tensors(tmp_path / f"y{suffix}", {"y": words})
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_program_that_leaves_its_buffers_does_not_load(built: Built) -> None:
     smaller = [
         dataclasses.replace(b, shape=(128, 64), view=None) if b.name == "y" else b for b in built.program.buffers

@@ -385,6 +385,7 @@ def test_tiles_that_disagree() -> None:
     for words, message in (
         (np.zeros(512, np.uint32), "other ops than the tiles of MME0 before it"),
         (np.zeros(3, np.uint32), "got 3 words"),
+        (np.zeros(1, np.uint32), "got 1 words"),
         (told["G.FG[0][2][2].k2.in[3]"], "with(out)? the flag holds_weight"),
     ):
         with pytest.raises(BoardError, match=message):
