@@ -2,9 +2,10 @@
 
 A test, or a case of one, that is marked `long` is left to `make test-long`, which sets RSN_TESTS=long. A property with
 many cases runs in both: it says how many cases it has in full, and how many a quick run tries. `make test-long` tries a
-tenth of them, but no fewer than `make test`; a property of which it would try no more is left out there. `make
-test-full` (RSN_TESTS=full) tries all, and the cases that are marked `full`. With RSN_TESTS=long, `make test` runs what
-`make test-long` does, too, as .ci/run has it: a property then runs once, with the cases of that.
+tenth of them, or less of a property whose cases are dear, but no fewer than `make test`; a property of which it would
+try no more is left out there. `make test-full` (RSN_TESTS=full) tries all, and the cases that are marked `full`. With
+RSN_TESTS=long, `make test` runs what `make test-long` does, too, as .ci/run has it: a property then runs once, with the
+cases of that.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ LONG = FULL or os.environ.get("RSN_TESTS") == "long"
 """Whether properties try more of their cases than in `make test`."""
 
 
-def cases(full: int, quick: int) -> int:
-    """How many cases a test decorated with `in_both` or `in_full` tries in this run."""
-    return full if FULL else max(quick, full // 10) if LONG else quick
+def cases(full: int, quick: int, share: int = 10) -> int:
+    """How many cases a test decorated with `in_both` or `in_full` tries in this run. share: `make test-long` tries one
+    of so many."""
+    return full if FULL else max(quick, full // share) if LONG else quick
 
 
 def in_both(test: Test) -> Test:
@@ -42,9 +44,10 @@ def in_full(test: Test) -> Test:
     return marked
 
 
-def examples(full: int, quick: int, **options: Any) -> Callable[[Test], Test]:
-    """Settings of a Hypothesis test that runs in all targets, with so many examples; `options` as for `settings`."""
-    count = cases(full, quick)
+def examples(full: int, quick: int, share: int = 10, **options: Any) -> Callable[[Test], Test]:
+    """Settings of a Hypothesis test that runs in all targets, with so many examples, as `cases` has them; `options` as
+    for `settings`."""
+    count = cases(full, quick, share)
 
     def decorate(test: Test) -> Test:
         decorated: Test = settings(max_examples=count, **options)(test)
@@ -63,6 +66,12 @@ def thinned(values: Iterable[Any], every: int) -> list[Any]:
     """Cases for `parametrize`, of one argument: the first of each `every` runs in `make test`, the others are marked
     `long`."""
     return [long(value) if i % every else value for i, value in enumerate(values)]
+
+
+def spread(values: Iterable[Any], every: int, quick: Container[Any] = ()) -> list[Any]:
+    """Cases for `parametrize`, of one argument, whose values are much the same: those in `quick` run in `make test`,
+    the first of each `every` in `make test-long`, and the others in `make test-full`."""
+    return [value if value in quick else (full if i % every else long)(value) for i, value in enumerate(values)]
 
 
 def full(*values: Any) -> Any:

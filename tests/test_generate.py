@@ -113,7 +113,7 @@ def on_machine(model: Any, **options: Any) -> None:
     model.forward = torch.compile(model.forward, backend="rsn", options={"fallback": "error"} | options)
 
 
-@pytest.mark.parametrize(("name", "batch"), [("GPT-2", 5), full("Llama", 1), long("Qwen3", 3), long("Gemma 3", 2)])
+@pytest.mark.parametrize(("name", "batch"), [("GPT-2", 5), full("Llama", 1), full("Qwen3", 3), long("Gemma 3", 2)])
 def test_greedy_tokens_equal_those_of_pytorch(name: str, batch: int) -> None:
     model = made(name)
     wanted = generated(model, batch, 11, 8)
@@ -135,7 +135,7 @@ def test_greedy_tokens_of_64_steps(name: str, batch: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sampled(MODELS, {"GPT-2", "Gemma 3"}, full))
+@pytest.mark.parametrize("name", sampled(MODELS, {"Gemma 3"}, full))
 def test_the_cpp_machine(name: str) -> None:
     model = made(name)
     wanted = generated(model, 3, 7, 4)

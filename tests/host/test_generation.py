@@ -417,7 +417,7 @@ def decode_beside_pytorch(model: Any, seed: int, rounds: int, capacity: int, boa
     ("name", "window"),
     [("Mistral", 8)]
     + [(long if w in (1, 30) else full)("Gemma 3", w) for w in (1, 5, 16, 29, 30, 31)]
-    + [(long if w == 7 else full)(name, w) for name in WINDOWED for w in (7, 4096)],
+    + [(long if (name, w) == ("Qwen2", 7) else full)(name, w) for name in WINDOWED for w in (7, 4096)],
 )
 def test_sliding_windows(name: str, window: int) -> None:
     """Prompts and steps beyond the window, windows up to the capacity and longer."""
@@ -425,7 +425,7 @@ def test_sliding_windows(name: str, window: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sampled(WINDOWED, {"Mistral", "Gemma 3"}, full))
+@pytest.mark.parametrize("name", sampled(WINDOWED, {"Gemma 3"}, full))
 def test_sliding_windows_on_the_cpp_machine(name: str) -> None:
     assert decode_beside_pytorch(windowed(name, 8), 3, 4, 20, "csim") < 1e-5
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.isa.overlays.moe import moe  # noqa: E402
-from rsn.tests.effort import long, sampled  # noqa: E402
+from rsn.tests.effort import full, long, sampled  # noqa: E402
 from rsn.tests.rsnlib.expert_layers import Loop, assert_equal, block  # noqa: E402
 
 HOWS = ("static", "patched", "sequenced")
@@ -60,7 +60,7 @@ def test_a_layer_of_transformers(how: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", sampled(HOWS, ["sequenced"]))
-@pytest.mark.parametrize("spelling", sampled(["all", "chosen"], ["chosen"]))
+@pytest.mark.parametrize("spelling", sampled(["all", "chosen"], ["chosen"], full))
 def test_other_spellings(spelling: str, how: str) -> None:
     torch.manual_seed(0)
     module, x = Routed(spelling).eval(), torch.randn(20, 64)

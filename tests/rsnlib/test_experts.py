@@ -30,7 +30,12 @@ SPELLED = [(f, s, k) for f in ("mixtral", "qwen3") for s in (None, "eager", "bat
 
 
 @pytest.mark.parametrize(
-    ("family", "spelling", "kind"), [c if c == ("mixtral", None, "patched") else long(*c) for c in SPELLED]
+    ("family", "spelling", "kind"),
+    # Each spelling as programs of one family, and as patched ones of the other.
+    [
+        c if c == ("mixtral", None, "patched") else (long if (c[0] == "mixtral") == (c[2] == "patched") else full)(*c)
+        for c in SPELLED
+    ],
 )
 def test_layers_of_transformers(family: str, spelling: str | None, kind: str) -> None:
     pytest.importorskip("transformers")

@@ -19,7 +19,7 @@ from rsn.rsnlib.streamed.generate import DEFAULT, generate
 from rsn.rsnlib.streamed.knobs import PRODUCTS
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.placing.devices import U55C, VC1902, StreamDevice
-from rsn.tests.effort import long
+from rsn.tests.effort import full, long
 from rsn.tests.rsnlib.streamed_blocks import Cached, block
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
@@ -59,7 +59,7 @@ def words_of(text: str, kernel: str) -> set[int]:
 
 @pytest.mark.parametrize(
     ("made", "device"),
-    [(perceptron, U55C), long(encoder, U55C), long(rotated, VC1902), long(decoding, U55C), long(ragged, U55C)],
+    [(perceptron, U55C), full(encoder, U55C), long(rotated, VC1902), long(decoding, U55C), long(ragged, U55C)],
 )
 def test_cycles_and_units_of_the_source(made: Callable[[], Made], device: StreamDevice, tmp_path: Path) -> None:
     torch.manual_seed(0)

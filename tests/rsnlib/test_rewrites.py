@@ -26,7 +26,7 @@ from rsn.rsnlib.rewrites import (
     rows,
 )
 from rsn.rsnlib.trace import trace
-from rsn.tests.effort import long, sampled, thinned
+from rsn.tests.effort import full, long, sampled, thinned
 
 aten = torch.ops.aten
 Call = Callable[..., Any]
@@ -188,9 +188,9 @@ AHEAD = torch.ones(L, L, dtype=torch.bool).triu(1)
 @pytest.mark.parametrize(
     ("keys", "mask"),
     [
-        long(None, None),
+        full(None, None),
         long(None, AHEAD),
-        long(HIDDEN_KEYS, None),
+        full(HIDDEN_KEYS, None),
         (HIDDEN_KEYS, AHEAD),
         (None, torch.randn(B * 3, L, L)),
     ],

@@ -16,7 +16,7 @@ from rsn.base.errors import TensorError, UnsupportedError
 from rsn.rsnlib.mask import HIDDEN
 from rsn.rsnlib.trace import trace
 from rsn.scheduler.graph import AttentionLayer
-from rsn.tests.effort import examples, long, sampled
+from rsn.tests.effort import examples, full, long, sampled
 
 BATCH, SEQ, HEADS, DIM = 2, 20, 2, 32
 LEAST = torch.finfo(torch.float32).min
@@ -163,7 +163,7 @@ def assert_right(compiled: Any, module: Masked, x: torch.Tensor, mask: torch.Ten
 
 
 @pytest.mark.parametrize("overlay", ["xnn", "xnn2"])
-@examples(250, 4, deadline=None)
+@examples(250, 3, share=20, deadline=None)
 @given(case=cases())
 def test_any_spelling(overlay: str, case: tuple[Masked, list[torch.Tensor], torch.Tensor]) -> None:
     module, masks, x = case
@@ -185,7 +185,7 @@ def test_any_spelling(overlay: str, case: tuple[Masked, list[torch.Tensor], torc
 
 
 @pytest.mark.filterwarnings("ignore:a part of this graph")
-@examples(200, 2, deadline=None)
+@examples(200, 2, share=20, deadline=None)
 @given(case=cases())
 def test_any_spelling_in_pieces(case: tuple[Masked, list[torch.Tensor], torch.Tensor]) -> None:
     module, masks, x = case
@@ -200,7 +200,8 @@ CAUSAL_AND_PADDING = shown((BATCH, 1, SEQ, SEQ), "causal, padding", 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(long if i % 3 else pytest.param)(name, HIDING[i % 4]) for i, name in enumerate(SPELLED)]
+    ("name", "value"),
+    [(pytest.param, full, long)[i % 3](name, HIDING[i % 4]) for i, name in enumerate(SPELLED)],
 )
 def test_what_is_promised(name: str, value: float) -> None:
     """One spelling with a hiding number is never refused."""
@@ -296,7 +297,7 @@ class Decoder(nn.Module):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("overlay", sampled(["xnn", "xnn2"], ["xnn2"]))
+@pytest.mark.parametrize("overlay", sampled(["xnn", "xnn2"], ["xnn2"], full))
 def test_a_decoder_whose_mask_is_a_part_of_a_buffer(overlay: str) -> None:
     model, ids = Decoder().eval(), torch.randint(100, (2, 40))
     shape = {0: rsn.Batch(1, 2), 1: rsn.Length(20, 40)}

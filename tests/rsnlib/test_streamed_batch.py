@@ -14,7 +14,7 @@ from rsn.host.native_tasks import run_native
 from rsn.hw.sim.tasks import run_on_tensors
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed import Knobs, streamed
-from rsn.tests.effort import cases, in_both, long
+from rsn.tests.effort import cases, full, in_both, long
 from rsn.tests.rsnlib.streamed_blocks import Attention, Cached, Drawn, block
 from rsn.tests.rsnlib.test_streamed import BLOCKS, SMALL, Function, agrees, drawn_knobs, has_times_of_its_tasks
 from rsn.tests.streams.test_hls import built
@@ -25,7 +25,7 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("batch", [2, long(3)])
+@pytest.mark.parametrize("batch", [2, full(3)])
 @pytest.mark.parametrize("attention", [long("eager"), "sdpa"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", *(long(name) for name in ("qwen2", "qwen3", "gemma3"))])
 def test_blocks(name: str, attention: str, batch: int) -> None:
@@ -35,8 +35,7 @@ def test_blocks(name: str, attention: str, batch: int) -> None:
     assert scores.shape == (batch * 4, 6, 6)
 
 
-@pytest.mark.parametrize("batch", [2, long(3)])
-@pytest.mark.parametrize("name", [long("gpt2"), long("llama")])
+@pytest.mark.parametrize(("name", "batch"), [long("gpt2", 2), full("gpt2", 3), full("llama", 2), long("llama", 3)])
 def test_a_cache_of_keys_and_values(name: str, batch: int) -> None:
     module = Cached(block(name, **BLOCKS[name]))
     x, new = torch.randn(batch, 6, 32), torch.randn(batch, 1, 32)
@@ -47,7 +46,7 @@ def test_a_cache_of_keys_and_values(name: str, batch: int) -> None:
 
 @in_both
 def test_drawn_blocks() -> None:
-    for seed in range(cases(60, 2)):
+    for seed in range(cases(60, 2, share=20)):
         random = Random(1000 + seed)
         torch.manual_seed(seed)
         module = Drawn(random)

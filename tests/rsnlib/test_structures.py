@@ -12,7 +12,7 @@ from rsn.base.errors import UnsupportedError
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import OVERLAYS
 from rsn.scheduler.lower import require_compilable
-from rsn.tests.effort import cases, in_both, long
+from rsn.tests.effort import cases, in_both, spread
 
 from . import structures
 from .structures import WAYS, Statement, Structure, chosen, drawn, outcome, shrunk
@@ -29,7 +29,7 @@ TOGETHER = 8
 @in_both
 @pytest.mark.parametrize("part", range(PARTS))
 def test_any_structure_is_right_or_refused(part: int) -> None:
-    for seed in range(part, cases(500, 5), PARTS):
+    for seed in range(part, cases(500, 5, share=20), PARTS):
         structure = drawn(seed)
         for way in chosen(seed):
             result = outcome(structure, way)
@@ -51,7 +51,7 @@ def between_products(names: Sequence[str]) -> Structure:
 
 @pytest.mark.parametrize(
     "names",
-    [[name] for name in QUICK] + [long(REST[n : n + TOGETHER]) for n in range(0, len(REST), TOGETHER)],
+    [[name] for name in QUICK] + spread((REST[n : n + TOGETHER] for n in range(0, len(REST), TOGETHER)), 3),
     ids=" ".join,
 )
 def test_each_operator_of_the_normal_form(names: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ import rsn
 from rsn.base.errors import CompilerError, UnsupportedError, WrongResultError
 from rsn.host.generation.decoder import Decoder as Slots
 from rsn.rsnlib.verification import ReferenceKind
-from rsn.tests.effort import thinned
+from rsn.tests.effort import spread
 
 from .mutants import MUTANTS, Mutant
 
@@ -209,7 +209,7 @@ def test_models_pass(name: str) -> None:
     MODELS[name]()
 
 
-@pytest.mark.parametrize("mutant", thinned(MUTANTS, 10), ids=str)
+@pytest.mark.parametrize("mutant", spread(MUTANTS, 2, MUTANTS[::10]), ids=str)
 def test_mutants_are_noticed(mutant: Mutant) -> None:
     with mutant.injected(), pytest.raises((CompilerError, WrongResultError)):
         MODELS[mutant.model]()

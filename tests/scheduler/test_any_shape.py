@@ -18,7 +18,7 @@ from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, LayerG
 from rsn.scheduler.groups import plan
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, DramPolicy, Interleave, Loops, Schedule, Segment, Tiles
-from rsn.tests.effort import examples, long
+from rsn.tests.effort import examples, full, long
 
 from .networks import Maker, error, execute, reference
 
@@ -150,12 +150,12 @@ ROWS = Schedule(interleave=Interleave.LISTED, loops=Loops.ROWS, balance=True)
     ("batch", "seq", "heads", "ffn", "layers", "schedule"),
     [
         (1, 256, 16, 300, 1, ROWS),
-        long(2, 384, 16, 200, 2, ROWS),
+        full(2, 384, 16, 200, 2, ROWS),
         long(1, 384, 32, 700, 1, Schedule(interleave=Interleave.HARDWARE, tile_rows=4, tile_cols=5)),
-        long(1, 768, 16, 130, 1, Schedule(interleave=Interleave.LISTED, attention=A, tile_rows=1)),
-        long(3, 256, 16, 1100, 1, Schedule(loops=Loops.ROWS, tile_cols=1)),
+        full(1, 768, 16, 130, 1, Schedule(interleave=Interleave.LISTED, attention=A, tile_rows=1)),
+        full(3, 256, 16, 1100, 1, Schedule(loops=Loops.ROWS, tile_cols=1)),
         long(1, 640, 16, 64, 1, Schedule(interleave=Interleave.STRICT, attention=B, loops=Loops.ROWS)),
-        long(1, 896, 16, 128, 1, ROWS),
+        full(1, 896, 16, 128, 1, ROWS),
     ],
 )
 def test_the_base_overlay(batch: int, seq: int, heads: int, ffn: int, layers: int, schedule: Schedule) -> None:

@@ -28,7 +28,7 @@ from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
 from rsn.scheduler.tile import tile
-from rsn.tests.effort import long
+from rsn.tests.effort import full, long
 
 from .networks import Maker, error, execute, reference
 
@@ -135,8 +135,15 @@ def test_too_long_a_sequence_is_refused(kind: MappingType, rows: int) -> None:
         program(attention(1, rows), kind)
 
 
-@pytest.mark.parametrize("schedule", [PAPER, long(STRICT)], ids=["paper", "strict"])
-@pytest.mark.parametrize(("kind", "overlay", "seq"), [long(A, XNN_BASE, 256), long(B, XNN_BASE, 384), (B, XNN, 200)])
+@pytest.mark.parametrize(
+    ("kind", "overlay", "seq", "schedule"),
+    [
+        (B, XNN, 200, PAPER),
+        long(A, XNN_BASE, 256, STRICT),
+        long(B, XNN_BASE, 384, PAPER),
+        *(full(*x) for x in ((B, XNN, 200, STRICT), (A, XNN_BASE, 256, PAPER), (B, XNN_BASE, 384, STRICT))),
+    ],
+)
 def test_between_other_layers(kind: MappingType, overlay: Overlay, seq: int, schedule: Schedule) -> None:
     """No unit drains between them."""
     network = Maker().encoder(2, seq, 1024, 16, 256, layers=2)

@@ -207,7 +207,12 @@ def test_time_is_near_that_of_the_unit_that_binds(
 
 
 @in_both
-@settings(max_examples=cases(120, 3), deadline=None, phases=UNSHRUNK, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=cases(120, 3, share=20),
+    deadline=None,
+    phases=UNSHRUNK,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_any_attention(data: st.DataObject) -> None:
     """Heads, groups, widths, rows, batches, lengths, masks and caps in any combination that is not refused."""

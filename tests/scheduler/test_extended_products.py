@@ -21,7 +21,7 @@ from rsn.scheduler.graph import ActivationFunction, Gemm, Layer, LayerGraph, Nor
 from rsn.scheduler.lower import lower, place
 from rsn.scheduler.norms import norms_at_loads
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Loops, Schedule
-from rsn.tests.effort import examples, long
+from rsn.tests.effort import examples, full, long
 
 from .networks import Maker, error, execute
 
@@ -142,9 +142,9 @@ def test_layers_share_a_table(schedule: Schedule) -> None:
     assert sum(b.name.endswith(".table") for b in program.buffers) == 1
 
 
-@pytest.mark.parametrize("schedule", [PAPER, long(LISTED), long(STRICT)], ids=["paper", "listed", "strict"])
+@pytest.mark.parametrize("schedule", [PAPER, full(LISTED), long(STRICT)], ids=["paper", "listed", "strict"])
 @pytest.mark.parametrize("rms", [False, long(True)])
-@pytest.mark.parametrize(("rows", "n"), [((1, 200), 100), long((2, 450), 1500), long((1, 130), 2600)])
+@pytest.mark.parametrize(("rows", "n"), [((1, 200), 100), full((2, 450), 1500), long((1, 130), 2600)])
 def test_norms_of_operands(rows: tuple[int, int], n: int, rms: bool, schedule: Schedule) -> None:
     """Of an input, and of a product, by products, as a residual, and for the host."""
     make, norm = Maker(), Norm(1e-5, rms)

@@ -22,7 +22,7 @@ from rsn.scheduler.build import build
 from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER, Interleave, Schedule
 from rsn.scheduler.search import SearchResult, describe, first, price, sample, search
-from rsn.tests.effort import sampled, thinned
+from rsn.tests.effort import spread, thinned
 
 from .networks import Maker, error, execute, reference
 from .test_memories import overlay_of
@@ -126,7 +126,7 @@ def _noting(tried: list[Schedule]) -> Callable[..., RunTiming]:
     return noting
 
 
-@pytest.mark.parametrize("calls", sampled([1, 2, 5, 13, 14, 40], quick=[2]))
+@pytest.mark.parametrize("calls", spread([1, 2, 5, 13, 14, 40], 3, quick=[2]))
 def test_a_longer_budget_is_no_worse(calls: int) -> None:
     assert searched(encoder(), calls + 20).latency_s <= searched(encoder(), calls).latency_s
 

@@ -128,7 +128,7 @@ def test_a_million_elements_are_not_walked(store: str, last: int, read: str, cod
 def test_a_race_is_found_if_and_only_if_two_interleavings_differ() -> None:
     """Where data decide, no race is missed. Programs without a race give what any interleaving gives."""
     verdicts = {True: 0, False: 0}
-    for seed in range(cases(10_000, 250)):
+    for seed in range(cases(10_000, 100, share=25)):
         program = drawn(seed)
         report = check(program.text)
         if report.code not in ("", "race") or not program.small:
@@ -139,7 +139,7 @@ def test_a_race_is_found_if_and_only_if_two_interleavings_differ() -> None:
         verdicts[expected] += 1
         if not found and not program.by_data:
             _same_results(program, report)
-    assert min(verdicts.values()) > cases(10_000, 250) // 10
+    assert min(verdicts.values()) > cases(10_000, 100, share=25) // 10
 
 
 def _same_results(program: SharedProgram, report: Report) -> None:
