@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -140,9 +140,5 @@ def randomised() -> Callable[..., Any]:
 
 
 @pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
+def _same_numbers() -> None:
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
