@@ -23,7 +23,7 @@ from rsn.rsnlib.normal_form.editor import Editor  # noqa: E402
 from rsn.rsnlib.normal_form.passes import PASSES, capture  # noqa: E402
 from rsn.rsnlib.normal_form.text import show  # noqa: E402
 from rsn.rsnlib.quantised_ops import INTEGER_LINEAR, INTEGER_MATMUL, INTEGER_PRODUCTS, QUANTISED_OPS  # noqa: E402
-from rsn.tests.effort import thinned  # noqa: E402
+from rsn.tests.effort import spread  # noqa: E402
 
 from .graph_text import read  # noqa: E402
 from .quantised_forms import FORMS  # noqa: E402
@@ -190,7 +190,10 @@ def _captured(model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[
     return operators, environment[returned[0]]
 
 
-@pytest.mark.parametrize("case", thinned(itertools.product(MODELS, CONFIGS), 4), ids=", ".join)
+PAIRS = [*itertools.product(MODELS, CONFIGS)]
+
+
+@pytest.mark.parametrize("case", spread(PAIRS, 2, PAIRS[::8]), ids=", ".join)
 def test_the_normal_form_computes_what_pytorch_does(case: tuple[str, str]) -> None:
     """Within 1e-6 of the largest value. Between linear layers of a model a number may lie between two integers but for
     rounding, so that each is right; the encoder is as far from PyTorch as PyTorch is from itself then."""
