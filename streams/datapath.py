@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..base.element_types import FLOATS, ElementType
 from ..isa.overlays.tasks.kernels import CONTRACTS
-from ..isa.overlays.tasks.program import ELEMENTS
+from ..isa.overlays.tasks.program import ELEMENTS, FABRIC
 from .words import (
     MOVED,
     SUMS,
@@ -211,8 +211,9 @@ def _told(operand: TileOperand, layout: str, copy: int | None) -> str:
 @dataclass(frozen=True)
 class Datapath:
     """The datapath of a task. rates: work in a cycle by kernel: multiply-adds of `matmul`, elements of others, or of
-    `elements`, which are all others; one where none is stated. float_add: cycles of an addition of floats. variants: of
-    kernels; one that fits takes the place of the unit of its kernel."""
+    `elements`, which are all others; one where none is stated. Of the multiply-adds of integers, `fabric` are in LUTs.
+    float_add: cycles of an addition of floats. variants: of kernels; one that fits takes the place of the unit of its
+    kernel."""
 
     rates: Mapping[str, float] = field(default_factory=dict)
     float_add: int = 1
@@ -281,6 +282,12 @@ class Datapath:
         if kind.dtype in FLOATS or sums > min(rate, SUMS):
             rate = min(rate, max(1, sums // self._turns(kind.dtype)))
         return product_word(kind.shape, rate, turned)
+
+    def fabric_columns(self, kind: ElementType, taken: TileWord) -> int:
+        """Return how many columns of a word of sums are products in LUTs: an even number, so that the others share
+        multiplications. kind: of the result of a product. taken: the word."""
+        columns = min(taken.columns, int(self.rates.get(FABRIC, 0) // taken.rows))
+        return 0 if kind.dtype in FLOATS else columns // 2 * 2
 
     def multiply_adds(self, kind: ElementType) -> int:
         """Return the multiply-adds of a product in a cycle, rounded up. kind: the type of the result [.., rows,

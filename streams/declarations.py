@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from ..base.element_types import BITS, ElementType
 from ..isa.overlays.tasks import tree as t
-from ..isa.overlays.tasks.program import ELEMENTS
+from ..isa.overlays.tasks.program import ELEMENTS, FABRIC
 from .annotations import StreamAnnotation, is_size, is_stream, last_name, stream_type, tensor_type, unquoted
 from .expressions import STEPS, Expressions, FileReading, RegionContext
 from .kernels import KERNELS
@@ -393,9 +393,10 @@ class Scope:
         for name, value in stated.items():
             stated_rate = self.evaluate(value)
             rate = stated_rate.value if isinstance(stated_rate, Static) else None
-            if name not in KERNELS and name != ELEMENTS:
-                close = get_close_matches(str(name), (*KERNELS, ELEMENTS), n=1)
-                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join((*KERNELS, ELEMENTS))}"
+            known = (*KERNELS, ELEMENTS, FABRIC)
+            if name not in known:
+                close = get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
                 raise Refusal("unsupported", f"there is no kernel {name}", value, hint)
             if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e15:
                 raise Refusal("unsupported", f"{name} = {shown(value)}: work in a cycle, larger than 0", value)

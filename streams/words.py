@@ -20,8 +20,8 @@ MOVED = STREAM_BITS // 32
 REGISTERS = 1024
 """Most elements of a tile that becomes registers whole (`registers` in docs/hls-rules.md)."""
 SUMS = 4096
-"""Most sums of integers that are registers, of which a product adds to each in every step. Synthesis takes long for
-more."""
+"""Most sums of integers that are registers, of which a product adds to each in every step. Synthesis takes long for so
+many, and longer for more: the C++ tells the checker why there are more than `REGISTERS`."""
 PORT_BITS = 512
 """Bits of a port to the memory off the chip: the widest that AXI interconnects of Alveo cards and of Versal have."""
 

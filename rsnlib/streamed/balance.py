@@ -26,7 +26,7 @@ from .operators import StreamOperator
 from .plans import KernelPlan, steps_of, types_of, units_of
 from .ports import ChannelPorts, load_parts, port_shares, widest_ports, widths
 from .program import LEAST_DEPTH
-from .resources import area
+from .resources import FABRIC_LUTS, READ_LUTS, area
 
 FIRST_STEP, LAST_STEP = 2.0, 1.02
 """Largest ratio by which a step changes what a kernel holds: at first, and when the steps end. A step that saves no
@@ -37,6 +37,9 @@ LESS = 0.75
 
 WORTH = 1.02
 """How much longer a machine may take to have fewer ports on memory channels."""
+
+LEAST_PART = 1 / 16
+"""Part of the multiply-adds of integers that are in LUTs at least: for fewer the search is not made again."""
 
 MANY = 64
 """Units of a kernel of which the cost of one is the mean: two products may share a multiplier."""
@@ -51,7 +54,8 @@ class _Holder:
 
     operator, knob: the knob that states the amount. tasks: numbers of the instances that are faster with it. cost: of a
     unit. most: units that can be used. whole: gives the units that are built of a number that it may have. speed: how
-    many times as fast the tasks are with a number of units as with one. units: that it holds.
+    many times as fast the tasks are with a number of units as with one. part: of the units, those in LUTs. units: that
+    it holds.
     """
 
     operator: str
@@ -61,6 +65,7 @@ class _Holder:
     most: int
     whole: Callable[[float], int] = int
     speed: Callable[[int], float] = float
+    part: float = 0.0
     units: float = 1.0
 
     @property
@@ -79,22 +84,50 @@ class _Holder:
         return self.most if self.whole(self.most) > self.chosen else 0
 
 
-def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> Streamed:
-    """Return the block with `unroll` or `lanes`, and `port`, chosen for each operator for which the knobs do not say
-    them; what the knobs say for all operators is a limit.
+def balanced(made: Streamed, device: StreamDevice, dsps: int, luts: int, prefetch: int) -> Streamed:
+    """Return the block with `unroll` or `lanes`, `fabric` and `port` chosen for each operator for which the knobs do
+    not say them; what the knobs say for all operators is a limit. Products of integers have multiply-adds in LUTs, too,
+    the same part of all, if there are LUTs left and this saves time.
 
-    made: the block. dsps: multipliers (DSPs) that kernels may use. prefetch: bytes that loads may keep on the chip
-    ahead of their kernels. Raises `ResourceError` if kernels with one unit each need more multipliers, and as
-    `port_shares` does.
+    made: the block. dsps: multipliers (DSPs) that kernels may use. luts: LUTs that they may use. prefetch: bytes that
+    loads may keep on the chip ahead of their kernels. Raises `ResourceError` if kernels with one unit each need more
+    multipliers, and as `port_shares` does.
     """
+    plain, cycles = _shared(made, device, dsps, prefetch, 0.0)
+    part = _part_in_luts(plain, device, luts)
+    if part < LEAST_PART:
+        return plain
+    both, fewer = _shared(made, device, dsps, prefetch, part)
+    return both if fewer < cycles else plain
+
+
+def _part_in_luts(made: Streamed, device: StreamDevice, luts: int) -> float:
+    """The part of the multiply-adds of integers for which there are LUTs beside as many DSPs as they have now."""
+    nodes, units = made.dataflow.nodes, made.units
+    free = luts - sum(area(node, units[node.name], device)["LUT"] for node in nodes)
+    each = [
+        (units[x.name], READ_LUTS + FABRIC_LUTS[types_of(x)[1]])
+        for x in made.plans
+        if steps_of(x, made.plans[x]) and "fabric" not in made.knobs.of.get(x.name, {})
+    ]
+    more = max(0, free) / max(1, sum(count * cost for count, cost in each))
+    return more / (1 + more) if each else 0.0
+
+
+def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part: float) -> tuple[Streamed, int]:
+    """The block with what is chosen, and the cycles of an execution. part: of the multiply-adds of integers, those in
+    LUTs."""
     knobs = made.knobs
     bandwidth = device.bytes_a_cycle(device.gbs)
     single = made.changed(replace(knobs, unroll=1, lanes=1, port=1), ports=ChannelPorts(device, waits=False))
-    kernels, loads = _kernels(single, knobs, device), _loads(single, knobs, device)
+    kernels, loads = _kernels(single, knobs, device, part), _loads(single, knobs, device)
     free = {holder.operator for holder in kernels}
     nodes = made.dataflow.nodes
     given = sum(
-        area(node, 0 if node.name in free else knobs.lanes_of(node.name, node.op), device)["DSP"] for node in nodes
+        area(node, 0 if node.name in free else knobs.lanes_of(node.name, node.op), device, knobs.at(node.name).fabric)[
+            "DSP"
+        ]
+        for node in nodes
     )
     least = given + int(sum(holder.cost for holder in kernels))
     if least > dsps:
@@ -121,11 +154,13 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> 
         steps.run([multipliers])
         found.append((steps.cycles([multipliers]), [holder.chosen for holder in kernels], shares))
     enough = WORTH * min(cycles for cycles, _, _ in found)
-    _, chosen, shares = next(way for way in found if way[0] <= enough)
+    cycles, chosen, shares = next(way for way in found if way[0] <= enough)
     of = {operator: dict(given) for operator, given in knobs.of.items()}
     for holder, units in zip(kernels, chosen, strict=True):
         of.setdefault(holder.operator, {})[holder.knob] = units
-    return made.changed(replace(knobs, of=of), ports=ChannelPorts(device, shares))
+        if holder.part:
+            of[holder.operator]["fabric"] = int(holder.part * units)
+    return made.changed(replace(knobs, of=of), ports=ChannelPorts(device, shares)), cycles
 
 
 def _instances(made: Streamed) -> dict[str, int]:
@@ -133,8 +168,8 @@ def _instances(made: Streamed) -> dict[str, int]:
     return {instance.task.name: k for k, instance in enumerate(made.report.region.instances)}
 
 
-def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder]:
-    """Kernels whose units are free. single: the block with one unit each."""
+def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) -> list[_Holder]:
+    """Kernels whose units are free. single: the block with one unit each. part: as for `_shared`."""
     numbers = _instances(single)
     nodes = {node.name: node for node in single.dataflow.nodes}
     found = []
@@ -142,9 +177,12 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Hold
         knob = "unroll" if x.op in PRODUCTS else "lanes"
         if knob not in knobs.of.get(x.name, {}):
             whole = partial(units_of, x, plan, device.float_add)
-            cost = (area(nodes[x.name], 2 * MANY, device)["DSP"] - area(nodes[x.name], MANY, device)["DSP"]) / MANY or 1
+            in_luts = part if steps_of(x, plan) and "fabric" not in knobs.of.get(x.name, {}) else 0.0
+            few, many = (area(nodes[x.name], n, device, int(in_luts * n))["DSP"] for n in (MANY, 2 * MANY))
             speed = partial(_speed, x, plan, whole(1)) if steps_of(x, plan) else float
-            found.append(_Holder(x.name, knob, [numbers[x.name]], cost, whole(getattr(knobs, knob)), whole, speed))
+            most = whole(getattr(knobs, knob))
+            cost = (many - few) / MANY or 1
+            found.append(_Holder(x.name, knob, [numbers[x.name]], cost, most, whole, speed, in_luts))
     return found
 
 

@@ -39,7 +39,7 @@ from .carrying import Carrying
 from .covering import with_whole_tiles
 from .knobs import Knobs
 from .operators import Array, FromHost, Held, Positions, StreamOperator
-from .plans import KernelPlan, dataflow, planned, units_of
+from .plans import KernelPlan, dataflow, fabric_of, planned, units_of
 from .ports import ChannelPorts, float_add_of
 from .program import StreamProgramText, program
 from .reading import GraphReader, OperatorBlock
@@ -109,6 +109,12 @@ class Streamed:
         float_add = float_add_of(self.ports)
         most = {x: self.knobs.lanes_of(x.name, x.op) for x in self.plans}
         return {x.name: units_of(x, plan, float_add, most[x]) for x, plan in self.plans.items()}
+
+    @property
+    def fabric(self) -> Mapping[str, int]:
+        """The number of multiply-adds in LUTs of each kernel, by name."""
+        units = self.units
+        return {x.name: fabric_of(x, p, units[x.name], self.knobs.at(x.name).fabric) for x, p in self.plans.items()}
 
     def sized(self, executions: int = 1) -> SizedProgram:
         """Return the program, ready to be tried with other depths. executions: how many, back to back, are timed."""

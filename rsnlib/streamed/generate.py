@@ -150,13 +150,15 @@ class Generated:
     @property
     def bounds_s(self) -> dict[str, float]:
         """Lower bounds of the latency in seconds, by name: the busiest kernel of this machine, all multipliers that
-        kernels may use if products kept them busy, the memory off the chip at its peak bandwidth, and the busiest
-        channel of this machine with its bursts."""
+        kernels may use, and those that this machine has in LUTs, if products kept them busy, the memory off the chip at
+        its peak bandwidth, and the busiest channel of this machine with its bursts."""
         hz = self.device.mhz * 1e6
         dsps = multiply_add_dsps(self.device)
         most = max(1, int(FILL * self.device.total["DSP"]) // dsps)
         products = [x for x in self.streamed.block.graph.kernels if x.op in PRODUCTS]
-        work = sum(multiply_adds(x) * (multiply_add_dsps(self.device, types_of(x)) / dsps) for x in products)
+        cost = {x.name: multiply_add_dsps(self.device, types_of(x)) / dsps for x in products}
+        work = sum(multiply_adds(x) * cost[x.name] for x in products)
+        most += sum(self.streamed.fabric[name] * each for name, each in cost.items())
         return {
             "slowest kernel": self.slowest[1] / hz,
             "multipliers": work / most / hz,
@@ -313,7 +315,9 @@ def _unrolled(made: Streamed, device: StreamDevice, dsps: int) -> Streamed:
             for x, plan in made.plans.items()
             if x.name in products
         }
-        found = unroll(products, max(len(products), int(dsps // multiply_add_dsps(device))), most)
+        each = multiply_add_dsps(device)
+        cost = {x.name: multiply_add_dsps(device, types_of(x)) / each for x in made.plans if x.name in products}
+        found = unroll(products, max(len(products), int(dsps // each)), most, cost=cost)
         for operator, units in found.unroll.items():
             if "unroll" not in of.get(operator, {}):
                 of.setdefault(operator, {})["unroll"] = units
@@ -369,13 +373,13 @@ def _fused(
 def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> Streamed:
     """Share the multipliers, of which kernels get less where they do not fit on dies. Raises `ResourceError` if they do
     not fit with the least share."""
-    dsps = FILL * device.total["DSP"]
+    dsps, luts = FILL * device.total["DSP"], FILL * device.total["LUT"]
     # Two buffers for each converter, as fusion counts them, whatever the program has.
     prefetch = int(PREFETCH * max(0, limit - sum(_buffers(made, two=True).values())))
     for share in SHARES:
         try:
             if rule == "balanced":
-                shared = balanced(made, device, int(share * dsps), prefetch)
+                shared = balanced(made, device, int(share * dsps), int(share * luts), prefetch)
             else:
                 shared = _unrolled(made, device, int(share * dsps))
             _on_dies(shared, Allocation({}), device)
@@ -456,8 +460,10 @@ def _held(made: Streamed, sized: SizedProgram, depths: Mapping[str, int], limit:
 
 def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DiePlacement:
     """Put each kernel on a die, with the memories of what leads to it."""
+    units, fabric = made.units, made.fabric
     areas = {
-        node.name: area(node, made.units[node.name], device) | {"BRAM": 0, "URAM": 0} for node in made.dataflow.nodes
+        node.name: area(node, units[node.name], device, fabric[node.name]) | {"BRAM": 0, "URAM": 0}
+        for node in made.dataflow.nodes
     }
     holder = _holders(made)
     for name, place_ in memories.places.items():

@@ -12,7 +12,7 @@ from ...base.element_types import SCALARS
 from ...base.errors import ProgramError
 from ...streams.words import MOVED
 
-OF_OPERATORS = ("rows", "columns", "depth", "unroll", "lanes", "port", "outward")
+OF_OPERATORS = ("rows", "columns", "depth", "unroll", "fabric", "lanes", "port", "outward")
 """Knobs that an operator may have for itself."""
 
 SWITCHES = frozenset(("outward", "packed", "ping_pong"))
@@ -35,22 +35,23 @@ class Knobs:
     """Knobs of all operators; `of` changes them for single ones. Raises `ProgramError` for values that are no whole
     numbers from 1 on, or not 0 or 1 where they must be, and for knobs that an operator does not have.
 
-    rows, columns: of a tile, at most; depth: of the tiles that a product sums over, in elements. Whole tiles cover
-    the rows (`covering`); of other sizes the largest divisor that is no larger is taken, so all can be cut. unroll:
-    multiply-adds of a product in a clock cycle.
-    lanes: elements of other operators in a cycle. port: bytes that a load or store moves in a cycle; of an operator,
-    those of its loads. outward: 1 if the loop over the sum of a linear operator is outside the one over columns: it
-    then works on each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of the result
-    is complete before the next. packed: 1 if tensors off the chip lie tile by tile, as they are moved, so that a tile
-    is read in full words of the port; 0 if they are row-major, so that each row of a tile begins a word. ping_pong: 1
-    if a converter has two buffers, of which one is filled while the other is read; 0 if it has one, which is filled and
-    read in turn. of: knobs of single operators by the name of the operator, by the name of the knob.
+    rows, columns: of a tile, at most; depth: of the tiles that a product sums over, in elements. Whole tiles cover the
+    rows (`covering`); of other sizes the largest divisor that is no larger is taken, so all can be cut. unroll:
+    multiply-adds of a product in a clock cycle. fabric: of these, for a product of integers, those that multiply in
+    LUTs. lanes: elements of other operators in a cycle. port: bytes that a load or store moves in a cycle; of an
+    operator, those of its loads. outward: 1 if the loop over the sum of a linear operator is outside the one over
+    columns: it then works on each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of
+    the result is complete before the next. packed: 1 if tensors off the chip lie tile by tile, as they are moved, so
+    that a tile is read in full words of the port; 0 if they are row-major, so that each row of a tile begins a word.
+    ping_pong: 1 if a converter has two buffers, of which one is filled while the other is read; 0 if it has one, which
+    is filled and read in turn. of: knobs of single operators by the name of the operator, by the name of the knob.
     """
 
     rows: int = 16
     columns: int = 16
     depth: int = 16
     unroll: int = 256
+    fabric: int = 0
     lanes: int = 16
     port: int = 64
     outward: int = 0
@@ -92,8 +93,8 @@ def _check(name: str, knob: str, value: object) -> None:
     if knob in SWITCHES:
         if value not in (0, 1):
             raise ProgramError(f"{name} is {value}; it is 0 or 1")
-    elif value < 1:
-        raise ProgramError(f"{name} is {value}; the least is 1")
+    elif value < (least := int(knob != "fabric")):
+        raise ProgramError(f"{name} is {value}; the least is {least}")
 
 
 def elements_beside(types: tuple[str, str], rows: int, units: int, steps: float) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from ...base.element_types import BY_NUMPY, ElementType, whole_bytes
+from ...isa.overlays.tasks.program import FABRIC
 from ...streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
 from ...streams.datapath import Datapath
 from ...streams.orders.order import Axis, Order
@@ -412,12 +413,28 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
 
 def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> dict[str, int]:
     """Return the rates of a kernel's datapath, as `Datapath.rates`, per clock cycle. Of a product: "matmul", in
-    multiply-adds, and "elements", in elements of sums, biases and masks (`ADDERS`). Of another kernel: "elements", the
-    elements that it computes. knobs: of the operator. float_add: as for `units_of`."""
+    multiply-adds, "fabric", those of integers that are in LUTs, and "elements", in elements of sums, biases and masks
+    (`ADDERS`). Of another kernel: "elements", the elements that it computes. knobs: of the operator. float_add: as for
+    `units_of`."""
     units = units_of(x, plan, float_add, knobs.lanes_of(x.name, x.op))
     if x.op in PRODUCTS:
-        return {"matmul": units, "elements": elements_beside(types_of(x), plan.sizes["tm"], units, steps_of(x, plan))}
+        fabric = fabric_of(x, plan, units, knobs.fabric)
+        of_fabric = {FABRIC: fabric} if fabric else {}
+        return {
+            "matmul": units,
+            **of_fabric,
+            "elements": elements_beside(types_of(x), plan.sizes["tm"], units, steps_of(x, plan)),
+        }
     return {"elements": units}
+
+
+def fabric_of(x: StreamOperator, plan: KernelPlan, units: int, most: int) -> int:
+    """Return how many multiply-adds of a product are in LUTs. units: those in a cycle. most: what its knobs say."""
+    if not (x.op in PRODUCTS and x.multiplies_integers):
+        return 0
+    path, kind = Datapath({"matmul": units, FABRIC: most}), ElementType(SUMS, plan.computed)
+    taken = path.product_word(kind)
+    return path.fabric_columns(kind, taken) * taken.rows
 
 
 def steps_of(x: StreamOperator, plan: KernelPlan) -> float:

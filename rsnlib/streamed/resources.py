@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from ...base.element_types import FLOATS
+from ...base.element_types import FLOATS, ElementType
 from ...streams.dataflow.graph import KernelNode
+from ...streams.datapath import Datapath
 from ...streams.placing.devices import VC1902, StreamDevice
 from .knobs import PRODUCTS, elements_beside
+from .plans import SUMS
 
 CONTROL_LUTS = 400
 """Loop counters and stream handshakes of a task. An estimate: no HLS tool has compiled these tasks."""
@@ -63,6 +65,13 @@ is the most that -8 above a negative weight leaves of 27 bits, it has room for 1
 SPLIT_LUTS = 39
 """LUTs of such a product: an adder of 32 bits, and half of what takes the sign of the lower one of two products back,
 13 bits. An estimate."""
+READ_LUTS = 11
+"""LUTs for each sum of integers that is added to in a cycle: with two of them a LUT chooses one of four bits, of 32,
+for the pass that reads some of the sums in a cycle. An estimate."""
+FABRIC_LUTS = {"i4": 64, "i8": 110, "i16": 120}
+"""LUTs of a multiply-add of rows in 9 bits in LUTs, by the type of the weight: rows of an array multiplier are added in
+pairs, two bits of a product in a LUT, and then the sum of 32 bits. An estimate; with a sum of 20 bits, one of 4 x 8
+bits is said to take 40 to 45."""
 FLOAT32 = ("f32", "f32")
 Types = tuple[str, str]
 
@@ -86,14 +95,17 @@ def multiplies_integers(types: Types) -> bool:
     return types[0] not in FLOATS
 
 
-def area(node: KernelNode, lanes: int, device: StreamDevice) -> dict[str, int]:
+def area(node: KernelNode, lanes: int, device: StreamDevice, fabric: int = 0) -> dict[str, int]:
     """Return the numbers of LUTs and DSPs of a kernel, by the names "LUT" and "DSP"; estimates. lanes: multiply-adds of
-    a product, or elements of another kernel, in a cycle."""
+    a product, or elements of another kernel, in a cycle. fabric: of these multiply-adds, those in LUTs."""
     units = units_of(device)
     if node.op in PRODUCTS:
         types: Types = node.attributes["types"]  # type: ignore[assignment]
         steps = float(str(node.attributes.get("steps", 0)))
-        return _area_of_product(types, int(str(node.attributes["tm"])), steps, lanes, device)
+        rows, columns = (int(str(node.attributes.get(name, 2))) for name in ("tm", "tn"))
+        beside = elements_beside(types, rows, lanes, steps)
+        taken = Datapath({"matmul": max(1, lanes)}).product_word(ElementType(SUMS, (rows, columns)))
+        return _area_of_product(types, beside, lanes, device, fabric, taken.columns % 2 == 0)
     if node.op == "pointwise":
         # Which of its operations are functions is not told apart: each counts as a product, and one as a function.
         operations = int(str(node.attributes.get("operations", 1)))
@@ -107,18 +119,24 @@ def area(node: KernelNode, lanes: int, device: StreamDevice) -> dict[str, int]:
     }
 
 
-def _area_of_product(types: Types, rows: int, steps: float, lanes: int, device: StreamDevice) -> dict[str, int]:
-    """The numbers of LUTs and DSPs of a product. types: of its operands. rows: of a tile. steps: as in
-    `elements_beside`. lanes: multiply-adds in a cycle. Beside them are adders of biases and masks; with quantised
-    weights, multipliers of their scales too."""
+def _area_of_product(
+    types: Types, elements: int, lanes: int, device: StreamDevice, fabric: int, in_pairs: bool
+) -> dict[str, int]:
+    """The numbers of LUTs and DSPs of a product. types: of its operands. elements: that it takes in a cycle beside.
+    lanes: multiply-adds in a cycle. fabric: of these, those in LUTs. in_pairs: two columns of a word of sums may share
+    a multiplication. Beside them are adders of biases and masks; with quantised weights, multipliers of their scales
+    too."""
     units, dsps = units_of(device), multiply_add_dsps(device, types)
+    dsps = dsps if in_pairs else max(1, dsps)
     is_quantised = types[1] not in FLOATS
     beside = [units.add, units.multiply] if is_quantised else [units.add]
     luts = units.add.lut + units.multiply.lut
     if multiplies_integers(types):
-        luts = SPLIT_LUTS if dsps < 1 else 0
-    elements = elements_beside(types, rows, lanes, steps)
+        luts = READ_LUTS + (SPLIT_LUTS if dsps < 1 else 0)
     return {
-        "DSP": elements * sum(unit.dsp for unit in beside) + ceil(lanes * dsps),
-        "LUT": CONTROL_LUTS + elements * sum(unit.lut for unit in beside) + lanes * luts,
+        "DSP": elements * sum(unit.dsp for unit in beside) + ceil((lanes - fabric) * dsps),
+        "LUT": CONTROL_LUTS
+        + elements * sum(unit.lut for unit in beside)
+        + (lanes - fabric) * luts
+        + (fabric * (READ_LUTS + FABRIC_LUTS[types[1]]) if fabric else 0),
     }

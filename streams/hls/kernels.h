@@ -1074,40 +1074,60 @@ constexpr bool shares_multiplication(std::size_t bits, std::size_t of_shared) {
     return bits <= 4 && of_shared <= 12;
 }
 
+// A product of integers that takes no multiplier.
+template <std::size_t Bits, class A, class B>
+Signed<Bits> multiplied_in_fabric(const A &a, const B &b) {
+#pragma HLS inline
+    const Signed<Bits> made = a * b;
+#pragma HLS bind_op variable=made op=mul impl=fabric
+    return made;
+}
+
 // Adds the products of elements of a column and of a row, number k of the sum, to the sums of a word. The sums begin with
-// the first product, or go on from what they are. OfColumn, OfRow: bits of the elements, if these are integers.
-template <class W, bool Begin, std::size_t OfColumn, std::size_t OfRow, class Out, class Column, class Row>
+// the first product, or go on from what they are. Fabric: the last columns of the word, whose products are in LUTs.
+// OfColumn, OfRow: bits of the elements, if these are integers.
+template <class W, bool Begin, std::size_t Fabric, std::size_t OfColumn, std::size_t OfRow, class Out, class Column,
+          class Row>
 void add_products(Out &out, std::size_t i, std::size_t j, std::size_t k, Column column, Row row) {
     using T = typename Out::Element;
+    constexpr bool narrow = std::is_integral<T>::value && OfColumn + OfRow <= 32;
+    constexpr bool shared = narrow && shares_multiplication(OfRow, OfColumn) && W::columns % 2 == 0;
+    constexpr std::size_t multiplied = W::columns - (narrow ? Fabric : 0), pairs = shared ? multiplied : 0;
+    const auto add = [&](T &sum, T made) { sum = Add()(Begin && k == 0 ? T(0) : sum, made); };
     for (std::size_t y = 0; y < W::rows; ++y) {
 #pragma HLS unroll
-        if constexpr (std::is_integral<T>::value && shares_multiplication(OfRow, OfColumn) && W::columns % 2 == 0) {
-            for (std::size_t x = 0; x < W::columns; x += 2) {
+        if constexpr (shared) {
+            for (std::size_t x = 0; x < pairs; x += 2) {
 #pragma HLS unroll
                 const TwoProducts<OfRow, OfColumn> made(narrowed<OfRow>(row(x)), narrowed<OfRow>(row(x + 1)),
                                                         narrowed<OfColumn>(column(y)));
-                T &low = out(i + y, j + x), &high = out(i + y, j + x + 1);
-                low = Add()(Begin && k == 0 ? T(0) : low, static_cast<T>(made.low));
-                high = Add()(Begin && k == 0 ? T(0) : high, static_cast<T>(made.high));
+                add(out(i + y, j + x), static_cast<T>(made.low));
+                add(out(i + y, j + x + 1), static_cast<T>(made.high));
             }
-        } else {
-            for (std::size_t x = 0; x < W::columns; ++x) {
+        }
+        for (std::size_t x = pairs; x < multiplied; ++x) {
 #pragma HLS unroll
-                T &sum = out(i + y, j + x);
-                if constexpr (std::is_integral<T>::value && OfColumn + OfRow <= 32) {
-                    const Signed<OfColumn + OfRow> made = narrowed<OfColumn>(column(y)) * narrowed<OfRow>(row(x));
-                    sum = Add()(Begin && k == 0 ? T(0) : sum, static_cast<T>(made));
-                } else {
-                    sum = Add()(Begin && k == 0 ? T(0) : sum, Mul()(static_cast<T>(column(y)), static_cast<T>(row(x))));
-                }
+            if constexpr (narrow) {
+                const Signed<OfColumn + OfRow> made = narrowed<OfColumn>(column(y)) * narrowed<OfRow>(row(x));
+                add(out(i + y, j + x), static_cast<T>(made));
+            } else {
+                add(out(i + y, j + x), Mul()(static_cast<T>(column(y)), static_cast<T>(row(x))));
+            }
+        }
+        if constexpr (multiplied < W::columns) {
+            for (std::size_t x = multiplied; x < W::columns; ++x) {
+#pragma HLS unroll
+                const auto left = narrowed<OfColumn>(column(y));
+                const auto right = narrowed<OfRow>(row(x));
+                add(out(i + y, j + x), static_cast<T>(multiplied_in_fabric<OfColumn + OfRow>(left, right)));
             }
         }
     }
 }
 
 // The product of two matrices, or of each two of a batch; the sum runs over k in order. W: the sums that are added to in a
-// cycle. Begin: false to add the product to what the result is.
-template <class W, bool Begin = true, class Out, class A, class B>
+// cycle. Begin: false to add the product to what the result is. Fabric: as for `add_products`.
+template <class W, bool Begin = true, std::size_t Fabric = 0, class Out, class A, class B>
 void matmul(Out &out, const A &a, const B &b) {
     using T = typename Out::Element;
     using Sizes = typename Out::Sizes_;
@@ -1121,7 +1141,7 @@ void matmul(Out &out, const A &a, const B &b) {
                 for (std::size_t j = 0; j < columns; j += W::columns) {
 #pragma HLS pipeline II=interval style=flp
 #pragma HLS dependence variable=out.v type=inter direction=raw distance=turns dependent=true
-                    add_products<W, Begin, SignedBits<A>::value, SignedBits<B>::value>(
+                    add_products<W, Begin, Fabric, SignedBits<A>::value, SignedBits<B>::value>(
                         out, n * rows + i, j, k, [&](std::size_t y) { return a(at_a + i + y, k); },
                         [&](std::size_t x) { return b(at_b + k, j + x); });
                 }
@@ -1129,7 +1149,7 @@ void matmul(Out &out, const A &a, const B &b) {
 }
 
 // The product of a matrix and one that comes over a stream in words Word, row by row: each step of the sum takes a row.
-template <class W, class Word, bool Begin = true, class Out, class A, class T, std::size_t N>
+template <class W, class Word, bool Begin = true, std::size_t Fabric = 0, class Out, class A, class T, std::size_t N>
 void matmul_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
     using Sizes = typename Out::Sizes_;
     constexpr std::size_t rows = Sizes::rows, columns = Sizes::columns, depth = A::Sizes_::columns;
@@ -1149,7 +1169,7 @@ void matmul_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
                         row(e / Word::columns, j + e % Word::columns) = word[e];
                     }
                 }
-                add_products<W, Begin, SignedBits<A>::value, SignedBits<T>::value>(
+                add_products<W, Begin, Fabric, SignedBits<A>::value, SignedBits<T>::value>(
                     out, i, j, k, [&](std::size_t y) { return a(i + y, k); },
                     [&](std::size_t x) { return row(k % Word::rows, j + x); });
             }

@@ -272,7 +272,8 @@ class KernelWriter(Operators):
         turned = b.kind.shape[-2] if TURNED_MATRIX.fullmatch(b.text) else 0
         taken = self.datapath.product_word(ElementType(kind.dtype, kind.shape), turned)
         out = sums.text if sums else self.tile(kind)
-        more = ", false" if sums else ""
+        fabric = self.datapath.fabric_columns(ElementType(kind.dtype, kind.shape), taken)
+        more = f", {'false' if sums else 'true'}, {fabric}" if fabric else ", false" if sums else ""
         stream = self.coming.pop(b.text, None)
         if stream is not None and not comes_by_row(stream.dtype, b.kind.shape, taken):
             dtype = stream.dtype if b.kind.dtype in LIMITS else b.kind.dtype

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from math import gcd, lcm
+from math import gcd, lcm, prod
 
-from ..words import TileWord, matrix
-from .kinds import ValueKind
+from ..words import REGISTERS, SUMS, TileWord, matrix
+from .kinds import LIMITS, ValueKind
 
 _DECLARED = re.compile(r"^\s*rsn::Tile<[^;=]*> (\w+);$")
 _WORD = re.compile(r"rsn::Word<(\d+), (\d+)>")
 _NAME = re.compile(r"(?:rsn::transpose<[^()]*, (\d+)>\()?\b([A-Za-z_]\w*)")
 """A name, and the last axis of the transpose of which it is the operand."""
+_ALLOWED = "// hls-allow registers: in each cycle a product of integers takes one step of all sums"
 _BY_OPERAND = {
     "rsn::matmul<": ((True, True), (True, False), (False, True)),
     "rsn::matmul_from<": ((True, True), (True, False)),
@@ -86,7 +87,10 @@ def partitioned(
         if declared:
             name = declared[1]
             sizes = matrix(tiles[name].shape)
+            integers = found[name] == sizes and REGISTERS < prod(sizes) <= SUMS and tiles[name].dtype in LIMITS
             for dim, (count, size) in enumerate(zip(found[name], sizes, strict=True), 1):
                 if count > 1:
+                    if integers:
+                        yield _ALLOWED
                     how = "complete" if count == size else f"cyclic factor={count}"
                     yield f"#pragma HLS array_partition variable={name}.v dim={dim} {how}"

@@ -28,14 +28,21 @@ class Unrolling:
         return max(self.cycles.values(), default=0)
 
 
-def unroll(work: Mapping[str, int], budget: int, most: Mapping[str, int] | None = None, factor: int = 2) -> Unrolling:
+def unroll(
+    work: Mapping[str, int],
+    budget: int,
+    most: Mapping[str, int] | None = None,
+    factor: int = 2,
+    cost: Mapping[str, float] | None = None,
+) -> Unrolling:
     """Unroll by a max-heap of latencies (StreamTensor, section 5.1): the slowest kernel gets `factor` times as many
     units, until the next step would exceed the budget, or the slowest kernel can be unrolled no further.
 
     work: operations of each kernel; every one begins with one unit. budget: limit of the units of all kernels together
-    (the paper's overall_unroll_size). most: limit of the units of a kernel, its work if not given. Of equally slow
-    kernels the first one by name is unrolled. Raises `ResourceError` if the budget is less than one unit a kernel, and
-    `ProgramError` for work or a factor that is too small, and limits of kernels that do not exist.
+    (the paper's overall_unroll_size). most: limit of the units of a kernel, its work if not given. cost: of a unit of a
+    kernel, at most 1 of the budget, which it is if not given. Of equally slow kernels the first one by name is
+    unrolled. Raises `ResourceError` if the budget is less than one unit a kernel, and `ProgramError` for work or a
+    factor that is too small, and limits of kernels that do not exist.
     """
     if factor < 2:
         raise ProgramError(f"the factor is {factor}; the least is 2")
@@ -51,13 +58,14 @@ def unroll(work: Mapping[str, int], budget: int, most: Mapping[str, int] | None 
     heap = [(-amount, name) for name, amount in work.items()]
     heapify(heap)
     raised: list[str] = []
-    spent = len(work)
+    price = {name: (cost or {}).get(name, 1) for name in work}
+    spent: float = sum(price.values())
     while heap:
         _, name = heap[0]
         after = units[name] * factor
-        if after > (most or {}).get(name, work[name]) or spent + after - units[name] > budget:
+        if after > (most or {}).get(name, work[name]) or spent + price[name] * (after - units[name]) > budget:
             break
-        spent += after - units[name]
+        spent += price[name] * (after - units[name])
         units[name] = after
         raised.append(name)
         heapreplace(heap, (-_cycles(work[name], after), name))

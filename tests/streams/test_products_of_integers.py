@@ -50,8 +50,10 @@ def test_two_products_of_one_multiplication(tmp_path: Path) -> None:
     assert subprocess.run([tmp_path / "two"], capture_output=True, check=True, text=True).stdout == "0\n"
 
 
-def drawn(random: Random, types: tuple[str, str], shape: tuple[int, int, int], rate: int) -> str:
-    """A task that sums products of tiles of two streams, in place where there are several, for each of two results."""
+def drawn(random: Random, types: tuple[str, str], shape: tuple[int, int, int], rate: int, fabric: int = 0) -> str:
+    """A task that sums products of tiles of two streams, in place where there are several, for each of two results.
+    fabric: multiply-adds in LUTs."""
+    rates = f"matmul={rate}, fabric={fabric}" if fabric else f"matmul={rate}"
     left, right = types
     rows, depth, columns = shape
     tiles, zero = random.choice([1, 3]), random.choice(["", " - i32(z)"])
@@ -80,7 +82,7 @@ def drawn(random: Random, types: tuple[str, str], shape: tuple[int, int, int], r
         f"def bring(x: {right}[{2 * tiles}, {depth}, {columns}]) -> None:",
         f"    for i in range({2 * tiles}):",
         "        b.put(x[i])",
-        f"@task(mapping=[1], args=[Z], rates=dict(matmul={rate}, elements=16))",
+        f"@task(mapping=[1], args=[Z], rates=dict({rates}, elements=16))",
         f"def work(x: i8[{rows}, 1]) -> None:",
         "    z = x[:, :]",
         "    for k in range(2):",
@@ -103,7 +105,9 @@ def test_sums_in_place_have_the_bits_of_the_engine(tmp_path: Path) -> None:
     """Of all types, with sums that wrap, of operands that come over a stream meanwhile and of others."""
     random, programs = Random(61), {}
     for number in range(cases(60, 12)):
-        text = drawn(random, TYPES[number % len(TYPES)], random.choice(SHAPES), random.choice(RATES))
+        rate = random.choice(RATES)
+        types, shape, fabric = TYPES[number % len(TYPES)], random.choice(SHAPES), random.choice([0, rate // 2])
+        text = drawn(random, types, shape, rate, fabric)
         report = report_on(read(text))
         assert not report.code, text
         programs[f"p{number}"] = task_program(report.region)
@@ -111,20 +115,21 @@ def test_sums_in_place_have_the_bits_of_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("types", "shape", "rate", "units"),
+    ("types", "shape", "rate", "fabric", "units"),
     [
-        (("i8", "i4"), (16, 32, 64), 1024, 512),
-        (("i8", "i4"), (16, 32, 64), 256, 128),
-        long(("i8", "i8"), (16, 32, 64), 1024, 1024),
-        long(("i8", "i4"), (1, 64, 1024), 1024, 512),
-        long(("i8", "i4"), (3, 32, 35), 105, 105),
+        (("i8", "i4"), (16, 32, 64), 1024, 0, 512),
+        (("i8", "i4"), (16, 32, 64), 256, 96, 80),
+        long(("i8", "i8"), (16, 32, 64), 1024, 256, 768),
+        long(("i8", "i4"), (16, 16, 128), 2048, 1024, 512),
+        long(("i8", "i4"), (1, 64, 1024), 1024, 0, 512),
+        long(("i8", "i4"), (3, 32, 35), 105, 0, 105),
     ],
 )
 def test_the_source_has_the_cycles_and_the_multiplications_of_the_model(
-    types: tuple[str, str], shape: tuple[int, int, int], rate: int, units: int, tmp_path: Path
+    types: tuple[str, str], shape: tuple[int, int, int], rate: int, fabric: int, units: int, tmp_path: Path
 ) -> None:
-    """Two products of i4 are one multiplication, where there are two columns of them."""
-    text = drawn(Random(1), types, shape, rate)
+    """Two products of i4 are one multiplication, where there are two columns of them; those in LUTs are none."""
+    text = drawn(Random(1), types, shape, rate, fabric)
     for name, of_file in project(cpp_program(task_program(report_on(read(text)).region)), U55C).items():
         (tmp_path / name).write_text(of_file, encoding="utf-8")
     report = check_folder(tmp_path)

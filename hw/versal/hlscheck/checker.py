@@ -39,7 +39,7 @@ _ALLOWED = re.compile(r"//\s*hls-allow ([\w-]+): (\S.*)")
 class CheckedLoop:
     """What was derived of a pipelined loop. stated, needed: its interval, and what recurrences allow, None if a loop is
     left inside. trips: iterations, None if they are no constant. depth: cycles, at least. multiplications: in an
-    iteration, of floats and of integers, none of which is a constant."""
+    iteration, of floats and of integers, none of which is a constant, but for those that are bound to LUTs."""
 
     line: CppLine
     function: str
@@ -83,7 +83,7 @@ def check_kernel(
             found |= dict.fromkeys(rules_loops.table(loop, table, ITEMS))
         needed = None if loop.left else loop.recurrence.interval if loop.recurrence else 1
         name = design.debug.name_of_function(place.function.subprogram)
-        products = sum(operator in ("fmul", "mul") for operator in loop.operators)
+        products = sum(map(loop.is_multiplier, range(len(loop.instructions))))
         report.loops.append(CheckedLoop(loop.line, name, place.interval or 1, needed, loop.trips, loop.depth, products))
     if table is not None:
         found |= dict.fromkeys(rules_loops.off(design))

@@ -86,7 +86,7 @@ RULES: Mapping[str, HlsRule] = {
         "UG1399, pragma HLS dependence: between accesses of an array",
     ),
     "registers": HlsRule(
-        "An array that is partitioned whole has at most 4096 elements.",
+        "An array that is partitioned whole has at most 1024 elements.",
         "UG1399, Array Partitioning; more make synthesis long, and are refused as ports",
     ),
     "fence": HlsRule(

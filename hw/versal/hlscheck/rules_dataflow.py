@@ -14,7 +14,7 @@ from .ir import Instruction, LlvmFunction
 from .memory import Address, FunctionMemory
 from .rules import HlsFinding, HlsFindings
 
-MOST_REGISTERS = 4096
+MOST_REGISTERS = 1024
 MOST_BITS = 4096
 DEFAULT_BURST, DEFAULT_OUTSTANDING, DEFAULT_BUNDLE = 16, 16, "gmem"
 """Of INTERFACE m_axi (UG1399, pragma HLS interface)."""

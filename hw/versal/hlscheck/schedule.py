@@ -43,6 +43,12 @@ class LoopSchedule:
             out.append(operator)
         return out
 
+    def is_multiplier(self, n: int) -> bool:
+        """Return whether an instruction is a multiplication that takes a multiplier."""
+        operator = self.operators[n]
+        in_luts = operator == "mul" and self.facts.bound(self.design.line(self.instructions[n]), "mul")[0] == "fabric"
+        return operator in ("fmul", "mul") and not in_luts
+
     def _of_access(self, accesses: tuple[WordAccess, ...]) -> str:
         """A copy is a load, and a store as well where both ends are in a RAM. In registers neither takes time."""
         in_ram = [a.writes for a in accesses if not self.facts.is_in_registers(self.memory_of(a))]

@@ -13,6 +13,9 @@ from .values import WORDS
 ELEMENTS = "elements"
 """The key of a rate for all kernels that have none of their own: what a task computes of a tile in one pass."""
 
+FABRIC = "fabric"
+"""In the rates of a task: how many of the multiply-adds of integers of `matmul` multiply in LUTs."""
+
 
 @dataclass(frozen=True)
 class StreamArray:
