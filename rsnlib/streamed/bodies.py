@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from ...base.element_types import SCALARS
@@ -20,7 +20,8 @@ LONGEST = 88
 """Letters of an expression that is written in one line."""
 
 BUFFER, OWN, PARTNER, QUERIES = map(named, ("buffer", "own", "partner", "queries"))
-ABOVE, BELOW, FACTOR, OFFSET, GROUP_SUMS = map(named, ("above", "below", "factor", "offset", "sums"))
+ABOVE, BELOW, HIGHEST, LOWEST = map(named, ("above", "below", "highest", "lowest"))
+FACTOR, OFFSET, GROUP_SUMS = map(named, ("factor", "offset", "sums"))
 SCALE, WEIGHT_OFFSET, WEIGHT_SCALE = map(named, ("scales", "weight_offset", "weight_scales"))
 ROW, ROWS, TILE, TOTAL, TURNED = map(named, ("row", "rows", "tile", "total", "turned"))
 
@@ -32,18 +33,24 @@ Statements = list[StatementNode]
 class BodyNames:
     """Names that a body uses. gets: streams of the operands, in order. puts: streams of the result, of which each gets
     all of it. vectors: tensors of constants, and of positions, by name. stored: the stream to the task that stores new
-    rows of a cache, None for none."""
+    rows of a cache, None for none. beside: streams of the results beside it, in the order of the plan."""
 
     gets: Sequence[Term]
     puts: Sequence[Term]
     vectors: Mapping[str, Term]
     stored: Term | None = None
+    beside: Mapping[StreamOperator, Sequence[Term]] = field(default_factory=dict)
 
     def put(self, value: Term) -> Statements:
         """Return statements that put a value on all streams of the result."""
-        if len(self.puts) == 1 or isinstance(value.node, Identifier):
-            return [stream.put(value) for stream in self.puts]
-        return [assign("result", value), *(stream.put("result") for stream in self.puts)]
+        return put_on(self.puts, value)
+
+
+def put_on(streams: Sequence[Term], value: Term) -> Statements:
+    """Return statements that put a value on streams, computed once."""
+    if len(streams) == 1 or isinstance(value.node, Identifier):
+        return [stream.put(value) for stream in streams]
+    return [assign("result", value), *(stream.put("result") for stream in streams)]
 
 
 def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
@@ -109,57 +116,48 @@ def _quantised_linear(
     return nest([("i", n["rows"])], [*of_rows, *nest([("j", n["columns"])], [*body, *sent])])
 
 
-def row_scales(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of scales, or zero points, of rows, as `base.quantised.row_scales` defines them. The range of
-    the numbers of a row is found tile by tile."""
+def quantise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
+    """Body (`BODIES`) of scales, zero points and integers of rows, as `base.quantised` defines them: gather a row of
+    tiles, put its scales, then its integers tile by tile. Tiles are compared element by element, and rows only once.
+    The least number of a row is the largest one with the sign changed."""
     s, n, a = plan.sizes, plan.loops, x.attributes
     low, high = a["low"], a["high"]
-
-    def most(value: Term) -> Term:
-        return call("reduce_max", value, axis=1, keepdims=True)
-
-    begin = call("zeros", "f32", s["tm"], 1)
-    if a["is_symmetric"]:
-        clear = [assign(ABOVE, begin)]
-        step = [assign(ABOVE, call("maximum", ABOVE, most(call("maximum", TILE, -TILE))))]
-        scale = ABOVE / ((high - low) / 2)
-    else:
-        # The least number is the largest one with the sign changed.
-        clear = [assign(ABOVE, begin), assign(BELOW, begin)]
-        step = [
-            assign(ABOVE, call("maximum", ABOVE, most(TILE))),
-            assign(BELOW, call("maximum", BELOW, most(-TILE))),
-        ]
-        scale = (ABOVE + BELOW) / float(high - low)
-    range_ = [*clear, *nest([("j", n["columns"])], [assign(TILE, ends.gets[0].get()), *step])]
-    found = [assign(SCALE, call("maximum", scale, a["least"]))]
-    value = SCALE
-    if a["kind"] == "zero":
-        if a["is_symmetric"]:
-            value = call("full", x.dtype, int((high + low + 1) / 2), s["tm"], 1)
-        else:
-            nearest = call("rint", BELOW / SCALE) + float(low)
-            value = call(x.dtype, call("minimum", call("maximum", nearest, float(low)), float(high)))
-    return nest([("i", n["rows"])], [*range_, *found, *ends.put(value)])
-
-
-def quantise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of integers with a scale for each row: gather a row of tiles, then get its scales, and give the
-    integers tile by tile."""
-    s, n, a = plan.sizes, plan.loops, x.attributes
-    columns = span("j", s["tn"], x.shape[2])
-    part, loop = ROW[:, columns], [("j", n["columns"])]
-    of_rows = [assign(FACTOR, call("full", "f32", 1.0, s["tm"], 1) / ends.gets[1].get())]
-    nearest = call("rint", part * FACTOR)
-    if "zero" in a["operand_names"]:
-        of_rows.append(assign(OFFSET, call("f32", ends.gets[2].get())))
-        nearest = nearest + OFFSET
-    value = call("i8", call("minimum", call("maximum", nearest, a["low"]), a["high"]))
-    gathered = [
-        assign(ROW, call("zeros", "f32", s["tm"], x.shape[2])),
-        *nest(loop, [assign(part, ends.gets[0].get())]),
+    loop = [("j", n["columns"])]
+    part = ROW[:, span("j", s["tn"], x.shape[2])] if n["columns"] > 1 else ROW
+    most = {ABOVE: call("maximum", part, -part)} if a["is_symmetric"] else {ABOVE: part, BELOW: -part}
+    body = [
+        assign(name, call("zeros", "f32", s["tm"], size))
+        for name, size in ((ROW, x.shape[2]), *((end, s["tn"]) for end in most))
     ]
-    return nest([("i", n["rows"])], [*gathered, *of_rows, *nest(loop, ends.put(value))])
+    body += nest(
+        loop,
+        [assign(part, ends.gets[0].get()), *(assign(end, call("maximum", end, value)) for end, value in most.items())],
+    )
+    for name, end in zip((HIGHEST, LOWEST), most, strict=False):
+        body.append(assign(name, call("reduce_max", end, axis=1, keepdims=True)))
+    dtype = next((y.dtype for y in ends.beside if y.attributes.get("kind") == "zero"), "i8")
+    if a["is_symmetric"]:
+        scale = HIGHEST / ((high - low) / 2)
+        zero = call("full", dtype, int((high + low + 1) / 2), s["tm"], 1)
+    else:
+        scale = (HIGHEST + LOWEST) / float(high - low)
+        nearest = call("rint", LOWEST / SCALE) + float(low)
+        zero = call(dtype, call("minimum", call("maximum", nearest, float(low)), float(high)))
+    body.append(assign(SCALE, call("maximum", scale, a["least"])))
+    found = {kind: streams for y, streams in ends.beside.items() if (kind := y.attributes.get("kind"))}
+    body += [stream.put(SCALE) for stream in found.get("scale", ())]
+    if "zero" in found:
+        body += [assign(OFFSET, zero), *(stream.put(OFFSET) for stream in found["zero"])]
+    integers = Statements()
+    for y, streams in ends.beside.items():
+        if y.op == "integers":
+            nearest = call("rint", part * FACTOR)
+            nearest = nearest + call("f32", OFFSET) if "zero" in y.attributes["operand_names"] else nearest
+            bounded = call("minimum", call("maximum", nearest, y.attributes["low"]), y.attributes["high"])
+            integers += put_on(streams, call("i8", bounded))
+    if integers:
+        body += [assign(FACTOR, call("full", "f32", 1.0, s["tm"], 1) / SCALE), *nest(loop, integers)]
+    return nest([("i", n["rows"])], body)
 
 
 def _summed(x: StreamOperator, a: Term, b: Term, shape: tuple[int, int], parts: int) -> Statements:
@@ -390,7 +388,6 @@ def stored_rows(
 BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Statements]] = {
     "linear": linear,
     "pointwise": pointwise,
-    "row_scales": row_scales,
     "quantise": quantise,
     "softmax": along_rows,
     "layernorm": along_rows,

@@ -70,16 +70,16 @@ class _Covering:
         self.graph, self.most, self.most_of_caches = graph, most, most_of_caches
         self.readers = consumers(graph.operators)
         found = row_units(graph)
-        self.units = {x: found.get(x, x.shape[1]) for x in graph.kernels}
+        self.units = {x: found.get(x, x.shape[1]) for x in graph.computed}
         self.keys: dict[StreamOperator, int] = {}
-        caches = {x.shape[1] for x in graph.kernels if x.op in ("append", "replace")}
-        self.caches = caches - {self.units[x] for x in graph.kernels if x.op == "linear"}
+        caches = {x.shape[1] for x in graph.computed if x.op in ("append", "replace")}
+        self.caches = caches - {self.units[x] for x in graph.computed if x.op == "linear"}
 
     def covered(self) -> OperatorGraph:
-        for x in self.graph.kernels:
+        for x in self.graph.computed:
             for operand, rows in _rows_of_operands(x, self.units[x]):
                 _agree(self.units, operand, rows)
-        for x in self.graph.kernels:
+        for x in self.graph.computed:
             self._find_keys(x)
         made: dict[StreamOperator, StreamOperator] = {}
         for x in self.graph.operators:

@@ -25,6 +25,7 @@ from ...streams.dataflow.best_fusion import fuse
 from ...streams.dataflow.fusion import Fusion
 from ...streams.dataflow.memory import fusion_space
 from ...streams.fifos.normal import fast_depths
+from ...streams.orders.order import Order
 from ...streams.orders.text import token_shape
 from ...streams.placing.devices import BRAM_BYTES, URAM_BYTES, MemoryChannel, StreamDevice
 from ...streams.placing.dies import DieError, DiePlacement, Wire, place_on_dies
@@ -469,7 +470,7 @@ def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DieP
     for name, place_ in memories.places.items():
         if place_.kind != "LUTRAM":
             areas[holder[name]][place_.kind] += place_.amount
-    wires = [Wire(edge.source, edge.target, _bits_a_cycle(made, edge.source)) for edge in made.dataflow.edges]
+    wires = [Wire(edge.source, edge.target, _bits_a_cycle(edge.put)) for edge in made.dataflow.edges]
     return place_on_dies(areas, wires, device.dies, BALANCE, FILL)
 
 
@@ -498,10 +499,9 @@ def _holders(made: Streamed) -> dict[str, str]:
     return found | {stream: kernel(task) for stream, task in reader.items()}
 
 
-def _bits_a_cycle(made: Streamed, source: str) -> int:
-    """The width of the streams of a kernel's result."""
-    plan = next(plan for x, plan in made.plans.items() if x.name == source)
-    return BITS[plan.put.dtype] * stream_word(plan.put.dtype, token_shape(plan.put)).elements
+def _bits_a_cycle(put: Order) -> int:
+    """The width of the streams of a result. put: order of its tokens."""
+    return BITS[put.dtype] * stream_word(put.dtype, token_shape(put)).elements
 
 
 def _slowest(made: Streamed, sized: SizedProgram) -> tuple[str, int]:

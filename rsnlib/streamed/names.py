@@ -9,8 +9,8 @@ from string import ascii_lowercase
 from ... import streams
 
 VARIABLES = {
-    *("above", "below", "buffer", "factor", "offset", "own", "partner", "queries", "result", "row", "rows", "scales"),
-    *("sums", "tile", "token", "total", "turned", "weight_offset", "weight_scales"),
+    *("above", "below", "buffer", "factor", "highest", "lowest", "offset", "own", "partner", "queries", "result"),
+    *("row", "rows", "scales", "sums", "tile", "token", "total", "turned", "weight_offset", "weight_scales"),
 }
 """Variables in the bodies of tasks, beside single letters, and t0, t1 ... for parts of long expressions."""
 

@@ -43,15 +43,19 @@ Held = Array | FromHost | Positions | None
 """What a tensor off the chip holds before a run; None for one that tasks fill before they read it."""
 
 
+BESIDE = frozenset(("row_scales", "integers"))
+"""Results of a kernel that quantises rows, their first operand: scales or zero points, and integers with these."""
+
+
 @dataclass(frozen=True, eq=False)
 class StreamOperator:
     """One operator, and its result.
 
-    name: of its kernel. op: a key of `plans.PLANS`, or "memory" for a tensor off the chip. operands: the operators
-    whose results it reads. shape: of the result, (heads, rows, columns). attributes: parameters by name; constant
-    vectors are arrays. A "linear" operator names its operands in `operand_names`. data: of a tensor off the chip; None
-    for others. site: operator and module path of PyTorch, for messages. dtype: the element type of the result.
-    existing: what exists of a result to which rows or columns were added (`covering.Existing`), None for all.
+    name: of its kernel. op: a key of `plans.PLANS`, one of `BESIDE`, or "memory" for a tensor off the chip. operands:
+    the operators whose results it reads. shape: of the result, (heads, rows, columns). attributes: parameters by name;
+    constant vectors are arrays. A "linear" operator names its operands in `operand_names`. data: of a tensor off the
+    chip; None for others. site: operator and module path of PyTorch, for messages. dtype: the element type of the
+    result. existing: what exists of a result to which rows or columns were added (`covering.Existing`), None for all.
     """
 
     name: str
@@ -68,6 +72,11 @@ class StreamOperator:
     def is_memory(self) -> bool:
         """Whether it is a tensor off the chip."""
         return self.op == "memory"
+
+    @property
+    def kernel(self) -> StreamOperator:
+        """The operator whose kernel computes its result; itself unless it is one of `BESIDE`."""
+        return self.operands[0] if self.op in BESIDE else self
 
     def operand(self, name: str) -> StreamOperator | None:
         """The operand with a name, of a linear operator: "x", "weight", "weight_scale" and "weight_zero" of quantised
@@ -96,9 +105,18 @@ class OperatorGraph:
     results: tuple[StreamOperator, ...]
 
     @property
-    def kernels(self) -> Iterator[StreamOperator]:
+    def computed(self) -> Iterator[StreamOperator]:
         """The operators that compute, operands first: all but tensors off the chip."""
         return (operator for operator in self.operators if not operator.is_memory)
+
+    @property
+    def kernels(self) -> Iterator[StreamOperator]:
+        """The operators that have a kernel, operands first."""
+        return (operator for operator in self.computed if operator.kernel is operator)
+
+    def beside(self, kernel: StreamOperator) -> tuple[StreamOperator, ...]:
+        """Return the results of a kernel beside its own."""
+        return tuple(x for x in self.computed if x.kernel is kernel and x is not kernel)
 
 
 def reachable(results: Sequence[StreamOperator]) -> tuple[StreamOperator, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from ...base.element_types import BY_NUMPY, ElementType, whole_bytes
@@ -25,6 +25,7 @@ class KernelPlan:
     gets: the order of each operand's tokens. put: of the result's. loops: trips of the kernel's loops, by name,
     outermost first. sizes: of its tiles in elements, by name: tm rows, tn columns, tk elements along the sum, width
     columns of a head. memory_bytes: its own memory. computed: shape of the tile that its units work on, in elements.
+    beside: the order of each result that it computes beside its own (`operators.BESIDE`).
     """
 
     gets: tuple[Order, ...]
@@ -33,6 +34,7 @@ class KernelPlan:
     sizes: Mapping[str, int]
     memory_bytes: int
     computed: tuple[int, ...]
+    beside: Mapping[StreamOperator, Order] = field(default_factory=dict)
 
 
 SUMS = "i32"
@@ -168,28 +170,26 @@ def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, whole_bytes(tm * whole, x.operands[0].dtype), (tm, whole))
 
 
-def row_scales(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of scales, or zero points, of rows: the largest numbers of a row of tiles, then what follows of
-    them."""
-    operand = x.operands[0]
-    _, rows, columns = operand.shape
-    tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
-    (get,), _ = _in_place(operand, (tm, tn), (operand,))
-    put = tiles(x, (tm, 1), [(rows // tm, tm)], row=0)
-    found = 1 if x.attributes["is_symmetric"] else 2
-    loops = {"rows": rows // tm, "columns": columns // tn}
-    return KernelPlan((get,), put, loops, {"tm": tm, "tn": tn}, whole_bytes(found * tm, operand.dtype), (tm, tn))
-
-
 def quantise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of integers with a scale for each row: the kernel keeps a row of tiles until its scales come."""
+    """Plan (`PLANS`) of scales, zero points and integers of rows: the kernel keeps a row of tiles until the scale of
+    each row is known."""
     _, rows, columns = x.shape
     tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
-    (get,), put = _in_place(x, (tm, tn), x.operands[:1])
-    of_rows = [tiles(operand, (tm, 1), [(rows // tm, tm)], row=0) for operand in x.operands[1:]]
+    gets, put = _in_place(x, (tm, tn), x.operands)
     loops = {"rows": rows // tm, "columns": columns // tn}
-    kept = whole_bytes(tm * columns, x.operands[0].dtype)
-    return KernelPlan((get, *of_rows), put, loops, {"tm": tm, "tn": tn}, kept, (tm, tn))
+    ends = 1 if x.attributes["is_symmetric"] else 2
+    return KernelPlan(
+        gets, put, loops, {"tm": tm, "tn": tn}, whole_bytes(tm * (columns + ends * tn), x.dtype), (tm, tn)
+    )
+
+
+def _beside(x: StreamOperator, plan: KernelPlan, beside: Sequence[StreamOperator]) -> dict[StreamOperator, Order]:
+    """The orders of what a kernel that quantises rows makes."""
+    tm = plan.sizes["tm"]
+    of_rows = [(x.shape[1] // tm, tm)]
+    return {
+        y: replace(plan.put, dtype=y.dtype) if y.op == "integers" else tiles(y, (tm, 1), of_rows, row=0) for y in beside
+    }
 
 
 def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -321,7 +321,6 @@ def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
 PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
     "linear": linear,
     "pointwise": pointwise,
-    "row_scales": row_scales,
     "quantise": quantise,
     "softmax": along_rows,
     "layernorm": along_rows,
@@ -337,6 +336,11 @@ PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
 rows divides (`row_units`)."""
 
 
+def puts_of(x: StreamOperator, plan: KernelPlan) -> dict[StreamOperator, Order]:
+    """Return the order of each result of a kernel: its own, then those beside it. x: its operator. plan: its plan."""
+    return {x: plan.put, **plan.beside}
+
+
 def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPlan]:
     """Plan every kernel of a graph, with orders of one tensor at all ends of a result. Returns the plan of each
     operator that computes. Raises `ProgramError` for knobs of operators that the graph does not have, and
@@ -344,7 +348,8 @@ def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPl
     knobs.check_names([x.name for x in graph.kernels])
     units = row_units(graph)
     plans = {x: PLANS[x.op](x, knobs.at(x.name), units.get(x, x.shape[1])) for x in graph.kernels}
-    ends = {x: [(x.name, plan.put)] for x, plan in plans.items()}
+    plans = {x: replace(plan, beside=_beside(x, plan, graph.beside(x))) for x, plan in plans.items()}
+    ends = {y: [(x.name, put)] for x, plan in plans.items() for y, put in puts_of(x, plan).items()}
     for x, plan in plans.items():
         for operand, get in zip(x.operands, plan.gets, strict=True):
             if not operand.is_memory:
@@ -354,6 +359,7 @@ def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPl
         x: replace(
             plan,
             put=as_order_of(plan.put, tensors[x]),
+            beside={y: as_order_of(put, tensors[y]) for y, put in plan.beside.items()},
             gets=tuple(
                 get if operand.is_memory else as_order_of(get, tensors[operand])
                 for operand, get in zip(x.operands, plan.gets, strict=True)
@@ -377,7 +383,8 @@ def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, T
         nodes.append(KernelNode(x.name, x.op, attributes, plan.memory_bytes + vectors, timings[x.name]))
         for k, operand in enumerate(x.operands):
             if not operand.is_memory:
-                edges.append(Edge(operand.name, x.name, plans[operand].put, plan.gets[k], k))
+                put = puts_of(operand.kernel, plans[operand.kernel])[operand]
+                edges.append(Edge(operand.kernel.name, x.name, put, plan.gets[k], k))
     return Dataflow.of(nodes, edges)
 
 
@@ -407,7 +414,7 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
         return Datapath({"matmul": most}, float_add).multiply_adds(ElementType(sums, plan.computed))
     if x.op in ("append", "replace"):  # they move tiles, and compute nothing
         return word(plan.computed, MOVED).elements
-    by_rows = x.op in ("softmax", "layernorm", "rmsnorm", "row_scales")
+    by_rows = x.op in ("softmax", "layernorm", "rmsnorm", "quantise")
     return (row_word if by_rows else word)(plan.computed, min(most, MOVED)).elements
 
 

@@ -27,7 +27,7 @@ from .covering import Existing, cropped, grown
 from .knobs import Knobs
 from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator
-from .plans import KernelPlan, new_rows, rates, vectors_of
+from .plans import KernelPlan, new_rows, puts_of, rates, vectors_of
 from .ports import ChannelPorts, float_add_of, pieces
 
 Shape = tuple[int, ...]
@@ -208,7 +208,7 @@ class _ProgramWriter:
         self.existing: dict[str, tuple[Existing, Shape]] = {}
         self.requests: list[str] = []
         self.gets: dict[tuple[StreamOperator, int], str] = {}
-        self.puts: dict[StreamOperator, list[str]] = {x: [] for x in plans}
+        self.puts: dict[StreamOperator, list[str]] = {y: [] for x, plan in plans.items() for y in puts_of(x, plan)}
         self.caches: dict[StreamOperator, _Cache] = {}
         self._loaded: dict[tuple[StreamOperator, Shape, tuple[Shape, ...]], str] = {}
 
@@ -220,7 +220,8 @@ class _ProgramWriter:
                     self._load(x, k, operand, plan.gets[k])
             kernels[x] = _Task(x.name, [], rates=rates(x, plan, self.knobs.at(x.name), self.float_add))
             self.tasks.append(kernels[x])
-            self._connect(x, plan)
+            for result, put in puts_of(x, plan).items():
+                self._connect(result, plan, put)
         for x, task in kernels.items():
             self._kernel(x, task)
         self._check_depths(depths)
@@ -338,24 +339,25 @@ class _ProgramWriter:
         self.tasks.append(_Task(task, [*before, *self._latency(tensor), *body], [tensor]))
         return stream
 
-    def _connect(self, x: StreamOperator, plan: KernelPlan) -> None:
-        """Streams from a kernel to those that read its result, with a converter for each other order; a store if it is
-        a result, or if another group reads it."""
+    def _connect(self, x: StreamOperator, plan: KernelPlan, put: Order) -> None:
+        """Streams from a kernel to those that read a result of it, with a converter for each other order; a store if it
+        is a result of the block, or if another group reads it. plan: of the kernel. put: order of the result."""
+        kernel = x.kernel.name
         near: dict[Order, list[tuple[StreamOperator, int]]] = {}
         far: list[tuple[StreamOperator, int]] = []
         for other in self.plans:
             for k, operand in enumerate(other.operands):
-                if operand is x and self.groups.get(other.name) == self.groups.get(x.name):
+                if operand is x and self.groups.get(other.name) == self.groups.get(kernel):
                     near.setdefault(self.plans[other].gets[k].canonical, []).append((other, k))
                 elif operand is x:
                     far.append((other, k))
         for get, targets in near.items():
-            made = converter(plan.put, get)
-            source = x.name
+            made = converter(put, get)
+            source = kernel
             if made is not None:
                 source = unique_name(f"reorder_{x.name}", self.taken)
                 self.converters[source] = made
-                self.puts[x].append(self._stream(f"{x.name}_tiles", plan.put, x.name, source))
+                self.puts[x].append(self._stream(f"{x.name}_tiles", put, kernel, source))
             outs = []
             for other, k in targets:
                 stem = f"{x.name}_to_{other.name}"
@@ -366,7 +368,7 @@ class _ProgramWriter:
             else:
                 self._convert(source, made, self.puts[x][-1], outs)
         if far or x in self.graph.results:
-            self._store(x, plan, far)
+            self._store(x, plan, put, far)
 
     def _convert(self, name: str, made: Converter, source: str, targets: Sequence[str]) -> None:
         """The task of a converter, or its two. name: of the task; of the first one that gets tokens."""
@@ -385,20 +387,22 @@ class _ProgramWriter:
         self.tasks.append(_Task(name, fill, [], buffer.format("two buffers"), COPYING))
         self.tasks.append(_Task(unique_name(f"{name}_read", self.taken), read, rates=COPYING))
 
-    def _store(self, x: StreamOperator, plan: KernelPlan, readers: Sequence[tuple[StreamOperator, int]]) -> None:
+    def _store(
+        self, x: StreamOperator, plan: KernelPlan, put: Order, readers: Sequence[tuple[StreamOperator, int]]
+    ) -> None:
         """A task that stores a result, and tasks that load it for kernels of other groups once it is complete."""
         is_result = x in self.graph.results
         if x in self.caches:
             tensor, stored = self.caches[x].tensor, self._store_new_rows(x, plan, self.caches[x])
         else:
-            alike = all(self.plans[other].gets[k].element == plan.put.element for other, k in readers)
+            alike = all(self.plans[other].gets[k].element == put.element for other, k in readers)
             stem = f"{x.name}_result" if is_result else f"{x.name}_kept"
-            tensor = self._moving_tensor(x, stem, plan.put, bool(self.knobs.packed) and alike)
+            tensor = self._moving_tensor(x, stem, put, bool(self.knobs.packed) and alike)
             stored = _Task(unique_name(f"store_{tensor}", self.taken), [], [tensor])
-            stream = self._stream(f"{tensor}_tiles", plan.put, x.name, stored.name)
+            stream = self._stream(f"{tensor}_tiles", put, x.kernel.name, stored.name)
             self.puts[x].append(stream)
-            moved = self._moved(stored.name, tensor, plan.put, self.knobs.port)
-            stored.body += store(tensor, plan.put, stream, moved, self.packed_tensors.get(tensor))
+            moved = self._moved(stored.name, tensor, put, self.knobs.port)
+            stored.body += store(tensor, put, stream, moved, self.packed_tensors.get(tensor))
             stored.body += self._latency(tensor)
             if readers:
                 self.inputs[tensor] = None
@@ -482,7 +486,8 @@ class _ProgramWriter:
         gets = [named(self.gets[x, k]) for k in range(len(x.operands))]
         stored = named(cache.stored) if cache and cache.stored else None
         names = {name: named(vector) for name, vector in vectors.items()}
-        ends = BodyNames(gets, [*map(named, self.puts[x])], names, stored)
+        puts = {y: [*map(named, self.puts[y])] for y in puts_of(x, self.plans[x])}
+        ends = BodyNames(gets, puts.pop(x), names, stored, puts)
         task.body = BODIES[x.op](x, self.plans[x], ends)
         task.comment = x.site
 

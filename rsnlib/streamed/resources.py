@@ -49,8 +49,7 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
     "rmsnorm": (1, 3, 1),
     "rotary": (1, 2, 0),
     "turn": (0, 1, 0),
-    "row_scales": (1, 0, 0),  # a comparison is an addition
-    "quantise": (1, 1, 1),  # product and rounding; a reciprocal
+    "quantise": (2, 1, 1),  # a comparison, which is an addition; product and rounding; a reciprocal
     "append": (0, 0, 0),
     "replace": (0, 0, 0),
 }

@@ -305,21 +305,22 @@ def _of_rows(reader: GraphReader, node: Node, source: Node, kind: str) -> ShownT
     of = {key: a[key] for key in ("low", "high", "is_symmetric", "least")}
     low, high = SCALARS["i8"].limits
     zero = "i8" if low <= a["low"] and a["high"] <= high else "i32"
-    shape, dtype = (1, operand.shape[1], 1), zero if kind == "zero" else "f32"
+    kernel = reader.once(
+        ("quantise", operand, *of.values()),
+        lambda: reader.operator(source, "quantise", (operand,), operand.shape, **of),
+    )
 
     def make() -> StreamOperator:
-        name = reader.name(node, f"row_{kind}s")
-        return StreamOperator(
-            name, "row_scales", (operand,), shape, {"kind": kind, **of}, site=site(source), dtype=dtype
-        )
+        name, dtype = reader.name(node, f"row_{kind}s"), zero if kind == "zero" else "f32"
+        shape = 1, operand.shape[1], 1
+        return StreamOperator(name, "row_scales", (kernel,), shape, {"kind": kind}, site=site(source), dtype=dtype)
 
-    made = reader.once(("row_scales", operand, kind, *of.values()), make)
-    return ShownTensor(made, View.dense((*shape_of(a["x"])[:-1], 1)))
+    return ShownTensor(reader.once(("row_scales", kernel, kind), make), View.dense((*shape_of(a["x"])[:-1], 1)))
 
 
 def quantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """Rule (`reading.Rule`) of the nearest integers, with a constant scale and zero point, or those of each row. Raises
-    `OperatorRefused` for other scales, and as `elementwise` does."""
+    `OperatorRefused` for other scales, also those of other rows, and as `elementwise` does."""
     if a["x"] in reader.constants:
         return None
     scale, zero = a["scale"], a["zero"]
@@ -335,16 +336,19 @@ def quantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None
             return p.call("i8", p.call("minimum", p.call("maximum", nearest, low), high))
 
         return elementwise(reader, node, [a["x"]], make, "i8")
-    operand = reader.matrix(a["x"])
-    operands = {"x": operand, **rows_scaled_by(reader, a)}
+    operand, of_rows = reader.matrix(a["x"]), rows_scaled_by(reader, a)
+    kernel = of_rows["scale"].kernel
+    if kernel.operands != (operand,) or any(x.kernel is not kernel for x in of_rows.values()):
+        raise OperatorRefused("its scales, or zero points, are those of other rows")
+    operands = {"x": kernel, **of_rows}
     named = {"operand_names": tuple(operands), "low": low, "high": high}
 
-    def of_rows() -> StreamOperator:
-        made = reader.operator(node, "quantise", tuple(operands.values()), operand.shape, **named)
+    def make_integers() -> StreamOperator:
+        made = reader.operator(node, "integers", tuple(operands.values()), operand.shape, **named)
         return replace(made, dtype="i8")
 
     return ShownTensor(
-        reader.once(("quantise", *operands.values(), *named.values()), of_rows), View.dense(shape_of(node))
+        reader.once(("integers", *operands.values(), *named.values()), make_integers), View.dense(shape_of(node))
     )
 
 

@@ -16,17 +16,17 @@ from ...streams.orders.order import Order
 from .operators import OperatorGraph, StreamOperator
 
 ROW_BY_ROW = frozenset(
-    ("linear", "pointwise", "softmax", "layernorm", "rmsnorm", "rotary", "turn", "row_scales", "quantise")
+    ("linear", "pointwise", "softmax", "layernorm", "rmsnorm", "rotary", "turn", "quantise", "row_scales", "integers")
 )
-"""Kernels that make each row of their result from the same row of their operands."""
+"""Operators that make each row of their result from the same row of their operands."""
 
 
 def row_units(graph: OperatorGraph) -> dict[StreamOperator, int]:
     """Return a number of rows for each kernel with one matrix as its result. A tile of its rows must divide that
     number, so that no tile lies in two sequences, neither here nor in kernels that it gets rows from or gives rows
     to."""
-    units = {x: x.shape[1] for x in graph.kernels if x.shape[0] == 1}
-    for x in graph.kernels:
+    units = {x: x.shape[1] for x in graph.computed if x.shape[0] == 1}
+    for x in graph.computed:
         for other, rows in _sequence_rows(x):
             if other in units:
                 units[other] = gcd(units[other], rows)

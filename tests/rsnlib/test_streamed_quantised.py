@@ -53,15 +53,16 @@ def perceptron(config: str) -> Made:
 
 
 def defined(made: Made) -> Any:
-    """What the normal form of a model computes: its operators on integers are `base.quantised`."""
+    """What the normal form of a model computes: its operators on integers are `base.quantised`. Several results are a
+    list."""
     model, given = made
     program = capture(model, given, {})
     values = lifted(program)
     arguments = [x for x in program.graph.find_nodes(op="placeholder") if x not in values]
     values.update(zip(arguments, given, strict=True))
     run([x for x in program.graph.nodes if x.op == "call_function"], values)
-    (returned,) = program.graph.output_node().args[0]
-    return values[returned]
+    results = [values[x] for x in program.graph.output_node().args[0]]
+    return results[0] if len(results) == 1 else results
 
 
 def on_engine_and_native(made: dict[str, Streamed], given: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -128,11 +129,64 @@ def test_static_scales() -> None:
     given = (torch.randn(2, 8, 64),)
     made = calibrated(model, given)
     one = streamed(made, given, KNOBS)
-    assert "row_scales" not in {x.op for x in one.plans}
+    assert "quantise" not in {x.op for x in one.plans}
     assert sum(x.op == "linear" and x.multiplies_integers for x in one.plans) == 2
     assert one.run(*given).numpy().tobytes() == defined((made, given)).numpy().tobytes()
     with torch.no_grad():
         assert (one.run(*given) - made(*given)).abs().max() < 2e-2 * made(*given).abs().max()
+
+
+class Rows(nn.Module):
+    """Rows that two layers quantise, and that are a result too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = nn.Linear(32, 48), nn.Linear(32, 48), nn.Linear(48, 16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = nn.functional.relu(x)
+        return self.last(self.one(rows) * nn.functional.relu(self.two(rows))), rows - x
+
+
+@pytest.mark.parametrize("columns", [16, 32])
+def test_a_kernel_makes_scales_zero_points_and_integers(columns: int, tmp_path: Path) -> None:
+    """Layers that quantise the same rows share one, unless their ranges differ."""
+    torch.manual_seed(0)
+    configs = {
+        kind: CONFIGS[name]() for kind, name in (("plain", "int8 rows, int8 weights"), ("zeros", "with zero points"))
+    }
+    models: dict[str, Made] = {}
+    for first in configs:
+        for second in configs:
+            model = Rows().eval()
+            torchao.quantization.quantize_(model, configs[first], lambda module, path: path in ("one", "last"))
+            torchao.quantization.quantize_(model, configs[second], lambda module, path: path == "two")
+            models[f"{first}_{second}"] = model, (torch.randn(ROWS, 32) * 3 + 0.5,)
+    knobs = Knobs(rows=3, columns=columns, depth=16, packed=1)
+    made = {name: streamed(*model, knobs) for name, model in models.items()}
+    regions = built(tmp_path, {name: task_program(one.report.region) for name, one in made.items()})
+    for name, one in made.items():
+        first, second = name.split("_")
+        assert sum(x.op == "quantise" for x in one.plans) == (2 if first == second else 3)
+        tensors = one.tensors(*models[name][1])
+        outputs, native = run_tasks(one.machine, tensors).outputs, run_native(regions[name], tensors)
+        assert {key: x.tobytes() for key, x in outputs.items()} == {key: x.tobytes() for key, x in native.items()}
+        for got, wanted in zip(one.run(*models[name][1]), defined(models[name]), strict=True):
+            assert got.numpy().tobytes() == wanted.numpy().tobytes(), name
+
+
+def test_scales_of_other_rows_are_refused() -> None:
+    class Other(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x, y, block = nn.functional.relu(x), nn.functional.relu(y), (1, x.shape[-1])
+            types = torch.float32, torch.int32
+            scale, zero = torch.ops.torchao.choose_qparams_affine(
+                x, "SYMMETRIC", block, torch.int8, -128, 127, 1e-6, *types
+            )
+            return torch.ops.torchao.quantize_affine(y, block, scale, zero, torch.int8, -128, 127)
+
+    with pytest.raises(UnsupportedError, match="its scales, or zero points, are those of other rows"):
+        streamed(Other().eval(), (torch.randn(4, 8), torch.randn(4, 8)))
 
 
 @pytest.mark.parametrize("config", [long("int8 rows, int8 weights"), full("int4 in groups of 32"), "only int4 weights"])
