@@ -94,9 +94,9 @@ def integer_matmul(
     other_scale: Floats,
     other_zero: Integers | None,
 ) -> Float32:
-    """A product of quantised matrices (..., M, K) and (..., K, N), each with one scale and zero point; a zero that is
-    None is 0. Returns float32 (..., M, N): sum * (scale * other scale). Raises `ValueError` for shapes that do not fit.
-    Sums must pass `check_accumulator`."""
+    """A product of quantised matrices. x: (..., M, K). scale, zero: (..., M, 1), or one number. other: (..., K, N).
+    other_scale, other_zero: (..., 1, N), or one number. A zero that is None is 0. Returns float32 (..., M, N):
+    sum * (scale * other scale). Raises `ValueError` for shapes that do not fit. Sums must pass `check_accumulator`."""
     factor = scale.astype(np.float32) * other_scale.astype(np.float32)
     return _sums(x, zero, other, other_zero).astype(np.float32) * factor
 

@@ -91,8 +91,8 @@ INTEGER_LINEAR = torch.ops.rsn.integer_linear
 """(x (..., K), scale, zero or None, weight (N, K), weight_scale (N, G), weight_zero (N, G) or None, bias (N,) or None,
 bits) -> float32 (..., N). scale, zero: of x, (..., 1) or one number. bits: of the weight's signed integers."""
 INTEGER_MATMUL = torch.ops.rsn.integer_matmul
-"""(x, scale, zero or None, other, other_scale, other_zero or None) -> float32: matrices, each with one scale and zero
-point."""
+"""(x (..., M, K), scale, zero or None, other (..., K, N), other_scale, other_zero or None) -> float32 (..., M, N).
+scale, zero: (..., M, 1), or one number. other_scale, other_zero: (..., 1, N), or one number."""
 INTEGER_PRODUCTS = (INTEGER_LINEAR, INTEGER_MATMUL)
 QUANTISED_OPS = (ROW_SCALES, QUANTISE, DEQUANTISE, *INTEGER_PRODUCTS)
 

@@ -129,7 +129,7 @@ def _choose_qparams_affine(graph: Editor, node: Node, a: dict[str, Any]) -> None
     is_plain = dtype_of(x) == torch.float32 and a["scale_dtype"] in (None, torch.float32)
     if limits is None or not is_plain or a["mapping_type"] not in ("SYMMETRIC", "ASYMMETRIC"):
         return
-    if shape != (*shape_of(x)[:-1], 1):
+    if shape != (*shape_of(x)[:-1], 1) or prod(a["block_size"]) == 1:  # torchao has one scale for blocks of one number
         return
     least = torch.finfo(torch.float32).smallest_normal if a["eps"] is None else a["eps"]
     made = graph.insert(node, ROW_SCALES.default, x, a["mapping_type"] == "SYMMETRIC", least, *limits)
@@ -274,13 +274,17 @@ def _matmul(graph: Editor, node: Node, a: dict[str, Any]) -> None:
     """A product of two quantised matrices; or one of float32 rows and of integers whose columns are scaled behind it,
     which becomes a linear layer of the dequantised weight."""
     x, y = _original(a["self"]), _original(a["other"])
-    _check_signs(node, x, y)
-    if packet(x) is DEQUANTISE and packet(y) is DEQUANTISE:
-        left, right = arguments(x), arguments(y)
-        if shape_of(left["scale"]) == shape_of(right["scale"]) == ():
-            _check_sum(node, shape_of(x)[-1], left["x"], left["zero"], right["bits"], right["zero"])
-            given = [operand[name] for operand in (left, right) for name in ("x", "scale", "zero")]
-            respell(node, INTEGER_MATMUL.default, *given)
+    source = _swapped(y) or y
+    _check_signs(node, x, source)
+    if packet(x) is DEQUANTISE:
+        left = arguments(x)
+        found = _columns(graph, node, y) if shape_of(left["scale"])[-1:] in ((), (1,)) else None
+        if found is not None:
+            other, bits = found
+            _check_sum(node, shape_of(x)[-1], left["x"], left["zero"], bits, other[2])
+            respell(node, INTEGER_MATMUL.default, left["x"], left["scale"], left["zero"], *other)
+            return
+    if packet(source) is DEQUANTISE:
         return
     weight = _transposed(y.all_input_nodes[0]) if packet(y) is aten._to_copy else None
     if weight is None or dtype_of(weight) != torch.int8 or dtype_of(x) != torch.float32:
@@ -295,6 +299,38 @@ def _matmul(graph: Editor, node: Node, a: dict[str, Any]) -> None:
     spelled = op_name(node)
     respell(end, aten.linear.default, rows, made, bias)
     made.meta[SPELLED] = end.meta[SPELLED] = spelled
+
+
+def _columns(graph: Editor, at: Node, y: Node) -> tuple[QuantisedNodes, int] | None:
+    """The right operand of a product of integers, with one scale or one for each column, and the bits of its integers:
+    a dequantised tensor, perhaps with its last two dimensions swapped, or int8 that are converted. None for others."""
+    if packet(y) is aten._to_copy and dtype_of(y.all_input_nodes[0]) == torch.int8:
+        return (y.all_input_nodes[0], graph.insert(at, aten.full.default, [], 1.0, dtype=torch.float32), None), 8
+    swapped = _swapped(y)
+    source = y if swapped is None else swapped
+    a = arguments(source) if packet(source) is DEQUANTISE else {}
+    if not a or shape_of(a["scale"])[-1:] not in ((), (1,) if swapped is not None else ()):
+        return None
+
+    def placed(x: Node | None) -> Node | None:
+        return (
+            x
+            if x is None or swapped is None or not shape_of(x)
+            else graph.insert(at, aten.permute.default, x, y.args[1])
+        )
+
+    integers, scale, zero = (placed(a[name]) for name in ("x", "scale", "zero"))
+    assert integers is not None
+    assert scale is not None
+    return (integers, scale, zero), a["bits"]
+
+
+def _swapped(x: Node) -> Node | None:
+    """The tensor of which a node is the one with its last two dimensions swapped."""
+    rank = len(shape_of(x))
+    if packet(x) is aten.permute and x.args[1] == [*range(rank - 2), rank - 1, rank - 2]:
+        return _original(x.all_input_nodes[0])
+    return None
 
 
 # -- _int_mm, and what follows it
@@ -356,7 +392,7 @@ class Following:
 def _transposed(node: Node) -> Node | None:
     """The matrix of which a node is the transposed one."""
     node = _original(node)
-    return _original(node.all_input_nodes[0]) if packet(node) is aten.permute and node.args[1] == [1, 0] else None
+    return _swapped(node) if len(shape_of(node)) == 2 else None
 
 
 def _factor_of_columns(graph: Editor, line: _Sequence, width: int) -> Node | None:

@@ -298,10 +298,18 @@ def integer_linear(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def integer_matmul(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Padding rule (`moves.PaddingRule`) of rsn::integer_matmul, whose operands have one scale each. Raises as
-    `row_scales` and `matmul`."""
+    """Padding rule (`moves.PaddingRule`) of rsn::integer_matmul. Raises as `row_scales` and `matmul`."""
     _rows(walk, a)
-    return _matrices(walk, walk.of(a["x"]), walk.of(a["other"]))
+    axes = {"x": ["m", "k"], "scale": ["m", "one"], "zero": ["m", "one"]}
+    axes |= {"other": ["k", "n"], "other_scale": ["single", "n"], "other_zero": ["single", "n"]}
+    states = {name: walk.of(a[name]) for name in axes if a[name] is not None}
+
+    def labels(name: str, lead: int) -> Labels:
+        return [*(("batch", back) for back in range(lead, 0, -1)), *axes[name]]
+
+    operands = [(x, labels(name, len(x.axes) - 2) if x.axes else []) for name, x in states.items()]
+    most = max(len(x.axes) for x in states.values())
+    return contracted(walk, operands, [*labels("x", most - 2)[:-1], "n"])
 
 
 PRODUCING: dict[Any, PaddingRule] = {

@@ -46,13 +46,16 @@ def scores_of(
     mask: Node | None = None,
     causal: bool = False,
     transposed: bool = False,
+    of_integers: Mapping[str, Any] | None = None,
 ) -> ShownTensor:
     """Return queries @ keys^T * scale + mask for each head.
 
     reader, node: as for a `reading.Rule`. queries: (..., heads, rows, columns). keys: (..., heads, keys, columns), with
     as many heads or fewer; without `transposed` already (..., columns, keys). mask: broadcasts to (..., heads, rows,
-    keys); None for none. causal: row i sees keys up to i. Raises `OperatorRefused` for heads that do not fit or do not
-    stand side by side, for different batches, for a mask that hides all keys of a row, and for both a mask and causal.
+    keys); None for none. causal: row i sees keys up to i. of_integers: `factor` of the sums of a product of integers,
+    and the zero points `zero` and `other_zero` of both operands; None for float32. Raises `OperatorRefused` for heads
+    that do not fit or do not stand side by side, for different batches, for a mask that hides all keys of a row, and
+    for both a mask and causal.
     """
     q, k = _read(reader, queries), _read(reader, keys, swapped=not transposed)
     heads = q.count
@@ -66,7 +69,7 @@ def scores_of(
     operands = [reader.whole(q.part), reader.whole(k.part), *([] if seen.tensor is None else [seen.tensor])]
     attributes: dict[str, Any] = {"heads": heads, "key_heads": k.count, "columns": q.columns, "scale": scale}
     attributes |= {"sequences": q.sequences, "key_sequences": k.sequences, "mask": (prod(batch), *seen.apart)}
-    attributes |= seen.band
+    attributes |= {**seen.band, **(of_integers or {})}
     shape = heads, q.rows, k.rows
     if len(shape_of(queries)) == 2 and heads > 1:
         raise OperatorRefused("heads of a tensor without a dimension for them")
@@ -74,11 +77,18 @@ def scores_of(
     return ShownTensor(made, View.dense((*shape_of(queries)[:-1], k.rows)))
 
 
-def attend(reader: GraphReader, node: Node, weights: Node | ShownTensor, values: Node) -> ShownTensor | None:
+def attend(
+    reader: GraphReader,
+    node: Node,
+    weights: Node | ShownTensor,
+    values: Node,
+    of_integers: Mapping[str, Any] | None = None,
+) -> ShownTensor | None:
     """Return weights @ values for each head; None if `weights` are no matrix for each head, or `values` are no heads.
 
     reader, node: as for a `reading.Rule`. weights: (..., heads, rows, keys). values: (..., heads, keys, columns), with
-    as many heads or fewer. The result is (..., heads, rows, columns). Raises `OperatorRefused` for different batches.
+    as many heads or fewer. of_integers: as for `scores_of`. The result is (..., heads, rows, columns). Raises
+    `OperatorRefused` for different batches.
     """
     if isinstance(weights, Node):
         value = reader.of[weights]
@@ -97,8 +107,8 @@ def attend(reader: GraphReader, node: Node, weights: Node | ShownTensor, values:
     _check_batch(weights, values, "weights", "values")
     sequences = _sequences_of(weights, heads)
     each = heads // sequences
-    attributes = {"heads": heads, "key_heads": v.count, "columns": v.columns}
-    attributes |= {"sequences": sequences, "key_sequences": v.sequences}
+    attributes: dict[str, Any] = {"heads": heads, "key_heads": v.count, "columns": v.columns}
+    attributes |= {"sequences": sequences, "key_sequences": v.sequences, **(of_integers or {})}
     shape = 1, sequences * rows, each * v.columns
     made = reader.operator(node, "attend", (weights.operator, reader.whole(v.part)), shape, **attributes)
     in_front = [(sequences, rows * each * v.columns), (each, v.columns)]

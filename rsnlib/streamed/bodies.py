@@ -25,6 +25,9 @@ FACTOR, OFFSET, GROUP_SUMS = map(named, ("factor", "offset", "sums"))
 SCALE, WEIGHT_OFFSET, WEIGHT_SCALE = map(named, ("scales", "weight_offset", "weight_scales"))
 ROW, ROWS, TILE, TOTAL, TURNED = map(named, ("row", "rows", "tile", "total", "turned"))
 
+ZEROS = "zero", "other_zero"
+"""Attributes with the zero points of the operands of a product of two activations."""
+
 Statements = list[StatementNode]
 """Statements of a task."""
 
@@ -100,11 +103,7 @@ def _quantised_linear(
     if zero is not None:
         a = a - (call(SUMS, zero) if zero is OFFSET else zero)
     b = b - call(SUMS, WEIGHT_OFFSET) if of_group else b
-    summed, sums = Statements(), call(SUMS, a @ b)
-    if n["parts"] > 1:
-        sums = GROUP_SUMS
-        added = nest([("k", n["parts"])], [assign(GROUP_SUMS, call(SUMS, GROUP_SUMS + a @ b))])
-        summed = [assign(GROUP_SUMS, call("zeros", SUMS, *shape)), *added]
+    summed, sums = _integer_sums(a @ b, shape, n["parts"])
     scaled, total = call(x.dtype, sums) * get["weight_scale"], TOTAL
     if n["groups"] > 1:
         step = [*of_group, *summed, assign(TOTAL, TOTAL + scaled)]
@@ -286,7 +285,12 @@ def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of scores: the product of queries and keys, scaled; what the mask hides is minus infinity."""
     s, n, a = plan.sizes, plan.loops, x.attributes
-    value = QUERIES @ call("transpose", ends.gets[1].get())
+    queries, keys = (
+        _without_zero(x, *of) for of in zip((stream.get() for stream in ends.gets[:2]), ZEROS, strict=True)
+    )
+    value = QUERIES @ call("transpose", keys)
+    if x.multiplies_integers:
+        value = call(x.dtype, call(SUMS, value)) * a["factor"]
     if a["scale"] != 1:
         value = call("scale", value, a["scale"])
     if len(ends.gets) > 2:
@@ -297,7 +301,7 @@ def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
         last = _shifted(shift, a["last"]) if "last" in a else s["tn"]
         value = call("banded", value, first, last)
     inner = nest([("j", n["columns"])], ends.put(value))
-    return nest([("h", n["heads"]), ("i", n["rows"])], [assign(QUERIES, ends.gets[0].get()), *inner])
+    return nest([("h", n["heads"]), ("i", n["rows"])], [assign(QUERIES, queries), *inner])
 
 
 def _shifted(value: Term, number: int) -> Term:
@@ -305,11 +309,32 @@ def _shifted(value: Term, number: int) -> Term:
 
 
 def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of weights times values: their product, summed tile by tile."""
+    """Body (`BODIES`) of weights times values: their product, summed tile by tile; of integers with exact sums, which
+    are multiplied by their factor."""
     s, n = plan.sizes, plan.loops
     weights, values = ends.gets
-    body = _summed(x, weights, values, (s["tm"], s["width"]), n["parts"])
-    return nest([("h", n["heads"]), ("i", n["rows"])], [*body, *ends.put(TOTAL)])
+    shape, outer = (s["tm"], s["width"]), [("h", n["heads"]), ("i", n["rows"])]
+    if not x.multiplies_integers:
+        return nest(outer, [*_summed(x, weights, values, shape, n["parts"]), *ends.put(TOTAL)])
+    a, b = (call(SUMS, _without_zero(x, stream.get(), zero)) for stream, zero in zip(ends.gets, ZEROS, strict=True))
+    summed, sums = _integer_sums(a @ b, shape, n["parts"])
+    return nest(outer, [*summed, *ends.put(call(x.dtype, sums) * x.attributes["factor"])])
+
+
+def _without_zero(x: StreamOperator, tile: Term, zero: str) -> Term:
+    """A tile of an operand of a product of two activations. Zero points of integers are subtracted: both operands have
+    one type, which holds the differences if there are any. zero: name of the attribute with the zero point."""
+    if not any(x.attributes.get(name) for name in ZEROS):
+        return tile
+    return call("i16", tile - x.attributes[zero] if x.attributes.get(zero) else tile)
+
+
+def _integer_sums(product: Term, shape: tuple[int, int], parts: int) -> tuple[Statements, Term]:
+    """Statements that add up products of tiles of integers, and what is then their sum."""
+    if parts == 1:
+        return [], call(SUMS, product)
+    added = nest([("k", parts)], [assign(GROUP_SUMS, call(SUMS, GROUP_SUMS + product))])
+    return [assign(GROUP_SUMS, call("zeros", SUMS, *shape)), *added], GROUP_SUMS
 
 
 def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:

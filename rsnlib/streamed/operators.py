@@ -85,9 +85,12 @@ class StreamOperator:
 
     @property
     def multiplies_integers(self) -> bool:
-        """Whether it is a product of quantised rows and weights: sums of products of integers, which scales make
-        float32. Then "scale" and "weight_scale" are among its operands, or the attribute `scale` is a number."""
-        return self.op == "linear" and self.operand("weight_scale") is not None and self.operands[0].dtype == "i8"
+        """Whether it is a product of integers: its sums are integers, which scales make float32. Of a linear operator
+        "scale" and "weight_scale" are among the operands, or the attribute `scale` is a number; of "scores" and
+        "attend" the attribute `factor` is what the sums are multiplied by."""
+        if self.op == "linear":
+            return self.operand("weight_scale") is not None and self.operands[0].dtype == "i8"
+        return "factor" in self.attributes
 
     @property
     def positions(self) -> Positions | None:

@@ -235,7 +235,7 @@ def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     _, put = _in_place(x, (tm, tn), ())
     named = {"heads": heads, "rows": m, "columns": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
-    return KernelPlan(tuple(gets), put, named, sizes, whole_bytes(tm * width, x.operands[0].dtype), (tm, tn))
+    return KernelPlan(tuple(gets), put, named, sizes, whole_bytes(tm * width, types_of(x)[0]), (tm, tn))
 
 
 def _of_mask(
@@ -265,7 +265,8 @@ def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     put = _of_heads(x, heads, x.attributes["sequences"], (tm, width), [(m, tm)])
     named = {"heads": heads, "rows": m, "parts": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
-    return KernelPlan((of_weights, of_values), put, named, sizes, whole_bytes(tm * width, x.dtype), (tm, width))
+    sums = whole_bytes(tm * width, SUMS if x.multiplies_integers else x.dtype)
+    return KernelPlan((of_weights, of_values), put, named, sizes, sums, (tm, width))
 
 
 def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -400,9 +401,12 @@ def types_of(x: StreamOperator) -> tuple[str, str]:
     """Return the element types of the two operands of a product, as it multiplies them: i8 and i4; i16 for integers
     from which zero points are subtracted. A weight that the kernel dequantises has the type that it comes in."""
     left, right = x.operands[0].dtype, x.operands[1].dtype
-    if x.op == "linear" and x.multiplies_integers:
-        left = "i16" if x.operand("zero") or x.attributes.get("zero") else left
-        right = "i16" if x.operand("weight_zero") else right
+    if x.multiplies_integers:
+        zeros = ["zero", "weight_zero" if x.op == "linear" else "other_zero"]
+        left, right = (
+            "i16" if x.attributes.get(zero) or (x.op == "linear" and x.operand(zero)) else dtype
+            for zero, dtype in zip(zeros, (left, right), strict=True)
+        )
     return left, right
 
 

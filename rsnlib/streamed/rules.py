@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ...base.element_types import SCALARS
 from ..capture import arguments, dtype_of, packet, shape_of, short_name, site
-from ..quantised_ops import DEQUANTISE, INTEGER_LINEAR, QUANTISE, ROW_SCALES
+from ..quantised_ops import DEQUANTISE, INTEGER_LINEAR, INTEGER_MATMUL, QUANTISE, ROW_SCALES
 from ..rotate import ROTATE
 from ..rules import SAME, VIEWS, seen
 from ..view import View, merge
@@ -380,6 +380,27 @@ def integer_linear(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value 
     return product(reader, node, a["x"], weight, a["bias"], rows=a)
 
 
+def integer_matmul(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
+    """Rule (`reading.Rule`) of a product of two quantised activations, with one constant scale each: scores, or weights
+    times values. Raises `OperatorRefused` for other scales and zero points, for integers that the host computes, and
+    for operands that `scores_of` and `attend` refuse."""
+    x, y = a["x"], a["other"]
+    hosted = [isinstance(reader.of[z], Host) for z in (x, y)]
+    if all(hosted):
+        return None
+    if any(hosted):
+        raise OperatorRefused("one of its operands is no quantised activation that a kernel computes")
+    numbers = {name: a[name] for name in ("scale", "other_scale", "zero", "other_zero") if a[name] is not None}
+    if not all(is_number(reader, number) for number in numbers.values()):
+        raise OperatorRefused("its scales, or zero points, are not constant")
+    scale, other_scale = (reader.constants.value(a[name]).to(torch.float32) for name in ("scale", "other_scale"))
+    of_integers: dict[str, float] = {"factor": float(scale * other_scale)}
+    for name in ("zero", "other_zero"):
+        if name in numbers:
+            of_integers[name] = int(reader.constants.value(numbers[name]))
+    return attend(reader, node, x, y, of_integers) or scores_of(reader, node, x, y, of_integers=of_integers)
+
+
 def cat(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """Rule (`reading.Rule`) of cat: columns of each head in another order, as rotary positions have them; or rows of
     the host in front of rows that are computed, head by head: a cache of keys or values. Raises `OperatorRefused` for
@@ -499,5 +520,6 @@ RULES: dict[Any, Rule] = {
     QUANTISE: quantise,
     DEQUANTISE: dequantise,
     INTEGER_LINEAR: integer_linear,
+    INTEGER_MATMUL: integer_matmul,
 }
 """The rule of each operator."""
