@@ -68,6 +68,7 @@ _HOME = {
     "load_checkpoint": ".rsnlib.checkpoint:load_checkpoint",
     "nn": ".nn",  # not in __all__: `from rsn import *` would take torch
     "quality": ".rsnlib.quality:quality",
+    "quantised_attention": ".rsnlib.quantised_attention:quantised_attention",  # not in __all__: it takes torchao
     "shown": ".rsnlib.dump:shown",
 }
 
