@@ -1,6 +1,6 @@
 """Cycles of the C++ that `rsn hls` writes, beside the modelled ones.
 
-    python benchmarks/hls_cycles.py [FILE.py|FILE.bin ...] [--kernels RATES.toml]
+    python benchmarks/hls_cycles.py [FILE.py|FILE.bin ...] [--kernels RATES.toml] [--size NAME=NUMBER ...]
 
 Without files: all programs in programs/streams, with the rates of docs/stream-cases.md. *modelled*: cycles of a run,
 and of each unit on its critical path. *derived*: those of its process in the C++, by the checker of HLS sources
@@ -17,7 +17,7 @@ import re
 import subprocess
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,15 +64,17 @@ class CountedCycles:
         return sum(unit.path * unit.ratio for unit in self.units)
 
 
-def counted(file: Path, kernels: Path | None = None) -> CountedCycles:
+def counted(file: Path, kernels: Path | None = None, sizes: Mapping[str, int] | None = None) -> CountedCycles:
     """Return the cycles of a program: the modelled ones, and those that are derived of its C++. kernels: file of rates.
-    Raises `subprocess.CalledProcessError` if `rsn run` or `rsn hls` refuses the program."""
+    sizes: values of those that each run gives. Raises `subprocess.CalledProcessError` if `rsn run` or `rsn hls` refuses
+    the program."""
     rates = ["--kernels", str(kernels)] if kernels else []
-    options = [*rates, "--timing-only", "--explain", "--json"]
+    values = [part for name, value in (sizes or {}).items() for part in ("--size", f"{name}={value}")]
+    options = [*rates, *values, "--timing-only", "--explain", "--json"]
     found = json.loads(subprocess.run([*RSN, "run", str(file), *options], capture_output=True, check=True).stdout)
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([*RSN, "hls", str(file), *rates, "-o", folder], check=True, capture_output=True)
-        report = check_folder(Path(folder))
+        report = check_folder(Path(folder), sizes)
         text = (Path(folder) / "top.cpp").read_text("utf-8")
         clock = 1e9 / float(re.findall(r"-period ([0-9.]+)", (Path(folder) / "hls.tcl").read_text("utf-8"))[0])
     units = re.findall(r'RSN_TASK\("([^"]+)"', text)
@@ -97,7 +99,8 @@ def _stating(file: Path) -> set[str]:
 
 def table(options: Namespace) -> Iterator[str]:
     """Yield the table as lines of text: a heading, then one line for each program. options: `files` and `kernels`, as
-    the command line has them; no files: all of `CASES`, with the rates `KERNELS`."""
+    the command line has them; no files: all of `CASES`, with the rates `KERNELS`. `size`: of the files, as texts."""
+    sizes = {name: int(value) for name, _, value in (text.partition("=") for text in options.size)}
     files = [Path(f) for f in options.files] or [f for f in sorted(CASES.glob("*.py")) if f.stem != "__init__"]
     yield f"{'':<20}{'modelled':>10}{'path':>10}{'ratio':>7}   unit with most of the path: modelled, derived"
     with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +110,7 @@ def table(options: Namespace) -> Iterator[str]:
             rates = "\n".join(f"{name} = {rate:g}" for name, rate in KERNELS.items())
             kernels.write_text(f"[kernels]\n{rates}\n", encoding="utf-8")
         for file in files:
-            found = counted(file, kernels)
+            found = counted(file, kernels, sizes)
             most = max(found.units, key=lambda u: u.path)
             yield (
                 f"{file.stem:<20}{found.modelled:>10}{found.path:>10.0f}{found.path / found.modelled:>7.2f}   "
@@ -120,6 +123,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE")
     parser.add_argument("--kernels", help="file with rates, for .py files")
+    parser.add_argument("--size", action="append", default=[], help="a size that each run gives, as rows=4")
     for line in table(parser.parse_args()):
         click.echo(line)
 

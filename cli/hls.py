@@ -22,9 +22,10 @@ from ..host.native_dynamic import build_dynamic, dynamic_memories, run_native_dy
 from ..host.native_tasks import NativeRegion, run_native, to_memory
 from ..host.tasks import checked_inputs
 from ..host.tensors import check_target, load_tensors, save_tensors
+from ..hw.sim.tasks import in_room
 from ..hw.versal.csim.tasks import PROGRAM, SECONDS, build_regions
 from ..isa.overlays.tasks import TASKS
-from ..isa.overlays.tasks.overlay import program_of
+from ..isa.overlays.tasks.overlay import checked_sizes, program_of, size_values
 from ..isa.overlays.tasks.program import TaskProgram
 from ..scheduler.pack import pack
 from ..streams.build import build
@@ -42,7 +43,7 @@ from ..streams.hls.variants import VariantCalls
 from ..streams.placing.devices import device_named
 from ..streams.tree import Region
 from .operator_machines import TEXT, dynamic_machine, read_values, write_results
-from .options import FILE, JSON, File, Options, option, with_options
+from .options import FILE, JSON, SIZES, File, Options, option, with_options
 from .stream_programs import is_dynamic, is_region, region_of, stream_program
 
 Array = npt.NDArray[Any]
@@ -57,6 +58,7 @@ class HlsOptions(Options):
     outputs: File | None = option("with --run: file to write the outputs to (.safetensors or .npz; streams also .txt)")
     onto: str | None = option("device: part, clock, memory channels  [default: that of the program, else vc1902]")
     kernels: File | None = option("with .py: how fast library kernels are (.toml)")
+    sizes: tuple[tuple[str, int], ...] = SIZES
     seconds: float = option("limit of the run", default=SECONDS, type=click.FloatRange(0))
     as_json: bool = JSON
 
@@ -79,24 +81,27 @@ def hls_command(program: str, options: HlsOptions) -> None:
         raise click.UsageError("--outputs: only with --run")
     machine = _machine_of_operators(program)
     if machine is not None:
+        if options.sizes:
+            raise click.UsageError("--size: not for programs of dynamic streams, whose shapes follow from data")
         _write_dynamic(machine, options)
         return
     if options.outputs:
         check_target(options.outputs)
-    tasks, calls = _tasks(program, options.kernels)
+    tasks, calls, stated = _tasks(program, options.kernels)
+    sizes = checked_sizes(tasks, {**stated, **dict(options.sizes)})
     device = device_of(tasks, options.onto)
     if options.onto:
         tasks = replace(tasks, clock_hz=device.mhz * 1e6)
     made = cpp_program(tasks, float_add=device.float_add, calls=calls)
     given = load_tensors(options.inputs) if options.inputs else {}
-    checked = checked_inputs(tasks, given, dict(tasks.sizes)) if options.inputs or options.runs else {}
+    checked = checked_inputs(tasks, given, sizes) if options.inputs or options.runs else {}
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in project(made, device).items():
+    for name, text in project(made, device, sizes).items():
         write_text(folder / name, text)
-    _write_memories(folder, tasks, checked, "bin")
+    _write_memories(folder, tasks, checked, "bin", sizes)
     processes = made.text.count("RSN_TASK(")
-    took = _run(made, folder, checked, options.outputs, options.seconds) if options.runs else None
+    took = _run(made, folder, checked, options.outputs, options.seconds, sizes) if options.runs else None
     _show(made.name, folder, processes, took, options.as_json)
 
 
@@ -157,19 +162,21 @@ def _machine_of_operators(program: str) -> OperatorMachine | None:
     return bound_in(loaded.overlay).machine if is_dynamic(loaded) else None
 
 
-def _tasks(program: str, kernels: str | None) -> tuple[TaskProgram, VariantCalls]:
-    """The task program of a file, and the variants of kernels that it calls. kernels: path of a file with rates. Raises
-    `SourceError` with findings, and `UnsupportedError` for another program."""
+def _tasks(program: str, kernels: str | None) -> tuple[TaskProgram, VariantCalls, dict[str, int]]:
+    """The task program of a file, the variants of kernels that it calls, and the values of sizes that it states.
+    kernels: path of a file with rates. Raises `SourceError` with findings, and `UnsupportedError` for another
+    program."""
     named = stream_program(program)
     if named is None and kernels:
         raise click.UsageError("--kernels: only with a stream program (.py); other files hold the rates")
     if named is not None:
         region = region_of(named, kernels)
-        return program_of(pack(build(report_on(region))).overlay), _calls(region)
+        made = pack(build(report_on(region)))
+        return program_of(made.overlay), _calls(region), size_values(made)
     loaded = container.read(program)
     if loaded.overlay.base != TASKS.name:
         raise UnsupportedError(f"{program} is for {loaded.overlay.name}; HLS C++ is made of stream programs")
-    return program_of(loaded.overlay), {}
+    return program_of(loaded.overlay), {}, size_values(loaded)
 
 
 def _calls(region: Region) -> VariantCalls:
@@ -185,9 +192,17 @@ def _calls(region: Region) -> VariantCalls:
     return calls
 
 
-def _run(made: HlsProgram, folder: Path, inputs: Mapping[str, Array], outputs: str | None, seconds: float) -> float:
-    """Compile and run the text natively; returns the seconds of the run. Raises `ProgramError` if the compiler refuses
-    the C++ of variants, and `BoardError` if it refuses other C++, or if there is none."""
+def _run(
+    made: HlsProgram,
+    folder: Path,
+    inputs: Mapping[str, Array],
+    outputs: str | None,
+    seconds: float,
+    sizes: Mapping[str, int],
+) -> float:
+    """Compile and run the text natively; returns the seconds of the run. sizes: values of those that it takes. Raises
+    `ProgramError` if the compiler refuses the C++ of variants, and `BoardError` if it refuses other C++, or if there is
+    none."""
     with TemporaryDirectory(prefix="rsn-hls-") as place:
         path = Path(place) / "region"
         try:
@@ -200,18 +215,21 @@ def _run(made: HlsProgram, folder: Path, inputs: Mapping[str, Array], outputs: s
             names = names or [v.name for v in made.variants]
             of = f"variant{'s' * (len(names) > 1)} {', '.join(names)}"
             raise ProgramError(f"the compiler refuses the C++ of the {of}: {said}") from None
-        region = NativeRegion(path, 0, made.program, [d.shot for d in made.draws])
+        region = NativeRegion(path, 0, made.program, [d.shot for d in made.draws], [size.size for size in made.sizes])
         start = time.perf_counter()
-        results = run_native(region, inputs, seconds)
+        results = run_native(region, inputs, seconds, sizes)
         took = time.perf_counter() - start
-    _write_memories(folder, made.program, results, "expected.bin")
+    _write_memories(folder, made.program, results, "expected.bin", sizes)
     if outputs:
         save_tensors(outputs, results)
     return took
 
 
-def _write_memories(folder: Path, tasks: TaskProgram, values: Mapping[str, Array], suffix: str) -> None:
-    """Write the bytes of tensors for the testbench."""
+def _write_memories(
+    folder: Path, tasks: TaskProgram, values: Mapping[str, Array], suffix: str, sizes: Mapping[str, int]
+) -> None:
+    """Write the bytes of tensors for the testbench. sizes: values of those that the run takes."""
     for tensor in tasks.tensors:
         if tensor.name in values:
-            (folder / f"{tensor.name}.{suffix}").write_bytes(to_memory(values[tensor.name], tensor))
+            lying = in_room(values[tensor.name], tensor, sizes)
+            (folder / f"{tensor.name}.{suffix}").write_bytes(to_memory(lying, tensor))

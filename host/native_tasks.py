@@ -15,7 +15,9 @@ from ..base.deadlock_report import Deadlock, Wait
 from ..base.element_types import BITS
 from ..base.errors import DeadlockError, ProgramError
 from ..base.nibbles import from_nibbles, to_nibbles
+from ..hw.sim.tasks import in_room, of_room
 from ..hw.versal.csim.tasks import SECONDS, NativeRun, run_region
+from ..isa.overlays.tasks.overlay import checked_sizes
 from ..isa.overlays.tasks.program import OffChipTensor, TaskProgram
 from ..isa.overlays.tasks.values import DTYPES
 from .tasks import checked_inputs
@@ -30,39 +32,47 @@ MOST_DRAWS = 1 << 24
 @dataclass(frozen=True)
 class NativeRegion:
     """A region in a program that was built. path: of the executable. number: of the region in it. drawing: the numbers
-    of the task instances that call `data()`."""
+    of the task instances that call `data()`. sizes: names of those that each run gives to it, in order."""
 
     path: Path
     number: int
     program: TaskProgram
     drawing: Sequence[int] = ()
+    sizes: Sequence[str] = ()
 
 
 def run_native(
-    region: NativeRegion, inputs: Mapping[str, Array] | None = None, seconds: float = SECONDS
+    region: NativeRegion,
+    inputs: Mapping[str, Array] | None = None,
+    seconds: float = SECONDS,
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
     """Run a region, and return its outputs by name.
 
     inputs, outputs: as for `run_tasks`; calls of `data()` give what they give there. seconds: limit of the run by the
-    wall clock. Raises `TensorError` for inputs that do not fit, `DeadlockError`, `ProgramError` for what fails in the
-    run with the line of the user's file, and `BoardError` beyond the limit.
+    wall clock. sizes: values of those that each run gives, by name; others have their largest value. Raises
+    `TensorError` for inputs that do not fit, `DeadlockError`, `ProgramError` for values that a size does not have and
+    for what fails in the run, with the line of the user's file, and `BoardError` beyond the limit.
     """
     program = region.program
-    given = checked_inputs(program, inputs, dict(program.sizes))
+    values = checked_sizes(program, sizes or {})
+    given = checked_inputs(program, inputs, values)
     memories = [
-        to_memory(given[t.name], t) if t.name in given else bytes(to_memory(np.zeros(t.type.shape), t))
+        to_memory(in_room(given[t.name], t, values) if t.name in given else np.zeros(t.type.shape), t)
         for t in program.tensors
     ]
+    scalars = [values[name] for name in region.sizes]
     count = FIRST_DRAWS if region.drawing else 0
     while True:
         drawn = [_drawn(program, shot, count) for shot in region.drawing]
-        run = run_region(region.path, region.number, memories, drawn, seconds)
+        run = run_region(region.path, region.number, memories, drawn, seconds, scalars)
         if run.error.endswith("@draws") and count < MOST_DRAWS:
             count *= 16
             continue
         break
     _settle(program, run)
-    return {t.name: from_memory(memory, t) for t, memory in zip(program.tensors, run.memories, strict=True) if t.output}
+    stored = [(t, memory) for t, memory in zip(program.tensors, run.memories, strict=True) if t.output]
+    return {t.name: of_room(from_memory(memory, t), t, values) for t, memory in stored}
 
 
 def to_memory(value: Array, tensor: OffChipTensor) -> bytes:

@@ -37,6 +37,17 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class SizeScalar:
+    """A scalar argument of the top function: a size that each run gives. name: of the argument. size: its name in the
+    program. largest: its largest value.
+    """
+
+    name: str
+    size: str
+    largest: int
+
+
+@dataclass(frozen=True)
 class TensorPointer:
     """A pointer of the top function: a tensor, as one of its readers or writers sees it, or what lies of it in one of
     several memory channels. name: of the argument. tensor: its name in the program. written: whether the process writes
@@ -65,8 +76,8 @@ class CalledVariant:
 @dataclass(frozen=True)
 class HlsProgram:
     """C++ of a program. name: of the top function, and of its namespace. text: the file, without the headers that it
-    includes. arguments: pointers in order; draws: behind them, each a pointer and a count. variants: those that are
-    called."""
+    includes. arguments: pointers in order; draws: behind them, each a pointer and a count; sizes: the last arguments.
+    variants: those that are called."""
 
     name: str
     text: str
@@ -74,6 +85,7 @@ class HlsProgram:
     draws: tuple[Draw, ...]
     program: TaskProgram
     variants: tuple[CalledVariant, ...] = ()
+    sizes: tuple[SizeScalar, ...] = ()
 
     @property
     def headers(self) -> tuple[Path, ...]:
@@ -90,6 +102,7 @@ class _Call:
     tensors: tuple[tuple[str, bool], ...]
     draws: int | None
     shot: Shot
+    sizes: tuple[str, ...]
 
 
 @dataclass
@@ -151,12 +164,12 @@ class _ProjectWriter:
             units.append((unit, calls))
         self._refuse_shared(units)
         self._name_classes()
-        arguments, draws, wrappers, region = self._region(units)
+        arguments, draws, sizes, wrappers, region = self._region(units)
         lines = [*self._head(), "", f"namespace {self.name} {{", "", *functions(self.calls)]
         for made in self.classes.values():
             lines += [*self._function(made), ""]
         lines += [*wrappers, f"}}  // namespace {self.name}", "", *region]
-        return HlsProgram(self.name, "\n".join(lines) + "\n", arguments, draws, self.program, self.variants)
+        return HlsProgram(self.name, "\n".join(lines) + "\n", arguments, draws, self.program, self.variants, sizes)
 
     # -- functions ----------------------------------------------------------------------------------------------------
 
@@ -193,6 +206,11 @@ class _ProjectWriter:
         if body.draws:
             parameters += ["const bool *drawn", "std::size_t drawn_count"]
             head.append("rsn::Draws draws(drawn, drawn_count);")
+        sizes = {name: text for name, text in body.sizes.items() if self._is_used(text, lines)}
+        for name, text in sizes.items():
+            given = body.names.of(f"{name}_given")
+            parameters.append(f"int {given}")
+            head.append(f"const int {text} = RSN_SIZE({identifier(name)}, {given});")
         head += [v.declaration for v in body.variables.values() if self._is_used(v.text, lines)]
         packed = {body.parts[p.name].name: self.packed[body.unit, p.tensor] for p in used}
         lines = list(partitioned([*head, *lines], body.tiles, packed, body.banks))
@@ -201,7 +219,12 @@ class _ProjectWriter:
         text = f"({', '.join(parameters)}) {{\n{indented}\n}}"
         found = self.classes.setdefault((shot.task, text), _Class(task, text, axes))
         call = _Call(
-            tuple(shot.tid[k] for k in axes), tuple(body.ports), tuple(tensors), number if body.draws else None, shot
+            tuple(shot.tid[k] for k in axes),
+            tuple(body.ports),
+            tuple(tensors),
+            number if body.draws else None,
+            shot,
+            tuple(sizes),
         )
         found.calls.append(call)
         return call
@@ -300,7 +323,7 @@ class _ProjectWriter:
 
     def _region(
         self, units: list[tuple[str, list[_Call]]]
-    ) -> tuple[tuple[TensorPointer, ...], tuple[Draw, ...], list[str], list[str]]:
+    ) -> tuple[tuple[TensorPointer, ...], tuple[Draw, ...], tuple[SizeScalar, ...], list[str], list[str]]:
         """The arguments of the top function, the functions of units with several instances, and the top function."""
         names = CppNames(frozenset({self.name, "RSN_TASK"}))
         classes = {id(call): c.name for c in self.classes.values() for call in c.calls}
@@ -325,6 +348,8 @@ class _ProjectWriter:
             if link.label in used:
                 links.setdefault(link.label, link)
         self.locals = {label: names.of(link.shared or link.stream, _suffix(link)) for label, link in links.items()}
+        taken = {name for _, calls in units for call in calls for name in call.sizes}
+        sizes = {n: SizeScalar(names.of(n), n, largest) for n, largest in self.program.sizes if n in taken}
         draws: dict[int, Draw] = {}
         processes, wrappers = list[str](), list[str]()
         for k, (unit, calls) in enumerate(units):
@@ -344,6 +369,8 @@ class _ProjectWriter:
                     d = draws[call.draws] = Draw(names.of(f"drawn_{call.shot.name}"), call.draws, unit)
                     parameters |= {d.name: f"const bool *{d.name}", f"{d.name}_count": f"std::size_t {d.name}_count"}
                     given += [d.name, f"{d.name}_count"]
+                parameters |= {sizes[n].name: f"int {sizes[n].name}" for n in call.sizes}
+                given += [sizes[n].name for n in call.sizes]
                 constants = f"<{', '.join(map(str, call.tid))}>" if call.tid else ""
                 texts.append(f"{self.name}::{classes[id(call)]}{constants}({', '.join(given)})")
             own = [link for link in links.values() if link.source == link.sink == unit]
@@ -355,7 +382,8 @@ class _ProjectWriter:
                 texts = [f"{self.name}::{function}({', '.join(parameters)})"]
             if texts:
                 processes.append(f'    RSN_TASK("{unit}", {texts[0]});')
-        made = tuple(a for of_process in arguments.values() for a in of_process), tuple(draws.values())
+        pointers = tuple(a for of_process in arguments.values() for a in of_process)
+        made = pointers, tuple(draws.values()), tuple(sizes.values())
         streams = [self._stream(link) for link in links.values() if link.source != link.sink]
         region = [*self._signature(*made), *streams, "    RSN_DATAFLOW();", *processes, "}"]
         return *made, wrappers, region
@@ -383,11 +411,14 @@ class _ProjectWriter:
             return f"hls::vector<{CPP[stream.type.dtype]}, {taken.elements}>"
         return element_type(stream)
 
-    def _signature(self, arguments: tuple[TensorPointer, ...], draws: tuple[Draw, ...]) -> Iterator[str]:
+    def _signature(
+        self, arguments: tuple[TensorPointer, ...], draws: tuple[Draw, ...], sizes: tuple[SizeScalar, ...]
+    ) -> Iterator[str]:
         parameters = []
         parameters += [f"{self._pointer(a)}{a.name}" for a in arguments]
         for d in draws:
             parameters += [f"const bool *{d.name}", f"std::size_t {d.name}_count"]
+        parameters += [f"int {size.name}" for size in sizes]
         yield f"void {self.name}_top({', '.join(parameters)}) {{"
         for a in arguments:
             kind, channels = self.tensors[a.tensor].type, len(_numbers(self.tensors[a.tensor]))
@@ -395,6 +426,9 @@ class _ProjectWriter:
             yield f"#pragma HLS interface m_axi port={a.name} bundle={a.bundle} depth={depth}"
         for d in draws:
             yield f"#pragma HLS interface m_axi port={d.name} bundle={identifier(d.unit)}"
+        for size in sizes:  # a register that changes between runs only (UG1399, pragma HLS stable)
+            yield f"#pragma HLS interface s_axilite port={size.name}"
+            yield f"#pragma HLS stable variable={size.name}"
         yield "#pragma HLS dataflow"
 
 

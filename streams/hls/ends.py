@@ -49,7 +49,7 @@ Chosen = tuple[Val | None, list[tuple[int, EndParameter]]]
 
 class StreamEndWriter(Variables):
     """Writes puts and gets of one task instance. unit: the unit of the machine that runs the instance. float_add:
-    cycles of an addition of floats.
+    cycles of an addition of floats. sizes: the C++ names of the sizes that each run gives.
     """
 
     def __init__(
@@ -81,6 +81,9 @@ class StreamEndWriter(Variables):
         self.place = task.place
         for name, value in program.constants:
             self.env[name] = literal(value)
+        self.sizes = {name: self.names.of(name) for name, _ in program.sizes}
+        for name, largest in program.sizes:
+            self.env[name] = Val(INT, self.sizes[name], 1, largest)
         self.env["use()"] = literal(0)
         tid = [literal(k, f"tid{axis}") for axis, k in enumerate(shot.tid)]
         self.env["get_tid()"] = tid[0] if len(tid) == 1 else ItemsKind(tuple(tid))

@@ -36,6 +36,10 @@
 #define RSN_TASK(name, ...) __VA_ARGS__
 #define RSN_DATAFLOW()
 #endif
+// A size that each run gives. The checker of HLS sources takes a constant in place of what is given.
+#ifndef RSN_SIZE
+#define RSN_SIZE(name, given) (given)
+#endif
 
 namespace rsn {
 

@@ -31,6 +31,8 @@ def native_text(programs: Sequence[HlsProgram]) -> str:
                 behind.append(f"channels_{k}.join({bytes_});")
         for k, _ in enumerate(made.draws, len(order)):
             given += [f"reinterpret_cast<const bool *>(memories[{k}].data())", f"memories[{k}].size()"]
+        for k, _ in enumerate(made.sizes, len(order) + len(made.draws)):
+            given.append(f"rsn::csim::number(memories[{k}])")
         unused = "" if given else "static_cast<void>(memories); "
         call = " ".join((*before, f"{made.name}_top({', '.join(given)});", *behind))
         rows.append((f"{unused}{call}", len(order)))

@@ -28,14 +28,15 @@ def device_of(program: TaskProgram, name: str | None = None) -> StreamDevice:
     return device
 
 
-def project(made: HlsProgram, device: StreamDevice) -> dict[str, str]:
+def project(made: HlsProgram, device: StreamDevice, sizes: Mapping[str, int] | None = None) -> dict[str, str]:
     """Return the text of each file of the folder, by its name. device: whose part and memory channels the files state.
-    Raises `OSError` if kernels.h cannot be read.
+    sizes: values with which the testbench runs it, by name; others have their largest value. Raises `OSError` if
+    kernels.h cannot be read.
     """
     return {
         "top.cpp": made.text,
         "kernels.h": (HEADERS / "kernels.h").read_text(encoding="utf-8"),
-        "testbench.cpp": testbench(made),
+        "testbench.cpp": testbench(made, sizes or {}),
         "hls.tcl": script(made.name, made.program.clock_hz, device),
         "connectivity.cfg": connectivity(made, device),
         "README.md": readme(made, device),
@@ -43,9 +44,9 @@ def project(made: HlsProgram, device: StreamDevice) -> dict[str, str]:
     }
 
 
-def testbench(made: HlsProgram) -> str:
+def testbench(made: HlsProgram, sizes: Mapping[str, int]) -> str:
     """Return the text of a C++ program that runs the region once on files with the bytes of its tensors, and exits with
-    1 if a result differs from the file that holds the expected one.
+    1 if a result differs from the file that holds the expected one. sizes: as for `project`.
     """
     tensors = {t.name: t for t in made.program.tensors}
     used = [t for t in made.program.tensors if any(a.tensor == t.name for a in made.arguments)]
@@ -61,6 +62,9 @@ def testbench(made: HlsProgram) -> str:
     for k, d in enumerate(made.draws):
         parameters += [f"const bool *{d.name}", f"std::size_t {d.name}_count"]
         given += [f"drawn_{k}.data()", f"drawn_{k}.size()"]
+    for scalar in made.sizes:
+        parameters.append(f"int {scalar.name}")
+        given.append(f'value(count, arguments, "{scalar.size}", {sizes.get(scalar.size, scalar.largest)})')
     for t in used:
         count = -(-prod(t.type.shape) // held_elements(t.type.dtype, 1))
         lines.append(f'    Memory<{word_type(t, 1)}> {_local(used, t.name)}("{t.name}.bin", {count});')
@@ -75,19 +79,33 @@ def testbench(made: HlsProgram) -> str:
     outputs = [t for t in used if t.output]
     checks = [f'{_local(used, t.name)}.differs("{t.name}.expected.bin")' for t in outputs]
     lines += [f"    int different = {' + '.join(checks) or '0'};", "    return different != 0;"]
-    return testbench_text("kernels.h", f"void {made.name}_top({', '.join(parameters)});", lines)
+    declaration = f"void {made.name}_top({', '.join(parameters)});"
+    return testbench_text("kernels.h", declaration, lines, takes_sizes=bool(made.sizes))
 
 
-def testbench_text(header: str, declaration: str, lines: list[str]) -> str:
+_VALUE = """
+// A size that each run gives: NAME=VALUE among the arguments of the program, or the value of the files.
+int value(int count, char **arguments, const std::string &name, int stated) {
+    for (int k = 1; k < count; ++k)
+        if (!std::string(arguments[k]).compare(0, name.size() + 1, name + "="))
+            return std::atoi(arguments[k] + name.size() + 1);
+    return stated;
+}
+"""
+
+
+def testbench_text(header: str, declaration: str, lines: list[str], takes_sizes: bool) -> str:
     """Return the text of a testbench in C++. header: the file that it includes. declaration: of the top function.
-    lines: of the body of `main`, in which a `Memory` is what lies in a file.
+    lines: of the body of `main`, in which a `Memory` is what lies in a file. takes_sizes: they call `value` for sizes
+    that the arguments of the program give.
     """
+    more, main = (_VALUE, "int main(int count, char **arguments)") if takes_sizes else ("", "int main()")
     return f"""// Runs the region once. NAME.bin holds the bytes of a tensor (zeros if there is no such file),
 // NAME.expected.bin those that it must have after the run; without that file they are written to NAME.out.bin.
 // SPDX-License-Identifier: Apache-2.0
 #include "{header}"
 
-#include <cstdio>
+#include <cstdio>{chr(10) + "#include <cstdlib>" if takes_sizes else ""}
 #include <memory>
 #include <string>
 
@@ -133,8 +151,8 @@ class Memory {{
     std::size_t size_ = 0;
     std::unique_ptr<T[]> data_;
 }};
-
-int main() {{
+{more}
+{main} {{
 {chr(10).join(lines)}
 }}
 """
@@ -185,6 +203,13 @@ def connectivity_text(name: str, device: StreamDevice, channels: Mapping[str, in
     return "\n".join(lines) + "\n"
 
 
+_SIZES = """\
+- Sizes that each run gives are the last arguments, each a register (`s_axilite`). Tensors have room for the largest
+  values: a run with smaller ones accesses the leading part of each axis. The testbench takes them as `NAME=VALUE`
+  (`csim_design -argv`).
+"""
+
+
 def readme(made: HlsProgram, device: StreamDevice) -> str:
     """Return the text of README.md, in Markdown: what is in the folder, and how it is built for `device`."""
     return f"""# {made.program.name}: HLS C++ of {made.program.file}
@@ -209,7 +234,7 @@ them, which clock and interval it reaches, and what area they need, is not known
 - A stream that moves P elements at a time carries vectors of P elements, and is as deep in transfers.
 - Integers are exact up to 128 bits. What is put or stored wraps, and is right for any size.
 - Float arithmetic is not fused and not reordered: a tool that may do either gives other last bits.
-- A call of `data()` takes the next bit of the argument `drawn_...` of its task instance.
+{_SIZES if made.sizes else ""}- A call of `data()` takes the next bit of the argument `drawn_...` of its task instance.
 """
 
 

@@ -448,6 +448,9 @@ class BodyWriter(VariantWriter):
         if one_beat:
             lines = [_APART.sub(r"\1", line) for line in lines]
         self.emit(f"for ({kind} {counter} = {ends[0]}; {compare}; {move}) {{")
+        if self.sizes and last is None and limits[0] is not None and limits[1] is not None and limits != LIMITS["i64"]:
+            most = max(1, (limits[1] - limits[0]) // abs(step) + 1)
+            self.lines.append(f"#pragma HLS loop_tripcount max={most}")
         if unroll:
             self.lines.append("#pragma HLS unroll")
         elif one_beat:

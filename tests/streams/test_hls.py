@@ -101,7 +101,8 @@ def built(folder: Path, given: Mapping[str, TaskProgram]) -> dict[str, NativeReg
     made = [cpp_program(program, name) for name, program in given.items()]
     build_regions(native_text(made), [HEADERS], folder / "regions", "-O0")
     return {
-        m.name: NativeRegion(folder / "regions", k, m.program, [d.shot for d in m.draws]) for k, m in enumerate(made)
+        m.name: NativeRegion(folder / "regions", k, m.program, [d.shot for d in m.draws], [s.size for s in m.sizes])
+        for k, m in enumerate(made)
     }
 
 

@@ -1,8 +1,8 @@
 // Runs generated dataflow regions on this computer: every process a thread, every stream as deep as it says.
 //
 // The program reads its memories from stdin and writes them to stdout: of each a count of bytes (64 bits) and the bytes.
-// Behind them come the bits that data() draws, a byte each, as further memories, which are not written. Its exit code is
-// 0 for a complete run, 1 for a deadlock, 2 for a failure; stderr then tells more, in lines of fields with tabs.
+// Behind them come the bits that data() draws, a byte each, and sizes, of 32 bits each, as further memories, which are
+// not written. Its exit code is 0 for a complete run, 1 for a deadlock, 2 for a failure; stderr then tells more, in lines of fields with tabs.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_CSIM_TASKS_H
 #define RSN_CSIM_TASKS_H
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "machine.h"
@@ -32,6 +33,13 @@ inline bool read_memory(Bytes &out) {
     const bool whole = std::fread(out.data(), 1, size, stdin) == size;
     out.resize(size);
     return whole;
+}
+
+// A size that the run gives.
+inline std::int32_t number(const Bytes &memory) {
+    std::int32_t value = 0;
+    std::memcpy(&value, memory.data(), sizeof value);
+    return value;
 }
 
 // The arguments of the program are the number of the region.

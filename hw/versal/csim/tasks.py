@@ -72,14 +72,20 @@ def _machine(cxx: str) -> Path:
 
 
 def run_region(
-    program: Path, number: int, memories: Sequence[bytes], draws: Sequence[bytes] = (), seconds: float = SECONDS
+    program: Path,
+    number: int,
+    memories: Sequence[bytes],
+    draws: Sequence[bytes] = (),
+    seconds: float = SECONDS,
+    sizes: Sequence[int] = (),
 ) -> NativeRun:
     """Run region `number` of a program that `build_regions` made.
 
     memories: bytes of the tensors, in order; the result has them as the run left them. draws: results of `data()`, one
-    item for each task instance that calls it, with one byte a call. seconds: limit of the run on this computer. Raises
-    `BoardError` for a run that takes longer, or that crashes."""
-    given = b"".join(struct.pack("<Q", len(m)) + m for m in (*memories, *draws))
+    item for each task instance that calls it, with one byte a call. seconds: limit of the run on this computer. sizes:
+    values of those that the run gives, in order. Raises `BoardError` for a run that takes longer, or that crashes."""
+    numbers = [struct.pack("<i", size) for size in sizes]
+    given = b"".join(struct.pack("<Q", len(m)) + m for m in (*memories, *draws, *numbers))
     try:
         done = subprocess.run([program, str(number)], input=given, capture_output=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """Check what HLS would make of sources, without AMD's tools.
 
-python -m rsn.hw.versal.hlscheck [xnn|xnn2|FOLDER]... [--loops]
+python -m rsn.hw.versal.hlscheck [xnn|xnn2|FOLDER]... [--loops] [--size NAME=NUMBER]
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from .checker import check_folder, check_machine
 @click.command()
 @click.argument("what", nargs=-1)
 @click.option("--loops", is_flag=True, help="list all pipelined loops, with what was derived of them")
-def main(what: tuple[str, ...], loops: bool) -> None:
+@click.option("--size", "sizes", multiple=True, metavar="NAME=NUMBER", help="of folders: a size that each run gives")
+def main(what: tuple[str, ...], loops: bool, sizes: tuple[str, ...]) -> None:
     """Check machines, by the names of their overlays, or folders that `rsn hls` has written.
 
     [default of WHAT: all machines]
     """
-    wrong = 0
+    wrong, values = 0, dict[str, int]()
+    for text in sizes:
+        size, _, number = text.partition("=")
+        if not number.isdecimal():
+            raise click.UsageError(f"--size {text}: NAME=NUMBER is expected, such as rows=4")
+        values[size] = int(number)
     for name in what or tuple(MACHINES):
         try:
-            report = check_machine(name, sources()) if name in MACHINES else check_folder(Path(name))
+            report = check_machine(name, sources()) if name in MACHINES else check_folder(Path(name), values)
         except (RsnError, OSError) as e:
             raise click.ClickException(str(e)) from e
         for finding in report.findings:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ....base.errors import RsnError
 from ....isa.overlays.xnn.cycles import BURST_WORDS
 from ....isa.overlays.xnn.cycles import LOOPS as XNN_LOOPS
 from ....isa.overlays.xnn2.cycles import LOOPS as XNN2_LOOPS
@@ -128,15 +129,22 @@ def check_machine(machine: str, versal: Path) -> HlsReport:
     return _sorted(whole, dict.fromkeys([*found, *(f for f, _ in report.allowed)]), texts)
 
 
-def check_folder(folder: Path) -> HlsReport:
-    """Check a folder that `rsn hls` has written, except for its test bench. Raises as `check_kernel`, and `OSError` if
-    it has no hls.tcl.
+def check_folder(folder: Path, sizes: Mapping[str, int] | None = None) -> HlsReport:
+    """Check a folder that `rsn hls` has written, except for its test bench. sizes: values of those that each run gives,
+    by name: loops count as in a run with these. Raises as `check_kernel`, `RsnError` for a size that the sources do not
+    have, and `OSError` if it has no hls.tcl.
     """
     texts = {p.name: p.read_text(encoding="utf-8") for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cpp")}
     texts.pop("testbench.cpp", None)
     script = (folder / "hls.tcl").read_text(encoding="utf-8")
     top = re.search(r"^set_top (\w+)", script, re.MULTILINE)
-    return check_kernel(texts, ["top.cpp"], top[1] if top else "")
+    names = set(re.findall(r"RSN_SIZE\((\w+), \w+\);", texts.get("top.cpp", "")))
+    flags = ["-DRSN_SIZE(name,given)=RSN_SIZE_##name(given)"] if names else []
+    values = {name: f"({value})" for name, value in (sizes or {}).items()}
+    if unknown := sorted(values.keys() - names):
+        raise RsnError(f"{folder} has no size {unknown[0]}; it has {', '.join(sorted(names)) or 'none'}")
+    flags += [f"-DRSN_SIZE_{name}(given)={values.get(name, '(given)')}" for name in sorted(names)]
+    return check_kernel(texts, ["top.cpp"], top[1] if top else "", flags)
 
 
 def _sorted(report: HlsReport, found: Iterable[HlsFinding], texts: Mapping[str, str]) -> HlsReport:

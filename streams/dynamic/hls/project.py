@@ -52,7 +52,7 @@ def testbench(made: DynamicHls) -> str:
             checks.append(f'memory_{name}.differs("{name}.expected.bin")')
     lines.append(f"    {made.name}_top({', '.join(given)});")
     lines += [f"    const int different = {' + '.join(checks)};", "    return different != 0;"]
-    return testbench_text("step.h", f"void {made.name}_top({', '.join(parameters)});", lines)
+    return testbench_text("step.h", f"void {made.name}_top({', '.join(parameters)});", lines, takes_sizes=False)
 
 
 def connectivity(made: DynamicHls, device: StreamDevice) -> str:
