@@ -27,6 +27,7 @@ from .plans import KernelPlan, steps_of, types_of, units_of
 from .ports import ChannelPorts, load_parts, port_shares, widest_ports, widths
 from .program import LEAST_DEPTH
 from .resources import FABRIC_LUTS, READ_LUTS, area
+from .splitting import PART_OF
 
 FIRST_STEP, LAST_STEP = 2.0, 1.02
 """Largest ratio by which a step changes what a kernel holds: at first, and when the steps end. A step that saves no
@@ -50,15 +51,15 @@ STORES = 1 / 16
 
 @dataclass
 class _Holder:
-    """What holds an amount of a resource: a kernel, or the loads of an operator.
+    """What holds an amount of a resource: kernels that work side by side, or the loads of these.
 
-    operator, knob: the knob that states the amount. tasks: numbers of the instances that are faster with it. cost: of a
-    unit. most: units that can be used. whole: gives the units that are built of a number that it may have. speed: how
-    many times as fast the tasks are with a number of units as with one. part: of the units, those in LUTs. units: that
-    it holds.
+    operators, knob: the knob of each of them that states the amount. tasks: numbers of the instances that are faster
+    with it. cost: of a unit. most: units that can be used. whole: gives the units that are built of a number that it
+    may have. speed: how many times as fast the tasks are with a number of units as with one. part: of the units, those
+    in LUTs. units: that it holds.
     """
 
-    operator: str
+    operators: Sequence[str]
     knob: str
     tasks: Sequence[int]
     cost: float
@@ -121,7 +122,7 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
     bandwidth = device.bytes_a_cycle(device.gbs)
     single = made.changed(replace(knobs, unroll=1, lanes=1, port=1), ports=ChannelPorts(device, waits=False))
     kernels, loads = _kernels(single, knobs, device, part), _loads(single, knobs, device)
-    free = {holder.operator for holder in kernels}
+    free = {operator for holder in kernels for operator in holder.operators}
     nodes = made.dataflow.nodes
     given = sum(
         area(node, 0 if node.name in free else knobs.lanes_of(node.name, node.op), device, knobs.at(node.name).fabric)[
@@ -139,7 +140,7 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
     stored = max(1, min(knobs.port, int(bandwidth * STORES / max(1, len(single.written.stores)))))
     steps = _Steps(single, dict.fromkeys(single.written.stores, stored), prefetch)
     steps.run([multipliers, (loads, bandwidth * (1 - STORES))])
-    wanted = {holder.operator: holder.units for holder in loads}
+    wanted = {operator: holder.units for holder in loads for operator in holder.operators}
     of_task = single.written.loads
     moved = {
         task: moves.tensor
@@ -157,9 +158,10 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
     cycles, chosen, shares = next(way for way in found if way[0] <= enough)
     of = {operator: dict(given) for operator, given in knobs.of.items()}
     for holder, units in zip(kernels, chosen, strict=True):
-        of.setdefault(holder.operator, {})[holder.knob] = units
-        if holder.part:
-            of[holder.operator]["fabric"] = int(holder.part * units)
+        for operator in holder.operators:
+            of.setdefault(operator, {})[holder.knob] = units
+            if holder.part:
+                of[operator]["fabric"] = int(holder.part * units)
     return made.changed(replace(knobs, of=of), ports=ChannelPorts(device, shares)), cycles
 
 
@@ -182,8 +184,28 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) 
             speed = partial(_speed, x, plan, whole(1)) if steps_of(x, plan) else float
             most = whole(getattr(knobs, knob))
             cost = (many - few) / MANY or 1
-            found.append(_Holder(x.name, knob, [numbers[x.name]], cost, most, whole, speed, in_luts))
-    return found
+            found.append(_Holder([x.name], knob, [numbers[x.name]], cost, most, whole, speed, in_luts))
+    return _side_by_side(found, single)
+
+
+def _side_by_side(holders: Sequence[_Holder], made: Streamed) -> list[_Holder]:
+    """The holders, of which those of kernels that share the columns of a product are one: no time is saved before all
+    of these are faster."""
+    part_of = {x.name: x.attributes.get(PART_OF, x.name) for x in made.plans}
+    of: dict[tuple[str, bool], list[_Holder]] = {}
+    for holder in holders:
+        (operator,) = holder.operators
+        of.setdefault((part_of[operator], part_of[operator] == operator), []).append(holder)
+    return [
+        replace(
+            same[0],
+            operators=[operator for holder in same for operator in holder.operators],
+            tasks=[task for holder in same for task in holder.tasks],
+            cost=sum(holder.cost for holder in same),
+            most=min(holder.most for holder in same),
+        )
+        for same in of.values()
+    ]
 
 
 def _speed(x: StreamOperator, plan: KernelPlan, least: int, units: int) -> float:
@@ -208,8 +230,8 @@ def _loads(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder
     for x, tasks in of.items():
         limit = knobs.port * min(wider[single.written.moved[task].tensor] for task in tasks if parts[task] == 1)
         cost = sum(parts[task] for task in tasks)
-        found.append(_Holder(x, "port", [numbers[task] for task in tasks], cost, min(limit, most[x])))
-    return found
+        found.append(_Holder([x], "port", [numbers[task] for task in tasks], cost, min(limit, most[x])))
+    return _side_by_side(found, single)
 
 
 _Resource = tuple[list[_Holder], float]

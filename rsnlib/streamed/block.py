@@ -45,6 +45,7 @@ from .program import StreamProgramText, program
 from .reading import GraphReader, OperatorBlock
 from .rules import RULES
 from .showing import ShownTensor
+from .splitting import with_split_products
 
 REWRITES = (aliases, likes, joins, norms, constant_rotations)
 """Rewrites of the captured graph that kernels profit from: norms and rotary positions in one spelling."""
@@ -238,7 +239,7 @@ def _made(
     name: str,
     ports: ChannelPorts | None = None,
 ) -> Streamed:
-    graph = with_whole_tiles(block.graph, knobs.rows, knobs.columns)
+    graph = with_split_products(with_whole_tiles(block.graph, knobs.rows, knobs.columns), knobs)
     plans = planned(graph, knobs)
     title = f"{name}: {len(plans)} kernels, tiles of {knobs.rows} x {knobs.columns}."
     written = program(graph, plans, knobs, title, groups=groups, depths=depths, ports=ports)

@@ -115,6 +115,13 @@ def _quantised_linear(
     return nest([("i", n["rows"])], [*of_rows, *nest([("j", n["columns"])], [*body, *sent])])
 
 
+def join(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
+    """Body (`BODIES`) of the columns of several products side by side."""
+    loop = [("j", plan.loops["columns"])]
+    parts = [nest(loop, ends.put(get.get())) for get in ends.gets]
+    return nest([("i", plan.loops["rows"])], [statement for part in parts for statement in part])
+
+
 def quantise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of scales, zero points and integers of rows, as `base.quantised` defines them: gather a row of
     tiles, put its scales, then its integers tile by tile. Tiles are compared element by element, and rows only once.
@@ -412,6 +419,7 @@ def stored_rows(
 
 BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Statements]] = {
     "linear": linear,
+    "join": join,
     "pointwise": pointwise,
     "quantise": quantise,
     "softmax": along_rows,

@@ -12,7 +12,7 @@ from ...base.element_types import SCALARS
 from ...base.errors import ProgramError
 from ...streams.words import MOVED
 
-OF_OPERATORS = ("rows", "columns", "depth", "unroll", "fabric", "lanes", "port", "outward")
+OF_OPERATORS = ("rows", "columns", "depth", "unroll", "fabric", "lanes", "port", "outward", "kernels")
 """Knobs that an operator may have for itself."""
 
 SWITCHES = frozenset(("outward", "packed", "ping_pong"))
@@ -41,8 +41,9 @@ class Knobs:
     LUTs. lanes: elements of other operators in a cycle. port: bytes that a load or store moves in a cycle; of an
     operator, those of its loads. outward: 1 if the loop over the sum of a linear operator is outside the one over
     columns: it then works on each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of
-    the result is complete before the next. packed: 1 if tensors off the chip lie tile by tile, as they are moved, so
-    that a tile is read in full words of the port; 0 if they are row-major, so that each row of a tile begins a word.
+    the result is complete before the next. kernels: of a linear operator, which have equal shares of its columns, at
+    most. packed: 1 if tensors off the chip lie tile by tile, as they are moved, so that a tile is read in full words of
+    the port; 0 if they are row-major, so that each row of a tile begins a word.
     ping_pong: 1 if a converter has two buffers, of which one is filled while the other is read; 0 if it has one, which
     is filled and read in turn. of: knobs of single operators by the name of the operator, by the name of the knob.
     """
@@ -55,6 +56,7 @@ class Knobs:
     lanes: int = 16
     port: int = 64
     outward: int = 0
+    kernels: int = 1
     packed: int = 0
     ping_pong: int = 0
     of: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -136,6 +136,18 @@ def _quantised_linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     )
 
 
+def join(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
+    """Plan (`PLANS`) of the columns of several products side by side: for each row of tiles those of the first one,
+    then those of the others, as they are made."""
+    _, rows, columns = x.shape
+    width = x.operands[0].shape[2]
+    tm, tn = fit(unit, knobs.rows), fit(width, knobs.columns)
+    put = tiles(x, (tm, tn), [(rows // tm, tm), (columns // tn, tn)], row=0, column=1)
+    gets = (tiles(part, (tm, tn), [(rows // tm, tm), (width // tn, tn)], row=0, column=1) for part in x.operands)
+    loops = {"rows": rows // tm, "columns": width // tn}
+    return KernelPlan(tuple(gets), put, loops, {"tm": tm, "tn": tn}, 0, (tm, tn))
+
+
 def _in_place(
     x: StreamOperator, tile: tuple[int, int], parts: tuple[StreamOperator, ...]
 ) -> tuple[tuple[Order, ...], Order]:
@@ -321,6 +333,7 @@ def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
 
 PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
     "linear": linear,
+    "join": join,
     "pointwise": pointwise,
     "quantise": quantise,
     "softmax": along_rows,
@@ -416,7 +429,7 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
     if x.op in PRODUCTS:
         sums = SUMS if x.multiplies_integers else x.dtype
         return Datapath({"matmul": most}, float_add).multiply_adds(ElementType(sums, plan.computed))
-    if x.op in ("append", "replace"):  # they move tiles, and compute nothing
+    if x.op in ("append", "replace", "join"):  # they move tiles, and compute nothing
         return word(plan.computed, MOVED).elements
     by_rows = x.op in ("softmax", "layernorm", "rmsnorm", "quantise")
     return (row_word if by_rows else word)(plan.computed, min(most, MOVED)).elements

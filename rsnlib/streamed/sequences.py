@@ -16,7 +16,10 @@ from ...streams.orders.order import Order
 from .operators import OperatorGraph, StreamOperator
 
 ROW_BY_ROW = frozenset(
-    ("linear", "pointwise", "softmax", "layernorm", "rmsnorm", "rotary", "turn", "quantise", "row_scales", "integers")
+    (
+        *("linear", "join", "pointwise", "softmax", "layernorm", "rmsnorm", "rotary", "turn"),
+        *("quantise", "row_scales", "integers"),
+    )
 )
 """Operators that make each row of their result from the same row of their operands."""
 

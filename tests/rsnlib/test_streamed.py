@@ -18,11 +18,13 @@ from rsn.host.native_tasks import run_native
 from rsn.hw.sim.tasks import run_on_tensors
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed import Knobs, Streamed, streamed
+from rsn.rsnlib.streamed.generate import place
 from rsn.rsnlib.streamed.knobs import OF_OPERATORS, SWITCHES
 from rsn.streams.dataflow.best_fusion import fuse
 from rsn.streams.dataflow.graph import Timing
 from rsn.streams.dataflow.memory import fusion_space
 from rsn.streams.fifos.measure import alone
+from rsn.streams.placing.devices import U55C
 from rsn.streams.reader import read
 from rsn.streams.syntax.nodes import alike
 from rsn.streams.syntax.parser import parsed
@@ -100,6 +102,27 @@ def test_a_perceptron() -> None:
     assert str(first.get) == "4x8 [2,3,2]*[4,1,8] (d0,d2)"
     assert second.put == second.get
     assert str(third.get) == "4x8 [2,2,3]*[4,1,8] (d0,d2)"
+
+
+def test_a_product_as_several_kernels() -> None:
+    """They have the bits of one kernel, the same shares of its columns and units, and less time."""
+    module = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16)).eval()
+    x = torch.randn(8, 16)
+    whole = streamed(module, (x,), SMALL)
+    made = whole.changed(replace(SMALL, of={"linear_1": {"kernels": 4}, "linear_3": {"kernels": 2}}))
+    expected, one = whole.timed_run(x)
+    got, several = made.timed_run(x)
+    assert got.numpy().tobytes() == expected.numpy().tobytes()
+    assert several.latency_s < one.latency_s
+    shapes = {y.name: y.shape[2] for y in made.plans if y.op in ("linear", "join")}
+    assert shapes == {
+        **{f"linear_1_{k}": 6 for k in range(4)},
+        "linear_1": 24,
+        **{f"linear_3_{k}": 8 for k in range(2)},
+        "linear_3": 16,
+    }
+    placed = place(made, U55C)
+    assert len({placed.streamed.units[f"linear_1_{k}"] for k in range(4)}) == 1
 
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
