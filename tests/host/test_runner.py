@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
