@@ -46,14 +46,14 @@ def scores_of(
     mask: Node | None = None,
     causal: bool = False,
     transposed: bool = False,
-    of_integers: Mapping[str, Any] | None = None,
+    of_integers: IntegerScales | None = None,
 ) -> ShownTensor:
     """Return queries @ keys^T * scale + mask for each head.
 
     reader, node: as for a `reading.Rule`. queries: (..., heads, rows, columns). keys: (..., heads, keys, columns), with
     as many heads or fewer; without `transposed` already (..., columns, keys). mask: broadcasts to (..., heads, rows,
-    keys); None for none. causal: row i sees keys up to i. of_integers: `factor` of the sums of a product of integers,
-    and the zero points `zero` and `other_zero` of both operands; None for float32. Raises `OperatorRefused` for heads
+    keys); None for none. causal: row i sees keys up to i. of_integers: of a product of integers, scales and zero points
+    of both operands (`IntegerScales`); None for float32. Raises `OperatorRefused` for heads
     that do not fit or do not stand side by side, for different batches, for a mask that hides all keys of a row, and
     for both a mask and causal.
     """
@@ -66,14 +66,26 @@ def scores_of(
     _check_batch(queries, keys, "queries", "keys")
     batch = shape_of(queries)[:-3]
     seen = _seen(reader, mask, causal, batch, heads, q.rows, k.rows)
-    operands = [reader.whole(q.part), reader.whole(k.part), *([] if seen.tensor is None else [seen.tensor])]
+    operands = {"queries": reader.whole(q.part), "keys": reader.whole(k.part)}
+    if seen.tensor is not None:
+        operands["mask"] = seen.tensor
     attributes: dict[str, Any] = {"heads": heads, "key_heads": k.count, "columns": q.columns, "scale": scale}
     attributes |= {"sequences": q.sequences, "key_sequences": k.sequences, "mask": (prod(batch), *seen.apart)}
-    attributes |= {**seen.band, **(of_integers or {})}
+    attributes |= seen.band
+    for name, given in (of_integers or {}).items():
+        if isinstance(given, Node):
+            read = _read(reader, given, swapped=name.startswith("other"))
+            like = k if name.startswith("other") else q
+            if (read.count, read.repeats, read.rows) != (like.count, like.repeats, like.rows):
+                raise OperatorRefused(f"{given.name} is no scale, or zero point, of each row of a head")
+            operands[name] = reader.whole(read.part)
+        else:
+            attributes[name] = given
+    attributes["operand_names"] = tuple(operands)
     shape = heads, q.rows, k.rows
     if len(shape_of(queries)) == 2 and heads > 1:
         raise OperatorRefused("heads of a tensor without a dimension for them")
-    made = reader.operator(node, "scores", operands, shape, **attributes)
+    made = reader.operator(node, "scores", tuple(operands.values()), shape, **attributes)
     return ShownTensor(made, View.dense((*shape_of(queries)[:-1], k.rows)))
 
 
@@ -82,7 +94,7 @@ def attend(
     node: Node,
     weights: Node | ShownTensor,
     values: Node,
-    of_integers: Mapping[str, Any] | None = None,
+    of_integers: IntegerScales | None = None,
 ) -> ShownTensor | None:
     """Return weights @ values for each head; None if `weights` are no matrix for each head, or `values` are no heads.
 
@@ -108,13 +120,44 @@ def attend(
     sequences = _sequences_of(weights, heads)
     each = heads // sequences
     attributes: dict[str, Any] = {"heads": heads, "key_heads": v.count, "columns": v.columns}
-    attributes |= {"sequences": sequences, "key_sequences": v.sequences, **(of_integers or {})}
+    attributes |= {"sequences": sequences, "key_sequences": v.sequences}
+    operands = {"weights": weights.operator, "values": reader.whole(v.part)}
+    for name, given in (of_integers or {}).items():
+        if isinstance(given, Node):
+            operand = reader.shown(given).operator
+            if name.startswith("other") or operand.shape != (heads, rows, 1):
+                raise OperatorRefused(f"{given.name} is no scale, or zero point, of each row of weights")
+            operands[name] = operand
+        else:
+            attributes[name] = given
+    attributes["operand_names"] = tuple(operands)
     shape = 1, sequences * rows, each * v.columns
-    made = reader.operator(node, "attend", (weights.operator, reader.whole(v.part)), shape, **attributes)
+    made = reader.operator(node, "attend", tuple(operands.values()), shape, **attributes)
     in_front = [(sequences, rows * each * v.columns), (each, v.columns)]
     view = View((merge(in_front), merge([(rows, each * v.columns)]), merge([(v.columns, 1)])))
     shown = view.regroup((*weights.shape[:-1], v.columns))
     return None if shown is None else ShownTensor(made, shown)
+
+
+def scaled_columns(reader: GraphReader, node: Node, weights: Node, scale: Node) -> ShownTensor | None:
+    """Return weights whose columns are multiplied by the scales of the rows of values; None for other operands.
+
+    weights: (..., heads, rows, keys). scale: (..., heads, 1, keys), that a kernel computes, with as many heads or
+    fewer.
+    """
+    value, given = reader.of.get(scale), reader.of.get(weights)
+    if not isinstance(value, ShownTensor) or not isinstance(given, ShownTensor) or value.operator.op not in OF_ROWS:
+        return None
+    heads, rows, keys = given.operator.shape
+    is_row = len(shape_of(scale)) > 2 and shape_of(scale)[-2] == 1 and shape_of(scale)[-1] == keys
+    if not is_row or shape_of(node) != shape_of(weights) or given.view != View.dense(given.shape):
+        return None
+    read = _read(reader, scale, swapped=True)
+    if heads % read.count or read.count * read.repeats not in (heads, read.count) or given.shape[-2:] != (rows, keys):
+        return None
+    attributes = {"key_heads": read.count, "key_sequences": read.sequences, "rows": (rows, keys)}
+    operands = given.operator, reader.whole(read.part)
+    return ShownTensor(reader.operator(node, "scale_columns", operands, given.operator.shape, **attributes), given.view)
 
 
 def _sequences_of(weights: ShownTensor, heads: int) -> int:
@@ -158,6 +201,13 @@ def _read(reader: GraphReader, node: Node, *, swapped: bool = False) -> HeadRead
             f"other"
         )
     return read
+
+
+IntegerScales = Mapping[str, float | Node]
+"""Of a product of integers: `left_scale` and `left_zero` of the left operand, `other_scale` and `other_zero` of the
+right one; a zero point that is missing is 0. Each is a number, or a tensor with one for each row of a head."""
+OF_ROWS = ("row_scales",)
+"""Operators whose results are a number for each row of a head."""
 
 
 @dataclass(frozen=True)

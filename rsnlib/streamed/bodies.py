@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import numpy as np
+
 from ...base.element_types import SCALARS
 from ...streams.orders.order import Order
 from ...streams.orders.text import loops_of, span
@@ -24,9 +26,6 @@ ABOVE, BELOW, HIGHEST, LOWEST = map(named, ("above", "below", "highest", "lowest
 FACTOR, OFFSET, GROUP_SUMS = map(named, ("factor", "offset", "sums"))
 SCALE, WEIGHT_OFFSET, WEIGHT_SCALE = map(named, ("scales", "weight_offset", "weight_scales"))
 ROW, ROWS, TILE, TOTAL, TURNED = map(named, ("row", "rows", "tile", "total", "turned"))
-
-ZEROS = "zero", "other_zero"
-"""Attributes with the zero points of the operands of a product of two activations."""
 
 Statements = list[StatementNode]
 """Statements of a task."""
@@ -128,12 +127,12 @@ def quantise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements
     The least number of a row is the largest one with the sign changed."""
     s, n, a = plan.sizes, plan.loops, x.attributes
     low, high = a["low"], a["high"]
-    loop = [("j", n["columns"])]
-    part = ROW[:, span("j", s["tn"], x.shape[2])] if n["columns"] > 1 else ROW
+    loop, columns = [("j", n["columns"])], a["columns"]
+    part = ROW[:, span("j", s["tn"], columns)] if n["columns"] > 1 else ROW
     most = {ABOVE: call("maximum", part, -part)} if a["is_symmetric"] else {ABOVE: part, BELOW: -part}
     body = [
         assign(name, call("zeros", "f32", s["tm"], size))
-        for name, size in ((ROW, x.shape[2]), *((end, s["tn"]) for end in most))
+        for name, size in ((ROW, columns), *((end, s["tn"]) for end in most))
     ]
     body += nest(
         loop,
@@ -163,7 +162,14 @@ def quantise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements
             integers += put_on(streams, call("i8", bounded))
     if integers:
         body += [assign(FACTOR, call("full", "f32", 1.0, s["tm"], 1) / SCALE), *nest(loop, integers)]
-    return nest([("i", n["rows"])], body)
+    return nest([("h", n["heads"]), ("i", n["rows"]), ("g", n["parts"])], body)
+
+
+def scale_columns(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
+    """Body (`BODIES`) of columns of weights multiplied by the scales of values."""
+    n, (weights, scales) = plan.loops, ends.gets
+    body = ends.put(weights.get() * call("transpose", scales.get()))
+    return nest([("h", n["heads"]), ("i", n["rows"]), ("j", n["columns"])], body)
 
 
 def _summed(x: StreamOperator, a: Term, b: Term, shape: tuple[int, int], parts: int) -> Statements:
@@ -292,23 +298,22 @@ def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of scores: the product of queries and keys, scaled; what the mask hides is minus infinity."""
     s, n, a = plan.sizes, plan.loops, x.attributes
-    queries, keys = (
-        _without_zero(x, *of) for of in zip((stream.get() for stream in ends.gets[:2]), ZEROS, strict=True)
-    )
+    get = {name: stream.get() for name, stream in zip(a["operand_names"], ends.gets, strict=True)}
+    of_rows, queries, keys, factor = _of_integers(x, get, "queries", "keys")
     value = QUERIES @ call("transpose", keys)
-    if x.multiplies_integers:
-        value = call(x.dtype, call(SUMS, value)) * a["factor"]
+    if factor is not None:
+        value = call(x.dtype, call(SUMS, value)) * factor
     if a["scale"] != 1:
         value = call("scale", value, a["scale"])
-    if len(ends.gets) > 2:
-        value = value + ends.gets[2].get()
+    if "mask" in get:
+        value = value + get["mask"]
     if "first" in a or "last" in a:
         shift = named("i") * s["tm"] - named("j") * s["tn"]
         first = _shifted(shift, a["first"]) if "first" in a else -s["tm"]
         last = _shifted(shift, a["last"]) if "last" in a else s["tn"]
         value = call("banded", value, first, last)
     inner = nest([("j", n["columns"])], ends.put(value))
-    return nest([("h", n["heads"]), ("i", n["rows"])], [assign(QUERIES, queries), *inner])
+    return nest([("h", n["heads"]), ("i", n["rows"])], [*of_rows, assign(QUERIES, queries), *inner])
 
 
 def _shifted(value: Term, number: int) -> Term:
@@ -319,21 +324,44 @@ def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of weights times values: their product, summed tile by tile; of integers with exact sums, which
     are multiplied by their factor."""
     s, n = plan.sizes, plan.loops
-    weights, values = ends.gets
+    get = {name: stream.get() for name, stream in zip(x.attributes["operand_names"], ends.gets, strict=True)}
     shape, outer = (s["tm"], s["width"]), [("h", n["heads"]), ("i", n["rows"])]
+    of_rows, weights, values, factor = _of_integers(x, get, "weights", "values")
+    if factor is None:
+        return nest(outer, [*_summed(x, ends.gets[0], ends.gets[1], shape, n["parts"]), *ends.put(TOTAL)])
+    summed, sums = _integer_sums(call(SUMS, weights) @ call(SUMS, values), shape, n["parts"])
+    return nest(outer, [*of_rows, *summed, *ends.put(call(x.dtype, sums) * factor)])
+
+
+def _of_integers(
+    x: StreamOperator, get: Mapping[str, Term], left: str, right: str
+) -> tuple[Statements, Term, Term, Operand]:
+    """Of a product of two activations: statements that get the scales and zero points of rows, the tiles of both
+    operands, from which zero points are subtracted, and the factor of the sums. Of float32: no statements, the tiles,
+    and None. get: the next token of each operand, by its name. left, right: names of both."""
+    given = x.attributes
+    a, b = get[left], get[right]
     if not x.multiplies_integers:
-        return nest(outer, [*_summed(x, weights, values, shape, n["parts"]), *ends.put(TOTAL)])
-    a, b = (call(SUMS, _without_zero(x, stream.get(), zero)) for stream, zero in zip(ends.gets, ZEROS, strict=True))
-    summed, sums = _integer_sums(a @ b, shape, n["parts"])
-    return nest(outer, [*summed, *ends.put(call(x.dtype, sums) * x.attributes["factor"])])
+        return [], a, b, None
+    of_rows = [assign(name, get[kind]) for name, kind in ((SCALE, "left_scale"), (OFFSET, "left_zero")) if kind in get]
+    zero: Operand = OFFSET if "left_zero" in get else given.get("left_zero")
+    other_zero: Operand = get.get("other_zero", given.get("other_zero"))
+    if zero or other_zero:
+        a, b = _without(a, zero), _without(b, other_zero)
+    other = call("transpose", get["other_scale"]) if "other_scale" in get else None
+    if "left_scale" not in get:
+        scale = np.float32(given["left_scale"])
+        return of_rows, a, b, float(scale * np.float32(given["other_scale"])) if other is None else other * float(scale)
+    if other is None and given["other_scale"] == 1:
+        return of_rows, a, b, SCALE
+    return of_rows, a, b, SCALE * (given["other_scale"] if other is None else other)
 
 
-def _without_zero(x: StreamOperator, tile: Term, zero: str) -> Term:
-    """A tile of an operand of a product of two activations. Zero points of integers are subtracted: both operands have
-    one type, which holds the differences if there are any. zero: name of the attribute with the zero point."""
-    if not any(x.attributes.get(name) for name in ZEROS):
-        return tile
-    return call("i16", tile - x.attributes[zero] if x.attributes.get(zero) else tile)
+def _without(tile: Term, zero: Operand) -> Term:
+    """A tile of i8 from which a zero point is subtracted, in the type of both operands, which holds the differences."""
+    if isinstance(zero, Term):
+        return call("i16", call("i16", tile) - call("i16", zero))
+    return call("i16", tile - zero if zero else tile)
 
 
 def _integer_sums(product: Term, shape: tuple[int, int], parts: int) -> tuple[Statements, Term]:
@@ -422,6 +450,7 @@ BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Statement
     "join": join,
     "pointwise": pointwise,
     "quantise": quantise,
+    "scale_columns": scale_columns,
     "softmax": along_rows,
     "layernorm": along_rows,
     "rmsnorm": along_rows,

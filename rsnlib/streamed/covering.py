@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .operators import Array, OperatorGraph, StreamOperator, consumers
-from .sequences import ROW_BY_ROW, row_units
+from .sequences import OF_KEYS, ROW_BY_ROW, row_units
 
 Existing = tuple[int, int, int, int]
 """What exists of a result: matrices, sequences of each, rows of a sequence, columns."""
@@ -97,7 +97,8 @@ class _Covering:
         of_keys = [self.keys[operand] for operand in operands if self.keys.get(operand)]
         own, by_keys = 0, tuple[StreamOperator, ...]()
         if x.op == "scores":
-            own, by_keys = x.shape[2], operands[2:]
+            mask = x.operand("mask")
+            own, by_keys = x.shape[2], () if mask is None else (mask,)
             seen = self._rows(own) if self._band_hides(x) else own
             rows = self._rows(x.shape[1])
             if rows > x.shape[1] and rows + x.attributes.get("first", -rows) > seen:
@@ -152,8 +153,10 @@ def _rows_of_operands(x: StreamOperator, unit: int) -> Iterator[tuple[StreamOper
     elif x.op in ROW_BY_ROW:
         yield from ((operand, unit) for operand in x.operands)
     elif x.op == "attend":
-        yield from zip((x.operands[0], x.operands[1]), x.operands[0].shape[1:], strict=True)
+        rows, keys = x.operands[0].shape[1:]
+        yield from ((operand, keys if k == 1 else rows) for k, operand in enumerate(x.operands))
     elif x.op == "scores":
-        yield from ((operand, x.shape[2 if k == 1 else 1]) for k, operand in enumerate(x.operands))
+        named = zip(x.attributes["operand_names"], x.operands, strict=True)
+        yield from ((operand, x.shape[2 if name in OF_KEYS else 1]) for name, operand in named)
     else:
         yield from zip(x.operands, x.attributes["rows"], strict=True)

@@ -79,7 +79,7 @@ class StreamOperator:
         return self.operands[0] if self.op in BESIDE else self
 
     def operand(self, name: str) -> StreamOperator | None:
-        """The operand with a name, of a linear operator: "x", "weight", "weight_scale" and "weight_zero" of quantised
+        """The operand with a name, of a product: "x", "weight", "weight_scale" and "weight_zero" of quantised
         weights, "scale" and "zero" of quantised rows; None if it has none of this name."""
         return dict(zip(self.attributes["operand_names"], self.operands, strict=True)).get(name)
 
@@ -87,10 +87,10 @@ class StreamOperator:
     def multiplies_integers(self) -> bool:
         """Whether it is a product of integers: its sums are integers, which scales make float32. Of a linear operator
         "scale" and "weight_scale" are among the operands, or the attribute `scale` is a number; of "scores" and
-        "attend" the attribute `factor` is what the sums are multiplied by."""
+        "attend" there are scales of both operands, as operands or as attributes."""
         if self.op == "linear":
             return self.operand("weight_scale") is not None and self.operands[0].dtype == "i8"
-        return "factor" in self.attributes
+        return self.op in ("scores", "attend") and self.operands[0].dtype == "i8"
 
     @property
     def positions(self) -> Positions | None:

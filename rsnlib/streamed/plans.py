@@ -184,24 +184,33 @@ def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 def quantise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Plan (`PLANS`) of scales, zero points and integers of rows: the kernel keeps a row of tiles until the scale of
-    each row is known."""
-    _, rows, columns = x.shape
-    tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
+    each row is known. Of rows of heads that lie side by side the columns of a head are one tile."""
+    heads, rows, width = x.shape
+    columns: int = x.attributes["columns"]
+    tm, tn = fit(unit, knobs.rows), columns if columns < width else fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
-    loops = {"rows": rows // tm, "columns": columns // tn}
-    ends = 1 if x.attributes["is_symmetric"] else 2
-    return KernelPlan(
-        gets, put, loops, {"tm": tm, "tn": tn}, whole_bytes(tm * (columns + ends * tn), x.dtype), (tm, tn)
-    )
+    loops = {"heads": heads, "rows": rows // tm, "parts": width // columns, "columns": columns // tn}
+    kept = columns + tn * (1 if x.attributes["is_symmetric"] else 2)
+    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, whole_bytes(tm * kept, x.dtype), (tm, tn))
 
 
-def _beside(x: StreamOperator, plan: KernelPlan, beside: Sequence[StreamOperator]) -> dict[StreamOperator, Order]:
+def _beside(plan: KernelPlan, beside: Sequence[StreamOperator]) -> dict[StreamOperator, Order]:
     """The orders of what a kernel that quantises rows makes."""
-    tm = plan.sizes["tm"]
-    of_rows = [(x.shape[1] // tm, tm)]
-    return {
-        y: replace(plan.put, dtype=y.dtype) if y.op == "integers" else tiles(y, (tm, 1), of_rows, row=0) for y in beside
-    }
+    tile = plan.sizes.get("tm", 1), 1
+    return {y: replace(plan.put if y.op == "integers" else _in_place(y, tile, ())[1], dtype=y.dtype) for y in beside}
+
+
+def scale_columns(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
+    """Plan (`PLANS`) of columns of weights multiplied by the scales of values: tile by tile, with the scales of as many
+    values as a tile has columns."""
+    heads, rows, keys = x.shape
+    tm, tn = fit(unit, knobs.rows), fit(keys, knobs.columns)
+    (of_weights,), put = _in_place(x, (tm, tn), x.operands[:1])
+    key_heads = x.attributes["key_heads"]
+    inner = [(heads // key_heads, 1), (rows // tm, 1), (keys // tn, tn)]
+    of_scales = _of_heads(x.operands[1], key_heads, x.attributes["key_sequences"], (tn, 1), inner)
+    loops = {"heads": heads, "rows": rows // tm, "columns": keys // tn}
+    return KernelPlan((of_weights, of_scales), put, loops, {"tm": tm, "tn": tn}, 0, (tm, tn))
 
 
 def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -238,12 +247,19 @@ def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
     tm, tn = fit(rows, knobs.rows), fit(columns, knobs.columns)
     m, n, group = rows // tm, columns // tn, heads // key_heads
-    gets = [
-        _of_heads(x.operands[0], heads, x.attributes["sequences"], (tm, width), [(m, tm)]),
-        _of_heads(x.operands[1], key_heads, x.attributes["key_sequences"], (tn, width), [(group, 1), (m, 1), (n, tn)]),
-    ]
-    for mask in x.operands[2:]:
-        gets.append(_of_mask(mask, heads, x.attributes["mask"], (tm, tn), [(m, tm), (n, tn)]))
+    of_rows, of_keys = [(m, tm)], [(group, 1), (m, 1), (n, tn)]
+
+    def get(name: str, operand: StreamOperator) -> Order:
+        match name:
+            case "mask":
+                return _of_mask(operand, heads, x.attributes["mask"], (tm, tn), [(m, tm), (n, tn)])
+            case "keys" | "other_scale" | "other_zero":
+                tile = tn, width if name == "keys" else 1
+                return _of_heads(operand, key_heads, x.attributes["key_sequences"], tile, of_keys)
+        tile = tm, width if name == "queries" else 1
+        return _of_heads(operand, heads, x.attributes["sequences"], tile, of_rows)
+
+    gets = [get(*named) for named in zip(x.attributes["operand_names"], x.operands, strict=True)]
     _, put = _in_place(x, (tm, tn), ())
     named = {"heads": heads, "rows": m, "columns": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
@@ -272,13 +288,14 @@ def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     tm, tn = fit(rows, knobs.rows), fit(keys, knobs.columns)
     m, n, group = rows // tm, keys // tn, heads // key_heads
     (of_weights,), _ = _in_place(weights, (tm, tn), (weights,))
+    of_rows = [_in_place(operand, (tm, 1), (operand,))[0][0] for operand in x.operands[2:]]
     inner = [(group, 1), (m, 1), (n, tn)]
     of_values = _of_heads(x.operands[1], key_heads, x.attributes["key_sequences"], (tn, width), inner)
     put = _of_heads(x, heads, x.attributes["sequences"], (tm, width), [(m, tm)])
     named = {"heads": heads, "rows": m, "parts": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
     sums = whole_bytes(tm * width, SUMS if x.multiplies_integers else x.dtype)
-    return KernelPlan((of_weights, of_values), put, named, sizes, sums, (tm, width))
+    return KernelPlan((of_weights, of_values, *of_rows), put, named, sizes, sums, (tm, width))
 
 
 def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -336,6 +353,7 @@ PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
     "join": join,
     "pointwise": pointwise,
     "quantise": quantise,
+    "scale_columns": scale_columns,
     "softmax": along_rows,
     "layernorm": along_rows,
     "rmsnorm": along_rows,
@@ -362,7 +380,7 @@ def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPl
     knobs.check_names([x.name for x in graph.kernels])
     units = row_units(graph)
     plans = {x: PLANS[x.op](x, knobs.at(x.name), units.get(x, x.shape[1])) for x in graph.kernels}
-    plans = {x: replace(plan, beside=_beside(x, plan, graph.beside(x))) for x, plan in plans.items()}
+    plans = {x: replace(plan, beside=_beside(plan, graph.beside(x))) for x, plan in plans.items()}
     ends = {y: [(x.name, put)] for x, plan in plans.items() for y, put in puts_of(x, plan).items()}
     for x, plan in plans.items():
         for operand, get in zip(x.operands, plan.gets, strict=True):
@@ -415,9 +433,9 @@ def types_of(x: StreamOperator) -> tuple[str, str]:
     from which zero points are subtracted. A weight that the kernel dequantises has the type that it comes in."""
     left, right = x.operands[0].dtype, x.operands[1].dtype
     if x.multiplies_integers:
-        zeros = ["zero", "weight_zero" if x.op == "linear" else "other_zero"]
+        zeros = ["zero", "weight_zero"] if x.op == "linear" else ["left_zero", "other_zero"]
         left, right = (
-            "i16" if x.attributes.get(zero) or (x.op == "linear" and x.operand(zero)) else dtype
+            "i16" if x.attributes.get(zero) or x.operand(zero) else dtype
             for zero, dtype in zip(zeros, (left, right), strict=True)
         )
     return left, right

@@ -85,7 +85,7 @@ def product(
         if rows["zero"] is not None:
             attributes["zero"] = int(reader.constants.value(rows["zero"]))
     elif rows is not None:
-        operands |= rows_scaled_by(reader, rows)
+        operands |= {name: reader.matrix(rows[name]) for name in rows_scaled_by(reader, rows)}
     if operand.shape[0] > 1:
         raise OperatorRefused("its operand has a matrix for each head; join them first")
     attributes["operand_names"] = tuple(operands)
@@ -109,5 +109,5 @@ def rows_scaled_by(reader: GraphReader, a: Mapping[str, Any]) -> dict[str, Strea
         value = reader.of[a[name]]
         if not isinstance(value, ShownTensor) or value.operator.op != "row_scales":
             raise OperatorRefused(f"its {name} is neither one constant nor one number for each row")
-        found[name] = reader.matrix(a[name])
+        found[name] = value.operator
     return found

@@ -51,6 +51,7 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
     "turn": (0, 1, 0),
     "quantise": (2, 1, 1),  # a comparison, which is an addition; product and rounding; a reciprocal
     "join": (0, 0, 0),
+    "scale_columns": (0, 1, 0),
     "append": (0, 0, 0),
     "replace": (0, 0, 0),
 }

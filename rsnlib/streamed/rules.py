@@ -19,7 +19,7 @@ from ..rotate import ROTATE
 from ..rules import SAME, VIEWS, seen
 from ..view import View, merge
 from . import pointwise as p
-from .attention import attend, flat_matrices, joined_rows, replaced_rows, scores_of
+from .attention import attend, flat_matrices, joined_rows, replaced_rows, scaled_columns, scores_of
 from .operators import Array, StreamOperator
 from .products import ConstantWeight, is_number, product, rows_scaled_by
 from .reading import GraphReader, Host, Missing, OperatorRefused, Rule, Value
@@ -168,6 +168,11 @@ def binary(name: str) -> Rule:
         if a.get("rounding_mode") is not None:
             raise OperatorRefused("it rounds its quotients")
 
+        if name == "*" and isinstance(x, Node) and isinstance(y, Node):
+            scaled = scaled_columns(reader, node, x, y) or scaled_columns(reader, node, y, x)
+            if scaled is not None:
+                return scaled
+
         def make(e: list[p.Expression]) -> p.Expression:
             return p.call(name, e[0], e[1] if alpha == 1 else p.call("*", e[1], float(alpha)))
 
@@ -299,10 +304,9 @@ def part_of_result(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value 
 def _of_rows(reader: GraphReader, node: Node, source: Node, kind: str) -> ShownTensor:
     """The scales or the zero points (kind) of the rows of a tensor. source: computes both. node: is what is wanted."""
     a = arguments(source)
-    operand = reader.matrix(a["x"])
-    if operand.shape[0] > 1:
-        raise OperatorRefused("its operand has a matrix for each head; join them first")
-    of = {key: a[key] for key in ("low", "high", "is_symmetric", "least")}
+    part = _rows_of(reader, a["x"])
+    operand, columns = reader.whole(part), shape_of(a["x"])[-1]
+    of = {"columns": columns, **{key: a[key] for key in ("low", "high", "is_symmetric", "least")}}
     low, high = SCALARS["i8"].limits
     zero = "i8" if low <= a["low"] and a["high"] <= high else "i32"
     kernel = reader.once(
@@ -312,10 +316,25 @@ def _of_rows(reader: GraphReader, node: Node, source: Node, kind: str) -> ShownT
 
     def make() -> StreamOperator:
         name, dtype = reader.name(node, f"row_{kind}s"), zero if kind == "zero" else "f32"
-        shape = 1, operand.shape[1], 1
+        shape = *operand.shape[:2], operand.shape[2] // columns
         return StreamOperator(name, "row_scales", (kernel,), shape, {"kind": kind}, site=site(source), dtype=dtype)
 
-    return ShownTensor(reader.once(("row_scales", kernel, kind), make), View.dense((*shape_of(a["x"])[:-1], 1)))
+    return ShownTensor(reader.once(("row_scales", kernel, kind), make), _numbers_of_rows(part, columns))
+
+
+def _numbers_of_rows(part: ColumnSlice, columns: int) -> View:
+    """The view of a number for each row, (..., 1): the first element of the row, counted in rows. columns: of a row."""
+    dims = (merge([(size, stride // columns) for size, stride in dim]) for dim in part.view.dims[:-1])
+    return View((*dims, ()), part.view.offset // columns)
+
+
+def _rows_of(reader: GraphReader, x: Node) -> ColumnSlice:
+    """The part that a tensor shows, whose rows are those of a matrix or of its heads. Raises `OperatorRefused` for
+    others."""
+    part, columns = reader.part(x), shape_of(x)[-1]
+    if part.view.dims[-1] != merge([(columns, 1)]) or part.width % columns:
+        raise OperatorRefused(f"{x.name} has no rows that are stored as rows")
+    return part
 
 
 def quantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
@@ -336,9 +355,12 @@ def quantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None
             return p.call("i8", p.call("minimum", p.call("maximum", nearest, low), high))
 
         return elementwise(reader, node, [a["x"]], make, "i8")
-    operand, of_rows = reader.matrix(a["x"]), rows_scaled_by(reader, a)
-    kernel = of_rows["scale"].kernel
-    if kernel.operands != (operand,) or any(x.kernel is not kernel for x in of_rows.values()):
+    part, of_rows = _rows_of(reader, a["x"]), rows_scaled_by(reader, a)
+    operand = reader.whole(part)
+    kernel, columns = of_rows["scale"].kernel, shape_of(node)[-1]
+    views = {reader.shown(a[name]).view for name in of_rows}
+    is_same = kernel.operands == (operand,) and views == {_numbers_of_rows(part, columns)}
+    if not is_same or any(x.kernel is not kernel for x in of_rows.values()):
         raise OperatorRefused("its scales, or zero points, are those of other rows")
     operands = {"x": kernel, **of_rows}
     named = {"operand_names": tuple(operands), "low": low, "high": high}
@@ -347,9 +369,7 @@ def quantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None
         made = reader.operator(node, "integers", tuple(operands.values()), operand.shape, **named)
         return replace(made, dtype="i8")
 
-    return ShownTensor(
-        reader.once(("integers", *operands.values(), *named.values()), make_integers), View.dense(shape_of(node))
-    )
+    return ShownTensor(reader.once(("integers", *operands.values(), *named.values()), make_integers), part.view)
 
 
 def dequantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
@@ -381,23 +401,27 @@ def integer_linear(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value 
 
 
 def integer_matmul(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Rule (`reading.Rule`) of a product of two quantised activations, with one constant scale each: scores, or weights
-    times values. Raises `OperatorRefused` for other scales and zero points, for integers that the host computes, and
-    for operands that `scores_of` and `attend` refuse."""
+    """Rule (`reading.Rule`) of a product of two quantised activations: scores, or weights times values. Raises
+    `OperatorRefused` for integers, scales and zero points that the host computes, and for operands that `scores_of` and
+    `attend` refuse."""
     x, y = a["x"], a["other"]
     hosted = [isinstance(reader.of[z], Host) for z in (x, y)]
     if all(hosted):
         return None
     if any(hosted):
         raise OperatorRefused("one of its operands is no quantised activation that a kernel computes")
-    numbers = {name: a[name] for name in ("scale", "other_scale", "zero", "other_zero") if a[name] is not None}
-    if not all(is_number(reader, number) for number in numbers.values()):
-        raise OperatorRefused("its scales, or zero points, are not constant")
-    scale, other_scale = (reader.constants.value(a[name]).to(torch.float32) for name in ("scale", "other_scale"))
-    of_integers: dict[str, float] = {"factor": float(scale * other_scale)}
-    for name in ("zero", "other_zero"):
-        if name in numbers:
-            of_integers[name] = int(reader.constants.value(numbers[name]))
+    of_integers: dict[str, float | Node] = {}
+    for name in ("scale", "other_scale", "zero", "other_zero"):
+        if a[name] is None:
+            continue
+        named = name if name.startswith("other") else f"left_{name}"
+        if is_number(reader, a[name]):
+            value = reader.constants.value(a[name])
+            of_integers[named] = float(value.to(torch.float32)) if name.endswith("scale") else int(value)
+        elif isinstance(reader.of[a[name]], ShownTensor):
+            of_integers[named] = a[name]
+        else:
+            raise OperatorRefused(f"its {name.replace('_', ' ')} is neither one constant nor one number for each row")
     return attend(reader, node, x, y, of_integers) or scores_of(reader, node, x, y, of_integers=of_integers)
 
 

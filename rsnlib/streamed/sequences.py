@@ -23,6 +23,9 @@ ROW_BY_ROW = frozenset(
 )
 """Operators that make each row of their result from the same row of their operands."""
 
+OF_KEYS = frozenset(("keys", "other_scale", "other_zero"))
+"""Operands of scores that have a row for each key."""
+
 
 def row_units(graph: OperatorGraph) -> dict[StreamOperator, int]:
     """Return a number of rows for each kernel with one matrix as its result. A tile of its rows must divide that
@@ -54,7 +57,10 @@ def _sequence_rows(x: StreamOperator) -> Iterator[tuple[StreamOperator, int]]:
     """Operators whose rows a kernel goes through sequence by sequence, and the rows of a sequence."""
     match x.op:
         case "scores":
-            yield x.operands[0], x.shape[1]
+            for name, operand in zip(x.attributes["operand_names"], x.operands, strict=True):
+                if name != "mask":
+                    yield operand, x.shape[2] if name in OF_KEYS else x.shape[1]
+        case "scale_columns":
             yield x.operands[1], x.shape[2]
         case "attend":
             yield x, x.operands[0].shape[1]

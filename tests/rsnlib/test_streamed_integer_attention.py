@@ -14,6 +14,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
+import rsn  # noqa: E402
 from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.rsnlib.streamed import Knobs, streamed  # noqa: E402
 from rsn.rsnlib.streamed.figures import lines  # noqa: E402
@@ -121,6 +122,61 @@ def test_a_calibrated_attention_as_a_machine() -> None:
     with torch.no_grad():
         wanted = model(*drawn)
     assert (made.streamed.run(*drawn) - wanted).abs().max() < 2e-2 * wanted.abs().max()
+
+
+class DynamicAttention(nn.Module):
+    """Attention whose rows are quantised at each call, in groups of queries."""
+
+    def __init__(self, is_causal: bool) -> None:
+        super().__init__()
+        self.is_causal = is_causal
+
+    def forward(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        parts = (x.unflatten(-1, (-1, COLUMNS)).transpose(1, 2) for x in (torch.relu(queries), keys, values))
+        return rsn.quantised_attention(self, *parts, None)[0].flatten(2)
+
+
+@given(
+    batch=st.integers(1, 2),
+    heads=st.integers(1, 2),
+    groups=st.integers(1, 3),
+    rows=st.integers(1, 6),
+    keys=st.integers(2, 9),
+    is_causal=st.booleans(),
+    tiles=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(0, 1)),
+)
+@examples(200, 12, deadline=None)
+def test_dynamic_attention_is_that_of_its_definition(
+    batch: int, heads: int, groups: int, rows: int, keys: int, is_causal: bool, tiles: tuple[int, int, int]
+) -> None:
+    torch.manual_seed(batch + 10 * heads + 100 * rows + 1000 * keys)
+    keys = max(rows, keys)
+    sizes = ((rows, heads * groups), (keys, heads), (keys, heads))
+    drawn = tuple(torch.randn(batch, n, count * COLUMNS) * 3 for n, count in sizes)
+    model = DynamicAttention(is_causal).eval()
+    made = streamed(model, drawn, Knobs(rows=tiles[0], columns=tiles[1], packed=tiles[2]))
+    assert [x.op for x in made.plans if x.multiplies_integers] == ["scores", "attend"]
+    # The softmax of kernels and of PyTorch differ in their last bits, and then a weight by a step.
+    assert (made.run(*drawn) - defined((model, drawn))).abs().max() <= drawn[2].abs().max() * keys / 255
+
+
+def test_dynamic_attention_has_the_same_bits_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a function in place of the softmax whose last bits PyTorch does not have otherwise."""
+    monkeypatch.setattr(torch, "softmax", lambda x, dim: torch.relu(x))
+    torch.manual_seed(0)
+    models = {"one": DynamicAttention(False), "groups": DynamicAttention(False)}
+    given = {
+        name: tuple(torch.randn(2, n, heads * COLUMNS) * 3 for n, heads in ((6, 2 * groups), (8, 2), (8, 2)))
+        for name, groups in (("one", 1), ("groups", 2))
+    }
+    knobs = Knobs(rows=3, columns=4, packed=1)
+    made = {name: streamed(model.eval(), given[name], knobs) for name, model in models.items()}
+    results = on_engine_and_native(made, given, tmp_path)
+    for name, model in models.items():
+        wanted = defined((model, given[name]))
+        assert results[name].tobytes() == wanted.numpy().tobytes(), name
+        with torch.no_grad():
+            assert (wanted - model(*given[name])).abs().max() <= 1e-6 * wanted.abs().max()
 
 
 def test_a_constant_operand_is_refused() -> None:
