@@ -27,7 +27,6 @@ from .plans import KernelPlan, steps_of, types_of, units_of
 from .ports import ChannelPorts, load_parts, port_shares, widest_ports, widths
 from .program import LEAST_DEPTH
 from .resources import FABRIC_LUTS, READ_LUTS, area
-from .splitting import PART_OF
 
 FIRST_STEP, LAST_STEP = 2.0, 1.02
 """Largest ratio by which a step changes what a kernel holds: at first, and when the steps end. A step that saves no
@@ -51,15 +50,16 @@ STORES = 1 / 16
 
 @dataclass
 class _Holder:
-    """What holds an amount of a resource: kernels that work side by side, or the loads of these.
+    """What holds an amount of a resource: a kernel, or several that work beside each other, or the loads of an
+    operator.
 
-    operators, knob: the knob of each of them that states the amount. tasks: numbers of the instances that are faster
-    with it. cost: of a unit. most: units that can be used. whole: gives the units that are built of a number that it
-    may have. speed: how many times as fast the tasks are with a number of units as with one. part: of the units, those
-    in LUTs. units: that it holds.
+    operators, knob: the knobs that state the amount. tasks: numbers of the instances that are faster with it. cost: of
+    a unit. most: units that can be used. whole: gives the units that are built of a number that it may have. speed: how
+    many times as fast the tasks are with a number of units as with one. part: of the units, those in LUTs. units: that
+    it holds.
     """
 
-    operators: Sequence[str]
+    operators: tuple[str, ...]
     knob: str
     tasks: Sequence[int]
     cost: float
@@ -85,14 +85,14 @@ class _Holder:
         return self.most if self.whole(self.most) > self.chosen else 0
 
 
-def balanced(made: Streamed, device: StreamDevice, dsps: int, luts: int, prefetch: int) -> Streamed:
+def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, luts: int = 0) -> Streamed:
     """Return the block with `unroll` or `lanes`, `fabric` and `port` chosen for each operator for which the knobs do
     not say them; what the knobs say for all operators is a limit. Products of integers have multiply-adds in LUTs, too,
     the same part of all, if there are LUTs left and this saves time.
 
-    made: the block. dsps: multipliers (DSPs) that kernels may use. luts: LUTs that they may use. prefetch: bytes that
-    loads may keep on the chip ahead of their kernels. Raises `ResourceError` if kernels with one unit each need more
-    multipliers, and as `port_shares` does.
+    made: the block. dsps: multipliers (DSPs) that kernels may use. prefetch: bytes that loads may keep on the chip
+    ahead of their kernels. luts: LUTs that kernels may use. Raises `ResourceError` if kernels with one unit each need
+    more multipliers, and as `port_shares` does.
     """
     plain, cycles = _shared(made, device, dsps, prefetch, 0.0)
     part = _part_in_luts(plain, device, luts)
@@ -122,7 +122,7 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
     bandwidth = device.bytes_a_cycle(device.gbs)
     single = made.changed(replace(knobs, unroll=1, lanes=1, port=1), ports=ChannelPorts(device, waits=False))
     kernels, loads = _kernels(single, knobs, device, part), _loads(single, knobs, device)
-    free = {operator for holder in kernels for operator in holder.operators}
+    free = {name for holder in kernels for name in holder.operators}
     nodes = made.dataflow.nodes
     given = sum(
         area(node, 0 if node.name in free else knobs.lanes_of(node.name, node.op), device, knobs.at(node.name).fabric)[
@@ -140,7 +140,7 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
     stored = max(1, min(knobs.port, int(bandwidth * STORES / max(1, len(single.written.stores)))))
     steps = _Steps(single, dict.fromkeys(single.written.stores, stored), prefetch)
     steps.run([multipliers, (loads, bandwidth * (1 - STORES))])
-    wanted = {operator: holder.units for holder in loads for operator in holder.operators}
+    wanted = {name: holder.units for holder in loads for name in holder.operators}
     of_task = single.written.loads
     moved = {
         task: moves.tensor
@@ -158,10 +158,10 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
     cycles, chosen, shares = next(way for way in found if way[0] <= enough)
     of = {operator: dict(given) for operator, given in knobs.of.items()}
     for holder, units in zip(kernels, chosen, strict=True):
-        for operator in holder.operators:
-            of.setdefault(operator, {})[holder.knob] = units
+        for name in holder.operators:
+            of.setdefault(name, {})[holder.knob] = units
             if holder.part:
-                of[operator]["fabric"] = int(holder.part * units)
+                of[name]["fabric"] = int(holder.part * units)
     return made.changed(replace(knobs, of=of), ports=ChannelPorts(device, shares)), cycles
 
 
@@ -174,38 +174,27 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) 
     """Kernels whose units are free. single: the block with one unit each. part: as for `_shared`."""
     numbers = _instances(single)
     nodes = {node.name: node for node in single.dataflow.nodes}
-    found = []
+    found: list[_Holder] = []
+    beside: dict[object, _Holder] = {}
+    integers = any(steps_of(x, plan) for x, plan in single.plans.items())
     for x, plan in single.plans.items():
         knob = "unroll" if x.op in PRODUCTS else "lanes"
-        if knob not in knobs.of.get(x.name, {}):
+        alike = (x.op, x.operands[0], x.shape, types_of(x) if x.op in PRODUCTS else (), x.name in knobs.of)
+        if integers and alike in beside and knob not in knobs.of.get(x.name, {}):
+            # One of several kernels that read the same tiles, such as queries, keys and values, saves no time alone.
+            other = beside[alike]
+            other.operators, other.tasks = (*other.operators, x.name), [*other.tasks, numbers[x.name]]
+            other.cost *= len(other.operators) / (len(other.operators) - 1)
+        elif knob not in knobs.of.get(x.name, {}):
             whole = partial(units_of, x, plan, device.float_add)
             in_luts = part if steps_of(x, plan) and "fabric" not in knobs.of.get(x.name, {}) else 0.0
             few, many = (area(nodes[x.name], n, device, int(in_luts * n))["DSP"] for n in (MANY, 2 * MANY))
             speed = partial(_speed, x, plan, whole(1)) if steps_of(x, plan) else float
             most = whole(getattr(knobs, knob))
             cost = (many - few) / MANY or 1
-            found.append(_Holder([x.name], knob, [numbers[x.name]], cost, most, whole, speed, in_luts))
-    return _side_by_side(found, single)
-
-
-def _side_by_side(holders: Sequence[_Holder], made: Streamed) -> list[_Holder]:
-    """The holders, of which those of kernels that share the columns of a product are one: no time is saved before all
-    of these are faster."""
-    part_of = {x.name: x.attributes.get(PART_OF, x.name) for x in made.plans}
-    of: dict[tuple[str, bool], list[_Holder]] = {}
-    for holder in holders:
-        (operator,) = holder.operators
-        of.setdefault((part_of[operator], part_of[operator] == operator), []).append(holder)
-    return [
-        replace(
-            same[0],
-            operators=[operator for holder in same for operator in holder.operators],
-            tasks=[task for holder in same for task in holder.tasks],
-            cost=sum(holder.cost for holder in same),
-            most=min(holder.most for holder in same),
-        )
-        for same in of.values()
-    ]
+            found.append(_Holder((x.name,), knob, [numbers[x.name]], cost, most, whole, speed, in_luts))
+            beside[alike] = found[-1]
+    return found
 
 
 def _speed(x: StreamOperator, plan: KernelPlan, least: int, units: int) -> float:
@@ -230,8 +219,8 @@ def _loads(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder
     for x, tasks in of.items():
         limit = knobs.port * min(wider[single.written.moved[task].tensor] for task in tasks if parts[task] == 1)
         cost = sum(parts[task] for task in tasks)
-        found.append(_Holder([x], "port", [numbers[task] for task in tasks], cost, min(limit, most[x])))
-    return _side_by_side(found, single)
+        found.append(_Holder((x,), "port", [numbers[task] for task in tasks], cost, min(limit, most[x])))
+    return found
 
 
 _Resource = tuple[list[_Holder], float]

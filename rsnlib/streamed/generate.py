@@ -380,7 +380,7 @@ def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> Str
     for share in SHARES:
         try:
             if rule == "balanced":
-                shared = balanced(made, device, int(share * dsps), int(share * luts), prefetch)
+                shared = balanced(made, device, int(share * dsps), prefetch, int(share * luts))
             else:
                 shared = _unrolled(made, device, int(share * dsps))
             _on_dies(shared, Allocation({}), device)

@@ -15,9 +15,6 @@ import numpy as np
 from .knobs import Knobs, fit
 from .operators import OperatorGraph, StreamOperator, rebuilt
 
-PART_OF = "part_of"
-"""The attribute of a kernel that is one of several: the name of their operator."""
-
 
 def with_split_products(graph: OperatorGraph, knobs: Knobs) -> OperatorGraph:
     """Return the graph in which each linear operator is as many kernels as its knob `kernels` says, and an operator
@@ -44,7 +41,7 @@ def _parts(x: StreamOperator, count: int) -> Iterator[StreamOperator]:
             _columns(operand, own, k) if name.startswith("weight") else operand
             for name, operand in zip(names, x.operands, strict=True)
         )
-        attributes: dict[str, Any] = {**x.attributes, PART_OF: x.name}
+        attributes: dict[str, Any] = {**x.attributes}
         if attributes["bias"] is not None:
             attributes["bias"] = attributes["bias"][own]
         existing = x.existing and (*x.existing[:3], columns // count)

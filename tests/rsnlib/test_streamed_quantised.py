@@ -23,9 +23,10 @@ from rsn.rsnlib.capture import lifted, packet, run  # noqa: E402
 from rsn.rsnlib.normal_form.passes import capture  # noqa: E402
 from rsn.rsnlib.quantised_ops import DEQUANTISE  # noqa: E402
 from rsn.rsnlib.streamed import Knobs, streamed  # noqa: E402
+from rsn.rsnlib.streamed.balance import balanced  # noqa: E402
 from rsn.rsnlib.streamed.block import Streamed  # noqa: E402
 from rsn.rsnlib.streamed.figures import lines  # noqa: E402
-from rsn.rsnlib.streamed.generate import generate  # noqa: E402
+from rsn.rsnlib.streamed.generate import DEFAULT, FILL, Rule, generate  # noqa: E402
 from rsn.rsnlib.streamed.resources import area, multiply_add_dsps  # noqa: E402
 from rsn.streams.build import task_program  # noqa: E402
 from rsn.streams.dataflow.graph import KernelNode  # noqa: E402
@@ -216,6 +217,37 @@ def test_the_source_has_the_cycles_that_are_modelled(config: str, tmp_path: Path
     found = counted(file)
     assert not found.report.findings
     assert found.path == pytest.approx(machine.cycles, rel=0.1)
+
+
+@pytest.mark.parametrize("rule", ["balanced", long("printed")])
+def test_products_of_integers_cost_what_they_take(rule: Rule) -> None:
+    """More multiply-adds than there is room for in float32."""
+    model, given = quantised("rows", "int4 in groups of 32")
+    made = generate(model, (given[0].repeat(8, 1)[:32],), U55C, rule=rule)
+    products = [x for x in made.streamed.plans if x.op == "linear"]
+    assert all(x.multiplies_integers for x in products)
+    assert sum(made.streamed.units[x.name] for x in products) * multiply_add_dsps(U55C) > FILL * U55C.total["DSP"]
+    assert made.used()["DSP"] <= FILL * U55C.total["DSP"]
+    assert made.bounds_s["multipliers"] < made.latency_s
+
+
+def test_multiply_adds_in_luts() -> None:
+    """Where DSPs are short and LUTs are not, a part of each product multiplies in LUTs, and that saves time."""
+    model, given = quantised("rows", "int4 in groups of 32")
+    block = streamed(model, (given[0].repeat(8, 1)[:32],), DEFAULT)
+    dsps, luts = 1500, 200_000
+    plain, both = (balanced(block, U55C, dsps, 1 << 20, n) for n in (0, luts))
+    assert not any(plain.fabric.values())
+    for made in (plain, both):
+        areas = [area(node, made.units[node.name], U55C, made.fabric[node.name]) for node in made.dataflow.nodes]
+        assert sum(x["DSP"] for x in areas) <= dsps
+        assert made is plain or sum(x["LUT"] for x in areas) <= luts
+    products = [x.name for x in both.plans if x.op == "linear"]
+    assert all(0 < both.fabric[name] < both.units[name] for name in products)
+    times = [made.sized().times(made.sized().declared) for made in (plain, both)]
+    assert times[1].latency < times[0].latency
+    of_task = {task.name: dict(task.rates) for task in task_program(both.report.region).tasks}
+    assert {name: of_task[name]["fabric"] for name in products} == {name: both.fabric[name] for name in products}
 
 
 def test_scales_that_all_rows_share_are_refused() -> None:
