@@ -176,11 +176,11 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) 
     nodes = {node.name: node for node in single.dataflow.nodes}
     found: list[_Holder] = []
     beside: dict[object, _Holder] = {}
-    integers = any(steps_of(x, plan) for x, plan in single.plans.items())
+    are_alike = any(x.op == "join" or steps_of(x, plan) for x, plan in single.plans.items())
     for x, plan in single.plans.items():
         knob = "unroll" if x.op in PRODUCTS else "lanes"
         alike = (x.op, x.operands[0], x.shape, types_of(x) if x.op in PRODUCTS else (), x.name in knobs.of)
-        if integers and alike in beside and knob not in knobs.of.get(x.name, {}):
+        if are_alike and alike in beside and knob not in knobs.of.get(x.name, {}):
             # One of several kernels that read the same tiles, such as queries, keys and values, saves no time alone.
             other = beside[alike]
             other.operators, other.tasks = (*other.operators, x.name), [*other.tasks, numbers[x.name]]
