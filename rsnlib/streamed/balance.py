@@ -44,6 +44,10 @@ LEAST_PART = 1 / 16
 MANY = 64
 """Units of a kernel of which the cost of one is the mean: two products may share a multiplier."""
 
+BESIDE = 0.02
+"""Cycles that a cycle of any task costs beside the time of the program, where products are of integers. Several kernels
+that work at the same time, such as those of queries and keys, save no time before each of them is faster."""
+
 STORES = 1 / 16
 """Share of the bandwidth that stores may use: a block stores few rows, and loads all its weights."""
 
@@ -237,7 +241,8 @@ class _Steps:
         self.depths = _depths(sized, set(single.written.loads), prefetch)
         numbers = _instances(single)
         self.fixed = {numbers[task]: units for task, units in fixed.items()}
-        self._known: dict[tuple[float, ...], int] = {}
+        self.beside = BESIDE if any(steps_of(x, plan) for x, plan in single.plans.items()) else 0
+        self._known: dict[tuple[float, ...], float] = {}
 
     def run(self, resources: Sequence[_Resource]) -> None:
         """Set the units of all holders to the best ones that were found."""
@@ -308,8 +313,8 @@ class _Steps:
         holder.units = units
         return max(0.0, (taken[0] - taken[1]) / log(more / fewer)) if more > fewer else 0.0
 
-    def cycles(self, resources: Sequence[_Resource]) -> int:
-        """Return the time of an execution with the units of all holders."""
+    def cycles(self, resources: Sequence[_Resource]) -> float:
+        """Return the time of an execution with the units of all holders, and what tasks cost beside it."""
         units = [1.0] * self.model.code.instances
         for task, fixed in self.fixed.items():
             units[task] = fixed
@@ -320,7 +325,7 @@ class _Steps:
         if tuple(units) not in self._known:
             run = self.model.sped_up(units).run(self.depths)
             assert isinstance(run, BeatTiming), "a program without limits that is deep enough to end"
-            self._known[tuple(units)] = run.latency
+            self._known[tuple(units)] = run.latency + self.beside * sum(run.busy)
         return self._known[tuple(units)]
 
 
