@@ -59,12 +59,12 @@ class Logits(nn.Module):  # type: ignore[misc]
         self.model = model
 
     def forward(self, input_ids: Any) -> Any:
-        """Return logits for token ids (batch, tokens)."""
+        """Return logits, float32 (batch, tokens, letters). input_ids: int64 (batch, tokens)."""
         return self.model(input_ids=input_ids, use_cache=False).logits
 
 
 def number(n: int) -> str:
-    """Return a number from 0 to 99 in words."""
+    """Return a number in words, such as twenty-one. n: 0 to 99."""
     if n < len(UNITS):
         return UNITS[n]
     tens, units = divmod(n, 10)
@@ -72,7 +72,8 @@ def number(n: int) -> str:
 
 
 def sums(seed: int) -> tuple[list[str], list[str]]:
-    """Return sentences to train with, and others, in random order: each sum of two numbers below 50 once."""
+    """Return sentences to train with, and others, a tenth of all, in random order: each sum of two numbers below 50
+    once. seed: of the order."""
     pairs = list(itertools.product(range(50), repeat=2))
     random.Random(seed).shuffle(pairs)
     text = [f"{number(a)} and {number(b)} are {number(a + b)}. " for a, b in pairs]
@@ -80,13 +81,14 @@ def sums(seed: int) -> tuple[list[str], list[str]]:
 
 
 def rows(text: list[str]) -> torch.Tensor:
-    """Return sentences, one behind the other, as token ids (rows, LENGTH)."""
+    """Return sentences, one behind the other, as token ids, int64 (rows, LENGTH); what fills no row is left out."""
     ids = [LETTERS.index(letter) for letter in "".join(text)]
     return torch.tensor(ids[: len(ids) // LENGTH * LENGTH]).reshape(-1, LENGTH)
 
 
 def trained(seed: int, steps: int) -> Logits:
-    """Return a decoder after `steps` steps on sentences to train with."""
+    """Return a decoder, in eval mode, after `steps` steps, at least 1, on the sentences to train with of `sums(seed)`.
+    seed: of its weights, too."""
     import transformers
 
     torch.manual_seed(seed)
@@ -108,8 +110,9 @@ def trained(seed: int, steps: int) -> Logits:
 
 
 def costs(model: Logits, seed: int, configs: Mapping[str, Any] = CONFIGS) -> dict[str, tuple[float, ...]]:
-    """Return for each configuration the perplexity of the model in float32, of the quantised one in PyTorch, and of the
-    quantised one on the machine, on sentences that it has not seen."""
+    """Return for each configuration, by its name, the perplexity of the model in float32, of the quantised one in
+    PyTorch, and of the quantised one on the machine, on sentences that it has not seen. seed: that of `trained`.
+    configs: of torchao's `quantize_`, by name."""
     ids = rows(sums(seed)[1])[:8]
     found = {}
     for name, config in configs.items():
