@@ -101,7 +101,7 @@ def metrics(
     accounting: "paper", the equations of the text; "figures", what the published figures are made with: operators off
     the chip hold one tile, not two, products hold nothing, and tiles on chip are f32. on_chip_dtype: the element type
     of tiles on chip; None for the accounting's own. on_demand: an operator that gets no element holds nothing. Raises
-    as `Rules`.
+    as `Rules` and `of_node`.
     """
     base = PAPER if accounting == "paper" else FIGURES
     rules = Rules(accounting, on_chip_dtype or base.on_chip_dtype)
@@ -110,10 +110,13 @@ def metrics(
 
 def of_node(node: OperatorNode, rules: Rules = PAPER, on_demand: bool = False) -> NodeMetrics:
     """Return the metrics of one operator, over the whole run. rules: how memory on chip is counted. on_demand: an
-    operator whose first input has no element holds nothing.
-    """
+    operator whose first input has no element holds nothing. Raises `StepError`, at the user's line, if the user's count
+    of operations fails."""
     inputs, outputs = node.input_types, node.output_types
-    flops = node.operator.flops(inputs, outputs)
+    try:
+        flops = node.operator.flops(inputs, outputs)
+    except Exception as error:  # a function of the user's may count them
+        raise StepError(node.operator.name, f"{type(error).__name__}: {error}", node.where) from error
     memory = sympy.sympify(node.operator.memory(inputs, outputs, rules))
     if on_demand and inputs and memory != 0:
         memory *= sympy.Min(1, inputs[0].count())  # a Piecewise of a sum of others takes sympy minutes

@@ -65,6 +65,8 @@ class KernelGraph:
         for fifo in self.fifos:
             if not (0 <= fifo.source < len(self.names) and 0 <= fifo.target < len(self.names)):
                 raise ProgramError(f"a FIFO leads from kernel {fifo.source} to {fifo.target} of {len(self.names)}")
+            if fifo.bits < 0:
+                raise ProgramError(f"a FIFO from kernel {self.names[fifo.source]} has {fifo.bits} bits; the least is 0")
             if self.timings[fifo.source] is None and (fifo.after is None or fifo.rate is None):
                 raise ProgramError(f"kernel {self.names[fifo.source]} has no timing; state it, or measure the program")
         links = [(self.names[fifo.source], self.names[fifo.target]) for fifo in self.fifos]

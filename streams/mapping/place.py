@@ -76,7 +76,7 @@ def best_placement(weights: Weights, rows: int, columns: int, tried: int = TRIED
     """Return where nodes are placed on a mesh of `rows` by `columns` tiles. Raises `MappingError` for more nodes than
     tiles. weights: for each node, how many streams join it to each neighbour. tried: limit of partial placements that
     are looked at for a proof."""
-    if len(weights) > rows * columns:
+    if len(weights) > max(rows, 0) * max(columns, 0):
         raise MappingError("tiles", f"{len(weights)} nodes onto {rows} x {columns} tiles")
     order = _order(weights)
     at = _improved(weights, _greedy(weights, order, rows, columns), rows, columns)

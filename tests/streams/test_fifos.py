@@ -242,6 +242,8 @@ def test_graphs_that_are_refused() -> None:
     two = (Timing(1, 1, 4), Timing(1, 1, 5))
     with pytest.raises(ProgramError, match="a puts 4 tokens and b takes 5"):
         StartTimes(KernelGraph(("a", "b"), two, (Fifo(0, 1),)), (0, 1)).depths()
+    with pytest.raises(ProgramError, match="kernel a has -1 bits; the least is 0"):
+        KernelGraph(("a", "b"), two, (Fifo(0, 1, -1),))
     with pytest.raises(ProgramError, match="kernel a has no timing"):
         KernelGraph(("a", "b"), (None, two[0]), (Fifo(0, 1),), (5, 5))
     with pytest.raises(ProgramError, match="2 kernels have 0 last cycles"):

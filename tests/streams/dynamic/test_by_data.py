@@ -391,6 +391,10 @@ def test_an_error_of_a_function_of_the_user_has_the_line_of_its_operator(runs: A
             runs(program, {"a": "1 2 S1 D"})
         assert fault.value.where.endswith(f"test_by_data.py:{make.__code__.co_firstlineno}")
         assert (fault.value.stream, fault.value.position) == ("input 0", 0)
+    with Program() as program:
+        Map(counting)(program.input("a", [1, 2], ONE))
+    with pytest.raises(StepError, match=rf"test_by_data\.py:\d+: Map: {error.__name__}: .*this one"):
+        metrics(program)
 
 
 @RUNS
