@@ -36,9 +36,9 @@ class SizeReadings(NamedTuple):
 
 
 def size_readings(region: Region) -> SizeReadings:
-    """Read a region with several values of its sizes; a region without sizes is read no more. Raises `Unequal` where
-    the values decide what a machine has once: streams, tasks, types, shapes of tiles.
-    """
+    """Return readings of a region with several values of its sizes; for a region without sizes the region alone, not
+    read again. Raises `Unequal` where the values decide what a machine has once (streams, tasks, types, shapes of
+    tiles), and for errors that only other values bring."""
     if not region.sizes:
         return SizeReadings((region,), "")
     points, all_values = _points(region.sizes)

@@ -215,10 +215,11 @@ def embed_layer_normalization(
     """LayerNorm of the sum of two or three embeddings. `mask_index` counts the rows that the mask shows.
 
     input_ids, segment_ids, position_ids: integers (batch, seq); position_ids counts from 0 if it is left out.
-    word_embedding, position_embedding, segment_embedding: (numbers, columns). gamma, beta: (columns,). mask: (batch,
-    seq), 1 for what is seen. epsilon: is added to the variance. Returns (batch, seq, columns); if `wanted`, the number
-    of outputs, is above 1, also mask_index, int32 (batch,), which is 0 without a mask, and the sum before the norm.
-    Raises `UnsupportedError` for a mask_index_type other than 0 and 1.
+    segment_ids and segment_embedding are read only if both are given. word_embedding, position_embedding,
+    segment_embedding: (numbers, columns). gamma, beta: (columns,). mask: (batch, seq), 1 for what is seen. epsilon: is
+    added to the variance. Returns (batch, seq, columns); if `wanted`, the number of outputs, is above 1, also
+    mask_index, int32 (batch,), which is 0 without a mask, and the sum before the norm. Raises `UnsupportedError` for a
+    mask_index_type other than 0 and 1.
     """
     need(mask_index_type in (0, 1), f"mask_index_type {mask_index_type}")
     rows = input_ids.shape[1]

@@ -530,7 +530,8 @@ def reverse_sequence(input: Tensor, sequence_lens: Tensor, *, batch_axis: int = 
     """The first rows of each sequence in reverse, the others as they are.
 
     input: batch and rows at batch_axis and time_axis, which are 0 and 1 in one order or the other. sequence_lens:
-    (batch,), how many rows are reversed. Returns the shape of input.
+    (batch,), how many rows are reversed; PyTorch raises `RuntimeError` for more than there are. Returns the shape of
+    input.
     """
     n = input.shape[time_axis]
     at, lengths = torch.arange(n), sequence_lens[:, None]
