@@ -119,7 +119,7 @@ def _part_in_luts(made: Streamed, device: StreamDevice, luts: int) -> float:
     return more / (1 + more) if each else 0.0
 
 
-def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part: float) -> tuple[Streamed, int]:
+def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part: float) -> tuple[Streamed, float]:
     """The block with what is chosen, and the cycles of an execution. part: of the multiply-adds of integers, those in
     LUTs."""
     knobs = made.knobs

@@ -58,8 +58,8 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
 
 
 QUANTISE_LUTS = 400
-"""LUTs of three comparisons and a conversion to an integer, for each element that is quantised in a cycle: these take no
-DSPs (PG060). An estimate."""
+"""LUTs of three comparisons and a conversion to an integer for each element that is quantised in a cycle; these take
+no DSPs (PG060). An estimate."""
 
 SHARED_DSP = 0.5
 """DSPs of a product of rows in 8 bits, or 9 behind zero points, and weights in 4. The multiplier of a DSP48E2 has 27 x
