@@ -14,7 +14,6 @@ import click
 
 from ..isa.program import Program
 from ..scheduler.pack import pack
-from ..streams.annotations import last_name
 from ..streams.build import build
 from ..streams.check import Report, report_on
 from ..streams.machines import DYNAMIC
@@ -25,6 +24,7 @@ from ..streams.source import Source, SourceFinding
 from ..streams.symbolic.forall import Proof, prove
 from ..streams.syntax.nodes import FunctionDefinition
 from ..streams.tree import Region
+from ..streams.values import last_name
 
 
 class Named(NamedTuple):

@@ -19,7 +19,6 @@ from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks.overlay import uops_of
 from ..isa.overlays.tasks.tree import Name, Store, nodes
 from ..isa.program import UnpackedProgram
-from .annotations import is_stream, last_name
 from .check import Report
 from .layouts import parse
 from .lower import lowered_task
@@ -32,6 +31,7 @@ from .syntax.parser import executable
 from .timing.bytecode import TooLong
 from .timing.timed import BeatTiming, TimedProgram, TooManyTokens
 from .tree import Region, TaskDecl, branches
+from .values import is_stream, last_name
 
 
 class Refused(SourceError):

@@ -11,14 +11,30 @@ from typing import NoReturn
 from ..base.element_types import BITS, ElementType
 from ..isa.overlays.tasks import tree as t
 from ..isa.overlays.tasks.program import ELEMENTS, FABRIC
-from .annotations import StreamAnnotation, is_size, is_stream, last_name, stream_type, tensor_type, unquoted
 from .expressions import STEPS, Expressions, FileReading, RegionContext
 from .kernels import KERNELS
 from .source import Refusal
 from .syntax import nodes as syn
 from .syntax.printer import shown
 from .tree import SizeDecl, StreamDecl, TaskDecl, TaskParameter, TensorDecl
-from .values import Data, Limit, Static, SymbolicNumber, Value, element_type, integer, positive, sizes
+from .values import (
+    Data,
+    Limit,
+    Static,
+    StreamAnnotation,
+    SymbolicNumber,
+    Value,
+    element_type,
+    integer,
+    is_size,
+    is_stream,
+    last_name,
+    positive,
+    sizes,
+    stream_type,
+    tensor_type,
+    unquoted,
+)
 
 INSTANCES = Limit(1 << 16)
 """Limit of task instances of a file."""

@@ -13,8 +13,8 @@ from math import prod
 
 from .costs import TileCost
 from .expressions import EMPTY, RegionContext, WrittenBody
-from .paths import Paths, PathState
 from .source import TRIPS_BY_DATA, Refusal
+from .stores import Paths, PathState
 from .syntax import nodes as syn
 from .syntax.control import Grid, Pieces, deciding, deciding_parts, leaves, nested, pieces
 from .tree import Instance, TaskDecl

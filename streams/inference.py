@@ -70,7 +70,7 @@ def infer_layouts(declared: Declared) -> None:
     """
     source, found = declared.reading.source, dict[int, FittingLayouts]()
     declared.tasks[:] = [(_without_faults(task, source), scope) for task, scope in declared.tasks]
-    asking = [k for k, (task, _) in enumerate(declared.tasks) if any(map(_is_open, task.parameters))]
+    asking = [k for k, (task, _) in enumerate(declared.tasks) if any(p.is_open for p in task.parameters)]
     if not asking:
         return
     if not source.findings:
@@ -88,7 +88,7 @@ def _without_faults(task: TaskDecl, source: Source) -> TaskDecl:
     """A task without the layouts with ? that no tensor of its parameters has; each is a finding."""
     parameters = []
     for p in task.parameters:
-        if p.layout is not None and p.type is not None and _is_open(p):
+        if p.layout is not None and p.type is not None and p.is_open:
             try:
                 layouts.refuse_open(p.layout, p.type.shape, p.name)
             except Refusal as r:
@@ -96,10 +96,6 @@ def _without_faults(task: TaskDecl, source: Source) -> TaskDecl:
                 p = replace(p, layout=None, type=None)
         parameters.append(p)
     return replace(task, parameters=tuple(parameters))
-
-
-def _is_open(parameter: TaskParameter) -> bool:
-    return layouts.OPEN in (parameter.layout or "")
 
 
 def _labels(parameter: TaskParameter) -> layouts.Labels:
@@ -168,7 +164,7 @@ class _Search:
                 chosen = (*chosen, *ways[len(chosen)])
             parameters = [replace(p, layout=layout) for p, layout in zip(task.parameters, chosen, strict=False)]
             # Nothing is known of a parameter without labels, so nothing is refused because of it.
-            parameters += [replace(p, type=None) if _is_open(p) else p for p in task.parameters[len(chosen) :]]
+            parameters += [replace(p, type=None) if p.is_open else p for p in task.parameters[len(chosen) :]]
             tried = replace(task, parameters=tuple(parameters))
             if len(chosen) == len(ways):
                 way = self._tried(tried, scope, MISFITS)
@@ -207,7 +203,7 @@ class _Search:
         )
 
     def _nothing_fits(self, task: TaskDecl) -> None:
-        names = ", ".join(p.name for p in task.parameters if _is_open(p))
+        names = ", ".join(p.name for p in task.parameters if p.is_open)
         message = f"{task.name}: no labels fit in place of ? in the layouts of {names}"
         self.declared.reading.source.add(
             "layout", message, task.place, "what else is found in it is found with R for each ?", subject=task.name
@@ -218,7 +214,7 @@ class _Search:
         examples = []
         for way in ways[:2]:
             pairs = zip(task.parameters, way.task.parameters, strict=True)
-            examples.append(", ".join(f"{p.name} {layouts.shown(_labels(found))}" for p, found in pairs if _is_open(p)))
+            examples.append(", ".join(f"{p.name} {layouts.shown(_labels(found))}" for p, found in pairs if p.is_open))
         notes = (
             f"{examples[0]}; or {examples[1]}",
             "what is local, put on a stream, or a part of a shard has no layout",
@@ -262,7 +258,7 @@ class _Search:
         moves = [pair for other in all_ways if other is not way for pair in other.relayouts(way)]
         moves = [(q, move) for q, move in moves if move.size]
         for k, (p, found) in enumerate(zip(task.parameters, way.task.parameters, strict=True)):
-            if not _is_open(p):
+            if not p.is_open:
                 continue
             count = len({one.task.parameters[k].layout for one in ways})
             free = {one.task.parameters[k].layout for one in ways if not one.by_layout}

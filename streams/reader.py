@@ -115,9 +115,12 @@ def read_source(
     reading = FileReading(source, timed=timed, rates=rates, float_add=float_add, variants=variants)
     declared = Declared(reading, given=sizes)
     region = declare(declared, tree, region)
-    infer_layouts(declared)
+    if any(parameter.is_open for task, _ in declared.tasks for parameter in task.parameters):
+        infer_layouts(declared)
     _refuse_sizes(declared, buffered)
-    tasks = double_buffered(declared, buffered)
+    tasks = [(task, scope.context) for task, scope in declared.tasks]
+    if buffered or any(task.double_buffer for task, _ in tasks):
+        tasks = double_buffered(declared, buffered)
     elaborator = EvaluationRecorder if declared.sizes else Elaborator
     instances: list[Instance] = []
     for task, context in tasks:

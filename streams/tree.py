@@ -16,6 +16,7 @@ from ..base.element_types import CPP_BITS, ElementType
 from ..base.place import Place
 from ..isa.overlays.tasks.tree import Expression
 from .datapath import KernelVariant
+from .layouts import OPEN
 from .orders.order import Order
 from .orders.shown import ShownOrder
 from .source import Source
@@ -136,6 +137,11 @@ class TaskParameter:
     type: ElementType | None
     layout: str | None
     place: Place
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the layout asks for labels, by ?."""
+        return OPEN in (self.layout or "")
 
 
 @dataclass(frozen=True)

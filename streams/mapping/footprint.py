@@ -21,8 +21,8 @@ from ..datapath import Datapath, Unwritten
 from ..elaborate import Elaborator, Exit
 from ..expressions import EMPTY, RegionContext, WrittenBody
 from ..kernels import KernelOperand, Options
-from ..paths import PathState
 from ..source import Refusal, Source
+from ..stores import PathState
 from ..syntax import nodes as syn
 from ..syntax.control import Grid
 from ..tree import Collective, Instance, Region, StreamDecl, bytes_of

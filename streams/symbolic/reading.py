@@ -21,9 +21,9 @@ from ..kernel_types import CollectiveStep
 from ..kernels import KernelOperand
 from ..layouts import OPEN
 from ..orders.shown import WHOLE
-from ..paths import PathState
 from ..reader import declare
 from ..source import Source
+from ..stores import PathState
 from ..syntax import nodes as syn
 from ..syntax.control import deciding
 from ..syntax.parser import parsed
