@@ -2,8 +2,8 @@
 # make test       set up .venv, lint, check types, run the tests but the long ones
 # make test-long  the tests that make test leaves out, and more cases of those that it tries some of. Both in one go,
 #                 as .ci/run does: make test RSN_TESTS=long
-# make test-full  all cases of properties, of which make test-long tries a tenth, and all spellings of all families of
-#                 transformers. How long each takes: docs/contributing.md
+# make test-full  all cases of properties, of which make test-long tries a tenth or less, and all rows of tables, such as
+#                 all spellings of all families of transformers. How long each takes: docs/contributing.md
 # make lint       the linter and the type-checker alone
 # make generate   write what follows from tables and programs: headers in hw/versal, docs/isa.md, docs/pictures
 # make board-bundle

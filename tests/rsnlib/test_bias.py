@@ -83,7 +83,7 @@ def attention_of(network: LayerGraph) -> AttentionLayer:
 @pytest.mark.parametrize(
     ("case", "eager"),
     [
-        ((c, e) if (i + e) % 4 == 1 else (long if (i + e) % 2 else full)(c, e))
+        ((c, e) if (i + e) % 8 == 1 else (long if (i + e) % 2 else full)(c, e))
         for i, c in enumerate(CASES)
         for e in (True, False)
     ],

@@ -45,7 +45,8 @@ class Routed(Loop):
         return out + x if self.spelling == "residual" else out
 
 
-@pytest.mark.parametrize("how", sampled(HOWS, ["sequenced"]))
+@pytest.mark.long
+@pytest.mark.parametrize("how", HOWS)
 def test_a_layer_of_transformers(how: str) -> None:
     pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -58,7 +59,6 @@ def test_a_layer_of_transformers(how: str) -> None:
             assert_equal(layer(hidden_states=other), module(other))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("how", sampled(HOWS, ["sequenced"]))
 @pytest.mark.parametrize("spelling", sampled(["all", "chosen"], ["chosen"], full))
 def test_other_spellings(spelling: str, how: str) -> None:

@@ -169,7 +169,7 @@ def test_a_whole_model_in_pieces(kind: str) -> None:
         hidden_size=64,
         intermediate_size=96,
         num_local_experts=4,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
         use_cache=False,

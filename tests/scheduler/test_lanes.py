@@ -57,16 +57,16 @@ def rows(network: LayerGraph, rng: np.random.Generator) -> np.ndarray:
     ("batch", "seq", "mode", "on_chip"),
     [
         (1, 384, "P3", True),
-        pytest.param(1, 128, "P3", True, marks=pytest.mark.long),
+        full(1, 128, "P3", True),
         pytest.param(3, 300, "P3", True, marks=pytest.mark.long),  # a panel for each sequence
-        pytest.param(2, 300, "R6", True, marks=pytest.mark.long),
+        full(2, 300, "R6", True),
         pytest.param(2, 384, "R6", True, marks=pytest.mark.long),
         (4, 200, "P3", False),
         pytest.param(5, 130, "R6", True, marks=pytest.mark.long),
         (3, 512, "R6", False),  # two panels share a sequence
         pytest.param(2, 640, "R6", True, marks=pytest.mark.long),  # five of six lanes
-        pytest.param(1, 768, "R6", True, marks=pytest.mark.long),
-        pytest.param(6, 100, "R6", True, marks=pytest.mark.long),
+        full(1, 768, "R6", True),
+        full(6, 100, "R6", True),
     ],
 )
 def test_encoder_of_any_length(batch: int, seq: int, mode: str, on_chip: bool) -> None:

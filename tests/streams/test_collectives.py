@@ -20,6 +20,7 @@ from rsn.streams.placing.devices import VC1902
 from rsn.streams.reader import read
 from rsn.streams.timing.timed import TimedProgram
 from rsn.streams.tree import peers
+from rsn.tests.effort import long
 from rsn.tests.streams.test_hls import built, compare, well_typed
 from rsn.tests.streams.test_layouts import run, task
 from rsn.tests.streams.test_time import evaluated, on_the_engine
@@ -189,7 +190,7 @@ LARGE = {"a": "f32[96, 64] @ RS0", "b": "f32[64, 96] @ S0R"}
     "text",
     [
         task(f'{SCATTER}("+", 0)', **LARGE, c="f32[96, 96] @ S0R", mapping="[4]"),
-        task("c[:] = (a + a).allgather(0)", a="f32[96, 64] @ S0R", c="f32[96, 64]", mapping="[4]"),
+        long(task("c[:] = (a + a).allgather(0)", a="f32[96, 64] @ S0R", c="f32[96, 64]", mapping="[4]")),
     ],
 )
 def test_the_source_has_the_cycles_of_the_model(text: str, tmp_path: Path) -> None:

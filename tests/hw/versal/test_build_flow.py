@@ -227,6 +227,7 @@ def found(checked: Check, versal: Path) -> list[str]:
         return [str(e)]
 
 
+@pytest.mark.long
 def test_check_says_what_is_wrong_and_exits_1(versal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sources, "graph", graph())
     (versal / "hls.cfg").unlink()

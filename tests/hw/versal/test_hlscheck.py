@@ -36,7 +36,7 @@ from rsn.streams.reader import read
 from rsn.streams.run import stream_depths
 from rsn.streams.timing.timed import TimedProgram
 from rsn.streams.words import moved_rounds
-from rsn.tests.effort import full, in_full, long
+from rsn.tests.effort import full, in_full, long, thinned
 from rsn.tests.hw.versal.hls_mistakes import AIE, KERNEL, XNN2, HlsMistake
 from rsn.tests.streams.hls_programs import TURNED
 from rsn.tests.streams.test_hls_words import TILES
@@ -101,7 +101,7 @@ def test_a_mistake_in_the_kernel_of_xnn2(mistake: HlsMistake) -> None:
     assert expected not in found_without(mistake.files)
 
 
-@pytest.mark.parametrize("mistake", AIE, ids=lambda m: m.name)
+@pytest.mark.parametrize("mistake", thinned(AIE, 3), ids=lambda m: m.name)
 def test_a_mistake_in_a_control_program(mistake: HlsMistake, root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "versal"
     shutil.copytree(root / "hw/versal", folder, ignore=shutil.ignore_patterns("__pycache__", "build*", "hlscheck"))

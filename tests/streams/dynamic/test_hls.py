@@ -566,11 +566,13 @@ def test_a_deadlock_is_reported_with_who_waits_for_whom(tmp_path: Path) -> None:
         # The rows wait here until all of them are packed.
         program.output("out", Zip()(FlatMap(RetileStreamify(1))(packed), rows))
     inputs = {"rows": encode([float(k) for k in range(8)], 0)}
+    made = [dynamic_cpp(program, "held", 2), dynamic_cpp(program, "room", {rows: 8})]
+    region = built(tmp_path, made)
     with pytest.raises(StuckError, match=r"\S+:\d+: Zip waits at FlatMap to Zip for FlatMap"):
-        native(dynamic_cpp(program, "held", 2), tmp_path, inputs)
+        run_native_dynamic(region, 0, made[0], inputs, seconds=60)
     with pytest.raises(StuckError):
         run(program, inputs, 2)
-    found = native(dynamic_cpp(program, "room", {rows: 8}), tmp_path, inputs)
+    found = run_native_dynamic(region, 1, made[1], inputs, seconds=60)
     assert show(found.tokens["out"]) == run(program, inputs).text("out")
 
 
@@ -578,10 +580,11 @@ def test_an_error_of_a_run_names_the_operator(tmp_path: Path) -> None:
     with Program() as program:
         program.output("out", Zip()(*(program.input(name, [2], tile(1, 1)) for name in "xy")))
     made = dynamic_cpp(program, "zip", 4)
+    region = built(tmp_path, [made])
     with pytest.raises(ProgramError, match=r"Zip \(\S+:\d+\): the streams of a Zip do not have the same groups"):
-        native(made, tmp_path, {"x": "1 2 D", "y": "1 D"})
+        run_native_dynamic(region, 0, made, {"x": "1 2 D", "y": "1 D"})
     with pytest.raises(ProgramError, match=r"zip: inputs without tokens: \['y'\]; tokens of no input: \['z'\]"):
-        native(made, tmp_path, {"x": "1 2 D", "z": "1 D"})
+        run_native_dynamic(region, 0, made, {"x": "1 2 D", "z": "1 D"})
 
 
 def test_a_group_without_tiles_has_no_size(tmp_path: Path) -> None:
@@ -599,10 +602,11 @@ def test_integers_that_their_type_does_not_have_end_a_run(tmp_path: Path) -> Non
         x = program.input("x", [1], tile(1, 1, "i8"))
         program.output("out", Map(Mul)(x, x))
     made = dynamic_cpp(program, "square")
+    region = built(tmp_path, [made])
     with pytest.raises(ProgramError, match="an integer that the element type of the tile does not have"):
-        native(made, tmp_path, {"x": "100 D"})
+        run_native_dynamic(region, 0, made, {"x": "100 D"})
     with pytest.raises(ProgramError, match="input x: an integer that i8 does not have"):
-        native(made, tmp_path, {"x": "200 D"})
+        run_native_dynamic(region, 0, made, {"x": "200 D"})
 
 
 def test_results_that_need_more_room_than_at_first(tmp_path: Path) -> None:
