@@ -30,6 +30,9 @@ START: Choice = {knob.name: getattr(DEFAULT, knob.name) for knob in KNOBS}
 TILES = ((32, 64, 64), (64, 64, 64), (128, 64, 64), (32, 128, 64), (64, 128, 64), (32, 128, 128))
 """Rows, columns and depth of tiles that a short search tries: the default ones first. Tiles of more rows load weights
 fewer times, those of more columns give a product more sums to add to in turn."""
+TILES_OF_INTEGERS = ((8, 256, 128), (8, 1024, 128))
+"""Further ones for products of integers, whose sums are all added to in each cycle: with fewer rows more kernels work
+at the same time, and with more columns a product of a single row takes more weights in a cycle."""
 GOALS: Mapping[str, str] = {"latency": "latency ms", "memory": "on-chip KiB"}
 
 
@@ -98,10 +101,11 @@ class BlockSearch:
 
 
 def tile_candidates(made: Streamed, knobs: Knobs, fixed: Collection[str]) -> tuple[Knobs, ...]:
-    """Return the knobs that a short search tries: `knobs` with each of `TILES`, but for those in `fixed`, and for those
-    that cut each operator as others do that come before."""
+    """Return the knobs that a short search tries: `knobs` with each of `TILES`, and of `TILES_OF_INTEGERS` if a product
+    is one, but for those in `fixed`, and for those that cut each operator as others do that come before."""
     found: list[tuple[Knobs, list[KernelPlan]]] = []
-    for tile in TILES:
+    integers = any(x.op == "linear" and x.multiplies_integers for x in made.plans)
+    for tile in (*TILES, *(TILES_OF_INTEGERS if integers else ())):
         values: dict[str, Any] = dict(zip(("rows", "columns", "depth"), tile, strict=True))
         tried = replace(knobs, **{name: value for name, value in values.items() if name not in fixed})
         plans = list(made.changed(tried).plans.values())
