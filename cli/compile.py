@@ -127,6 +127,11 @@ class CompileOptions(Options):
     no_search: bool = option(
         "with --machine: tiles of 32 x 64 x 64 at once, not the fastest of a few", "--no-search", of=MACHINES
     )
+    any_length: bool = option(
+        "with --machine: for sequences of one row up to the example's, as each run states",
+        "--any-length",
+        of=MACHINES,
+    )
     stream_program: File | None = option("with --machine: file for the stream program (.py)", of=MACHINES)
     inputs_out: File | None = option(
         "with --machine: file for weights and example inputs (.npz), for rsn run --inputs", of=MACHINES
@@ -224,7 +229,8 @@ def _with_machine(spec: str, options: CompileOptions) -> Made:
     with stepping(about, ("load the model", "capture")) as steps:
         model, example = models.load_spec(spec, batch=options.batch, seq=options.seq, seed=options.seed)
         steps.done("load the model")
-        block = blocks.streamed(model, example, knobs, name=Path(options.output).stem)
+        name = Path(options.output).stem
+        block = blocks.streamed(model, example, knobs, name=name, any_length=options.any_length)
         steps.done("capture")
     tried = (knobs,) if options.no_search else searching.tile_candidates(block, knobs, fixed)
     with stepping(about, [figures.tiles(candidate) for candidate in tried]) as steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from torch.fx import Node
 from ...base.errors import TensorError
 from ...hw.sim.machine import Run
 from ...hw.sim.tasks import run_on_tensors
+from ...isa.overlays.tasks.overlay import with_sizes
 from ...isa.overlays.tasks.values import DTYPES
 from ...isa.program import Program
 from ...scheduler.pack import pack
@@ -38,6 +40,7 @@ from .attention import NEVER, flat_matrices
 from .carrying import Carrying
 from .covering import with_whole_tiles
 from .knobs import Knobs
+from .lengths import LENGTH, BlockOfLength, BlocksByLength, with_any_length
 from .operators import Array, FromHost, Held, Positions, StreamOperator
 from .plans import KernelPlan, dataflow, fabric_of, planned, units_of
 from .ports import ChannelPorts, float_add_of
@@ -57,7 +60,8 @@ class Streamed:
 
     block: its operators. knobs, plans: how each is cut into tiles. groups: the number of each kernel's group, by name;
     empty for one group. written: the program with what its tensors hold. name: of the program. ports: on the memory
-    channels of a device, None for no device.
+    channels of a device, None for no device. lengths: the block with sequences of other lengths, None if the program
+    has one.
     """
 
     block: OperatorBlock
@@ -67,6 +71,7 @@ class Streamed:
     written: StreamProgramText
     name: str
     ports: ChannelPorts | None = None
+    lengths: BlocksByLength | None = None
 
     @property
     def text(self) -> str:
@@ -93,7 +98,7 @@ class Streamed:
         if ports is None and knobs is None and groups is None:
             ports = self.ports
         parted = self.groups if groups is None else groups
-        return _made(self.block, knobs or self.knobs, parted, depths, self.name, ports)
+        return _made(self.block, knobs or self.knobs, parted, depths, self.name, ports, self.lengths)
 
     @cached_property
     def dataflow(self) -> Dataflow:
@@ -145,25 +150,37 @@ class Streamed:
 
     def tensors(self, *args: Any, **kwargs: Any) -> dict[str, npt.NDArray[Any]]:
         """Return the input tensors of the stream program for arguments of the module, by name, in the shapes of
-        `written.shapes`: float32, and int32 for positions. Raises `TensorError` for arguments that differ from the
+        `written.shape`: float32, and int32 for positions. Raises `TensorError` for arguments that differ from the
         example in structure, type or shape, for masks that hide all keys of a row, for positions that a cache does not
         have, and if a weight of the module has changed since the capture."""
-        values = self.block.environment(self.block.interface.bind(args, kwargs))
-        return {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
+        at = self._of_length(args, kwargs)
+        return self._tensors(at, at.block.environment(at.block.interface.bind(args, kwargs)))
 
-    def _tensor(self, name: str, data: Held, values: Mapping[Node, Any]) -> npt.NDArray[Any]:
+    def sizes(self, *args: Any, **kwargs: Any) -> dict[str, int]:
+        """Return the values of the sizes of the machine for arguments of the module, by name; none for a program with
+        one length. Raises as `tensors`."""
+        return {LENGTH: self._of_length(args, kwargs).length} if self.lengths else {}
+
+    def _of_length(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockOfLength:
+        return self.lengths.of(args, kwargs) if self.lengths else BlockOfLength(self.block, 0, {})
+
+    def _tensors(self, at: BlockOfLength, values: Mapping[Node, Any]) -> dict[str, npt.NDArray[Any]]:
+        held = {name: at.held.get(id(data), data) for name, data in self.written.inputs.items()}
+        return {name: self._tensor(name, data, values, at.length or None) for name, data in held.items()}
+
+    def _tensor(self, name: str, data: Held, values: Mapping[Node, Any], length: int | None) -> npt.NDArray[Any]:
         if data is None:
-            return np.zeros(self.written.shapes[name], DTYPES[self.written.dtypes[name]])
+            return np.zeros(self.written.shape(name, length), DTYPES[self.written.dtypes[name]])
         if isinstance(data, Positions):
             positions: npt.NDArray[Any] = values[data.node].to(torch.int32).numpy()
-            return positions.reshape(self.written.shapes[name])
+            return positions.reshape(-1)
         if not isinstance(data, FromHost):
-            return self.written.laid_out(name, data)
+            return self.written.laid_out(name, data, length)
         made = flat_matrices(values[data.node], data.view)
         keys = data.view.shape[-1]
         if data.masks and (made.reshape(-1, keys) <= NEVER).all(axis=-1).any():
             raise TensorError(f"{name} hides all keys of a row; let each row see at least one key, such as its own")
-        return self.written.laid_out(name, made)
+        return self.written.laid_out(name, made, length)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the stream program on the engine with arguments of the module, by position or by name. Returns what the
@@ -180,13 +197,14 @@ class Streamed:
 
     def timed_run(self, *args: Any, **kwargs: Any) -> tuple[Any, Run]:
         """As `run`, with the run itself: its modelled time in seconds, and what took it. Raises as `run` does."""
-        values = self.block.environment(self.block.interface.bind(args, kwargs))
-        tensors = {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
-        outputs, run = run_on_tensors(self.machine, tensors)
-        for node, shown in self.block.results.items():
+        at = self._of_length(args, kwargs)
+        values = at.block.environment(at.block.interface.bind(args, kwargs))
+        sizes = {LENGTH: at.length} if self.lengths else {}
+        outputs, run = run_on_tensors(with_sizes(self.machine, sizes), self._tensors(at, values))
+        for node, shown in at.block.results.items():
             tensor = self.written.outputs[shown.operator.name]
-            values[node] = _tensor_of(self.written.elements(tensor, outputs[tensor]), shown)
-        return self.block.interface.unbind(values), run
+            values[node] = _tensor_of(self.written.elements(tensor, outputs[tensor], at.length or None), shown)
+        return at.block.interface.unbind(values), run
 
 
 def _timing(beats: Body) -> Timing:
@@ -210,25 +228,36 @@ def streamed(
     knobs: Knobs | None = None,
     *,
     name: str | None = None,
+    any_length: bool = False,
 ) -> Streamed:
     """Make a stream program of a PyTorch module.
 
     example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward; the program is for their
     shapes, and with the weights that the module has now: once they change, it refuses to run. knobs: tiles and widths
-    of its kernels. name: of the program, by default the class of the module. The module must be in eval mode, with
-    float32 weights on the CPU.
+    of its kernels. name: of the program, by default the class of the module. any_length: the rows of the sequence are a
+    size that each run gives, from 1 to those of the example (`lengths`). The module must be in eval mode, with float32
+    weights on the CPU.
 
-    Raises `UnsupportedError` for an operator that no kernel computes, naming it and its module, `TensorError` for
-    inputs that do not fit, and `ProgramError` for knobs of operators that the block does not have.
+    Raises `UnsupportedError` for an operator that no kernel computes, naming it and its module, and for any length of
+    several sequences or without a cache of fixed capacity; `TensorError` for inputs that do not fit, and `ProgramError`
+    for knobs of operators that the block does not have.
     """
     model = module_of(module)
     args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
+    block = _captured(model, args, kwargs, signature)
+    lengths = BlocksByLength(block, lambda a, k: _captured(model, a, k, signature)) if any_length else None
+    name = identifier(name or type(model).__name__.lower(), "block")
+    return _made(block, knobs or Knobs(), {}, None, name, None, lengths)
+
+
+def _captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], signature: inspect.Signature
+) -> OperatorBlock:
     captured = capture(model, args, kwargs)
     interface = Interface.of(captured, signature)
     values = lifted(captured) | interface.bind(args, kwargs)
     rewrite(captured, REWRITES)
-    block = GraphReader(captured, interface, RULES).block(values)
-    return _made(block, knobs or Knobs(), {}, None, identifier(name or type(model).__name__.lower(), "block"))
+    return GraphReader(captured, interface, RULES).block(values)
 
 
 def _made(
@@ -238,9 +267,11 @@ def _made(
     depths: Mapping[str, int] | None,
     name: str,
     ports: ChannelPorts | None = None,
+    lengths: BlocksByLength | None = None,
 ) -> Streamed:
     graph = with_split_products(with_whole_tiles(block.graph, knobs.rows, knobs.columns), knobs)
+    graph = with_any_length(graph, knobs.rows) if lengths else graph
     plans = planned(graph, knobs)
     title = f"{name}: {len(plans)} kernels, tiles of {knobs.rows} x {knobs.columns}."
     written = program(graph, plans, knobs, title, groups=groups, depths=depths, ports=ports)
-    return Streamed(block, knobs, plans, groups, written, name, ports)
+    return Streamed(block, knobs, plans, groups, written, name, ports, lengths)

@@ -11,10 +11,11 @@ import numpy as np
 from ...base.element_types import SCALARS
 from ...streams.orders.order import Order
 from ...streams.orders.text import loops_of, span
-from ...streams.syntax.builder import Operand, Term, assign, both, call, do, expression, named, nest, when
+from ...streams.syntax.builder import NamedNumber, Operand, Term, assign, both, call, do, expression, named, nest, when
 from ...streams.syntax.nodes import Identifier, StatementNode
 from ...streams.syntax.printer import laid_out
 from . import pointwise as p
+from .lengths import LENGTH
 from .operators import StreamOperator
 from .plans import SUMS, KernelPlan
 
@@ -402,7 +403,7 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of a cache with rows replaced: the new rows, then the cache tile by tile, with them in the rows
     at their positions."""
     s, n = plan.sizes, plan.loops
-    (_, new), width, positions = x.attributes["rows"], s["width"], ends.vectors["positions"]
+    new, width, positions = new_row_count(x), s["width"], ends.vectors["positions"]
     kept = [
         assign(ROWS, ends.gets[1].get()),
         assign(BUFFER[span("k", s["tn"], n["new"] * s["tn"]), :], ROWS),
@@ -423,6 +424,12 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     return nest([("h", n["heads"])], [*body, *nest([("i", n["tiles"])], tile)])
 
 
+def new_row_count(x: StreamOperator) -> int:
+    """Return how many new rows of a cache exist. x: the operator that replaces them."""
+    _, new = x.attributes["rows"]
+    return NamedNumber(new, LENGTH) if x.operands[1].row_tile else int(new)
+
+
 def stored_rows(
     cache: str, positions: str, new: int, order: Order, stream: str, after: Sequence[StatementNode]
 ) -> Statements:
@@ -440,7 +447,7 @@ def stored_rows(
     row: Operand = "r" if tn > 1 else 0
     place = named(index) * tn + row if steps > 1 else row
     stored: Statements = [assign(named(cache)[(*sequence, named(positions)[place], part)], ROWS[row, :])]
-    if new < order.tensor[-2]:
+    if new < order.tensor[-2] or (isinstance(new, NamedNumber) and tn > 1):
         stored = [when(Term(expression(place)) < new, stored)]
     return nest(loops, [assign(ROWS, named(stream).get()), *after, *nest([("r", tn)], stored)])
 

@@ -195,14 +195,15 @@ def generate(
     rule: Rule = "balanced",
     on_chip_bytes: int | None = None,
     name: str | None = None,
+    any_length: bool = False,
     done: Callable[[str], None] = lambda step: None,
 ) -> Generated:
     """Generate a machine for a PyTorch block (paper section 4.2, which does it by hand).
 
-    example_inputs: as for `streamed`. knobs: tiles; `unroll`, `lanes` and `port` are limits, but for operators that
-    they are given for; None for `DEFAULT`. rule: how kernels share multipliers and bandwidth. on_chip_bytes: limit of
-    bytes of kernels, converters and streams; None for `FILL` of the device's. name: of the program. done: called after
-    each step, with its name in `STEPS`.
+    example_inputs, any_length: as for `streamed`; with any length, times are those of the longest sequence. knobs:
+    tiles; `unroll`, `lanes` and `port` are limits, but for operators that they are given for; None for `DEFAULT`. rule:
+    how kernels share multipliers and bandwidth. on_chip_bytes: limit of bytes of kernels, converters and streams; None
+    for `FILL` of the device's. name: of the program. done: called after each step, with its name in `STEPS`.
 
     Raises as `streamed` does, and `ResourceError` with the numbers if the block does not fit: no group of kernels, no
     memory, no die; `ProgramError` for another rule.
@@ -210,7 +211,7 @@ def generate(
     seconds: dict[str, float] = {}
     step = _steps(seconds, done)
     with step("capture"):
-        made = streamed(module, example_inputs, knobs or DEFAULT, name=name)
+        made = streamed(module, example_inputs, knobs or DEFAULT, name=name, any_length=any_length)
     return place(made, device, rule=rule, on_chip_bytes=on_chip_bytes, seconds=seconds, done=done)
 
 

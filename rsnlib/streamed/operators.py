@@ -56,6 +56,7 @@ class StreamOperator:
     constant vectors are arrays. A "linear" operator names its operands in `operand_names`. data: of a tensor off the
     chip; None for others. site: operator and module path of PyTorch, for messages. dtype: the element type of the
     result. existing: what exists of a result to which rows or columns were added (`covering.Existing`), None for all.
+    row_tile: rows of a tile, if its rows are those of a sequence of any length (`lengths`), else 0.
     """
 
     name: str
@@ -67,6 +68,7 @@ class StreamOperator:
     site: str = ""
     dtype: str = "f32"
     existing: tuple[int, int, int, int] | None = None
+    row_tile: int = 0
 
     @property
     def is_memory(self) -> bool:

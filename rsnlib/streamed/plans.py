@@ -13,6 +13,7 @@ from ...streams.datapath import Datapath
 from ...streams.orders.order import Axis, Order
 from ...streams.words import MOVED, row_word, word
 from .knobs import PRODUCTS, Knobs, elements_beside, fit
+from .lengths import row_tiles
 from .operators import Array, Matrices, OperatorGraph, StreamOperator
 from .pointwise import operations
 from .sequences import as_order_of, common_tensor, row_units
@@ -77,7 +78,7 @@ def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     operand, weight = x.operands
     (_, m, depth), n = operand.shape, x.shape[2]
     tm, tn, tk = fit(unit, knobs.rows), fit(n, knobs.columns), fit(depth, knobs.depth)
-    rows, columns, parts = m // tm, n // tn, depth // tk
+    rows, columns, parts = row_tiles(x, m, tm), n // tn, depth // tk
     if knobs.outward and columns > 1:
         return KernelPlan(
             (
@@ -112,7 +113,7 @@ def _quantised_linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     assert scale is not None
     groups = scale.shape[1]
     tm, tn, tk = fit(unit, knobs.rows), fit(n, knobs.columns), fit(depth // groups, knobs.depth)
-    rows, columns, parts = m // tm, n // tn, depth // tk
+    rows, columns, parts = row_tiles(x, m, tm), n // tn, depth // tk
 
     def get(name: str, operand: StreamOperator) -> Order:
         match name:
@@ -142,9 +143,10 @@ def join(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     _, rows, columns = x.shape
     width = x.operands[0].shape[2]
     tm, tn = fit(unit, knobs.rows), fit(width, knobs.columns)
-    put = tiles(x, (tm, tn), [(rows // tm, tm), (columns // tn, tn)], row=0, column=1)
-    gets = (tiles(part, (tm, tn), [(rows // tm, tm), (width // tn, tn)], row=0, column=1) for part in x.operands)
-    loops = {"rows": rows // tm, "columns": width // tn}
+    count = row_tiles(x, rows, tm)
+    put = tiles(x, (tm, tn), [(count, tm), (columns // tn, tn)], row=0, column=1)
+    gets = (tiles(part, (tm, tn), [(count, tm), (width // tn, tn)], row=0, column=1) for part in x.operands)
+    loops = {"rows": count, "columns": width // tn}
     return KernelPlan(tuple(gets), put, loops, {"tm": tm, "tn": tn}, 0, (tm, tn))
 
 
@@ -153,7 +155,7 @@ def _in_place(
 ) -> tuple[tuple[Order, ...], Order]:
     """Orders of operands and of a result, row by row of tiles."""
     heads, rows, columns = x.shape
-    loops = [(heads, 1), (rows // tile[0], tile[0]), (columns // tile[1], tile[1])]
+    loops = [(heads, 1), (row_tiles(x, rows, tile[0]), tile[0]), (columns // tile[1], tile[1])]
     if heads == 1:
         order = tiles(x, tile, loops[1:], row=0, column=1)
     else:
@@ -166,7 +168,7 @@ def pointwise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     heads, rows, columns = x.shape
     tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
-    loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
+    loops = {"heads": heads, "rows": row_tiles(x, rows, tm), "columns": columns // tn}
     return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, 0, (tm, tn))
 
 
@@ -178,7 +180,7 @@ def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     tm = fit(unit, knobs.rows)
     tn = whole if whole < columns else fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
-    loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
+    loops = {"heads": heads, "rows": row_tiles(x, rows, tm), "columns": columns // tn}
     return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, whole_bytes(tm * whole, x.operands[0].dtype), (tm, whole))
 
 
@@ -189,7 +191,7 @@ def quantise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     columns: int = x.attributes["columns"]
     tm, tn = fit(unit, knobs.rows), columns if columns < width else fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
-    loops = {"heads": heads, "rows": rows // tm, "parts": width // columns, "columns": columns // tn}
+    loops = {"heads": heads, "rows": row_tiles(x, rows, tm), "parts": width // columns, "columns": columns // tn}
     kept = columns + tn * (1 if x.attributes["is_symmetric"] else 2)
     return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, whole_bytes(tm * kept, x.dtype), (tm, tn))
 
@@ -207,9 +209,10 @@ def scale_columns(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     tm, tn = fit(unit, knobs.rows), fit(keys, knobs.columns)
     (of_weights,), put = _in_place(x, (tm, tn), x.operands[:1])
     key_heads = x.attributes["key_heads"]
-    inner = [(heads // key_heads, 1), (rows // tm, 1), (keys // tn, tn)]
+    count = row_tiles(x, rows, tm)
+    inner = [(heads // key_heads, 1), (count, 1), (keys // tn, tn)]
     of_scales = _of_heads(x.operands[1], key_heads, x.attributes["key_sequences"], (tn, 1), inner)
-    loops = {"heads": heads, "rows": rows // tm, "columns": keys // tn}
+    loops = {"heads": heads, "rows": count, "columns": keys // tn}
     return KernelPlan((of_weights, of_scales), put, loops, {"tm": tm, "tn": tn}, 0, (tm, tn))
 
 
@@ -220,12 +223,14 @@ def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     _, rows, columns = x.shape
     width: int = x.attributes["columns"]
     tm, heads = fit(unit, knobs.rows), columns // width
-    order = tiles(x, (tm, width), [(rows // tm, tm), (heads, width)], row=0, column=1)
+    count = row_tiles(x, rows, tm)
+    order = tiles(x, (tm, width), [(count, tm), (heads, width)], row=0, column=1)
     gets = [order]
     for operand in x.operands[1:]:
         of_one = operand.shape[1]
-        gets.append(tiles(operand, (tm, width), [(rows // of_one, 1), (of_one // tm, tm), (heads, 1)], row=1))
-    named = {"rows": rows // tm, "columns": heads}
+        loops = [(rows // of_one, 1), (row_tiles(operand, of_one, tm), tm), (heads, 1)]
+        gets.append(tiles(operand, (tm, width), loops, row=1))
+    named = {"rows": count, "columns": heads}
     return KernelPlan(tuple(gets), order, named, {"tm": tm, "tn": width}, 0, (tm, width))
 
 
@@ -246,7 +251,7 @@ def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     heads, rows, columns = x.shape
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
     tm, tn = fit(rows, knobs.rows), fit(columns, knobs.columns)
-    m, n, group = rows // tm, columns // tn, heads // key_heads
+    m, n, group = row_tiles(x, rows, tm), columns // tn, heads // key_heads
     of_rows, of_keys = [(m, tm)], [(group, 1), (m, 1), (n, tn)]
 
     def get(name: str, operand: StreamOperator) -> Order:
@@ -286,7 +291,7 @@ def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     heads, rows, keys = weights.shape
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
     tm, tn = fit(rows, knobs.rows), fit(keys, knobs.columns)
-    m, n, group = rows // tm, keys // tn, heads // key_heads
+    m, n, group = row_tiles(x, rows, tm), keys // tn, heads // key_heads
     (of_weights,), _ = _in_place(weights, (tm, tn), (weights,))
     of_rows = [_in_place(operand, (tm, 1), (operand,))[0][0] for operand in x.operands[2:]]
     inner = [(group, 1), (m, 1), (n, tn)]
@@ -329,9 +334,10 @@ def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     of_cache, of_new = x.attributes["sequences"]
     capacity, new = x.shape[1], prod(x.operands[1].shape[:2]) // of_new
     tm, tn = fit(capacity, knobs.columns), fit(new, knobs.rows)
+    count = row_tiles(x.operands[1], new, tn)
     put = _of_heads(x, heads, of_cache, (tm, width), [(capacity // tm, tm)])
-    gets = put, _of_heads(x.operands[1], heads, of_new, (tn, width), [(new // tn, tn)])
-    named = {"heads": heads, "tiles": capacity // tm, "new": new // tn}
+    gets = put, _of_heads(x.operands[1], heads, of_new, (tn, width), [(count, tn)])
+    named = {"heads": heads, "tiles": capacity // tm, "new": count}
     sizes = {"tm": tm, "tn": tn, "width": width}
     return KernelPlan(gets, put, named, sizes, whole_bytes(new * width, x.operands[1].dtype), (tm, width))
 

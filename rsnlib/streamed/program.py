@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from math import gcd, prod
@@ -18,13 +18,14 @@ from ...streams.orders.order import Order
 from ...streams.orders.packed_tensor import PackedTensor
 from ...streams.orders.text import converted, load, ping_pong, store, token_shape
 from ...streams.syntax import builder
-from ...streams.syntax.builder import Term, declare, do, named
+from ...streams.syntax.builder import Operand, Term, assign, declare, do, named
 from ...streams.syntax.nodes import StatementNode
 from ...streams.syntax.printer import PrintedProgram, printed
 from ...streams.words import MOVED, moved_rounds, port_elements, stream_word
-from .bodies import BODIES, BodyNames, Statements, stored_rows
+from .bodies import BODIES, BodyNames, Statements, new_row_count, stored_rows
 from .covering import Existing, cropped, grown
 from .knobs import Knobs
+from .lengths import LENGTH, ROW_TILES
 from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator
 from .plans import KernelPlan, new_rows, puts_of, rates, vectors_of
@@ -62,7 +63,9 @@ class StreamProgramText:
     by tile. loads: the operator that each task that loads a tensor is for, both by name. stores: names of tasks that
     store one. moved: bytes, by the name of each of these tasks. requests: the streams on which the reading task of a
     converter asks the filling one for the next buffer, against the direction of the data. existing: of tensors by name,
-    what exists, and the shape of all matrices with what was added (`covering`).
+    what exists, and the shape of all matrices with what was added (`covering`). row_axes: of tensors by name whose rows
+    are those of a sequence of any length, the axis of `shapes` with its row tiles, and the elements of one along it.
+    row_tile: rows of a tile of these; 0 if the program has one length.
     """
 
     statements: Sequence[StatementNode]
@@ -77,6 +80,8 @@ class StreamProgramText:
     moved: Mapping[str, MovedBytes]
     requests: tuple[str, ...] = ()
     existing: Mapping[str, tuple[Existing, Shape]] = field(default_factory=dict)
+    row_axes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    row_tile: int = 0
 
     @cached_property
     def printed(self) -> PrintedProgram:
@@ -94,25 +99,41 @@ class StreamProgramText:
         """Return the bytes of a tensor off the chip. name: of the tensor."""
         return whole_bytes(prod(self.shapes[name]), self.dtypes[name])
 
-    def laid_out(self, name: str, x: Array) -> Array:
-        """Return the elements of a tensor as they lie in memory, in its shape of `shapes`, with those that were added.
-        name: of the tensor. x: its elements that exist, row-major. Raises `ValueError` for another number of
-        elements."""
-        packed = self.packed_tensors.get(name)
-        if name in self.existing:
-            x = grown(x, *self.existing[name])
-        lying = x if packed is None else packed.pack(x.reshape(packed.tensor))
-        return lying.reshape(self.shapes[name])
+    def shape(self, name: str, length: int | None = None) -> Shape:
+        """Return the shape of a tensor. name: of the tensor. length: of the sequence; None for the longest one."""
+        shape = self.shapes[name]
+        if length is None or name not in self.row_axes:
+            return shape
+        axis, size = self.row_axes[name]
+        return (*shape[:axis], -(-length // self.row_tile) * size, *shape[axis + 1 :])
 
-    def elements(self, name: str, x: Array) -> Array:
+    def laid_out(self, name: str, x: Array, length: int | None = None) -> Array:
+        """Return the elements of a tensor as they lie in memory, in its `shape`, with those that were added. name: of
+        the tensor. x: its elements that exist, row-major. length: as for `shape`. Raises `ValueError` for another
+        number of elements."""
+        packed, existing = self._at(name, length)
+        if existing is not None:
+            x = grown(x, *existing)
+        lying = x if packed is None else packed.pack(x.reshape(packed.tensor))
+        return lying.reshape(self.shape(name, length))
+
+    def elements(self, name: str, x: Array, length: int | None = None) -> Array:
         """Return the elements that exist of what lies in memory, row-major, (elements,): the inverse of `laid_out`.
-        name: of the tensor. x: in its shape of `shapes`."""
-        packed = self.packed_tensors.get(name)
+        name: of the tensor. x: in its `shape`. length: as for `shape`."""
+        packed, existing = self._at(name, length)
         whole = np.ascontiguousarray(x if packed is None else packed.unpack(x))
-        if name in self.existing:
-            existing, tensor = self.existing[name]
-            whole = cropped(whole, existing, tensor[-1])
+        if existing is not None:
+            whole = cropped(whole, existing[0], existing[1][-1])
         return whole.reshape(-1)
+
+    def _at(self, name: str, length: int | None) -> tuple[PackedTensor | None, tuple[Existing, Shape] | None]:
+        """How a tensor lies tile by tile, and what exists of it, with a sequence of this length."""
+        packed, found = self.packed_tensors.get(name), self.existing.get(name)
+        if length is None or name not in self.row_axes or found is None:
+            return packed, found
+        (heads, sequences, _, columns), tensor = found
+        tensor = (*tensor[:-2], -(-length // self.row_tile) * self.row_tile, tensor[-1])
+        return packed and replace(packed, tensor=tensor), ((heads, sequences, length, columns), tensor)
 
 
 @dataclass
@@ -206,6 +227,9 @@ class _ProgramWriter:
         self.stores: list[str] = []
         self.moved: dict[str, MovedBytes] = {}
         self.existing: dict[str, tuple[Existing, Shape]] = {}
+        self.row_axes: dict[str, tuple[int, int]] = {}
+        self.lengths = [x for x in graph.operators if x.row_tile]
+        self.taken |= {LENGTH, ROW_TILES} if self.lengths else set()
         self.requests: list[str] = []
         self.gets: dict[tuple[StreamOperator, int], str] = {}
         self.puts: dict[StreamOperator, list[str]] = {y: [] for x, plan in plans.items() for y in puts_of(x, plan)}
@@ -231,7 +255,7 @@ class _ProgramWriter:
             least = s.depth or (s.tokens if s.name in circles else min(LEAST_DEPTH, s.tokens))
             streams.append(declare(s.name, named("Stream")[s.element, depths.get(s.name, least)]))
         tensors = [declare(name, self._tensor_type(name)) for name in self.tensors]
-        statements = builder.program(title, tensors, streams, [*map(self._written, self.tasks)])
+        statements = builder.program(title, *self._sizes(), tensors, streams, [*map(self._written, self.tasks)])
         held = self.inputs, self.outputs, self.tensors, self.dtypes
         return StreamProgramText(
             statements,
@@ -243,7 +267,18 @@ class _ProgramWriter:
             self.moved,
             tuple(self.requests),
             self.existing,
+            self.row_axes,
+            max((x.row_tile for x in self.lengths), default=0),
         )
+
+    def _sizes(self) -> list[list[StatementNode]]:
+        """The sizes of a program for sequences of any length: the largest one is stated."""
+        found = [(x.row_tile, x.existing[2]) for x in self.lengths if x.existing is not None]
+        if not found:
+            return []
+        tile, longest = found[0]
+        count = named(LENGTH) if tile == 1 else (named(LENGTH) + (tile - 1)).joined("//", tile)
+        return [[declare(LENGTH, named("Size")[longest], longest), assign(ROW_TILES, count)]]
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
         names = [s.name for s in self.streams]
@@ -261,7 +296,11 @@ class _ProgramWriter:
         return name
 
     def _tensor_type(self, name: str) -> Term:
-        return _type(self.tensors[name], self.dtypes[name])
+        shape: list[Operand] = [*self.tensors[name]]
+        if name in self.row_axes:
+            axis, size = self.row_axes[name]
+            shape[axis] = named(ROW_TILES) if size == 1 else named(ROW_TILES) * size
+        return named(self.dtypes[name])[tuple(shape)]
 
     def _stream(self, stem: str, order: Order, source: str, target: str, depth: int | None = None) -> str:
         name = unique_name(stem, self.taken)
@@ -310,7 +349,7 @@ class _ProgramWriter:
         assert x.positions is not None
         tensor = self._moving_tensor(memory, memory.name, order, packed=False)
         self.inputs[tensor] = memory.data
-        places = self._tensor(f"{tensor}_positions", (x.attributes["rows"][1],), "i32")
+        places = self._tensor(f"{tensor}_positions", (new_row_count(x),), "i32")
         self.inputs[places] = x.positions
         before = len(self.tasks)
         self.gets[x, 0] = self._load_of(tensor, order, x, [])
@@ -328,6 +367,9 @@ class _ProgramWriter:
             name = self._tensor(stem, order.tensor, order.dtype)
         if x.existing is not None:
             self.existing[name] = x.existing, order.tensor
+        if x.row_tile:
+            axis = len(order.tensor) - 2
+            self.row_axes[name] = (_nesting(order).index(axis), 1) if packed else (axis, x.row_tile)
         return name
 
     def _load_of(self, tensor: str, order: Order, target: StreamOperator, before: Statements) -> str:
@@ -429,8 +471,7 @@ class _ProgramWriter:
         cache.load.body.append(named(loaded).put(True))
         self.streams.append(_Stream(loaded, named("boolean"), 1, cache.load.name, task.name, 1))
         moved = self._moved(task.name, cache.tensor, order, self.knobs.port, scattered=True)
-        new = x.attributes["rows"][1]
-        body = stored_rows(cache.tensor, cache.positions, new, order, cache.stored, moved)
+        body = stored_rows(cache.tensor, cache.positions, new_row_count(x), order, cache.stored, moved)
         task.body += [do("drop", named(loaded).get()), *body, *self._latency(cache.tensor)]
         return task
 

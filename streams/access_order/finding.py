@@ -184,6 +184,7 @@ class _RaceCheck:
             for sharer in sharers:
                 refs[sharer.number].append(sharer.ref)
         streams = {decl.name: decl for decl in region.streams}
+        sizes = {size.name: size.value for size in region.sizes}
         tracers: dict[str, InstanceTracer | None] = {}
         out: dict[int, Body] = {}
         left = STEPS
@@ -193,7 +194,7 @@ class _RaceCheck:
             if task.name not in tracers:
                 try:
                     lowered = lowered_task(region, task, (), _AnyName())
-                    tracers[task.name] = InstanceTracer(lowered.body, streams, Nodes())
+                    tracers[task.name] = InstanceTracer(lowered.body, streams, Nodes(), sizes)
                 except Refusal:  # no machine and no run has such a task
                     tracers[task.name] = None
             tracer = tracers[task.name]

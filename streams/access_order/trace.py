@@ -89,11 +89,18 @@ _PLAIN = bool | int | float | str
 
 class InstanceTracer:
     """Follows instances of one task. body: of the task. streams: the arrays of the region by name. nodes: makes the
-    operations. steps: statements that were followed in the last instance.
+    operations. sizes: values of the sizes that each run gives, by name. steps: statements that were followed in the
+    last instance.
     """
 
-    def __init__(self, body: tuple[t.Statement, ...], streams: Mapping[str, StreamDecl], nodes: Nodes) -> None:
-        self.root, self.streams, self.nodes = body, streams, nodes
+    def __init__(
+        self,
+        body: tuple[t.Statement, ...],
+        streams: Mapping[str, StreamDecl],
+        nodes: Nodes,
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.root, self.streams, self.nodes, self.sizes = body, streams, nodes, sizes
         self._written: dict[int, tuple[frozenset[str], frozenset[str]]] = {}
         self._leaves: dict[int, bool] = {}
         self._single: set[tuple[int, int]] = set()
@@ -111,7 +118,7 @@ class InstanceTracer:
         self._single = set()
         while True:
             self.env = {"get_tid()": tid[0] if len(tid) == 1 else tid, "use()": DATA, "data()": DATA}
-            self.env |= {part.name: part for part in parts}
+            self.env |= {**self.sizes, **{part.name: part for part in parts}}
             self.out, self._maybe, self._loops = [], 0, 0
             try:
                 self._block(self.root, ())

@@ -18,6 +18,18 @@ Operand = Union["Term", str, bool, int, float, slice, Sequence["Operand"], None]
 """What becomes an expression: a text is a name, a list a list, a tuple the items of an index."""
 
 
+class NamedNumber(int):
+    """A number that a program calls by a name, such as the trips of a loop that each run gives: it is written as that
+    name. What is computed with it is a plain number: for a size, with its largest value."""
+
+    name: str
+
+    def __new__(cls, value: int, name: str) -> NamedNumber:
+        made = super().__new__(cls, value)
+        made.name = name
+        return made
+
+
 class Term:
     """An expression that is made. node: of the tree; it may stand in several places."""
 
@@ -81,6 +93,8 @@ def expression(value: Operand) -> n.ExpressionNode:
             return value.node
         case str():
             return n.Identifier(AT, value)
+        case NamedNumber(name=name):
+            return n.Identifier(AT, name)
         case slice():
             low, high = (None if end is None else expression(end) for end in (value.start, value.stop))
             return n.Slicing(AT, low, high, None)
@@ -130,9 +144,10 @@ def assign(target: Operand, value: Operand) -> n.StatementNode:
     return n.Assignment(AT, (stored,), expression(value))
 
 
-def declare(target: str, annotation: Term) -> n.StatementNode:
-    """Return the statement `target: annotation`. target: a name."""
-    return n.Declaration(AT, n.Identifier(AT, target, True), annotation.node, None)
+def declare(target: str, annotation: Term, value: Operand = None) -> n.StatementNode:
+    """Return the statement `target: annotation`, or `target: annotation = value`. target: a name."""
+    given = None if value is None else expression(value)
+    return n.Declaration(AT, n.Identifier(AT, target, True), annotation.node, given)
 
 
 def when(test: Term, body: Sequence[n.StatementNode]) -> n.StatementNode:
