@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch.ao.quantization.fx._decomposed")  # it defines operators, and so does torchao
 torchao = pytest.importorskip("torchao")
 
-from pathlib import Path  # noqa: E402 - torch first: it may be missing
+from dataclasses import replace  # noqa: E402 - torch first: it may be missing
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -267,3 +268,14 @@ def test_multipliers_of_integers() -> None:
             for lanes in (0, 101)
         ]
         assert np.diff(dsps)[[0, 2]].tolist() == [51, 101]
+
+
+@pytest.mark.parametrize("kernels", [1, long(2)])
+@pytest.mark.parametrize("config", ["with zero points", long("int8 rows, int8 weights"), long("only int8 weights")])
+def test_sequences_of_any_length(config: str, kernels: int) -> None:
+    """Rows that only cover the last tile have no part in scales of others."""
+    model, (x,) = perceptron(config)
+    knobs = replace(KNOBS, kernels=kernels)
+    made = streamed(model, (x,), knobs, any_length=True)
+    for rows in (ROWS, 1, 4):
+        assert torch.equal(made.run(x[:rows]), streamed(model, (x[:rows],), knobs).run(x[:rows]))
