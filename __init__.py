@@ -55,6 +55,7 @@ _HOME = {
     "Passes": ".rsnlib.passes:Passes",  # not in __all__, as nn
     "Price": ".scheduler.search:Price",
     "Program": ".isa.program:Program",
+    "QuantisedCache": ".rsnlib.quantised_cache:QuantisedCache",  # not in __all__: it takes torchao, transformers
     "Runner": ".host.runner:Runner",
     "Schedule": ".scheduler.schedule:Schedule",
     "Segment": ".scheduler.schedule:Segment",

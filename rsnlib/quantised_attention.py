@@ -64,6 +64,14 @@ def dequantised(x: QuantisedRows) -> Tensor:
     return dequantize_affine(x.integers, _block(x.integers), x.scale, None, torch.int8, *SYMMETRIC)
 
 
+def carrying(integers: Tensor, scale: Tensor) -> Tensor:
+    """Return what rows stand for, float32, as a tensor beside which `quantised_attention` finds the rows."""
+    rows = QuantisedRows(integers, scale)
+    made = dequantised(rows)
+    made.quantised_rows = rows  # type: ignore[attr-defined]
+    return made
+
+
 def attend_quantised(
     queries: Tensor, keys: QuantisedRows, values: QuantisedRows, *, scaling: float, mask: Tensor | None
 ) -> Tensor:
@@ -112,11 +120,9 @@ def quantised_attention(
         is_causal = bool(getattr(module, "is_causal", False))
     if attention_mask is None and is_causal and rows > 1:
         attention_mask = torch.full((rows, keys), -torch.inf, device=query.device).triu(keys - rows + 1)
-    k, v = (
-        QuantisedRows(*(x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in quantised_rows(y)))
-        if query.shape[1] != key.shape[1]
-        else quantised_rows(y)
-        for y in (key, value)
-    )
+    k, v = (getattr(x, "quantised_rows", None) or quantised_rows(x) for x in (key, value))
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        k, v = (QuantisedRows(*(part.repeat_interleave(groups, 1) for part in rows)) for rows in (k, v))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     return attend_quantised(query, k, v, scaling=scaling, mask=attention_mask).transpose(1, 2).contiguous(), None

@@ -4,7 +4,7 @@ replaced."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -23,13 +23,14 @@ NEVER = -torch.finfo(torch.float32).max / 2
 
 
 def flat_matrices(tensor: torch.Tensor, view: View) -> Array:
-    """Return the matrices of which a tensor, after broadcasting, is `view`: float32 (elements,), row-major. Of a
-    Boolean tensor what is false becomes minus infinity, and what is true 0. Raises `RuntimeError` for a tensor that
-    does not broadcast to the view's shape."""
+    """Return the matrices of which a tensor, after broadcasting, is `view`: float32, or int8 of int8, (elements,),
+    row-major. Of a Boolean tensor what is false becomes minus infinity, and what is true 0. Raises `RuntimeError` for a
+    tensor that does not broadcast to the view's shape."""
     x = tensor.detach()
-    x = torch.where(x, 0.0, -torch.inf) if x.dtype == torch.bool else x.to(torch.float32)
+    x = torch.where(x, 0.0, -torch.inf) if x.dtype == torch.bool else x
+    x = x if x.dtype == torch.int8 else x.to(torch.float32)
     x = x.broadcast_to(view.shape)
-    flat = torch.empty(x.numel(), dtype=torch.float32)
+    flat = torch.empty(x.numel(), dtype=x.dtype)
     shown = flat.as_strided([size for size, _ in view.atoms], [stride for _, stride in view.atoms], view.offset)
     shown.copy_(x.reshape(shown.shape))
     array: Array = flat.numpy()
@@ -182,8 +183,9 @@ def _check_batch(one: Node | ShownTensor, other: Node, name: str, other_name: st
         )
 
 
-def _read(reader: GraphReader, node: Node, *, swapped: bool = False) -> HeadRead:
-    """The heads of an operand. swapped: its last two dimensions are in the other order."""
+def _read(reader: GraphReader, node: Node, *, swapped: bool = False, integers: bool = False) -> HeadRead:
+    """The heads of an operand. swapped: its last two dimensions are in the other order. integers: one of the host may
+    be int8."""
     sizes, order = shape_of(node), list(range(len(shape_of(node))))
     if swapped:
         order[-2:] = order[-1], order[-2]
@@ -192,7 +194,7 @@ def _read(reader: GraphReader, node: Node, *, swapped: bool = False) -> HeadRead
         memory = reader.memory(node, flat.permute(order), (1, prod(flat.shape[:-1]), flat.shape[-1]))
         shown = ShownTensor(memory, flat)
     else:
-        shown = reader.shown(node)
+        shown = reader.shown(node, integers)
         shown = ShownTensor(shown.operator, shown.view.permute(order))
     read = heads_of(shown)
     if read is None:
@@ -206,8 +208,8 @@ def _read(reader: GraphReader, node: Node, *, swapped: bool = False) -> HeadRead
 IntegerScales = Mapping[str, float | Node]
 """Of a product of integers: `left_scale` and `left_zero` of the left operand, `other_scale` and `other_zero` of the
 right one; a zero point that is missing is 0. Each is a number, or a tensor with one for each row of a head."""
-OF_ROWS = ("row_scales",)
-"""Operators whose results are a number for each row of a head."""
+OF_ROWS = ("row_scales", "append", "replace")
+"""Operators whose results may be a number for each row of a head."""
 
 
 @dataclass(frozen=True)
@@ -264,8 +266,9 @@ def joined_rows(reader: GraphReader, node: Node, parts: Sequence[Node], dim: int
     rank = len(shape_of(node))
     if len(parts) != 2 or dim % rank != rank - 2:
         raise OperatorRefused("kernels join two tensors, along the last dimension but one: a cache and new rows")
-    reads = [_read(reader, x) for x in parts]
+    reads = [_read(reader, x, integers=True) for x in parts]
     first, second = reads
+    dtype = _common_type(first, second)
     if (first.count, first.columns) != (second.count, second.columns) or first.repeats * second.repeats != 1:
         raise OperatorRefused("its parts have different heads")
     attributes = {
@@ -276,7 +279,7 @@ def joined_rows(reader: GraphReader, node: Node, parts: Sequence[Node], dim: int
     }
     shape = first.count, first.rows + second.rows, first.columns
     made = reader.operator(node, "append", [reader.whole(read.part) for read in reads], shape, **attributes)
-    return ShownTensor(made, View.dense(shape_of(node)))
+    return ShownTensor(replace(made, dtype=dtype), View.dense(shape_of(node)))
 
 
 def replaced_rows(reader: GraphReader, node: Node, cache: Node, dim: int, positions: Node, new: Node) -> ShownTensor:
@@ -291,7 +294,8 @@ def replaced_rows(reader: GraphReader, node: Node, cache: Node, dim: int, positi
         raise OperatorRefused("it replaces rows of a computed tensor; a cache must be an argument")
     if not isinstance(reader.of[positions], Host) or dtype_of(positions) not in (torch.int32, torch.int64):
         raise OperatorRefused("its positions must be integers that the host computes")
-    old, rows = _read(reader, cache), _read(reader, new)
+    old, rows = _read(reader, cache, integers=True), _read(reader, new)
+    dtype = _common_type(old, rows)
     if (old.count, old.columns) != (rows.count, rows.columns) or old.repeats * rows.repeats != 1:
         raise OperatorRefused("the new rows have other heads than the cache")
     if not old.part.is_whole or prod(shape_of(positions)) != rows.rows:
@@ -305,4 +309,15 @@ def replaced_rows(reader: GraphReader, node: Node, cache: Node, dim: int, positi
     }
     shape = old.sequences, old.rows, old.part.width
     operands = [reader.whole(old.part), reader.whole(rows.part)]
-    return ShownTensor(reader.operator(node, "replace", operands, shape, **attributes), reader.part(cache).view)
+    made = reader.operator(node, "replace", operands, shape, **attributes)
+    part = part_of(reader.shown(cache, integers=True))
+    assert part is not None, "its heads were read"
+    return ShownTensor(replace(made, dtype=dtype), part.view)
+
+
+def _common_type(cache: HeadRead, new: HeadRead) -> str:
+    """The element type of a cache and of new rows. Raises `OperatorRefused` for two types."""
+    types = [read.part.operator.dtype for read in (cache, new)]
+    if types[0] != types[1]:
+        raise OperatorRefused(f"the cache is {types[0]}, and its new rows are {types[1]}")
+    return types[0]

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
-from ...base.element_types import BY_NUMPY, ElementType, whole_bytes
+from ...base.element_types import BITS, BY_NUMPY, ElementType, whole_bytes
 from ...isa.overlays.tasks.program import FABRIC
 from ...streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
 from ...streams.datapath import Datapath
 from ...streams.orders.order import Axis, Order
-from ...streams.words import MOVED, row_word, word
+from ...streams.words import MOVED, STREAM_BITS, row_word, word
 from .knobs import PRODUCTS, Knobs, elements_beside, fit
 from .lengths import row_tiles
 from .operators import Array, Matrices, OperatorGraph, StreamOperator
@@ -311,7 +311,7 @@ def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     before, _ = x.attributes["rows"]
     (first, second), (of_first, of_second) = x.operands, x.attributes["sequences"]
     stored, new = prod(first.shape[:2]) // of_first, prod(second.shape[:2]) // of_second
-    tm = fit(rows if first.is_memory else gcd(rows, stored), max(1, MOVED // width))
+    tm = fit(rows if first.is_memory else gcd(rows, stored), max(1, STREAM_BITS // BITS[x.dtype] // width))
     whole, cut = divmod(before, tm)
     through = not cut and before + new == rows
     tn = tm if through else fit(new, knobs.rows)

@@ -295,12 +295,14 @@ class GraphReader:
         view: View | None = None,
         shape: tuple[int, int, int] | None = None,
         masks: bool = False,
+        integers: bool = False,
     ) -> StreamOperator:
         """Return the operator for a tensor of the host that lies off the chip; one for equal arguments. node: the
         tensor. view: how it shows the matrices of `shape`, (heads, rows, columns); None for a matrix of its own last
-        dimension. masks: it is added to scores, or tells with Booleans which of them count. Raises `OperatorRefused`
-        for a tensor that is not float32, nor a mask of Booleans."""
-        if dtype_of(node) != torch.float32 and not (masks and dtype_of(node) == torch.bool):
+        dimension. masks: it is added to scores, or tells with Booleans which of them count. integers: it may be int8.
+        Raises `OperatorRefused` for a tensor that is not float32, nor one of these."""
+        is_integers = integers and dtype_of(node) == torch.int8
+        if dtype_of(node) != torch.float32 and not is_integers and not (masks and dtype_of(node) == torch.bool):
             raise OperatorRefused(f"{node.name} is {dtype_of(node)}; kernels compute in float32")
         if view is None or shape is None:
             sizes = shape_of(node)
@@ -308,19 +310,20 @@ class GraphReader:
         key = node, view, shape, masks
         if key not in self._memories:
             name = unique_name(identifier(node.name, "input"), self._names)
-            self._memories[key] = StreamOperator(name, "memory", (), shape, data=FromHost(node, view, masks))
+            data, dtype = FromHost(node, view, masks), "i8" if is_integers else "f32"
+            self._memories[key] = StreamOperator(name, "memory", (), shape, data=data, dtype=dtype)
         return self._memories[key]
 
     # -- operands
 
-    def shown(self, node: Node) -> ShownTensor:
-        """Return a node as a tensor on streams; one of the host is loaded. Raises `OperatorRefused` as `memory`
-        does."""
+    def shown(self, node: Node, integers: bool = False) -> ShownTensor:
+        """Return a node as a tensor on streams; one of the host is loaded. integers: as for `memory`. Raises
+        `OperatorRefused` as `memory` does."""
         value = self.of[node]
         if isinstance(value, ShownTensor):
             return value
         assert isinstance(value, Host)
-        return ShownTensor(self.memory(node), View.dense(shape_of(node)))
+        return ShownTensor(self.memory(node, integers=integers), View.dense(shape_of(node)))
 
     def whole(self, part: ColumnSlice) -> StreamOperator:
         """Return an operator whose result is exactly the columns of `part`. A product makes them by itself: its other

@@ -8,7 +8,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch.ao.quantization.fx._decomposed")  # it defines operators, and so does torchao
 pytest.importorskip("torchao")
 
-import numpy as np  # noqa: E402 - torch first: it may be missing
+from typing import Any  # noqa: E402 - torch first: it may be missing
+
+import numpy as np  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
@@ -95,12 +97,17 @@ def test_what_attention_refuses() -> None:
         rsn.quantised_attention(nn.Identity().train(), q, q, q, None, dropout=0.1)
 
 
-def test_a_model_of_transformers() -> None:
+def registered() -> Any:
+    """The package transformers, with the attention of integers."""
     transformers = pytest.importorskip("transformers")
-    from transformers.masking_utils import AttentionMaskInterface, eager_mask
-
+    masks = pytest.importorskip("transformers.masking_utils")
     transformers.AttentionInterface.register("quantised", rsn.quantised_attention)
-    AttentionMaskInterface.register("quantised", eager_mask)
+    masks.AttentionMaskInterface.register("quantised", masks.eager_mask)
+    return transformers
+
+
+def test_a_model_of_transformers() -> None:
+    transformers = registered()
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 64}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
@@ -113,3 +120,39 @@ def test_a_model_of_transformers() -> None:
         got = model(ids, attention_mask=mask, use_cache=False).logits
     seen = mask.bool()
     assert 0 < (got - wanted)[seen].abs().max() < 0.05 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("capacity", [None, 16])
+def test_a_cache_of_integers(capacity: int | None) -> None:
+    """Steps give what the whole sequence gives, and every attention sees the same numbers."""
+    transformers = registered()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 64}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.set_attn_implementation("quantised")
+    ids = torch.randint(0, 64, (2, 9))
+    cache = rsn.QuantisedCache(config, max_cache_len=capacity)
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        steps = [model(ids[:, :4], past_key_values=cache).logits]
+        steps += [model(ids[:, k : k + 1], past_key_values=cache).logits for k in range(4, 9)]
+    assert (torch.cat(steps, 1) - whole).abs().max() < 0.02 * whole.abs().max()
+    layer = cache.layers[1]
+    assert {x.dtype for x in (layer.keys, layer.values)} == {torch.int8}
+    assert {x.dtype for x in (layer.scales.keys, layer.scales.values)} == {torch.float32}
+    assert layer.keys.shape[2] == (capacity or 9)
+    cache.crop(-2)
+    assert [int(x.get_seq_length()) for x in (layer, layer.scales)] == [7, 7]
+    with torch.no_grad():
+        again = model(ids[:, 7:8], past_key_values=cache).logits
+    torch.testing.assert_close(again, steps[4], rtol=1e-5, atol=1e-5)
+    cache.reset()
+    assert not int(cache.get_seq_length())
+
+
+def test_a_cache_refuses_a_window() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MistralConfig(sliding_window=8, num_hidden_layers=1)
+    with pytest.raises(UnsupportedError, match="a model with sliding_attention; it holds all rows"):
+        rsn.QuantisedCache(config)
