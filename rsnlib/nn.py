@@ -103,10 +103,13 @@ class Activation(nn.Module):
 class Attention(nn.Module):
     """Self-attention with its projections, on (batch, seq, hidden): softmax(query @ key^T / sqrt(head_dim)) @ value in
     each of `heads` heads. hidden: columns of operand and result. head_dim: columns of a head; None means hidden /
-    heads. causal: row i attends to the keys 0 to i only. Raises `OperatorError` for sizes below 1, or if hidden / heads
-    is needed and not whole."""
+    heads. causal: row i attends to the keys 0 to i only. quantised: both products are of int8
+    (`rsn.quantised_attention`). Raises `OperatorError` for sizes below 1, or if hidden / heads is needed and not
+    whole."""
 
-    def __init__(self, hidden: int, heads: int, head_dim: int | None = None, causal: bool = False) -> None:
+    def __init__(
+        self, hidden: int, heads: int, head_dim: int | None = None, causal: bool = False, quantised: bool = False
+    ) -> None:
         super().__init__()
         _check_sizes(self, hidden=hidden, heads=heads)
         if head_dim is None and hidden % heads:
@@ -114,7 +117,7 @@ class Attention(nn.Module):
                 f"Attention: hidden={hidden} is not divisible by heads={heads}; choose another number of heads, or "
                 "give head_dim"
             )
-        self.heads, self.causal = heads, causal
+        self.heads, self.causal, self.quantised = heads, causal, quantised
         self.head_dim = hidden // heads if head_dim is None else head_dim
         _check_sizes(self, head_dim=self.head_dim)
         columns = heads * self.head_dim
@@ -131,12 +134,16 @@ class Attention(nn.Module):
         split = (self.heads, self.head_dim)
         q, k, v = (f(x).unflatten(-1, split).transpose(1, 2) for f in (self.query, self.key, self.value))
         seen = None if mask is None else _seen(mask, self.causal)
+        if self.quantised:
+            from .quantised_attention import quantised_attention  # it takes torchao
+
+            return self.out(quantised_attention(self, q, k, v, seen, is_causal=self.causal)[0].flatten(2))
         context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal and mask is None)
         return self.out(context.transpose(1, 2).flatten(2))
 
     def extra_repr(self) -> str:
         """Return the settings, for PyTorch's print of a module."""
-        return f"heads={self.heads}, head_dim={self.head_dim}, causal={self.causal}"
+        return f"heads={self.heads}, head_dim={self.head_dim}, causal={self.causal}" + ", quantised" * self.quantised
 
 
 def _seen(mask: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -184,8 +191,8 @@ Order = Literal["post", "pre"]
 class EncoderLayer(nn.Module):
     """A transformer layer: attention and feed-forward, each with a residual connection.
 
-    hidden, heads, causal: as for `Attention`; causal makes it the layer of a decoder. inner, activation: as for
-    `FeedForward`. eps: of both norms, as for `ResidualNorm`. norm: "post" normalises the sums, as BERT does; "pre"
+    hidden, heads, causal, quantised: as for `Attention`; causal makes it the layer of a decoder. inner, activation: as
+    for `FeedForward`. eps: of both norms, as for `ResidualNorm`. norm: "post" normalises the sums, as BERT does; "pre"
     normalises the inputs of attention and feed-forward, as GPT-2 and ViT do. Raises `OperatorError` for another norm,
     and as these modules do.
     """
@@ -199,11 +206,12 @@ class EncoderLayer(nn.Module):
         eps: float = 1e-12,
         norm: Order = "post",
         causal: bool = False,
+        quantised: bool = False,
     ) -> None:
         super().__init__()
         _check_choice(self, "norm", norm, ("post", "pre"))
         self.norm = norm
-        self.attn = Attention(hidden, heads, causal=causal)
+        self.attn = Attention(hidden, heads, causal=causal, quantised=quantised)
         self.attn_norm = ResidualNorm(hidden, eps)
         self.ffn = FeedForward(hidden, inner, activation)
         self.ffn_norm = ResidualNorm(hidden, eps)
@@ -235,12 +243,13 @@ class Encoder(nn.Module):
         eps: float = 1e-12,
         norm: Order = "post",
         causal: bool = False,
+        quantised: bool = False,
     ) -> None:
         super().__init__()
         _check_sizes(self, layers=layers)
         self.causal = causal
         self.layers = nn.ModuleList(
-            EncoderLayer(hidden, heads, inner, activation, eps, norm, causal) for _ in range(layers)
+            EncoderLayer(hidden, heads, inner, activation, eps, norm, causal, quantised) for _ in range(layers)
         )
         self.norm = ResidualNorm(hidden, eps) if norm == "pre" else None
 
@@ -270,6 +279,9 @@ def validate(model: nn.Module, overlay: str = "xnn", *, seq: int = 512, masked: 
         if network is None:
             continue
         seen += 1
+        if isinstance(module, Attention) and module.quantised:
+            faults.append(f"{where}: the overlays have no attention of integers")
+            continue
         try:
             lower(norms_at_loads(network, target), target, schedule)
         except UnsupportedError as error:

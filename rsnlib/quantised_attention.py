@@ -68,7 +68,7 @@ def carrying(integers: Tensor, scale: Tensor) -> Tensor:
     """Return what rows stand for, float32, as a tensor beside which `quantised_attention` finds the rows."""
     rows = QuantisedRows(integers, scale)
     made = dequantised(rows)
-    made.quantised_rows = rows  # type: ignore[attr-defined]
+    made.quantised_rows = rows  # type: ignore[attr-defined, unused-ignore]
     return made
 
 

@@ -22,6 +22,16 @@ from torch import Tensor  # noqa: E402
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer  # noqa: E402
 
 
+def _both(name: str) -> Any:
+    """A method of a layer that does the same to its integers and to its scales. name: of the layer's own method."""
+
+    def method(self: Any, *args: Any) -> None:
+        getattr(super(_OfIntegers, self), name)(*args)
+        getattr(self.scales, name)(*args)
+
+    return method
+
+
 class _OfIntegers:
     """What a layer of int8 does in place of one of float32. scales: a layer like it, with the scales of keys and of
     values as rows of one number."""
@@ -43,13 +53,6 @@ class _OfIntegers:
         scales = self.scales.update(*(x.scale for x in new), *args, **kwargs)
         keys, values = map(carrying, integers, scales)
         return keys, values
-
-    def _both(name: str) -> Any:  # noqa: N805 - a function of the class body
-        def method(self: Any, *args: Any) -> None:
-            getattr(super(), name)(*args)
-            getattr(self.scales, name)(*args)
-
-        return method
 
     reset, crop, reorder_cache = _both("reset"), _both("crop"), _both("reorder_cache")
     batch_repeat_interleave, batch_select_indices = _both("batch_repeat_interleave"), _both("batch_select_indices")

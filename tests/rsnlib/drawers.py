@@ -217,7 +217,8 @@ SPECIAL: dict[Any, Drawer] = {
     INTEGER_MATMUL: lambda x, y, g: (
         x
         + INTEGER_MATMUL(
-            *(_integers(g), _scale(), None), *(_small_integers(g.shape[-1], x.shape[-1]), _scale(), None)
+            *(_integers(g), *ROW_SCALES(g, False, 1e-6, -128, 127)),
+            *(_small_integers(g.shape[-1], x.shape[-1]), _scale().expand(1, x.shape[-1]).contiguous(), None),
         ).to(x.dtype)
     ),
 }

@@ -122,6 +122,21 @@ def test_a_model_of_transformers() -> None:
     assert 0 < (got - wanted)[seen].abs().max() < 0.05 * wanted.abs().max()
 
 
+def test_the_attention_of_rsn_nn() -> None:
+    torch.manual_seed(0)
+    plain = rsn.nn.Encoder(layers=1, hidden=32, heads=2, inner=48, causal=True).eval()
+    model = rsn.nn.Encoder(layers=1, hidden=32, heads=2, inner=48, causal=True, quantised=True).eval()
+    model.load_state_dict(plain.state_dict())
+    x, mask = torch.randn(2, 6, 32), torch.ones(2, 6)
+    mask[1, 4:] = 0
+    with torch.no_grad():
+        for given in ((x,), (x, mask)):
+            assert 0 < (model(*given) - plain(*given))[:, :4].abs().max() < 0.05
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.attn: the overlays have no attention of integers"):
+        rsn.nn.validate(model)
+    assert "quantised" in repr(model)
+
+
 @pytest.mark.parametrize("capacity", [None, 16])
 def test_a_cache_of_integers(capacity: int | None) -> None:
     """Steps give what the whole sequence gives, and every attention sees the same numbers."""

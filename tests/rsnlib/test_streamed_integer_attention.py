@@ -9,6 +9,7 @@ pytest.importorskip("torch.ao.quantization.fx._decomposed")  # it defines operat
 pytest.importorskip("torchao")
 
 from pathlib import Path  # noqa: E402 - torch first: it may be missing
+from typing import Any  # noqa: E402
 
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
@@ -16,11 +17,18 @@ from torch import nn  # noqa: E402
 
 import rsn  # noqa: E402
 from rsn.base.errors import UnsupportedError  # noqa: E402
+from rsn.host.native_tasks import run_native  # noqa: E402
+from rsn.host.tasks import run_tasks  # noqa: E402
+from rsn.rsnlib.quantised_attention import quantised_rows  # noqa: E402
+from rsn.rsnlib.quantised_cache import QuantisedLayer, QuantisedStaticLayer  # noqa: E402
 from rsn.rsnlib.streamed import Knobs, streamed  # noqa: E402
 from rsn.rsnlib.streamed.figures import lines  # noqa: E402
 from rsn.rsnlib.streamed.generate import generate  # noqa: E402
+from rsn.streams.build import task_program  # noqa: E402
 from rsn.streams.placing.devices import U55C  # noqa: E402
 from rsn.tests.effort import examples  # noqa: E402
+from rsn.tests.rsnlib.test_streamed import Function  # noqa: E402
+from rsn.tests.streams.test_hls import built  # noqa: E402
 
 from .quantised_models import calibrated  # noqa: E402
 from .test_streamed_quantised import defined, on_engine_and_native  # noqa: E402
@@ -177,6 +185,104 @@ def test_dynamic_attention_has_the_same_bits_everywhere(tmp_path: Path, monkeypa
         assert results[name].tobytes() == wanted.numpy().tobytes(), name
         with torch.no_grad():
             assert (wanted - model(*given[name])).abs().max() <= 1e-6 * wanted.abs().max()
+
+
+class Steps(nn.Module):
+    """An attention with a cache of integers as tensors: (queries, keys, values, position, four tensors of the cache) to
+    (y, these)."""
+
+    is_causal = False
+
+    def __init__(self, capacity: int | None) -> None:
+        super().__init__()
+        self.capacity = capacity
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        position: torch.Tensor,
+        keys: torch.Tensor,
+        of_keys: torch.Tensor,
+        values: torch.Tensor,
+        of_values: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        layer = QuantisedLayer() if self.capacity is None else QuantisedStaticLayer(self.capacity)
+        layer.keys, layer.values, layer.scales.keys, layer.scales.values = (
+            t if self.capacity is None else t.clone() for t in (keys, values, of_keys, of_values)
+        )
+        for part in (layer, layer.scales):
+            part.is_initialized, part.device = True, query.device
+            if self.capacity is not None:
+                part.cumulative_length = position.clone()
+        heads = (torch.relu(t).unflatten(-1, (-1, COLUMNS)).transpose(1, 2) for t in (query, key, value))
+        query, key, value = heads
+        mask = None
+        if self.capacity is not None:
+            seen = torch.arange(self.capacity) <= (position + torch.arange(query.shape[2]))[:, None]
+            mask = torch.where(seen, 0.0, -100.0)[None, None]
+        made = rsn.quantised_attention(self, query, *layer.update(key, value), mask)[0].flatten(2)
+        return made, layer.keys, layer.scales.keys, layer.values, layer.scales.values
+
+
+def step(capacity: int | None, batch: int, heads: int, groups: int, rows: int, past: int) -> tuple[Steps, Any]:
+    """A step with its arguments, which have `past` rows in the cache."""
+    caches = [quantised_rows(torch.randn(batch, heads, capacity or past, COLUMNS)) for _ in range(2)]
+    flat = (part for cache in caches for part in cache)
+    new = (torch.randn(batch, rows, count * COLUMNS) * 3 for count in (heads * groups, heads, heads))
+    return Steps(capacity).eval(), (*new, torch.tensor(past), *flat)
+
+
+@given(
+    batch=st.integers(1, 2),
+    heads=st.integers(1, 2),
+    groups=st.integers(1, 2),
+    rows=st.integers(1, 3),
+    past=st.integers(1, 6),
+    more=st.none() | st.integers(0, 3),
+    tiles=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(0, 1)),
+)
+@examples(100, 6, deadline=None)
+def test_caches_of_integers(
+    batch: int, heads: int, groups: int, rows: int, past: int, more: int | None, tiles: tuple[int, int, int]
+) -> None:
+    """Caches that grow, and those of fixed capacity, get the integers and scales of their definition."""
+    torch.manual_seed(batch + 10 * heads + 100 * rows + 1000 * past)
+    model, drawn = step(None if more is None else past + rows + more, batch, heads, groups, rows, past)
+    made = streamed(model, drawn, Knobs(rows=tiles[0], columns=tiles[1], packed=tiles[2]))
+    assert [x.op for x in made.plans].count("append" if more is None else "replace") == 4
+    with torch.no_grad():
+        wanted = model(*drawn)
+    y, *caches = made.run(*drawn)
+    for got, cache in zip(caches, wanted[1:], strict=True):
+        assert got.dtype == cache.dtype
+        assert torch.equal(got, cache)
+    assert (y - wanted[0]).abs().max() <= 0.02 * wanted[0].abs().max() + 0.02
+
+
+def test_caches_have_the_same_bits_everywhere(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    drawn = {"grows": step(None, 2, 2, 1, 2, 5), "fixed": step(9, 1, 2, 2, 1, 4)}
+    made = {name: streamed(*one, Knobs(rows=2, columns=3, packed=1)) for name, one in drawn.items()}
+    regions = built(tmp_path, {name: task_program(one.report.region) for name, one in made.items()})
+    for name, one in made.items():
+        tensors = one.tensors(*drawn[name][1])
+        outputs, native = run_tasks(one.machine, tensors).outputs, run_native(regions[name], tensors)
+        assert {key: x.tobytes() for key, x in outputs.items()} == {key: x.tobytes() for key, x in native.items()}
+
+
+def test_new_rows_of_another_type_are_refused() -> None:
+    def joined(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        return torch.cat([cache, torch.ops.quantized_decomposed.quantize_per_tensor(torch.relu(x), *limits)], -2)
+
+    limits = 0.1, 0, -128, 127, torch.int8
+    integers = torch.ones(1, 2, 3, 8, dtype=torch.int8)
+    assert streamed(Function(joined).eval(), (torch.randn(1, 2, 1, 8), integers)).block.graph.results[0].dtype == "i8"
+    with pytest.raises(UnsupportedError, match="the cache is i8, and its new rows are f32"):
+        streamed(
+            Function(lambda x, cache: torch.cat([cache, torch.relu(x)], -2)).eval(), (torch.randn(1, 2, 1, 8), integers)
+        )
 
 
 def test_a_constant_operand_is_refused() -> None:
