@@ -12,19 +12,25 @@ product before them (paper section 4.3): put an activation or a norm behind a `L
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
+from ..base.deferred import deferred
 from ..base.errors import RsnError, UnsupportedError
 from ..isa.overlays import find
 from ..scheduler import graph
 from ..scheduler.lower import lower
 from ..scheduler.norms import norms_at_loads
 from ..scheduler.schedule import Schedule
+
+if TYPE_CHECKING:
+    from . import quantised_attention
+else:
+    quantised_attention = deferred("rsn.rsnlib.quantised_attention")  # it takes torchao
 
 __all__ = [
     "Activation",
@@ -135,9 +141,8 @@ class Attention(nn.Module):
         q, k, v = (f(x).unflatten(-1, split).transpose(1, 2) for f in (self.query, self.key, self.value))
         seen = None if mask is None else _seen(mask, self.causal)
         if self.quantised:
-            from .quantised_attention import quantised_attention  # it takes torchao
-
-            return self.out(quantised_attention(self, q, k, v, seen, is_causal=self.causal)[0].flatten(2))
+            made, _ = quantised_attention.quantised_attention(self, q, k, v, seen, is_causal=self.causal)
+            return self.out(made.flatten(2))
         context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal and mask is None)
         return self.out(context.transpose(1, 2).flatten(2))
 
