@@ -1,36 +1,48 @@
 """Machines that are generated for a layer of StreamTensor's models, on its device, beside its published times.
 
-    python benchmarks/stream_machines.py [gpt2 qwen llama gemma] [--lengths 32 64 128 256] [--trials 6] [--seed 0]
+    python benchmarks/stream_machines.py [gpt2 qwen llama gemma] [--lengths 32 64 128 256] [--numbers w4a8]
+        [--trials 6] [--seed 0]
 
 For each model: a machine for a layer that reads a prompt, and one for a layer that decodes a token with a cache. The
 layers of a model run one after the other on the same machine, with other weights, as StreamTensor's do. So the time to
 the first token (TTFT) is layers times the first machine's latency, and the speed is one token per layers times the
-second one's, at the middle length of the answer, which is as long as the prompt. Tiles are searched.
+second one's. Prompt and answer have the same length. Tiles are searched.
 
-Ours is modelled, with weights and activations in float32. StreamTensor's is measured, with 4-bit weights and 8-bit
-activations, on a U55C at 250 MHz (MICRO'25, 10.1145/3725843.3762817, tables 4 to 7). Nothing depends on this computer
-but the seconds of the generation.
+--numbers: w4a8, int4 weights with a scale for each column, int8 rows, attention of integers and a cache of int8 for
+prompt and answer; w4a8-128, the same with a scale for groups of 128 numbers of a column; f32, float32, with a cache
+that is copied as it grows, at the middle length of the answer.
+
+Ours is modelled. StreamTensor's is measured, with 4-bit weights and 8-bit activations, on a U55C at 250 MHz (MICRO'25,
+10.1145/3725843.3762817, tables 4 to 7). Nothing depends on this computer but the seconds of the generation.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 import torch
+from torch import nn
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.pytorch_utils import Conv1D
 
+import rsn
 from rsn.base.durations import duration
 from rsn.base.errors import RsnError
 from rsn.benchmarks.measuring import command_line
+from rsn.rsnlib.quantised_cache import QuantisedStaticLayer
 from rsn.rsnlib.streamed import streamed
 from rsn.rsnlib.streamed.block import Streamed
 from rsn.rsnlib.streamed.generate import DEFAULT, Generated, Rule, place
-from rsn.rsnlib.streamed.search import KNOBS, START
+from rsn.rsnlib.streamed.search import KNOBS, KNOBS_OF_INTEGERS, START
 from rsn.streams.placing.devices import U55C
-from rsn.tests.rsnlib.streamed_blocks import Cached, block
+from rsn.tests.rsnlib.streamed_blocks import Cached, Rotated, block
 from rsn.tuning.problem import Choice, Knob, Outcome
 from rsn.tuning.study import tune
 
@@ -62,6 +74,19 @@ PUBLISHED = {
 """GPT-2 by length of prompt and answer: latency in ms, TTFT in ms, tokens/s (tables 4 and 5)."""
 COMPILE_S = 26.8, 63.4
 """Seconds of StreamTensor's own passes, over the four models (Fig. 10c)."""
+TILES: Mapping[str, tuple[Choice, ...]] = {
+    "prompt": (
+        {"rows": 8, "columns": 512, "depth": 128, "packed": 1, "kernels": 1},
+        {"rows": 8, "columns": 512, "depth": 128, "packed": 1, "kernels": 2},
+        {"rows": 16, "columns": 512, "depth": 128, "packed": 1, "kernels": 1},
+    ),
+    "token": (
+        {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 1},
+        {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 2},
+        {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 4},
+    ),
+}
+"""Tiles of machines of integers that are tried first."""
 
 
 @dataclass(frozen=True)
@@ -85,40 +110,92 @@ class LayerSearch:
         return place(self.layer, U55C, replace(DEFAULT, **values), rule=rule)
 
 
-def best(layer: Streamed, trials: int, seed: int) -> Generated:
-    """Return the fastest of `trials` machines of a layer. seed: of the search. Raises `RsnError` if none fits the
-    device."""
-    problem = LayerSearch(layer)
+class QuantisedStep(nn.Module):  # type: ignore[misc]
+    """A decoder layer with a cache of int8 of fixed capacity as tensors: (x, position, keys, values, scales of keys,
+    scales of values) to (y, these four)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any, position: Any, *cache: Any) -> Any:
+        """Return the rows, (1, new, width), and the cache. x: (1, new, width). position: of the first new row, int64
+        scalar. cache: int8 and float32 (1, heads, capacity, columns or 1)."""
+        capacity = cache[0].shape[2]
+        mask = torch.arange(capacity) <= position + torch.arange(x.shape[1])[:, None]
+        made = QuantisedStaticLayer(capacity)
+        for part, tensors in ((made, cache[:2]), (made.scales, cache[2:])):
+            part.keys, part.values = (tensor.clone() for tensor in tensors)
+            part.device, part.cumulative_length, part.is_initialized = x.device, position.clone(), True
+        named = {"mask": mask[None, None], "first": position}
+        arguments = named if isinstance(self.layer, Rotated) else {"attention_mask": mask[None, None]}
+        y = self.layer(x, past_key_values=Cache(layers=[made]), **arguments)
+        y = y if isinstance(y, torch.Tensor) else y[0]
+        return y, made.keys, made.values, made.scales.keys, made.scales.values
+
+
+def quantised(model: str, sizes: dict[str, Any], group: int) -> nn.Module:
+    """Return a layer with int4 weights, int8 rows and attention of integers. model, sizes: as for `block`. group:
+    numbers of a column with one scale, 0 for all."""
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+    from torchao.quantization.granularity import PerAxis, PerGroup
+
+    AttentionInterface.register("quantised", rsn.quantised_attention)
+    AttentionMaskInterface.register("quantised", eager_mask)
+    made = block(model, "quantised", **sizes)
+    for name, part in list(made.named_modules()):
+        if isinstance(part, Conv1D):  # torchao quantises nn.Linear
+            linear = nn.Linear(*part.weight.shape)
+            linear.weight.data, linear.bias.data = part.weight.data.T.contiguous(), part.bias.data
+            made.set_submodule(name, linear)
+    granularity = PerGroup(group) if group else PerAxis(0)
+    quantize_(made, Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=granularity))
+    return made.eval()
+
+
+def best(layer: Streamed, trials: int, seed: int, tiles: tuple[Choice, ...] = ()) -> Generated:
+    """Return the fastest of `trials` machines of a layer. seed: of the search. tiles: to try first, of a machine of
+    integers; none for float32. Raises `RsnError` if none fits the device."""
+    problem = LayerSearch(layer, knobs=KNOBS_OF_INTEGERS, start=tiles) if tiles else LayerSearch(layer)
     found = tune(problem, trials, seed=seed, together=2)
     if not found.best:
         raise RsnError(f"no machine fits: {found.trials[0].outcome.refused}")
     return problem.made(found.best[0].choice)
 
 
-def figures(model: str, length: int, trials: int, seed: int) -> dict[str, Any]:
+def figures(model: str, length: int, trials: int, seed: int, numbers: str) -> dict[str, Any]:
     """Return the two machines of a model, for the prompt and for a token, and its modelled times, as a JSON object.
     model: key of `SIZES`. length: tokens of the prompt and of the answer. trials, seed: as for `best`, also its error.
+    numbers: of weights and rows, as --numbers.
     """
     name, sizes = SIZES[model]
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     kv, columns = sizes.get("num_key_value_heads", heads), sizes.get("head_dim", hidden // heads)
     torch.manual_seed(seed)
-    module = block(name, **sizes)
+    module = block(name, **sizes) if numbers == "f32" else quantised(name, sizes, 128 if "128" in numbers else 0)
     begun = time.perf_counter()
     layer = streamed(module, (torch.randn(1, length, hidden),))
     captured = time.perf_counter() - begun
-    prompt = best(layer, trials, seed)
-    # In the middle of the answer; rounded so that tiles of rows divide the cache.
-    cache = -(-(length + length // 2) // 16) * 16
-    past = (torch.randn(1, kv, cache - 1, columns), torch.randn(1, kv, cache - 1, columns))
-    token = best(streamed(Cached(module).eval(), (torch.randn(1, 1, hidden), *past)), trials, seed)
+    new = torch.randn(1, 1, hidden)
+    if numbers == "f32":
+        prompt = best(layer, trials, seed)
+        # In the middle of the answer; rounded so that tiles of rows divide the cache.
+        cache = -(-(length + length // 2) // 16) * 16
+        past = (torch.randn(1, kv, cache - 1, columns), torch.randn(1, kv, cache - 1, columns))
+        token = best(streamed(Cached(module).eval(), (new, *past)), trials, seed)
+    else:
+        prompt = best(layer, trials, seed, TILES["prompt"])
+        integers = (torch.zeros(1, kv, 2 * length, columns, dtype=torch.int8) for _ in range(2))
+        held = (*integers, *(torch.ones(1, kv, 2 * length, 1) for _ in range(2)))
+        step = streamed(QuantisedStep(module).eval(), (new, torch.tensor(length), *held))
+        token = best(step, trials, seed, TILES["token"])
     seconds = time.perf_counter() - begun
     layers = LAYERS[model]
-    ttft, step = layers * prompt.latency_s, layers * token.latency_s
+    ttft, each = layers * prompt.latency_s, layers * token.latency_s
     return {
         "ttft_ms": ttft * 1e3,
-        "tokens_per_s": 1 / step,
-        "latency_ms": (ttft + length * step) * 1e3,
+        "tokens_per_s": 1 / each,
+        "latency_ms": (ttft + length * each) * 1e3,
         "bound_ttft_ms": layers * device_bound(prompt) * 1e3,
         "bound_tokens_per_s": 1 / (layers * device_bound(token)),
         "prompt": {"knobs": shown(prompt), "used": prompt.used(), "seconds": dict(prompt.seconds)},
@@ -137,7 +214,7 @@ def device_bound(made: Generated) -> float:
 def shown(made: Generated) -> str:
     """Return the knobs of a machine as text: its tiles, and `packed`, 1 if tensors off the chip lie tile by tile."""
     k = made.streamed.knobs
-    return f"tiles {k.rows} x {k.columns} x {k.depth}, packed {k.packed}"
+    return f"tiles {k.rows} x {k.columns} x {k.depth}, packed {k.packed}, kernels {k.kernels}"
 
 
 def main() -> None:
@@ -147,6 +224,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=list(PUBLISHED), help="of prompt and answer")
     parser.add_argument("--trials", type=int, default=6, help="machines to try for each")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--numbers", choices=["w4a8", "w4a8-128", "f32"], default="w4a8")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     head = f"{'model':<7}{'length':>7}{'latency ms':>12}{'TTFT ms':>10}{'bound':>9}{'tok/s':>9}{'bound':>8}"
@@ -154,7 +232,7 @@ def main() -> None:
         click.echo(f"{head}   published: latency, TTFT, tok/s")
     for model in options.models:
         for length in options.lengths:
-            row = results[f"{model} {length}"] = figures(model, length, options.trials, options.seed)
+            row = results[f"{model} {length}"] = figures(model, length, options.trials, options.seed, options.numbers)
             if options.json:
                 continue
             published = PUBLISHED.get(length) if model == "gpt2" else None

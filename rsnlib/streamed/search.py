@@ -25,6 +25,14 @@ KNOBS = (
     Knob("depth", (16, 32, 64, 128)),
     Knob("packed", (0, 1)),
 )
+KNOBS_OF_INTEGERS = (
+    Knob("rows", (1, 4, 8, 16, 32, 64)),
+    Knob("columns", (128, 256, 512, 1024)),
+    Knob("depth", (64, 128, 256)),
+    Knob("packed", (1,)),
+    Knob("kernels", (1, 2, 4)),
+)
+"""Those of a machine whose products are of integers."""
 START: Choice = {knob.name: getattr(DEFAULT, knob.name) for knob in KNOBS}
 """The tiles of a machine for which no knobs are given."""
 TILES = ((32, 64, 64), (64, 64, 64), (128, 64, 64), (32, 128, 64), (64, 128, 64), (32, 128, 128))
