@@ -273,6 +273,18 @@ class _FootprintReader(Elaborator):
             self._step.binds[target.name] = self.sizes[target.name] = size
             if source is not None:
                 self._step.held.pop(source, None)
+                if isinstance(source, syn.Invocation) and source.arguments and made.type.dtype not in FLOATS:
+                    product = source.arguments[0]
+                    if self.is_product(product):  # converted, so its sums are those of the variable
+                        self._step.held.pop(product, None)
+
+    def _converted(self, dtype: str, node: syn.ExpressionNode) -> Value:
+        """Hold a product of integers with the element type that its sums have."""
+        value = super()._converted(dtype, node)
+        if dtype not in FLOATS and node in self._step.held and self.is_product(node) and isinstance(value, Data):
+            self._exact.discard(node)
+            self._hold(node, value.type)
+        return value
 
     def loaded(self, value: Value, node: syn.ExpressionNode) -> None:
         """Note a load. What is put as it is read is not held."""
