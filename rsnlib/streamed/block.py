@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from ...base.errors import TensorError
+from ...base.errors import TensorError, UnsupportedError
 from ...hw.sim.machine import Run
 from ...hw.sim.tasks import run_on_tensors
 from ...isa.overlays.tasks.overlay import with_sizes
@@ -31,6 +31,7 @@ from ...streams.sizing.program import SizedProgram
 from ...streams.source import Source
 from ...streams.tree import Body
 from ..capture import Interface, fitting, lifted, module_of
+from ..capture import run as run_on_host
 from ..layers import identifier
 from ..norm_spellings import norms
 from ..normal_form.passes import capture
@@ -41,11 +42,13 @@ from .carrying import Carrying
 from .covering import with_whole_tiles
 from .knobs import Knobs
 from .lengths import LENGTH, BlockOfLength, BlocksByLength, with_any_length
-from .operators import Array, FromHost, Held, Positions, StreamOperator
+from .operators import Array, FromHost, Held, OperatorGraph, Positions, StreamOperator
 from .plans import KernelPlan, dataflow, fabric_of, planned, units_of
 from .ports import ChannelPorts, float_add_of
 from .program import StreamProgramText, program
 from .reading import GraphReader, OperatorBlock
+from .repeated import HeldByLayers
+from .repeated_layers import repeated_block
 from .rules import RULES
 from .showing import ShownTensor
 from .splitting import with_split_products
@@ -59,9 +62,9 @@ class Streamed:
     """A PyTorch block as a stream program.
 
     block: its operators. knobs, plans: how each is cut into tiles. groups: the number of each kernel's group, by name;
-    empty for one group. written: the program with what its tensors hold. name: of the program. ports: on the memory
-    channels of a device, None for no device. lengths: the block with sequences of other lengths, None if the program
-    has one.
+    empty for one group. written: the program with what its tensors hold. name: of the program. layers: that the program
+    goes through, of a block that is one of several. ports: on the memory channels of a device, None for no device.
+    lengths: the block with sequences of other lengths, None if the program has one.
     """
 
     block: OperatorBlock
@@ -70,6 +73,7 @@ class Streamed:
     groups: Mapping[str, int]
     written: StreamProgramText
     name: str
+    layers: int = 1
     ports: ChannelPorts | None = None
     lengths: BlocksByLength | None = None
 
@@ -85,26 +89,29 @@ class Streamed:
         groups: Mapping[str, int] | None = None,
         depths: Mapping[str, int] | None = None,
         ports: ChannelPorts | None = None,
+        layers: int | None = None,
     ) -> Streamed:
-        """Return the same block with other knobs, groups of kernels, depths of streams or ports; the module is not
-        captured again.
+        """Return the same block with other knobs, groups of kernels, depths of streams, ports or layers; the module is
+        not captured again.
 
         knobs: None for the present ones. groups: the number of each kernel's group, by name, such as a `Fusion` gives:
         between groups, results go through memory off the chip; None for the present ones. depths: of streams of the
         program in tokens, by name; others get depths that are safe. ports: on the memory channels of a device; None for
-        the present ones, which are of no use for other knobs or groups: then the memory has no channels. Raises
-        `ProgramError` for names that the block does not have, and for a kernel without a group.
+        the present ones, which are of no use for other knobs or groups: then the memory has no channels. layers: how
+        many the program goes through, the first ones of the block's; None for the present ones. Raises `ProgramError`
+        for names that the block does not have, and for a kernel without a group.
         """
         if ports is None and knobs is None and groups is None:
             ports = self.ports
         parted = self.groups if groups is None else groups
-        return _made(self.block, knobs or self.knobs, parted, depths, self.name, ports, self.lengths)
+        count = self.layers if layers is None else layers
+        return _made(self.block, knobs or self.knobs, parted, depths, self.name, count, ports, self.lengths)
 
     @cached_property
     def dataflow(self) -> Dataflow:
         """The kernels, with the times of their tokens in cycles in a program of one group, and the streams between them
         with the order of the tokens at either end."""
-        whole = self.changed(groups={}) if self.groups else self
+        whole = self.changed(groups={}, layers=1) if self.groups or self.layers > 1 else self
         beats = {instance.task.name: instance.beats for instance in whole.report.region.instances}
         return dataflow(self.plans, {x.name: _timing(beats[x.name]) for x in self.plans})
 
@@ -168,7 +175,17 @@ class Streamed:
         held = {name: at.held.get(id(data), data) for name, data in self.written.inputs.items()}
         return {name: self._tensor(name, data, values, at.length or None) for name, data in held.items()}
 
-    def _tensor(self, name: str, data: Held, values: Mapping[Node, Any], length: int | None) -> npt.NDArray[Any]:
+    def tensor(self, name: str, values: Mapping[Node, Any]) -> npt.NDArray[Any]:
+        """Return one input tensor of a stream program with one length, as `tensors`. name: of it. values: of the host's
+        nodes, as `OperatorBlock.environment` returns them. Raises `TensorError` for masks that hide all keys of a
+        row."""
+        return self._tensor(name, self.written.inputs[name], values, None)
+
+    def _tensor(
+        self, name: str, data: Held | HeldByLayers, values: Mapping[Node, Any], length: int | None
+    ) -> npt.NDArray[Any]:
+        if isinstance(data, tuple):
+            return np.stack([self._tensor(name, of_layer, values, length) for of_layer in data])
         if data is None:
             return np.zeros(self.written.shape(name, length), DTYPES[self.written.dtypes[name]])
         if isinstance(data, Positions):
@@ -202,9 +219,24 @@ class Streamed:
         sizes = {LENGTH: at.length} if self.lengths else {}
         outputs, run = run_on_tensors(with_sizes(self.machine, sizes), self._tensors(at, values))
         for node, shown in at.block.results.items():
-            tensor = self.written.outputs[shown.operator.name]
-            values[node] = _tensor_of(self.written.elements(tensor, outputs[tensor], at.length or None), shown)
+            values[node] = self._result(node, shown, outputs, at.length or None)
+        if self.block.repeated:
+            run_on_host(self.block.repeated.behind, values)
         return at.block.interface.unbind(values), run
+
+    def result(self, node: Node, outputs: Mapping[str, npt.NDArray[Any]]) -> torch.Tensor:
+        """Return what a node of PyTorch that shows a result (`OperatorBlock.results`) is after a run of a program with
+        one length. outputs: of the run, by name."""
+        return self._result(node, self.block.results[node], outputs, None)
+
+    def _result(
+        self, node: Node, shown: ShownTensor, outputs: Mapping[str, npt.NDArray[Any]], length: int | None
+    ) -> torch.Tensor:
+        tensor, repeated = self.written.outputs[shown.operator.name], self.block.repeated
+        found = outputs[tensor]
+        if repeated and tensor in self.written.layered:
+            found = found[repeated.results[node]]
+        return _tensor_of(self.written.elements(tensor, found, length), shown)
 
 
 def _timing(beats: Body) -> Timing:
@@ -229,34 +261,45 @@ def streamed(
     *,
     name: str | None = None,
     any_length: bool = False,
+    repeated: bool = False,
 ) -> Streamed:
     """Make a stream program of a PyTorch module.
 
     example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward; the program is for their
     shapes, and with the weights that the module has now: once they change, it refuses to run. knobs: tiles and widths
     of its kernels. name: of the program, by default the class of the module. any_length: the rows of the sequence are a
-    size that each run gives, from 1 to those of the example (`lengths`). The module must be in eval mode, with float32
-    weights on the CPU.
+    size that each run gives, from 1 to those of the example (`lengths`). repeated: the module has layers that are the
+    same but for their constants, in a ModuleList: kernels compute these, one after the other, and PyTorch what is
+    before and behind them; not with any length. The module must be in eval mode, with float32 weights on the CPU.
 
-    Raises `UnsupportedError` for an operator that no kernel computes, naming it and its module, and for any length of
-    several sequences or without a cache of fixed capacity; `TensorError` for inputs that do not fit, and `ProgramError`
-    for knobs of operators that the block does not have.
+    Raises `UnsupportedError` for an operator that no kernel computes, naming it and its module, for any length of
+    several sequences, without a cache of fixed capacity or of repeated layers, and for layers that differ;
+    `TensorError` for inputs that do not fit, and `ProgramError` for knobs of operators that the block does not have.
     """
     model = module_of(module)
     args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
-    block = _captured(model, args, kwargs, signature)
+    if repeated and any_length:
+        raise UnsupportedError("layers that are repeated, of any length: make a program for each length")
+    block = _captured(model, args, kwargs, signature, repeated)
     lengths = BlocksByLength(block, lambda a, k: _captured(model, a, k, signature)) if any_length else None
     name = identifier(name or type(model).__name__.lower(), "block")
-    return _made(block, knobs or Knobs(), {}, None, name, None, lengths)
+    layers = block.repeated.count if block.repeated else 1
+    return _made(block, knobs or Knobs(), {}, None, name, layers, None, lengths)
 
 
 def _captured(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], signature: inspect.Signature
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    signature: inspect.Signature,
+    repeated: bool = False,
 ) -> OperatorBlock:
     captured = capture(model, args, kwargs)
     interface = Interface.of(captured, signature)
     values = lifted(captured) | interface.bind(args, kwargs)
     rewrite(captured, REWRITES)
+    if repeated:
+        return repeated_block(model, captured, interface, values, RULES)
     return GraphReader(captured, interface, RULES).block(values)
 
 
@@ -266,12 +309,19 @@ def _made(
     groups: Mapping[str, int],
     depths: Mapping[str, int] | None,
     name: str,
+    layers: int = 1,
     ports: ChannelPorts | None = None,
     lengths: BlocksByLength | None = None,
 ) -> Streamed:
-    graph = with_split_products(with_whole_tiles(block.graph, knobs.rows, knobs.columns), knobs)
-    graph = with_any_length(graph, knobs.rows) if lengths else graph
-    plans = planned(graph, knobs)
-    title = f"{name}: {len(plans)} kernels, tiles of {knobs.rows} x {knobs.columns}."
-    written = program(graph, plans, knobs, title, groups=groups, depths=depths, ports=ports)
-    return Streamed(block, knobs, plans, groups, written, name, ports, lengths)
+    def changed(graph: OperatorGraph) -> OperatorGraph:
+        made = with_split_products(with_whole_tiles(graph, knobs.rows, knobs.columns), knobs)
+        return with_any_length(made, knobs.rows) if lengths else made
+
+    graph, repeated = changed(block.graph), None
+    if block.repeated and layers > 1:
+        repeated = block.repeated.layers(layers, [graph, *map(changed, block.repeated.others[: layers - 1])])
+    plans = planned(graph, knobs, {repeated.carried: repeated.result} if repeated else None)
+    many = f", {layers} layers" * (layers > 1)
+    title = f"{name}: {len(plans)} kernels{many}, tiles of {knobs.rows} x {knobs.columns}."
+    written = program(graph, plans, knobs, title, groups=groups, depths=depths, ports=ports, repeated=repeated)
+    return Streamed(block, knobs, plans, groups, written, name, layers, ports, lengths)

@@ -14,7 +14,9 @@ from ...streams.orders.text import loops_of, span
 from ...streams.syntax.builder import NamedNumber, Operand, Term, assign, both, call, do, expression, named, nest, when
 from ...streams.syntax.nodes import Identifier, StatementNode
 from ...streams.syntax.printer import laid_out
+from ...streams.words import MOVED
 from . import pointwise as p
+from .knobs import fit
 from .lengths import LENGTH
 from .operators import StreamOperator
 from .plans import SUMS, KernelPlan
@@ -412,8 +414,11 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     row: Operand = "r" if new > 1 else 0
     at = named("p")
     place = positions[row] - named("i") * s["tm"] if n["tiles"] > 1 else positions[row]
-    inside = when(both(at >= 0, at < s["tm"]), [assign(TILE[at, :], BUFFER[row, :])])
-    found = nest([("r", new)], [assign(at, place), inside])
+    # By parts that move in a cycle: then a row takes as long in its tile as elsewhere, and the time depends on no data.
+    part = fit(width, MOVED)
+    columns = span("c", part, width)
+    inside = when(both(at >= 0, at < s["tm"]), [assign(TILE[at, columns], BUFFER[row, columns])])
+    found = nest([("r", new), ("c", width // part)], [assign(at, place), inside])
     tile = [assign(TILE, ends.gets[0].get()), *found, *ends.put(TILE)]
     if not ends.puts:
         tile = [do("drop", ends.gets[0].get())]
@@ -431,11 +436,18 @@ def new_row_count(x: StreamOperator) -> int:
 
 
 def stored_rows(
-    cache: str, positions: str, new: int, order: Order, stream: str, after: Sequence[StatementNode]
+    cache: str,
+    positions: str,
+    new: int,
+    order: Order,
+    stream: str,
+    after: Sequence[StatementNode],
+    fronts: tuple[Sequence[Operand], Sequence[Operand]] = ((), ()),
 ) -> Statements:
     """Return the statements that store rows at their positions in a cache. cache, positions, stream: names of the two
     tensors, and of the stream that brings the rows. new: how many of these exist. order: of the rows, as those of a
-    tensor like the cache. after: statements behind each get."""
+    tensor like the cache. after: statements behind each get. fronts: indices of axes of the cache, and of the
+    positions, in front of those of the rows."""
     front, axis, columns = len(order.axes) - 2, order.axes[-2], order.axes[-1]
     tn, width = order.element[-2:]
     loops = loops_of(order)
@@ -446,7 +458,8 @@ def stored_rows(
     part = span(loops[columns.loop][0], width, order.tensor[-1])
     row: Operand = "r" if tn > 1 else 0
     place = named(index) * tn + row if steps > 1 else row
-    stored: Statements = [assign(named(cache)[(*sequence, named(positions)[place], part)], ROWS[row, :])]
+    at = named(positions)[(*fronts[1], place)]
+    stored: Statements = [assign(named(cache)[(*fronts[0], *sequence, at, part)], ROWS[row, :])]
     if new < order.tensor[-2] or (isinstance(new, NamedNumber) and tn > 1):
         stored = [when(Term(expression(place)) < new, stored)]
     return nest(loops, [assign(ROWS, named(stream).get()), *after, *nest([("r", tn)], stored)])

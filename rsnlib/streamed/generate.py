@@ -7,7 +7,7 @@ order: tiles (`Knobs`), unrolling, groups of kernels within the memory on chip, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -66,6 +66,10 @@ kernel fills."""
 
 CUT, CUTS = 0.8, 14
 """If streams do not fit, they keep this share of their slots, and again, up to `CUTS` times; then the safe depths."""
+
+SIZED_LAYERS = 2
+"""Layers of a model for which a machine is balanced and sized. In the second one loads have run ahead while the first
+one was computed, and it gets its input from the first; the ones behind it do the same."""
 
 BALANCE = 64.0
 """Bits on cut streams that a fully used die is worth, when kernels are placed on dies."""
@@ -160,6 +164,7 @@ class Generated:
         cost = {x.name: multiply_add_dsps(self.device, types_of(x)) / dsps for x in products}
         work = sum(multiply_adds(x) * cost[x.name] for x in products)
         most += sum(self.streamed.fabric[name] * each for name, each in cost.items())
+        work *= self.streamed.layers
         return {
             "slowest kernel": self.slowest[1] / hz,
             "multipliers": work / most / hz,
@@ -233,13 +238,16 @@ def place(
     if rule not in get_args(Rule):
         raise ProgramError(f"no rule is named {rule!r}; there are {', '.join(get_args(Rule))}")
     limit = _bytes_on_chip(device) if on_chip_bytes is None else on_chip_bytes
-    made = made.changed(knobs) if knobs else made
+    layers = made.layers
+    made = made.changed(knobs, layers=min(layers, SIZED_LAYERS))
     with step("fuse, balance, size and place"):
         made = made.changed(_widened(made, device))
         if rule == "balanced":
             made = made.changed(_outward(made))
         made, fusion, held, memories, dies = _fused(made, device, limit, rule)
     with step("machine"):
+        if made.layers < layers:
+            made = made.changed(depths=made.sized().declared, layers=layers)
         channels = made.ports.shares.channels if made.ports else {}
         machine = pack(build(made.report, clock_hz=device.mhz * 1e6, device=device.name, channels=channels))
     with step("time"):
@@ -484,20 +492,32 @@ def _holders(made: Streamed) -> dict[str, str]:
     for task, stream, put, _ in _ends(made):
         (writer if put else reader)[stream.name] = task
     data = {stream: task for stream, task in reader.items() if stream not in made.written.requests}
-    ahead = {writer[stream]: task for stream, task in data.items()}
-    behind = {task: writer[stream] for stream, task in data.items()}
+    ahead: dict[str, list[str]] = {}
+    behind: dict[str, list[str]] = {}
+    for name, task in data.items():
+        ahead.setdefault(writer[name], []).append(task)
+        behind.setdefault(task, []).append(writer[name])
 
     def kernel(task: str) -> str:
-        along = task
-        while along not in kernels and along in ahead:
-            along = ahead[along]
-        while along not in kernels:
-            along = behind[along]
-        return along
+        found = (_first_kernel(task, kernels, ways) for ways in (ahead, behind))
+        return next(x for x in found if x is not None)
 
     found = {name: name for name in kernels}
     found |= {task: kernel(task) for task in made.written.converters}
     return found | {stream: kernel(task) for stream, task in reader.items()}
+
+
+def _first_kernel(task: str, kernels: Collection[str], ways: Mapping[str, list[str]]) -> str | None:
+    """The first kernel on the ways from a task, itself included; None if they lead to none. ways: from each task to
+    others, of which the last one is tried first."""
+    seen, stack = {task}, [task]
+    while stack:
+        along = stack.pop()
+        if along in kernels:
+            return along
+        stack += [x for x in ways.get(along, ()) if x not in seen]
+        seen.update(stack)
+    return None
 
 
 def _bits_a_cycle(put: Order) -> int:

@@ -124,6 +124,14 @@ class OperatorGraph:
         return tuple(x for x in self.computed if x.kernel is kernel and x is not kernel)
 
 
+def vectors_of(x: StreamOperator) -> dict[str, Array]:
+    """Return the constant vectors that a kernel keeps, by name, (elements,) each: bias, gamma, beta, what softmax puts
+    into added columns, and those of an expression."""
+    named = {name: x.attributes.get(name) for name in ("bias", "gamma", "beta", "hidden")}
+    named |= x.attributes.get("vectors", {})
+    return {name: vector for name, vector in named.items() if vector is not None}
+
+
 def reachable(results: Sequence[StreamOperator]) -> tuple[StreamOperator, ...]:
     """Return the operators that `results` depend on, and these, operands first, in a fixed order."""
     seen: dict[StreamOperator, None] = {}

@@ -14,7 +14,7 @@ from ...streams.orders.order import Axis, Order
 from ...streams.words import MOVED, STREAM_BITS, row_word, word
 from .knobs import PRODUCTS, Knobs, elements_beside, fit
 from .lengths import row_tiles
-from .operators import Array, Matrices, OperatorGraph, StreamOperator
+from .operators import Matrices, OperatorGraph, StreamOperator, vectors_of
 from .pointwise import operations
 from .sequences import as_order_of, common_tensor, row_units
 
@@ -379,8 +379,11 @@ def puts_of(x: StreamOperator, plan: KernelPlan) -> dict[StreamOperator, Order]:
     return {x: plan.put, **plan.beside}
 
 
-def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPlan]:
-    """Plan every kernel of a graph, with orders of one tensor at all ends of a result. Returns the plan of each
+def planned(
+    graph: OperatorGraph, knobs: Knobs, carried: Mapping[str, str] | None = None
+) -> dict[StreamOperator, KernelPlan]:
+    """Plan every kernel of a graph, with orders of one tensor at all ends of a result. carried: tensors off the chip in
+    place of which readers get results of this graph, each with its operator, both by name. Returns the plan of each
     operator that computes. Raises `ProgramError` for knobs of operators that the graph does not have, and
     `UnsupportedError` for kernels that cut the rows of a result into different sequences."""
     knobs.check_names([x.name for x in graph.kernels])
@@ -388,10 +391,13 @@ def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPl
     plans = {x: PLANS[x.op](x, knobs.at(x.name), units.get(x, x.shape[1])) for x in graph.kernels}
     plans = {x: replace(plan, beside=_beside(plan, graph.beside(x))) for x, plan in plans.items()}
     ends = {y: [(x.name, put)] for x, plan in plans.items() for y, put in puts_of(x, plan).items()}
+    given = {x: x for x in ends}
+    of_names = {x.name: x for x in plans}
+    given |= {x: of_names[carried[x.name]] for x in graph.operators if carried and x.name in carried}
     for x, plan in plans.items():
         for operand, get in zip(x.operands, plan.gets, strict=True):
-            if not operand.is_memory:
-                ends[operand].append((x.name, get))
+            if operand in given:
+                ends[given[operand]].append((x.name, get))
     tensors = {x: common_tensor(x, orders) for x, orders in ends.items()}
     return {
         x: replace(
@@ -399,7 +405,7 @@ def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPl
             put=as_order_of(plan.put, tensors[x]),
             beside={y: as_order_of(put, tensors[y]) for y, put in plan.beside.items()},
             gets=tuple(
-                get if operand.is_memory else as_order_of(get, tensors[operand])
+                as_order_of(get, tensors[given[operand]]) if operand in given else get
                 for operand, get in zip(x.operands, plan.gets, strict=True)
             ),
         )
@@ -424,14 +430,6 @@ def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, T
                 put = puts_of(operand.kernel, plans[operand.kernel])[operand]
                 edges.append(Edge(operand.kernel.name, x.name, put, plan.gets[k], k))
     return Dataflow.of(nodes, edges)
-
-
-def vectors_of(x: StreamOperator) -> dict[str, Array]:
-    """Return the constant vectors that a kernel keeps, by name, (elements,) each: bias, gamma, beta, what softmax puts
-    into added columns, and those of an expression."""
-    named = {name: x.attributes.get(name) for name in ("bias", "gamma", "beta", "hidden")}
-    named |= x.attributes.get("vectors", {})
-    return {name: vector for name, vector in named.items() if vector is not None}
 
 
 def types_of(x: StreamOperator) -> tuple[str, str]:

@@ -16,9 +16,9 @@ from ...scheduler.graph import unique_name
 from ...streams.orders.converter import Converter, converter
 from ...streams.orders.order import Order
 from ...streams.orders.packed_tensor import PackedTensor
-from ...streams.orders.text import converted, load, ping_pong, store, token_shape
+from ...streams.orders.text import converted, load, loops_of, ping_pong, store, token_shape
 from ...streams.syntax import builder
-from ...streams.syntax.builder import Operand, Term, assign, declare, do, named
+from ...streams.syntax.builder import Operand, Term, assign, declare, do, named, nest
 from ...streams.syntax.nodes import StatementNode
 from ...streams.syntax.printer import PrintedProgram, printed
 from ...streams.words import MOVED, moved_rounds, port_elements, stream_word
@@ -27,9 +27,10 @@ from .covering import Existing, cropped, grown
 from .knobs import Knobs
 from .lengths import LENGTH, ROW_TILES
 from .names import RESERVED
-from .operators import Array, Held, OperatorGraph, StreamOperator
-from .plans import KernelPlan, new_rows, puts_of, rates, vectors_of
+from .operators import Array, Held, OperatorGraph, StreamOperator, vectors_of
+from .plans import KernelPlan, new_rows, puts_of, rates
 from .ports import ChannelPorts, float_add_of, pieces
+from .repeated import POSITIONS, HeldByLayers, ProgramLayers
 
 Shape = tuple[int, ...]
 
@@ -58,8 +59,9 @@ class StreamProgramText:
     """A stream program.
 
     statements: of it, without places. inputs: what each input tensor holds; None for one that tasks fill before they
-    read it. outputs: the name of the tensor of each stored operator, by the operator's name. shapes: of all tensors, in
-    elements. dtypes: their element types. converters: by name of their task. packed_tensors: of tensors that lie tile
+    read it; a tuple for one with an axis for the layers in front. outputs: the name of the tensor of each stored
+    operator, by the operator's name. shapes: of all tensors, in elements. layered: the tensors with an axis for the
+    layers. dtypes: their element types. converters: by name of their task. packed_tensors: of tensors that lie tile
     by tile. loads: the operator that each task that loads a tensor is for, both by name. stores: names of tasks that
     store one. moved: bytes, by the name of each of these tasks. requests: the streams on which the reading task of a
     converter asks the filling one for the next buffer, against the direction of the data. existing: of tensors by name,
@@ -69,9 +71,10 @@ class StreamProgramText:
     """
 
     statements: Sequence[StatementNode]
-    inputs: Mapping[str, Held]
+    inputs: Mapping[str, Held | HeldByLayers]
     outputs: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
+    layered: frozenset[str]
     dtypes: Mapping[str, str]
     converters: Mapping[str, Converter]
     packed_tensors: Mapping[str, PackedTensor]
@@ -95,6 +98,10 @@ class StreamProgramText:
         packed = self.packed_tensors.get(name)
         return 1 if packed is None else pieces(whole_bytes(prod(packed.tile), packed.dtype))
 
+    def shape_of_one(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, without an axis for the layers. name: of the tensor."""
+        return self.shapes[name][int(name in self.layered) :]
+
     def tensor_bytes(self, name: str) -> int:
         """Return the bytes of a tensor off the chip. name: of the tensor."""
         return whole_bytes(prod(self.shapes[name]), self.dtypes[name])
@@ -108,18 +115,18 @@ class StreamProgramText:
         return (*shape[:axis], -(-length // self.row_tile) * size, *shape[axis + 1 :])
 
     def laid_out(self, name: str, x: Array, length: int | None = None) -> Array:
-        """Return the elements of a tensor as they lie in memory, in its `shape`, with those that were added. name: of
-        the tensor. x: its elements that exist, row-major. length: as for `shape`. Raises `ValueError` for another
-        number of elements."""
+        """Return the elements of a tensor as they lie in memory, in its `shape`, with those that were added; of one
+        with an axis for the layers those of one layer. name: of the tensor. x: its elements that exist, row-major.
+        length: as for `shape`. Raises `ValueError` for another number of elements."""
         packed, existing = self._at(name, length)
         if existing is not None:
             x = grown(x, *existing)
         lying = x if packed is None else packed.pack(x.reshape(packed.tensor))
-        return lying.reshape(self.shape(name, length))
+        return lying.reshape(self.shape(name, length)[int(name in self.layered) :])
 
     def elements(self, name: str, x: Array, length: int | None = None) -> Array:
         """Return the elements that exist of what lies in memory, row-major, (elements,): the inverse of `laid_out`.
-        name: of the tensor. x: in its `shape`. length: as for `shape`."""
+        name: of the tensor. x: in its `shape`, without an axis for the layers. length: as for `shape`."""
         packed, existing = self._at(name, length)
         whole = np.ascontiguousarray(x if packed is None else packed.unpack(x))
         if existing is not None:
@@ -138,20 +145,23 @@ class StreamProgramText:
 
 @dataclass
 class _Task:
-    """parameters: the tensors that it takes, under their own names. rates: of its datapath; none for a task that states
-    its cycles."""
+    """body: what it does for each layer. parameters: the tensors that it takes, under their own names. rates: of its
+    datapath; none for a task that states its cycles. before, after: what it does once. once: it does all of it once."""
 
     name: str
     body: Statements
     parameters: list[str] = field(default_factory=list)
     comment: str = ""
     rates: Mapping[str, int] = field(default_factory=dict)
+    before: Statements = field(default_factory=list)
+    after: Statements = field(default_factory=list)
+    once: bool = False
 
 
 @dataclass
 class _Stream:
-    """element: the type of a token. tokens: that go over it in a run. depth: that it always has, and that lets no tasks
-    wait for each other in a circle; None for one that is chosen."""
+    """element: the type of a token. tokens: that go over it for each layer. depth: that it always has, and that lets no
+    tasks wait for each other in a circle; None for one that is chosen."""
 
     name: str
     element: Term
@@ -172,6 +182,16 @@ class _Cache:
     stored: str = ""
 
 
+@dataclass(frozen=True)
+class _Carry:
+    """What layers carry. memory: the tensor off the chip with the input of the first layer. result: of which the result
+    is the input of the next one. later: the stream with the results."""
+
+    memory: StreamOperator
+    result: StreamOperator
+    later: str
+
+
 def program(
     graph: OperatorGraph,
     plans: Mapping[StreamOperator, KernelPlan],
@@ -181,6 +201,7 @@ def program(
     groups: Mapping[str, int] | None = None,
     depths: Mapping[str, int] | None = None,
     ports: ChannelPorts | None = None,
+    repeated: ProgramLayers | None = None,
 ) -> StreamProgramText:
     """Write the stream program of planned kernels.
 
@@ -189,8 +210,9 @@ def program(
     the chip. depths: tokens that streams hold, by name; others hold 2, or all that ever go over them if they close a
     circle of tasks, so that no task waits for ever. ports: on the channels of a device; None for a memory without
     channels, latency and bursts, in which each row of a tile that does not follow the one before begins a word of its
-    port. Raises `ProgramError` for kernels without a group, and groups and depths of kernels and streams that the
-    program does not have.
+    port. repeated: the layers, two or more, of which the block is one; None for a block by itself. Raises
+    `ProgramError` for kernels without a group, and groups and depths of kernels and streams that the program does not
+    have.
     """
     chosen = groups or {}
     missing = [x.name for x in plans if chosen and x.name not in chosen]
@@ -200,7 +222,7 @@ def program(
     for name in chosen:
         if name not in kernels:
             raise ProgramError(f"a group of {name}, which is no kernel of this block; there are {', '.join(kernels)}")
-    return _ProgramWriter(graph, plans, knobs, chosen, ports).text(title, depths or {})
+    return _ProgramWriter(graph, plans, knobs, chosen, ports, repeated).text(title, depths or {})
 
 
 class _ProgramWriter:
@@ -211,14 +233,19 @@ class _ProgramWriter:
         knobs: Knobs,
         groups: Mapping[str, int],
         ports: ChannelPorts | None,
+        repeated: ProgramLayers | None,
     ) -> None:
         self.graph, self.plans, self.knobs, self.groups, self.ports = graph, plans, knobs, groups, ports
         self.float_add = float_add_of(ports)
         self.packed_tensors: dict[str, PackedTensor] = {}
         self.taken: set[str] = {*RESERVED, *(x.name for x in plans)}
+        self.repeated = repeated
+        self.layer = unique_name("layer", self.taken) if repeated else ""
+        self.layered: set[str] = set()
+        self.local: dict[str, str] = {}
         self.tensors: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
-        self.inputs: dict[str, Held] = {}
+        self.inputs: dict[str, Held | HeldByLayers] = {}
         self.outputs: dict[str, str] = {}
         self.streams: list[_Stream] = []
         self.tasks: list[_Task] = []
@@ -238,14 +265,18 @@ class _ProgramWriter:
 
     def text(self, title: str, depths: Mapping[str, int]) -> StreamProgramText:
         kernels = {}
+        carry = self._carry() if self.repeated else None
         for x, plan in self.plans.items():
             for k, operand in enumerate(x.operands):
-                if operand.is_memory:
+                if operand.is_memory and not (carry and operand is carry.memory):
                     self._load(x, k, operand, plan.gets[k])
             kernels[x] = _Task(x.name, [], rates=rates(x, plan, self.knobs.at(x.name), self.float_add))
             self.tasks.append(kernels[x])
+            if carry and x is carry.result:
+                self.puts[x].append(carry.later)
+                continue
             for result, put in puts_of(x, plan).items():
-                self._connect(result, plan, put)
+                self._connect(result, plan, put, x.name)
         for x, task in kernels.items():
             self._kernel(x, task)
         self._check_depths(depths)
@@ -256,7 +287,12 @@ class _ProgramWriter:
             streams.append(declare(s.name, named("Stream")[s.element, depths.get(s.name, least)]))
         tensors = [declare(name, self._tensor_type(name)) for name in self.tensors]
         statements = builder.program(title, *self._sizes(), tensors, streams, [*map(self._written, self.tasks)])
-        held = self.inputs, self.outputs, self.tensors, self.dtypes
+        if self.repeated:
+            for task in self.tasks:
+                if task.name in self.moved and not task.once:
+                    moved = self.moved[task.name]
+                    self.moved[task.name] = replace(moved, cost=moved.cost * self.repeated.count)
+        held = self.inputs, self.outputs, self.tensors, frozenset(self.layered), self.dtypes
         return StreamProgramText(
             statements,
             *held,
@@ -290,10 +326,27 @@ class _ProgramWriter:
 
     # -- tensors and streams
 
-    def _tensor(self, stem: str, shape: tuple[int, ...], dtype: str) -> str:
+    def _tensor(self, stem: str, shape: tuple[int, ...], dtype: str, layered: bool = False) -> str:
         name = unique_name(stem, self.taken)
+        if layered and self.repeated:
+            self.layered.add(name)
+            shape = self.repeated.count, *shape
         self.tensors[name], self.dtypes[name] = shape, dtype
         return name
+
+    def _front(self, tensor: str) -> tuple[Term, ...]:
+        """The index of the layer, of a tensor with an axis for the layers."""
+        return (named(self.layer),) if tensor in self.layered else ()
+
+    def _differs(self, x: StreamOperator, vector: str = "") -> bool:
+        """Whether layers have their own tensor off the chip, or their own vector of a kernel."""
+        return self.repeated is not None and (x.name, vector) in self.repeated.held
+
+    def _held(self, x: StreamOperator, held: Held, vector: str = "") -> Held | HeldByLayers:
+        """What a tensor off the chip, or a vector of a kernel, holds: of one layer, or by layers."""
+        if self.repeated is None or not self._differs(x, vector):
+            return held
+        return self.repeated.held[x.name, vector]
 
     def _tensor_type(self, name: str) -> Term:
         shape: list[Operand] = [*self.tensors[name]]
@@ -340,7 +393,7 @@ class _ProgramWriter:
                 sequences, before = x.attributes["sequences"][0], x.attributes["rows"][0]
                 self.existing[name] = (1, sequences, before, order.tensor[-1]), order.tensor
             self._loaded[key] = name
-            self.inputs[self._loaded[key]] = memory.data
+            self.inputs[self._loaded[key]] = self._held(memory, memory.data)
         self.gets[x, k] = self._load_of(self._loaded[key], order, x, [])
 
     def _load_cache(self, x: StreamOperator, memory: StreamOperator, order: Order) -> None:
@@ -348,9 +401,10 @@ class _ProgramWriter:
         its own, because new rows are stored in place."""
         assert x.positions is not None
         tensor = self._moving_tensor(memory, memory.name, order, packed=False)
-        self.inputs[tensor] = memory.data
-        places = self._tensor(f"{tensor}_positions", (new_row_count(x),), "i32")
-        self.inputs[places] = x.positions
+        self.inputs[tensor] = self._held(memory, memory.data)
+        layered = self._differs(x, POSITIONS)
+        places = self._tensor(f"{tensor}_positions", (new_row_count(x),), "i32", layered)
+        self.inputs[places] = self._held(x, x.positions, POSITIONS)
         before = len(self.tasks)
         self.gets[x, 0] = self._load_of(tensor, order, x, [])
         self.caches[x] = _Cache(tensor, places, self.tasks[before])
@@ -358,13 +412,14 @@ class _ProgramWriter:
     def _moving_tensor(self, x: StreamOperator, stem: str, order: Order, packed: bool) -> str:
         """The tensor of an operator that is loaded, or stored, in an order. packed: it lies token by token, as they
         follow each other in that order."""
+        layered = self._differs(x) or not (x.is_memory or x in self.graph.results)
         if packed:
             lying = PackedTensor(order.tensor, order.element, order.element, order.dtype, _nesting(order))
             tiles = lying.shape[: len(order.element)]
-            name = self._tensor(stem, (*tiles, *token_shape(order)), order.dtype)
+            name = self._tensor(stem, (*tiles, *token_shape(order)), order.dtype, layered)
             self.packed_tensors[name] = lying
         else:
-            name = self._tensor(stem, order.tensor, order.dtype)
+            name = self._tensor(stem, order.tensor, order.dtype, layered)
         if x.existing is not None:
             self.existing[name] = x.existing, order.tensor
         if x.row_tile:
@@ -372,34 +427,74 @@ class _ProgramWriter:
             self.row_axes[name] = (_nesting(order).index(axis), 1) if packed else (axis, x.row_tile)
         return name
 
-    def _load_of(self, tensor: str, order: Order, target: StreamOperator, before: Statements) -> str:
+    def _load_of(self, tensor: str, order: Order, target: StreamOperator, before: Statements, reader: str = "") -> str:
+        """A task that loads a tensor for an operator. before: what it does before each layer. reader: the task that
+        gets it, if it is not that of the operator. Returns the stream."""
         task = unique_name(f"load_{tensor}", self.taken)
         self.loads[task] = target.name
-        stream = self._stream(f"{tensor}_tiles", order, task, target.name)
+        stream = self._stream(f"{tensor}_tiles", order, task, reader or target.name)
         moved = self._moved(task, tensor, order, self.knobs.at(target.name).port)
-        body = load(tensor, order, stream, moved, self.packed_tensors.get(tensor))
-        self.tasks.append(_Task(task, [*before, *self._latency(tensor), *body], [tensor]))
+        body = load(tensor, order, stream, moved, self.packed_tensors.get(tensor), self._front(tensor))
+        latency = self._latency(tensor)
+        if before:  # each layer waits for what another task has stored
+            self.tasks.append(_Task(task, [*before, *latency, *body], [tensor]))
+        else:  # requests of the next layer follow at once
+            self.tasks.append(_Task(task, body, [tensor], before=latency))
         return stream
 
-    def _connect(self, x: StreamOperator, plan: KernelPlan, put: Order) -> None:
-        """Streams from a kernel to those that read a result of it, with a converter for each other order; a store if it
-        is a result of the block, or if another group reads it. plan: of the kernel. put: order of the result."""
-        kernel = x.kernel.name
+    def _carry(self) -> _Carry:
+        """The task that gives each layer its input: the first one the tensor off the chip, the others the result of the
+        layer before, which stays on the chip. The result of the last layer goes to the store."""
+        assert self.repeated is not None
+        memory = next(x for x in self.graph.operators if x.name == self.repeated.carried)
+        result = next(x for x in self.plans if x.name == self.repeated.result)
+        plan = self.plans[result]
+        order = plan.put
+        name = unique_name(f"carry_{memory.name}", self.taken)
+        tensor = self._moving_tensor(memory, memory.name, order, bool(self.knobs.packed))
+        self.inputs[tensor] = memory.data
+        reader = next(x for x in self.plans if memory in x.operands)
+        first = self._load_of(tensor, order, reader, [], name)
+        self.tasks[-1].once = True
+        # A layer can always end, whatever the next one waits for.
+        later = self._stream(f"{result.name}_tiles", order, result.name, name, order.tokens)
+        self.puts[memory] = []
+        self._connect(memory, plan, order, name)
+        targets = self.puts.pop(memory)
+        self._store(result, plan, order, (), name)
+        self.tasks[-1].once = True
+        stored = self.puts[result].pop()
+
+        def moved(source: str, targets: Sequence[str]) -> Statements:
+            token = named("token") if len(targets) > 1 else named(source).get()
+            got = [assign(token, named(source).get())] if len(targets) > 1 else []
+            return nest(loops_of(order), [*got, *(named(target).put(token) for target in targets)])
+
+        others = nest([(self.layer, self.repeated.count - 1)], moved(later, targets))
+        body = [*moved(first, targets), *others, *moved(later, [stored])]
+        self.tasks.append(_Task(name, body, rates=COPYING, once=True))
+        return _Carry(memory, result, later)
+
+    def _connect(self, x: StreamOperator, plan: KernelPlan, put: Order, task: str) -> None:
+        """Streams from a kernel, or another task that gives a result, to those that read it, with a converter for each
+        other order; a store if it is a result of the block, or if another group reads it. What layers carry goes to all
+        groups on streams. plan: of the kernel. put: order of the result. task: the task that gives it."""
         near: dict[Order, list[tuple[StreamOperator, int]]] = {}
         far: list[tuple[StreamOperator, int]] = []
         for other in self.plans:
             for k, operand in enumerate(other.operands):
-                if operand is x and self.groups.get(other.name) == self.groups.get(kernel):
+                is_near = x.is_memory or self.groups.get(other.name) == self.groups.get(x.kernel.name)
+                if operand is x and is_near:
                     near.setdefault(self.plans[other].gets[k].canonical, []).append((other, k))
                 elif operand is x:
                     far.append((other, k))
         for get, targets in near.items():
             made = converter(put, get)
-            source = kernel
+            source = task
             if made is not None:
                 source = unique_name(f"reorder_{x.name}", self.taken)
                 self.converters[source] = made
-                self.puts[x].append(self._stream(f"{x.name}_tiles", put, kernel, source))
+                self.puts[x].append(self._stream(f"{x.name}_tiles", put, task, source))
             outs = []
             for other, k in targets:
                 stem = f"{x.name}_to_{other.name}"
@@ -410,7 +505,7 @@ class _ProgramWriter:
             else:
                 self._convert(source, made, self.puts[x][-1], outs)
         if far or x in self.graph.results:
-            self._store(x, plan, put, far)
+            self._store(x, plan, put, far, task)
 
     def _convert(self, name: str, made: Converter, source: str, targets: Sequence[str]) -> None:
         """The task of a converter, or its two. name: of the task; of the first one that gets tokens."""
@@ -430,9 +525,15 @@ class _ProgramWriter:
         self.tasks.append(_Task(unique_name(f"{name}_read", self.taken), read, rates=COPYING))
 
     def _store(
-        self, x: StreamOperator, plan: KernelPlan, put: Order, readers: Sequence[tuple[StreamOperator, int]]
+        self,
+        x: StreamOperator,
+        plan: KernelPlan,
+        put: Order,
+        readers: Sequence[tuple[StreamOperator, int]],
+        source: str,
     ) -> None:
-        """A task that stores a result, and tasks that load it for kernels of other groups once it is complete."""
+        """A task that stores a result, and tasks that load it for kernels of other groups once it is complete. source:
+        the task that gives it."""
         is_result = x in self.graph.results
         if x in self.caches:
             tensor, stored = self.caches[x].tensor, self._store_new_rows(x, plan, self.caches[x])
@@ -441,13 +542,15 @@ class _ProgramWriter:
             stem = f"{x.name}_result" if is_result else f"{x.name}_kept"
             tensor = self._moving_tensor(x, stem, put, bool(self.knobs.packed) and alike)
             stored = _Task(unique_name(f"store_{tensor}", self.taken), [], [tensor])
-            stream = self._stream(f"{tensor}_tiles", put, x.kernel.name, stored.name)
+            stream = self._stream(f"{tensor}_tiles", put, source, stored.name)
             self.puts[x].append(stream)
             moved = self._moved(stored.name, tensor, put, self.knobs.port)
-            stored.body += store(tensor, put, stream, moved, self.packed_tensors.get(tensor))
-            stored.body += self._latency(tensor)
+            stored.body += store(tensor, put, stream, moved, self.packed_tensors.get(tensor), self._front(tensor))
             if readers:
+                stored.body += self._latency(tensor)
                 self.inputs[tensor] = None
+            else:
+                stored.after += self._latency(tensor)
         self.stores.append(stored.name)
         self.tasks.append(stored)
         if is_result:
@@ -471,8 +574,11 @@ class _ProgramWriter:
         cache.load.body.append(named(loaded).put(True))
         self.streams.append(_Stream(loaded, named("boolean"), 1, cache.load.name, task.name, 1))
         moved = self._moved(task.name, cache.tensor, order, self.knobs.port, scattered=True)
-        body = stored_rows(cache.tensor, cache.positions, new_row_count(x), order, cache.stored, moved)
-        task.body += [do("drop", named(loaded).get()), *body, *self._latency(cache.tensor)]
+        fronts = self._front(cache.tensor), self._front(cache.positions)
+        new = new_row_count(x)
+        body = stored_rows(cache.tensor, cache.positions, new, order, cache.stored, moved, fronts)
+        task.body += [do("drop", named(loaded).get()), *body]
+        task.after += self._latency(cache.tensor)
         return task
 
     def _moved(self, task: str, tensor: str, order: Order, port: int, scattered: bool = False) -> Statements:
@@ -515,26 +621,35 @@ class _ProgramWriter:
         return [do("cycles", latency)] if latency else []
 
     def _kernel(self, x: StreamOperator, task: _Task) -> None:
-        vectors = {}
+        vectors, kept = {}, Statements()
         for name, vector in vectors_of(x).items():
-            vectors[name] = self._tensor(f"{x.name}_{name}", vector.shape, BY_NUMPY[vector.dtype.name])
-            self.inputs[vectors[name]] = vector
-            task.parameters.append(vectors[name])
+            dtype = BY_NUMPY[vector.dtype.name]
+            tensor = self._tensor(f"{x.name}_{name}", vector.shape, dtype, self._differs(x, name))
+            self.inputs[tensor] = self._held(x, vector, name)
+            vectors[name] = tensor
         cache = self.caches.get(x)
         if cache is not None:
-            vectors["positions"] = cache.positions
-            task.parameters.append(cache.positions)
+            vectors[POSITIONS] = cache.positions
+        task.parameters += vectors.values()
+        for name, tensor in vectors.items():
+            if tensor in self.layered:
+                if name not in self.local:
+                    self.local[name] = unique_name(f"layer_{name}", self.taken)
+                vectors[name] = self.local[name]
+                kept.append(assign(vectors[name], named(tensor)[named(self.layer), :]))
         gets = [named(self.gets[x, k]) for k in range(len(x.operands))]
         stored = named(cache.stored) if cache and cache.stored else None
         names = {name: named(vector) for name, vector in vectors.items()}
         puts = {y: [*map(named, self.puts[y])] for y in puts_of(x, self.plans[x])}
         ends = BodyNames(gets, puts.pop(x), names, stored, puts)
-        task.body = BODIES[x.op](x, self.plans[x], ends)
+        task.body = [*kept, *BODIES[x.op](x, self.plans[x], ends)]
         task.comment = x.site
 
     def _written(self, task: _Task) -> StatementNode:
         types = {name: self._tensor_type(name) for name in task.parameters}
-        return builder.task(task.name, task.body, types, task.comment, task.rates)
+        layers = [(self.layer, self.repeated.count)] if self.repeated and not task.once else []
+        body = [*task.before, *nest(layers, task.body), *task.after]
+        return builder.task(task.name, body, types, task.comment, task.rates)
 
 
 def _nesting(order: Order) -> tuple[int, ...]:

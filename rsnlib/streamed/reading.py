@@ -7,7 +7,7 @@ generated machine are single operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -42,6 +42,7 @@ from ..view import View
 from .names import RESERVED
 from .operators import Array, FromHost, OperatorGraph, Positions, StreamOperator, reachable
 from .pointwise import fused
+from .repeated import RepeatedLayers
 from .showing import ColumnSlice, ShownTensor, is_matrix, part_of
 
 aten = torch.ops.aten
@@ -80,7 +81,8 @@ class OperatorBlock:
     results: for each output node of the captured graph, what it shows of an operator's result; those that the host
     computes are missing. host: the nodes that the host runs before each run, in order: first those that tell which rows
     of caches are replaced. lifted: copies of the module's tensors that the host reads. weights: state of each of the
-    module's tensors, by name, when it was captured: operators and `lifted` hold the numbers of that time.
+    module's tensors, by name, when it was captured: operators and `lifted` hold the numbers of that time. repeated:
+    the layers of which the operators are one, None if they are the whole module.
     """
 
     graph: OperatorGraph
@@ -89,6 +91,7 @@ class OperatorBlock:
     host: tuple[Node, ...]
     lifted: Environment
     weights: Mapping[str, Numbers]
+    repeated: RepeatedLayers | None = None
 
     def environment(self, arguments_: Environment) -> Environment:
         """Return the values of all nodes of the host. arguments_: the values of the arguments, from `Interface.bind`.
@@ -101,6 +104,8 @@ class OperatorBlock:
                 )
         values = {**self.lifted, **arguments_}
         unchecked = [x.positions for x in self.graph.operators if x.positions is not None]
+        if self.repeated:
+            unchecked += self.repeated.positions
         for node in (None, *self.host):
             if node is not None and node not in values:
                 run([node], values)
@@ -128,6 +133,17 @@ result is; None: leave it to the host, if all its operands are there. Raises `Op
 kernel computes it."""
 
 
+@dataclass(frozen=True)
+class GraphPart:
+    """A part of a captured graph that kernels compute, such as a layer. path: of its module. nodes: its operators.
+    given: the node in front of it that it computes from. results: those of its nodes that others read."""
+
+    path: str
+    nodes: frozenset[Node]
+    given: Node
+    results: tuple[Node, ...]
+
+
 def weight_memory(name: str, matrix: npt.NDArray[Any], dtype: str = "f32") -> StreamOperator:
     """Return the operator of a constant matrix off the chip. matrix: (rows, columns), as a run keeps elements of
     `dtype`."""
@@ -137,10 +153,17 @@ def weight_memory(name: str, matrix: npt.NDArray[Any], dtype: str = "f32") -> St
 
 class GraphReader:
     """Reads a captured graph, operator by operator. program: the graph. interface: how its module is called. rules: for
-    each operator of PyTorch. of: what each node is, so far."""
+    each operator of PyTorch. part: that is read, None for all of it. of: what each node is, so far."""
 
-    def __init__(self, program: ExportedProgram, interface: Interface, rules: Mapping[Any, Rule]) -> None:
+    def __init__(
+        self,
+        program: ExportedProgram,
+        interface: Interface,
+        rules: Mapping[Any, Rule],
+        part: GraphPart | None = None,
+    ) -> None:
         self.rules = rules
+        self._part = part
         self.program = program
         self.interface = interface
         self.constants = Constants(program)
@@ -151,15 +174,29 @@ class GraphReader:
         self._columns: dict[tuple[StreamOperator, int, int], StreamOperator] = {}
 
     def block(self, values: Environment) -> OperatorBlock:
-        """Read the whole graph. values: of all nodes that are no operators. Raises `UnsupportedError` for an operator
-        on which a result depends and that no kernel computes, and for a module of which nothing can be a kernel."""
+        """Read the whole graph. values: of all nodes that are no operators. Raises as `read`."""
+        graph, results = self.read()
+        positions, _ = ahead(self.program, {x.positions.node for x in graph.operators if x.positions is not None})
+        needed = {operator.data.node for operator in graph.operators if isinstance(operator.data, FromHost)}
+        needed |= {node for node in self.interface.result.all_input_nodes if node not in results}
+        others, _ = ahead(self.program, needed)
+        host = (*positions, *(node for node in others if node not in positions))
+        return block_of(self.program, self.interface, graph, results, host, values)
+
+    def read(self) -> tuple[OperatorGraph, dict[Node, ShownTensor]]:
+        """Read the graph, or its part. Returns its operators, and what each node that is a result shows of one of them;
+        results of the host are missing. Raises `UnsupportedError` for an operator on which a result depends and that no
+        kernel computes, and for a module of which nothing can be a kernel."""
+        part = self._part
         for node in self.program.graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
-                self.of[node] = Host(node, node in self.interface.arguments)
-            elif node.op == "call_function":
+            if node.op == "call_function" and (part is None or node in part.nodes):
                 self.of[node] = self._read(node)
+            elif node.op != "output":
+                self.of[node] = Host(
+                    node, node in self.interface.arguments or (part is not None and node is part.given)
+                )
         results = {}
-        for node in self.interface.result.all_input_nodes:
+        for node in self.interface.result.all_input_nodes if part is None else part.results:
             value = self.of[node]
             if isinstance(value, ShownTensor):
                 results[node] = value
@@ -176,36 +213,7 @@ class GraphReader:
         graph = fused(OperatorGraph(reachable(roots), roots))
         # Operators of results keep their names when chains are joined.
         made = {operator.name: operator for operator in graph.results}
-        shown_after = {node: ShownTensor(made[x.operator.name], x.view) for node, x in results.items()}
-        host, read = self._host_nodes(graph, results)
-        lifted_ = {node: values[node] for node in read if node not in self.interface.arguments}
-        copies = {node: x.clone() if isinstance(x, torch.Tensor) else x for node, x in lifted_.items()}
-        weights = {**self.program.state_dict, **self.program.constants}
-        states = {name: Numbers([x]) for name, x in weights.items() if isinstance(x, torch.Tensor)}
-        return OperatorBlock(graph, self.interface, shown_after, host, copies, states)
-
-    def _host_nodes(
-        self, graph: OperatorGraph, results: Mapping[Node, ShownTensor]
-    ) -> tuple[tuple[Node, ...], list[Node]]:
-        """The operators that the host runs, in order: what positions in caches depend on, then what tensors off the
-        chip, and results of its own, depend on. And the arguments and tensors of the module that these read."""
-        positions, read = self._ahead({x.positions.node for x in graph.operators if x.positions is not None})
-        needed = {operator.data.node for operator in graph.operators if isinstance(operator.data, FromHost)}
-        needed |= {node for node in self.interface.result.all_input_nodes if node not in results}
-        others, read_too = self._ahead(needed)
-        return (*positions, *(node for node in others if node not in positions)), [*read, *read_too]
-
-    def _ahead(self, nodes: set[Node]) -> tuple[list[Node], list[Node]]:
-        """Operators, and those that they depend on, in order; and the nodes that are no operators among all these."""
-        needed, stack = set(nodes), list(nodes)
-        while stack:
-            for x in stack.pop().all_input_nodes:
-                if x not in needed:
-                    needed.add(x)
-                    stack.append(x)
-        found = [node for node in self.program.graph.nodes if node in needed]
-        operators = [node for node in found if node.op == "call_function"]
-        return operators, [node for node in found if node.op in ("placeholder", "get_attr")]
+        return graph, {node: ShownTensor(made[x.operator.name], x.view) for node, x in results.items()}
 
     def _read(self, node: Node) -> Value:
         from_host = all(isinstance(self.of.get(x), Host) for x in node.all_input_nodes)
@@ -237,6 +245,8 @@ class GraphReader:
         """Return a new name for an operator: the path of its module, and `kind`, which says what it is. kind is left
         out for modules that are just that operator (`MODULES`), and for a path that is a number only."""
         path = module_path(node)
+        if self._part is not None:
+            path = path.removeprefix(self._part.path).removeprefix(".")
         plain = path if kind in MODULES or path.isdigit() else "_".join(filter(None, (path, kind)))
         return unique_name(identifier(plain or kind, kind), self._names)
 
@@ -375,3 +385,46 @@ class GraphReader:
                 f"{node.name} is no matrix as it is stored: a transpose or a reshape has mixed its rows and columns"
             )
         return self.whole(part)
+
+
+def ahead(
+    program: ExportedProgram, nodes: Collection[Node], until: Collection[Node] = ()
+) -> tuple[list[Node], list[Node]]:
+    """Return operators, and those that they depend on, in order; and the nodes that are no operators among all these.
+    program: the graph. nodes: the operators. until: nodes that are known, with all that they depend on."""
+    needed = {node for node in nodes if node not in until}
+    stack = list(needed)
+    while stack:
+        for x in stack.pop().all_input_nodes:
+            if x not in needed and x not in until:
+                needed.add(x)
+                stack.append(x)
+    found = [node for node in program.graph.nodes if node in needed]
+    operators = [node for node in found if node.op == "call_function"]
+    return operators, [node for node in found if node.op in ("placeholder", "get_attr")]
+
+
+def block_of(
+    program: ExportedProgram,
+    interface: Interface,
+    graph: OperatorGraph,
+    results: Mapping[Node, ShownTensor],
+    host: Sequence[Node],
+    values: Environment,
+    repeated: RepeatedLayers | None = None,
+) -> OperatorBlock:
+    """Return operators that were read as a block.
+
+    program, interface: of the module. graph, results, host, repeated: as in `OperatorBlock`. host may have what the
+    results do not need. values: of all nodes that are no operators.
+    """
+    behind = repeated.behind if repeated else ()
+    read = {x for node in (*host, *behind) for x in node.all_input_nodes if x.op in ("placeholder", "get_attr")}
+    read |= {operator.data.node for operator in graph.operators if isinstance(operator.data, FromHost)}
+    read |= set(interface.result.all_input_nodes)
+    read |= {x.positions.node for x in graph.operators if x.positions is not None}
+    lifted_ = {node: x for node, x in values.items() if node in read and node not in interface.arguments}
+    copies = {node: x.clone() if isinstance(x, torch.Tensor) else x for node, x in lifted_.items()}
+    weights = {**program.state_dict, **program.constants}
+    states = {name: Numbers([x]) for name, x in weights.items() if isinstance(x, torch.Tensor)}
+    return OperatorBlock(graph, interface, results, tuple(host), copies, states, repeated)

@@ -44,48 +44,60 @@ def token_shape(order: Order) -> tuple[int, ...]:
     return order.element if any(size != 1 for size in order.element[:front]) else order.element[front:]
 
 
-def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> Term:
+def token_of(tensor: str, order: Order, kept: Collection[int] = (), front: Sequence[Operand] = ()) -> Term:
     """Return a token of an order as a slice of the tensor called `tensor`. kept: axes along which `tensor` is a buffer
-    of one token only. Raises `ProgramError` for an axis that does not begin at 0.
+    of one token only. front: indices of axes of `tensor` in front of those of the order. Raises `ProgramError` for an
+    axis that does not begin at 0.
     """
-    parts: list[Operand] = []
-    front = len(order.element) - len(token_shape(order))
+    parts: list[Operand] = [*front]
+    single = len(order.element) - len(token_shape(order))
     for k, (axis, size, whole) in enumerate(zip(order.axes, order.element, order.tensor, strict=True)):
         moves = axis.loop is not None and order.trips[axis.loop] > 1 and k not in kept
         index = INDICES[axis.loop] if moves and axis.loop is not None else ""
         if axis.start:
             raise ProgramError(f"order {order}: axis {k} begins at {axis.start}; tasks go through whole tensors")
-        parts.append((index or 0) if k < front else span(index, size, whole) if moves else slice(None))
+        parts.append((index or 0) if k < single else span(index, size, whole) if moves else slice(None))
     return named(tensor)[tuple(parts)]
 
 
-def packed_token_of(tensor: str, order: Order, packed: PackedTensor) -> Term:
+def packed_token_of(tensor: str, order: Order, packed: PackedTensor, front: Sequence[Operand] = ()) -> Term:
     """Return a token as a part of a tensor that lies token by token: tiles along each axis, then the tile. tensor: its
-    name. packed: how it lies.
+    name. packed: how it lies. front: as for `token_of`.
     """
     token_shape(order)
     loops = (order.axes[axis].loop for axis in packed.nesting or range(len(order.axes)))
-    return named(tensor)[tuple(0 if loop is None or order.trips[loop] == 1 else INDICES[loop] for loop in loops)]
+    indices = (0 if loop is None or order.trips[loop] == 1 else INDICES[loop] for loop in loops)
+    return named(tensor)[(*front, *indices)]
 
 
 def load(
-    tensor: str, order: Order, stream: str, after: Sequence[StatementNode] = (), packed: PackedTensor | None = None
+    tensor: str,
+    order: Order,
+    stream: str,
+    after: Sequence[StatementNode] = (),
+    packed: PackedTensor | None = None,
+    front: Sequence[Operand] = (),
 ) -> list[StatementNode]:
     """Return statements that put a tensor on a stream, token by token, in an order. tensor, stream: their names. after:
-    statements behind each put. packed: how it lies token by token, None if it does not. Raises `ProgramError` as
-    `token_of` and `loops_of`.
+    statements behind each put. packed: how it lies token by token, None if it does not. front: as for `token_of`.
+    Raises `ProgramError` as `token_of` and `loops_of`.
     """
-    token = packed_token_of(tensor, order, packed) if packed else token_of(tensor, order)
+    token = packed_token_of(tensor, order, packed, front) if packed else token_of(tensor, order, (), front)
     return nest(loops_of(order), [named(stream).put(token), *after])
 
 
 def store(
-    tensor: str, order: Order, stream: str, after: Sequence[StatementNode] = (), packed: PackedTensor | None = None
+    tensor: str,
+    order: Order,
+    stream: str,
+    after: Sequence[StatementNode] = (),
+    packed: PackedTensor | None = None,
+    front: Sequence[Operand] = (),
 ) -> list[StatementNode]:
     """Return statements that store a tensor from a stream, token by token, in an order. tensor, stream: their names.
-    after: statements behind each get. packed: as for `load`. Raises as `load`.
+    after: statements behind each get. packed, front: as for `load`. Raises as `load`.
     """
-    token = packed_token_of(tensor, order, packed) if packed else token_of(tensor, order)
+    token = packed_token_of(tensor, order, packed, front) if packed else token_of(tensor, order, (), front)
     return nest(loops_of(order), [assign(token, named(stream).get()), *after])
 
 

@@ -1,0 +1,79 @@
+"""Layers of a model that are the same but for their constants: a program of one, which goes through all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from .operators import FromHost, Held, OperatorGraph, Positions, vectors_of
+
+POSITIONS = "positions"
+"""What the positions of an operator that replaces rows of a cache are called beside its vectors."""
+
+HeldByLayers = tuple[Held, ...]
+"""What a tensor with an axis for the layers in front holds, for each layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramLayers:
+    """The layers that a program goes through.
+
+    count: of the layers. carried: name of the tensor off the chip that is the input of the first layer. result: name of
+    the operator whose result is the input of the next layer, and of the last layer the result of all. held: what
+    differs between layers, for each layer: of tensors off the chip by their name and "", of vectors of kernels, and of
+    positions, by the names of the kernel and the vector.
+    """
+
+    count: int
+    carried: str
+    result: str
+    held: Mapping[tuple[str, str], HeldByLayers]
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedLayers:
+    """Layers of which the operators of a block are the first one.
+
+    count, carried, result: as in `ProgramLayers`. others: the operators of the other layers, in the order of the
+    block's. results: for each node of PyTorch that shows a result of a layer, such as a cache, the number of the layer.
+    behind: nodes that the host runs behind the layers, in order.
+    """
+
+    count: int
+    carried: str
+    result: str
+    others: Sequence[OperatorGraph]
+    results: Mapping[Node, int]
+    behind: Sequence[Node] = ()
+
+    def layers(self, count: int, graphs: Sequence[OperatorGraph]) -> ProgramLayers:
+        """Return the first `count` layers. graphs: their operators, all changed in the same way, such as by
+        `covering`."""
+        return ProgramLayers(count, self.carried, self.result, held_by_layers(graphs, self.carried))
+
+    @property
+    def positions(self) -> tuple[Positions, ...]:
+        """The positions in the caches of the other layers."""
+        found = (x.positions for graph in self.others for x in graph.operators)
+        return tuple(x for x in found if x is not None)
+
+
+def held_by_layers(graphs: Sequence[OperatorGraph], carried: str) -> dict[tuple[str, str], HeldByLayers]:
+    """Return what differs between layers (`ProgramLayers.held`). graphs: of the layers. carried: name of what the first
+    one takes."""
+    held: dict[tuple[str, str], HeldByLayers] = {}
+    for of_layers in zip(*(graph.operators for graph in graphs), strict=True):
+        first = of_layers[0]
+        if isinstance(first.data, FromHost):
+            if first.name != carried and any(x.data != first.data for x in of_layers):
+                held[first.name, ""] = tuple(x.data for x in of_layers)
+        elif first.is_memory:
+            held[first.name, ""] = tuple(x.data for x in of_layers)
+        vectors = [vectors_of(x) for x in of_layers]
+        held |= {(first.name, name): tuple(of[name] for of in vectors) for name in vectors[0]}
+        positions = tuple(x.positions for x in of_layers)
+        if len({x.node for x in positions if x}) > 1:
+            held[first.name, POSITIONS] = positions
+    return held

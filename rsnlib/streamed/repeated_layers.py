@@ -1,0 +1,195 @@
+"""Finds the layers of a captured model that are the same but for their constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ...base.errors import UnsupportedError
+from ..capture import LIFTED, Environment, Interface, draws, dtype_of, module_path, shape_of, site
+from ..view import View
+from .operators import FromHost, OperatorGraph, Positions, StreamOperator
+from .reading import GraphPart, GraphReader, OperatorBlock, Rule, ahead, block_of
+from .repeated import RepeatedLayers, held_by_layers
+from .showing import ShownTensor
+
+
+def repeated_block(
+    model: nn.Module, program: ExportedProgram, interface: Interface, values: Environment, rules: Mapping[Any, Rule]
+) -> OperatorBlock:
+    """Return one layer of a captured model as a block, with what differs in the others.
+
+    model: that was captured. program, interface, rules: as for `GraphReader`. values: of all nodes that are no
+    operators. Raises `UnsupportedError` for a model without layers in a `ModuleList`, for layers that are not in a
+    chain, for the first difference between two layers beside constants and tensors of the host, and for what a layer
+    stores beside caches of fixed capacity; and as `GraphReader.read` does.
+    """
+    _merge_equal(program)
+    parts = _parts(model, program, interface)
+    read = [GraphReader(program, interface, rules, part).read() for part in parts]
+    for other, part in zip(read[1:], parts[1:], strict=True):
+        _check_same(read[0][0], other[0], parts[0].path, part.path)
+    graph, shown = read[0]
+    given = next((x for x in graph.operators if _node_of(x) is parts[0].given), None)
+    result = shown.get(parts[0].results[0])
+    if given is None or result is None or given.shape != result.operator.shape or not _is_dense(result):
+        raise UnsupportedError(f"{parts[0].path} does not give rows as it takes them; layers in a chain do")
+    results, layer_of = dict[Node, ShownTensor](), dict[Node, int]()
+    for k, (part, (_, own)) in enumerate(zip(parts, read, strict=True)):
+        for node, first in zip(part.results, parts[0].results, strict=True):
+            if node in own and (node is not part.results[0] or part is parts[-1]):
+                results[node], layer_of[node] = shown[first], k
+    _check_stored(graph, result.operator)
+    held = held_by_layers([graph for graph, _ in read], given.name)
+    kept = [x.positions for graph, _ in read for x in graph.operators]
+    positions, _ = ahead(program, {x.node for x in kept if x})
+    needed = {x.node for of in held.values() for x in of if isinstance(x, FromHost)}
+    others, _ = ahead(program, needed | {x.data.node for x in graph.operators if isinstance(x.data, FromHost)})
+    host = [*positions, *(node for node in others if node not in positions)]
+    behind, _ = ahead(program, interface.result.all_input_nodes, {*results, *host})
+    layers = [graph for graph, _ in read[1:]]
+    repeated = RepeatedLayers(len(parts), given.name, result.operator.name, layers, layer_of, behind)
+    return block_of(program, interface, graph, results, host, values, repeated)
+
+
+def _merge_equal(program: ExportedProgram) -> None:
+    """Let operators with the same operands be one, such as those that each layer applies to a mask."""
+    found: dict[tuple[object, str, str], Node] = {}
+    for node in program.graph.nodes:
+        if node.op != "call_function" or draws(node):
+            continue
+        first = found.setdefault((node.target, str(node.args), str(node.kwargs)), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+
+
+def _parts(model: nn.Module, program: ExportedProgram, interface: Interface) -> list[GraphPart]:
+    """The layers: modules of the `ModuleList` that has most operators, and of several those that hold the others."""
+    operators = [node for node in program.graph.nodes if node.op == "call_function"]
+    lists = {path: x for path, x in model.named_modules() if isinstance(x, nn.ModuleList)}
+    most = dict.fromkeys(lists, 0)
+    for node in operators:
+        for path in lists:
+            most[path] += module_path(node).startswith(f"{path}.")
+    path = max(most, key=lambda x: (most[x], -len(x)), default="")
+    if not most.get(path):
+        raise UnsupportedError(
+            f"{type(model).__name__} has no layers in a ModuleList that compute, so no machine can go through them"
+        )
+    layers: dict[str, list[Node]] = {f"{path}.{k}": [] for k in range(len(lists[path]))}
+    computed = _computed(program, f"{path}.")
+    for node in operators:
+        at = module_path(node).removeprefix(f"{path}.").partition(".")[0]
+        if module_path(node).startswith(f"{path}.") and node in computed:
+            layers[f"{path}.{at}"].append(node)
+    parts, given = [], None
+    names = [name for name, nodes in layers.items() if nodes]
+    for name, later in zip(names, [*names[1:], None], strict=True):
+        own = set(layers[name])
+        readers = set(layers[later]) if later else {x for x in operators if not any(x in of for of in layers.values())}
+        passed = [node for node in layers[name] if any(reader in readers for reader in node.users)]
+        if len(passed) != 1:
+            said = ", ".join(map(site, passed)) or "none"
+            raise UnsupportedError(f"{later or 'what is behind the layers'} reads several results of {name}: {said}")
+        if given is None:
+            given = _first_input(passed[0], own, set(layers[later]) if later else set())
+        stored = tuple(x for x in interface.result.all_input_nodes if x in own and x is not passed[0])
+        parts.append(GraphPart(name, frozenset(own), given, (passed[0], *stored)))
+        given = passed[0]
+    return parts
+
+
+def _computed(program: ExportedProgram, path: str) -> set[Node]:
+    """The nodes that depend on a tensor of a module below a path: not masks, positions, and tables of these."""
+    placeholders = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
+    found = {x for x, spec in placeholders if spec.kind in LIFTED and str(spec.target).startswith(path)}
+    for node in program.graph.nodes:
+        if any(x in found for x in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _first_input(passed: Node, own: set[Node], later: set[Node]) -> Node:
+    """The node that the first layer takes as the others take the result of the layer before. passed: that result. own,
+    later: the nodes of the first two layers."""
+
+    def read(nodes: set[Node]) -> set[Node]:
+        return {x for node in nodes for x in node.all_input_nodes if x not in own and x not in nodes}
+
+    alike = [x for x in read(own) - read(later) if (shape_of(x), dtype_of(x)) == (shape_of(passed), dtype_of(passed))]
+    if len(alike) != 1:
+        raise UnsupportedError(
+            f"the first layer reads {len(alike)} tensors that are like its result, {list(shape_of(passed))}; "
+            "layers in a chain read one"
+        )
+    return alike[0]
+
+
+def _node_of(x: StreamOperator) -> Node | None:
+    return x.data.node if isinstance(x.data, FromHost) else None
+
+
+def _is_dense(shown: ShownTensor) -> bool:
+    return shown.view == View.dense(shown.view.shape)
+
+
+def _check_stored(graph: OperatorGraph, result: StreamOperator) -> None:
+    """Raise `UnsupportedError` for what a layer stores for each layer, and is no cache of fixed capacity."""
+    for x in graph.results:
+        if x is not result and x.op != "replace":
+            raise UnsupportedError(
+                f"{x.site or x.name}: each layer stores its result; layers store rows of caches of fixed capacity, as "
+                "those of a StaticCache"
+            )
+
+
+def _check_same(first: OperatorGraph, other: OperatorGraph, path: str, other_path: str) -> None:
+    """Raise `UnsupportedError` for the first difference between the operators of two layers beside their constants and
+    the tensors of the host. path, other_path: of the layers."""
+    number = {x: k for k, x in enumerate(first.operators)} | {x: k for k, x in enumerate(other.operators)}
+    for mine, theirs in zip(first.operators, other.operators, strict=False):
+        for what in ("op", "shape", "dtype"):
+            if getattr(mine, what) != getattr(theirs, what):
+                raise _differ(mine, theirs, path, other_path, what, getattr(mine, what), getattr(theirs, what))
+        if [number[x] for x in mine.operands] != [number[x] for x in theirs.operands]:
+            raise _differ(mine, theirs, path, other_path, "operands", *(_names(x) for x in (mine, theirs)))
+        if type(mine.data) is not type(theirs.data):
+            raise _differ(mine, theirs, path, other_path, "data", *(type(x.data).__name__ for x in (mine, theirs)))
+        for what in sorted({*mine.attributes, *theirs.attributes}):
+            a, b = (_structure(what, x.attributes.get(what)) for x in (mine, theirs))
+            if a != b:
+                raise _differ(mine, theirs, path, other_path, what, a, b)
+    if len(first.operators) != len(other.operators) or len(first.results) != len(other.results):
+        raise UnsupportedError(
+            f"{other_path} has {len(other.operators)} operators and tensors, {path} has {len(first.operators)}; "
+            "layers that one machine goes through differ in constants only"
+        )
+
+
+def _structure(name: str, value: object) -> object:
+    """What of an attribute must be the same in all layers: of vectors their sizes."""
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype.name
+    if name == "vectors" and isinstance(value, Mapping):
+        return {key: _structure(key, x) for key, x in value.items()}
+    if isinstance(value, Positions):
+        return value.capacity
+    return value
+
+
+def _names(x: StreamOperator) -> str:
+    return ", ".join(operand.name for operand in x.operands)
+
+
+def _differ(
+    mine: StreamOperator, theirs: StreamOperator, path: str, other_path: str, what: str, a: object, b: object
+) -> UnsupportedError:
+    return UnsupportedError(
+        f"{theirs.site or theirs.name} differs from {mine.site or mine.name}: {what} is {b}, not {a}; of {path} and "
+        f"{other_path} a machine can only have one, unless they differ in constants only"
+    )
