@@ -124,3 +124,22 @@ def _unflatten(tensors: Iterable[Any], context: Any) -> Any:
     # not its own __init__, which makes layers for a configuration
     super(kind, cache).__init__(layers=layers)
     return cache
+
+
+def empty_cache(config: Any, batch: int, capacity: int, rows: int | None = None) -> Any:
+    """Return a `StaticCache` of float32 zeros, whose layers with a sliding window are plain ones (`without_windows`).
+
+    config: of the model. batch: sequences. capacity: rows of each layer. rows: of the layers with a sliding window;
+    None for as many as the window has. Raises `UnsupportedError` as `without_windows` does.
+    """
+    import torch
+    from transformers.cache_utils import StaticCache
+
+    text = config.get_text_config(decoder=True)
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    columns = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    with torch.inference_mode(False):  # whose tensors could not be written to outside of it
+        cache = StaticCache(config, max_cache_len=capacity)
+        without_windows(cache, rows)
+        cache.early_initialization(batch, heads, columns, torch.float32, torch.device("cpu"))
+    return cache

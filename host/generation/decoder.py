@@ -322,17 +322,7 @@ class Decoder(Closing):
     def _static_cache(self, batch: int, rows: int | None = None, *, capacity: int | None = None) -> Any:
         """A cache for some sequences. rows: of the layers with a sliding window; None: as many as the window has.
         capacity: rows of the other layers; None: that of this decoder."""
-        import torch
-        from transformers.cache_utils import StaticCache
-
-        text = self._model.config.get_text_config(decoder=True)
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        columns = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        with torch.inference_mode(False):  # whose tensors could not be written to outside of it
-            cache = StaticCache(self._model.config, max_cache_len=capacity or self.capacity)
-            static_cache.without_windows(cache, rows)
-            cache.early_initialization(batch, heads, columns, torch.float32, torch.device("cpu"))
-        return cache
+        return static_cache.empty_cache(self._model.config, batch, capacity or self.capacity, rows)
 
     def _prompt_sizes(self) -> list[int]:
         """The lengths that prompts are padded to."""

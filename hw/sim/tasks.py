@@ -26,21 +26,43 @@ def run_on_tensors(program: Program, inputs: Mapping[str, Tensor]) -> tuple[dict
     with the place in the user's file, `DeadlockError` if the tasks wait for each other, `KeyError` for an unknown
     tensor, `ValueError` for an array of another size.
     """
-    tasks = program_of(program.overlay)
-    prepared, sizes = Prepared(tasks), size_values(program)
-    memory = np.zeros(prepared.words, np.float32)
+    memory = TaskMemory(program)
     for name, value in inputs.items():
-        t = prepared.tensors[name]
-        at = prepared.offsets[name]
-        memory[at : at + t.words] = words_of(in_room(value, t, sizes), t.type.dtype)
-    run = Machine(program).run({BANK: memory} if tasks.tensors else {})
-    outputs = {}
-    for t in tasks.tensors:
-        if t.output:
-            at = prepared.offsets[t.name]
-            whole = from_words(memory[at : at + t.words].copy(), t.type.dtype).reshape(t.type.shape)
-            outputs[t.name] = of_room(whole, t, sizes)
-    return outputs, run
+        memory.write(name, value)
+    run = memory.run()
+    return {t.name: memory.read(t.name) for t in program_of(program.overlay).tensors if t.output}, run
+
+
+class TaskMemory:
+    """The memory of a task machine, which keeps its tensors from run to run; they begin with zeros. program: of the
+    machine."""
+
+    def __init__(self, program: Program) -> None:
+        self._machine = Machine(program)
+        self._prepared = Prepared(program_of(program.overlay))
+        self._sizes = size_values(program)
+        self._words = np.zeros(self._prepared.words, np.float32)
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Write a tensor. name: of it. value: as for `run_on_tensors`. Raises `KeyError` for an unknown tensor,
+        `ValueError` for an array of another size."""
+        tensor = self._prepared.tensors[name]
+        self._of(name)[:] = words_of(in_room(value, tensor, self._sizes), tensor.type.dtype)
+
+    def read(self, name: str) -> Tensor:
+        """Return a copy of a tensor, as `run_on_tensors` returns it. name: of it. Raises `KeyError` for an unknown
+        one."""
+        tensor = self._prepared.tensors[name]
+        whole = from_words(self._of(name).copy(), tensor.type.dtype).reshape(tensor.type.shape)
+        return of_room(whole, tensor, self._sizes)
+
+    def run(self) -> Run:
+        """Run the program on the tensors as they are. Raises as `run_on_tensors`."""
+        return self._machine.run({BANK: self._words} if self._prepared.tensors else {})
+
+    def _of(self, name: str) -> Tensor:
+        at = self._prepared.offsets[name]
+        return self._words[at : at + self._prepared.tensors[name].words]
 
 
 def in_room(value: Tensor, tensor: OffChipTensor, sizes: Mapping[str, int]) -> Tensor:

@@ -1,0 +1,226 @@
+"""Text of a causal language model whose layers run on generated machines: one for a prompt, one for a step.
+
+Both machines go through all layers. The host, which is PyTorch, computes what is before the layers, such as embeddings,
+masks and rotary tables, and what is behind them: the last norm and the product with the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.fx import Node
+
+from ...base.errors import CacheFull, PositionError, PromptTooLong, TensorError, UnsupportedError
+from ...hw.sim.machine import Run
+from ...hw.sim.tasks import TaskMemory
+from ..capture import Environment
+from ..capture import run as run_on_host
+from ..static_cache import empty_cache
+from .block import Streamed, streamed
+from .generate import DEFAULT, Generated
+from .operators import Array, FromHost, Positions
+
+Caches = dict[str, Array]
+"""What caches hold, by the name of the cache's operator: for each layer the elements that exist, row-major."""
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """tokens: of the answer. prompt: the run of the prompt, whose time is that to the first token (TTFT) but for what
+    the host does. steps: the runs of the other tokens."""
+
+    tokens: list[int]
+    prompt: Run
+    steps: list[Run]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Modelled tokens in a second, of the steps; 0 if there were none."""
+        return len(self.steps) / sum(run.latency_s for run in self.steps) if self.steps else 0.0
+
+
+class MachineDecoder:
+    """A causal language model of `transformers` on generated machines, for one sequence. Not for several threads.
+
+    model: in eval mode, in float32 or quantised from it. place: makes the machine of a model's stream program
+    (`generate.place`, `search.fastest`). capacity: the most tokens of a sequence, its prompt included. The machine of
+    the steps is made now, that of a prompt when a prompt of its length first comes. Weights are laid out in a machine's
+    memory once; keys and values stay there. The machines have the weights that the model has now: once they change, the
+    next run raises `TensorError`.
+
+    Raises `UnsupportedError` for a model that is no language model of transformers or has no layers that one machine
+    can go through, `PositionError` for a capacity beyond the model's positions, and as `streamed` and `place` do.
+    """
+
+    def __init__(self, model: nn.Module, place: Callable[[Streamed], Generated], *, capacity: int) -> None:
+        config: Any = getattr(model, "config", None)
+        if not hasattr(config, "get_text_config"):
+            raise UnsupportedError(f"{type(model).__name__}: no language model of transformers")
+        text = config.get_text_config(decoder=True)
+        positions = getattr(text, "max_position_embeddings", None)
+        if positions is not None and capacity > positions:
+            raise PositionError(f"sequences of {capacity} tokens; the model has positions for {positions}")
+        if capacity < 2:
+            raise TensorError(f"a capacity of {capacity} tokens; the least is 2")
+        self.capacity, self.vocabulary = capacity, int(text.vocab_size)
+        self._model, self._place = model, place
+        self._steps = self._program(1)
+        self._prompts = {1: self._steps}
+        self._now = self._steps
+        self.length = 0
+        """Tokens of the sequence."""
+
+    @property
+    def step_machine(self) -> Generated:
+        """The machine of a step."""
+        return self._steps.made
+
+    def prompt_machine(self, tokens: int) -> Generated:
+        """Return the machine of prompts of so many tokens. Raises as `streamed` and `place` do."""
+        return self.program(tokens).made
+
+    def prefill(self, tokens: Sequence[int]) -> tuple[torch.Tensor, Run]:
+        """Begin a sequence with a prompt. Returns the logits behind its last token, float32 (vocabulary,), and the run.
+        Raises `PromptTooLong` for more tokens than a sequence may have, `TensorError` for none, for unknown ones, and
+        if the model has changed, and as `prompt_machine` does."""
+        known = self._known(tokens)
+        if not known:
+            raise TensorError("a prompt without tokens")
+        if len(known) > self.capacity:
+            raise PromptTooLong(
+                f"a prompt of {len(known)} tokens; a sequence has at most {self.capacity}, with its answer"
+            )
+        program = self.program(len(known))
+        logits, run = program.run(known, 0)
+        self._now, self.length = program, len(known)
+        return logits, run
+
+    def step(self, token: int) -> tuple[torch.Tensor, Run]:
+        """Append a token to the sequence. Returns the logits behind it, float32 (vocabulary,), and the run. Raises
+        `CacheFull` for a sequence with as many tokens as its cache has rows, `TensorError` without a prompt, for an
+        unknown token, and if the model has changed."""
+        known = self._known([token])
+        if not self.length:
+            raise TensorError("a step needs a prompt before it")
+        if self.length >= self.capacity:
+            raise CacheFull(f"the sequence has {self.capacity} tokens, as many as its cache has rows")
+        if self._now is not self._steps:
+            self._steps.set_caches(self._now.read_caches())
+            self._now = self._steps
+        logits, run = self._steps.run(known, self.length)
+        self.length += 1
+        return logits, run
+
+    def generate(self, prompt: Sequence[int], tokens: int, ends: Iterable[int] = ()) -> GeneratedText:
+        """Return the most probable answer, token by token. prompt: its tokens. tokens: of the answer, at most. ends:
+        tokens that end it; they are part of it. Raises as `prefill` and `step` do."""
+        logits, run = self.prefill(prompt)
+        text, stop = GeneratedText([int(logits.argmax())], run, []), set(ends)
+        while len(text.tokens) < tokens and text.tokens[-1] not in stop:
+            logits, run = self.step(text.tokens[-1])
+            text.tokens.append(int(logits.argmax()))
+            text.steps.append(run)
+        return text
+
+    def program(self, tokens: int) -> DecoderProgram:
+        """Return the program for so many tokens. Raises as `streamed` and `place` do."""
+        if tokens not in self._prompts:
+            self._prompts[tokens] = self._program(tokens)
+        return self._prompts[tokens]
+
+    def _program(self, rows: int) -> DecoderProgram:
+        name = "step" if rows == 1 else f"prompt_{rows}"
+        arguments = {
+            "input_ids": torch.zeros(1, rows, dtype=torch.long),
+            "past_key_values": empty_cache(self._model.config, 1, self.capacity, self.capacity),
+            "logits_to_keep": torch.tensor([rows - 1]),
+        }
+        return DecoderProgram(
+            self._place(streamed(self._model, arguments, DEFAULT, name=name, repeated=True)), arguments
+        )
+
+    def _known(self, tokens: Iterable[int]) -> list[int]:
+        found = [index(token) for token in tokens]
+        for token in found:
+            if not 0 <= token < self.vocabulary:
+                raise TensorError(f"token {token}; the vocabulary has {self.vocabulary}")
+        return found
+
+
+class DecoderProgram:
+    """A machine with its memory, for a number of tokens.
+
+    made: the machine. rows: the tokens of a run. block, written: of its stream program. given: names of the tensors
+    that the host makes for each run; carried: of them the one with the rows that the layers begin with. result: name of
+    the tensor with those that they end with. caches: of each operator that replaces rows of a cache the name of that
+    tensor. logits: node of the result.
+    """
+
+    def __init__(self, made: Generated, arguments: dict[str, Any]) -> None:
+        self.made, self._arguments = made, arguments
+        self.rows: int = arguments["input_ids"].shape[1]
+        self.block, self.written = made.streamed.block, made.streamed.written
+        self._memory = TaskMemory(made.machine)
+        replaced = {x.name for x in self.block.graph.kernels if x.op == "replace"}
+        self.caches = {x: tensor for x, tensor in self.written.outputs.items() if x in replaced}
+        self.given = [
+            name
+            for name, held in self.written.inputs.items()
+            if name not in self.caches.values()
+            and isinstance(held[0] if isinstance(held, tuple) else held, FromHost | Positions)
+        ]
+        repeated = self.block.repeated
+        assert repeated is not None, "it was made of layers"
+        data = next(x.data for x in self.block.graph.operators if x.name == repeated.carried)
+        self.carried = next(name for name, held in self.written.inputs.items() if held is data)
+        self.result = self.written.outputs[repeated.result]
+        for name, tensor in made.streamed.tensors(**arguments).items():
+            self._memory.write(name, tensor)
+        interface = self.block.interface
+        self.logits: Node = interface.result_structure.unflatten(list(interface.returned)).logits
+
+    def run(self, tokens: Sequence[int], position: int) -> tuple[torch.Tensor, Run]:
+        """Run the machine on tokens at positions from `position` on. Returns the logits behind the last one, and the
+        run."""
+        values = self.host_values(tokens, position)
+        for name in self.given:
+            self._memory.write(name, self.made.streamed.tensor(name, values))
+        run = self._memory.run()
+        for node, shown in self.block.results.items():
+            if shown.operator.name not in self.caches:
+                tensor = self.written.outputs[shown.operator.name]
+                values[node] = self.made.streamed.result(node, {tensor: self._memory.read(tensor)})
+        assert self.block.repeated is not None
+        run_on_host(self.block.repeated.behind, values)
+        return values[self.logits][0, -1], run
+
+    def host_values(self, tokens: Sequence[int], position: int) -> Environment:
+        """Return the values of the host's nodes before a run on tokens at positions from `position` on."""
+        for layer in self._arguments["past_key_values"].layers:
+            layer.cumulative_length.fill_(position)
+        arguments = self._arguments | {"input_ids": torch.tensor([tokens])}
+        return self.block.environment(self.block.interface.bind((), arguments))
+
+    def read(self, name: str) -> Array:
+        """Return a tensor of the machine's memory, by its name."""
+        return self._memory.read(name)
+
+    def read_caches(self) -> Caches:
+        """Return what the caches hold."""
+        found = {}
+        for x, tensor in self.caches.items():
+            lying = self._memory.read(tensor).reshape(-1, *self.written.shape_of_one(tensor))
+            found[x] = np.stack([self.written.elements(tensor, of_layer) for of_layer in lying])
+        return found
+
+    def set_caches(self, caches: Caches) -> None:
+        """Set what the caches hold, as another program has left them."""
+        for x, tensor in self.caches.items():
+            lying = np.stack([self.written.laid_out(tensor, of_layer) for of_layer in caches[x]])
+            self._memory.write(tensor, lying.reshape(self.written.shapes[tensor]))
