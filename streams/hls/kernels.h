@@ -14,6 +14,8 @@
 #include <type_traits>
 #ifndef __SYNTHESIS__
 #include <vector>
+
+#include "channels.h"
 #endif
 
 #include <hls_stream.h>
@@ -1765,43 +1767,6 @@ void save_rounds(const Shard &shard, const X &value, Starts... starts) {
             }
     }
 }
-
-#ifndef __SYNTHESIS__
-// The bytes of a tensor, dealt out to the memory channels in which it lies: the host's side of `Shard`.
-class Channels {
-  public:
-    Channels(const void *bytes, std::size_t size, std::size_t count) : size_(size), memories_(count) {
-        for (auto &memory : memories_) memory.resize((size / (WORD * count) + 1) * WORD);
-        each_word([&](std::size_t at, std::size_t length, unsigned char *word) {
-            std::memcpy(word, static_cast<const unsigned char *>(bytes) + at, length);
-        });
-    }
-    template <class T>
-    T *channel(std::size_t number) {
-        return reinterpret_cast<T *>(memories_[number].data());
-    }
-    // Puts the words together again.
-    void join(void *bytes) {
-        each_word([&](std::size_t at, std::size_t length, const unsigned char *word) {
-            std::memcpy(static_cast<unsigned char *>(bytes) + at, word, length);
-        });
-    }
-
-  private:
-    static constexpr std::size_t WORD = 64;
-    std::size_t size_;
-    std::vector<std::vector<unsigned char>> memories_;
-
-    template <class Body>
-    void each_word(Body body) {
-        const std::size_t count = memories_.size();
-        for (std::size_t at = 0; at < size_; at += WORD) {
-            const std::size_t length = size_ - at < WORD ? size_ - at : WORD;
-            body(at, length, memories_[at / WORD % count].data() + at / WORD / count * WORD);
-        }
-    }
-};
-#endif
 
 // -- ends of streams --------------------------------------------------------------------------------------------------------
 

@@ -30,12 +30,12 @@ def device_of(program: TaskProgram, name: str | None = None) -> StreamDevice:
 
 def project(made: HlsProgram, device: StreamDevice, sizes: Mapping[str, int] | None = None) -> dict[str, str]:
     """Return the text of each file of the folder, by its name. device: whose part and memory channels the files state.
-    sizes: values with which the testbench runs it, by name; others have their largest value. Raises `OSError` if
-    kernels.h cannot be read.
+    sizes: values with which the testbench runs it, by name; others have their largest value. Raises `OSError` if a
+    header cannot be read.
     """
     return {
         "top.cpp": made.text,
-        "kernels.h": (HEADERS / "kernels.h").read_text(encoding="utf-8"),
+        **{name: (HEADERS / name).read_text(encoding="utf-8") for name in ("kernels.h", "channels.h")},
         "testbench.cpp": testbench(made, sizes or {}),
         "hls.tcl": script(made.name, made.program.clock_hz, device),
         "connectivity.cfg": connectivity(made, device),
@@ -218,6 +218,7 @@ def readme(made: HlsProgram, device: StreamDevice) -> str:
 |---|---|
 | `top.cpp` | `{made.name}_top`: one dataflow region; a function for each class of equal task instances |
 | `kernels.h` | Python's integers, tiles, library kernels |
+| `channels.h` | tensors in several memory channels, on the host |
 | `testbench.cpp` | runs the region once on files with the bytes of its tensors |
 | `hls.tcl` | commands for Vitis HLS, {device.name} at {made.program.clock_hz / 1e6:g} MHz: `vitis_hls -f hls.tcl` |
 | `connectivity.cfg` | the memory channel of each argument, for `v++ --link --config` |

@@ -53,7 +53,7 @@ def rsn(*arguments: str) -> tuple[int, str]:
 def test_the_folder_that_it_writes(folder: Path) -> None:
     assert rsn("hls", "p.py", "-o", "out") == (0, "out/top.cpp: p_top, 2 processes\n")
     assert {file.name for file in (folder / "out").iterdir()} == {
-        "top.cpp", "kernels.h", "testbench.cpp", "hls.tcl", "connectivity.cfg", "README.md",
+        "top.cpp", "kernels.h", "channels.h", "testbench.cpp", "hls.tcl", "connectivity.cfg", "README.md",
     }  # fmt: skip
     top = (folder / "out" / "top.cpp").read_text()
     assert "RSN_AT(16);  // p.py:16\n" in top
@@ -135,8 +135,8 @@ def test_dynamic_programs(folder: Path) -> None:
     assert result.files == [name for name in expected.files if not name.endswith(".times")]
     assert all(np.array_equal(result[name], expected[name]) for name in result.files)
     assert {file.name for file in (folder / "out").iterdir()} == {
-        "top.cpp", "step.h", "kernels.h", "testbench.cpp", "hls.tcl", "connectivity.cfg", "README.md", "rows.bin",
-        "kept.bin", "kept.expected.bin",
+        "top.cpp", "step.h", "kernels.h", "channels.h", "testbench.cpp", "hls.tcl", "connectivity.cfg", "README.md",
+        "rows.bin", "kept.bin", "kept.expected.bin",
     }  # fmt: skip
     assert (folder / "out" / "kept.expected.bin").read_bytes() == np.float32([2, 4, 6, 8, 1, -2]).tobytes()
     assert rsn("compile", "d.py:program", "-o", "d.rsn")[0] == rsn("asm", "d.rsn")[0] == 0

@@ -16,7 +16,7 @@ def dynamic_project(made: DynamicHls, device: StreamDevice) -> dict[str, str]:
     """
     return {
         "top.cpp": made.text,
-        **{f"{name}.h": _header(f"{name}.h") for name in ("step", "kernels")},
+        **{f"{name}.h": _header(f"{name}.h") for name in ("step", "kernels", "channels")},
         "testbench.cpp": testbench(made),
         "hls.tcl": script(made.name, device.mhz * 1e6, device),
         "connectivity.cfg": connectivity(made, device),
@@ -70,7 +70,7 @@ def readme(made: DynamicHls, device: StreamDevice) -> str:
 | file | what it holds |
 |---|---|
 | `top.cpp` | `{made.name}_top`: one dataflow region; a process for each operator |
-| `step.h`, `kernels.h` | tokens, elements, a function template for each operator; 16-bit floats |
+| `step.h`, `kernels.h`, `channels.h` | tokens, elements, a function template for each operator; 16-bit floats |
 | `testbench.cpp` | runs the region once on files with the bytes of its tensors and tokens |
 | `hls.tcl` | commands for Vitis HLS, {device.name} at {device.mhz} MHz: `vitis_hls -f hls.tcl` |
 | `connectivity.cfg` | the memory channel of each argument, for `v++ --link --config` |

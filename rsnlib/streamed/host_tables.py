@@ -1,0 +1,159 @@
+"""What a program of C++ needs to do the host's part of a `MachineDecoder`: tables in place of PyTorch.
+
+Before the layers stand rows of embeddings, to which those of places may be added, and tensors that follow from the
+position alone, such as masks and rotary tables. Behind them stand a norm and a product with the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ...base.errors import UnsupportedError
+from ..call_arguments import by_name
+from ..capture import Environment, arguments, packet, site
+from ..capture import run as run_on_host
+from ..rules import VIEWS
+from .decoding import DecoderProgram
+from .operators import Array, FromHost
+from .reading import OperatorBlock
+
+aten = torch.ops.aten
+MOVES = frozenset((*VIEWS, aten.index, aten.slice, aten.select, aten.index_select))
+"""Operators behind the layers that only choose rows."""
+
+
+@dataclass(frozen=True)
+class HostTables:
+    """The host's part before and behind the layers. float32 all.
+
+    embedding: of words, (vocabulary, width). places: what is added to it by position, (capacity, width), None for
+    nothing. gamma, beta: of the last norm, (width,), None for none. centred: it subtracts the mean. eps: of it. head,
+    bias: of the product with the vocabulary, (vocabulary, width) and (vocabulary,), None for no bias.
+    """
+
+    embedding: Array
+    places: Array | None
+    gamma: Array | None
+    beta: Array | None
+    centred: bool
+    eps: float
+    head: Array
+    bias: Array | None
+
+
+def host_tables(program: DecoderProgram, capacity: int, vocabulary: int) -> HostTables:
+    """Return the tables of a model. program: of a step. capacity: positions. vocabulary: number of words. Raises
+    `UnsupportedError`, naming the operator, for a model that computes anything else before or behind the layers."""
+    block = program.block
+    (tokens, position) = _arguments(block)
+    carried = next(x for x in block.graph.operators if block.repeated and x.name == block.repeated.carried)
+    assert isinstance(carried.data, FromHost)
+    rows = carried.data.node
+    if packet(rows) is aten.add and not rows.kwargs and not _depends(arguments(rows)["other"], {tokens}):
+        words, places = arguments(rows)["self"], arguments(rows)["other"]
+    else:
+        words, places = rows, None
+    if _depends(words, position) or not _depends(words, {tokens}):
+        raise UnsupportedError(
+            f"{site(words)}: what the layers begin with is no row of a table for each token, to which one for each "
+            "position may be added; PyTorch computes it, and a program for a board cannot"
+        )
+    # Word by word: the sizes in the graph are those of one token.
+    of_words = [
+        _value(words, {**block.lifted, tokens: torch.tensor([[word]])}).reshape(-1) for word in range(vocabulary)
+    ]
+    embedding = torch.stack(of_words)
+    added = None
+    if places is not None:
+        found = [program.host_values([0], k)[places].reshape(-1) for k in range(capacity)]
+        added = torch.stack(found).broadcast_to(capacity, embedding.shape[1])
+    return HostTables(_array(embedding), None if added is None else _array(added), **_behind(block, program.logits))
+
+
+def positional_tensors(program: DecoderProgram, positions: int) -> Mapping[str, list[Array]]:
+    """Return what each tensor that the host makes for a run, but for the rows that the layers begin with, holds at
+    positions from 0 on, by name. Raises `UnsupportedError` for one that depends on the tokens."""
+    block = program.block
+    tokens, _ = _arguments(block)
+    assert block.repeated is not None
+    names = [name for name in program.given if name != program.carried]
+    for name in names:
+        held = program.written.inputs[name]
+        for x in held if isinstance(held, tuple) else (held,):
+            if _depends(x.node, {tokens}):  # type: ignore[union-attr]
+                raise UnsupportedError(f"{name} depends on the tokens; a program for a board has tables by position")
+    tables: dict[str, list[Array]] = {name: [] for name in names}
+    for position in range(positions):
+        values = program.host_values([0] * program.rows, position)
+        for name in names:
+            tables[name].append(program.made.streamed.tensor(name, values))
+    return tables
+
+
+def _behind(block: OperatorBlock, logits: Node) -> dict[str, Any]:
+    """The last norm and the product."""
+    values = dict(block.lifted)
+
+    def vector(node: Node | None) -> Array | None:
+        return None if node is None else _array(_value(node, values))
+
+    product = _moved(logits)
+    if packet(product) is not aten.linear:
+        raise UnsupportedError(
+            f"{site(product)}: behind the layers a program for a board computes a norm and a product"
+        )
+    a = arguments(product)
+    norm = _moved(a["input"])
+    if packet(norm) not in (aten.layer_norm, aten.rms_norm) or _moved(norm.all_input_nodes[0]) not in block.results:
+        raise UnsupportedError(f"{site(norm)}: behind the layers a program for a board computes a norm and a product")
+    of = arguments(norm)
+    centred = packet(norm) is aten.layer_norm
+    eps = of["eps"] if of["eps"] is not None else torch.finfo(torch.float32).eps
+    named = {"gamma": vector(of["weight"]), "beta": vector(of.get("bias")), "centred": centred, "eps": float(eps)}
+    return named | {"head": vector(a["weight"]), "bias": vector(a["bias"])}
+
+
+def _moved(node: Node) -> Node:
+    """The node of which another one has rows."""
+    while packet(node) in MOVES:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _arguments(block: OperatorBlock) -> tuple[Node, set[Node]]:
+    """The arguments for tokens, and those for the position."""
+    interface = block.interface
+    given = by_name(interface.signature, *pytree.tree_unflatten(list(interface.arguments), interface.structure))
+    return given["input_ids"], {layer.cumulative_length for layer in given["past_key_values"].layers}
+
+
+def _depends(node: Node, on: set[Node]) -> bool:
+    seen, stack = {node}, [node]
+    while stack:
+        for x in stack.pop().all_input_nodes:
+            if x not in seen:
+                seen.add(x)
+                stack.append(x)
+    return bool(seen & on)
+
+
+def _value(node: Node, values: Environment) -> torch.Tensor:
+    """The value of a node, of which `values` has what it depends on; they receive those in between."""
+    if node not in values:
+        for x in node.all_input_nodes:
+            _value(x, values)
+        run_on_host([node], values)
+    found: torch.Tensor = values[node]
+    return found
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    made: Array = np.ascontiguousarray(tensor.detach().to(torch.float32).numpy())
+    return made
