@@ -1,0 +1,200 @@
+"""`rsn generate`: text of a language model, on machines that are generated for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..base.deferred import deferred
+from ..base.durations import duration
+from ..base.errors import TensorError, WrongResultError, require, require_torch
+from ..base.files import write_bytes
+from ..host.generation import machine_files
+from ..streams.placing.devices import DEVICES, device_named
+from .compile import knobs_of
+from .options import JSON, Count, Options, option, with_options
+from .progress import stepping, working
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..rsnlib import models
+    from ..rsnlib.streamed import block as blocks
+    from ..rsnlib.streamed import decoding, figures
+    from ..rsnlib.streamed import generate as generating
+    from ..rsnlib.streamed import search as searching
+else:
+    models = deferred("rsn.rsnlib.models")
+    decoding = deferred("rsn.rsnlib.streamed.decoding")
+    figures = deferred("rsn.rsnlib.streamed.figures")
+    searching = deferred("rsn.rsnlib.streamed.search")
+
+
+class GenerateOptions(Options):
+    """The options of `rsn generate`."""
+
+    machine: str = option(
+        "what runs the model: a machine of its own", type=click.Choice(["generated"]), default="generated"
+    )
+    onto: str = option(
+        "the device that the machines must fit on",
+        default="u55c",
+        type=click.Choice(list(DEVICES), case_sensitive=False),
+    )
+    prompt: str | None = option("text of the prompt, with a folder that has a tokenizer")
+    tokens: str | None = option("tokens of the prompt, such as 17,4,60 [default: input_ids of the example]")
+    answer: Count = option("tokens of the answer, at most", "--max-tokens", default=32)
+    capacity: int | None = option(
+        "rows of the caches [default: the tokens of prompt and answer]", type=click.IntRange(2)
+    )
+    on_chip: Count | None = option("most bytes on the chip [default: 75 % of the device]")
+    chosen: tuple[str, ...] = option(
+        "rows, columns, depth of tiles; outward, packed; limits unroll, lanes, port", "--set", metavar="KNOB=VALUE"
+    )
+    no_search: bool = option("tiles of 32 x 64 x 64 at once, not the fastest of a few", "--no-search")
+    seed: int = option("seed of random weights of FILE.py:CALLABLE", default=0)
+    hls: str | None = option(
+        "folder to write for a board: C++ of both machines, a host program, the model",
+        type=click.Path(file_okay=False),
+    )
+    compares: bool = option("compare the tokens with those of PyTorch", "--compare")
+    as_json: bool = JSON
+
+
+@click.command(name="generate")
+@click.argument("model")
+@with_options(GenerateOptions)
+def generate_command(model: str, options: GenerateOptions) -> None:
+    """Generate text with a language model, on machines of its own.
+
+    MODEL is a folder of a causal language model of transformers, or FILE.py:CALLABLE that returns one, or one and its
+    example inputs. Its layers must differ in constants only: a machine goes through all of them. There is one machine
+    for the prompt and one for a step of one token. PyTorch computes what is before the layers and behind them, which
+    the modelled times leave out (docs/stream-machines.md).
+    """
+    require_torch("generating text")
+    knobs = knobs_of(options.chosen)
+    fixed = {text.partition("=")[0] for text in options.chosen}
+    device = device_named(options.onto)
+    about = f"generating machines for {model} on {options.onto}"
+    with stepping(about, ("load the model", "machine of a step", "machine of the prompt")) as steps:
+        module, tokenizer, prompt = _loaded(model, options)
+        steps.done("load the model")
+        capacity = options.capacity or len(prompt) + options.answer
+
+        def place(block: blocks.Streamed) -> generating.Generated:
+            tried = (knobs,) if options.no_search else searching.tile_candidates(block, knobs, fixed)
+            return searching.fastest(block, device, tried, on_chip_bytes=options.on_chip)
+
+        decoder = decoding.MachineDecoder(module, place, capacity=capacity)
+        steps.done("machine of a step")
+        machines = {"prompt": decoder.prompt_machine(len(prompt)), "step": decoder.step_machine}
+        steps.done("machine of the prompt")
+    with working(f"running {model}"):
+        text = decoder.generate(prompt, options.answer, _ends(module))
+    facts = {
+        "prompt": prompt,
+        "tokens": text.tokens,
+        "capacity": capacity,
+        "layers": decoder.step_machine.streamed.layers,
+        "ttft_s": text.prompt.latency_s,
+        "tokens_per_s": text.tokens_per_s,
+        "machines": {name: figures.facts(made) for name, made in machines.items()},
+    }
+    if options.hls is not None:
+        for name, content in machine_files.machine_files(decoder, len(prompt)).items():
+            path = Path(options.hls) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, content if isinstance(content, bytes) else content.encode())
+        facts["hls"] = options.hls
+    if tokenizer is not None:
+        facts["text"] = tokenizer.decode(text.tokens)
+    wanted = _in_pytorch(module, prompt, len(text.tokens)) if options.compares else None
+    if wanted is not None:
+        facts["pytorch_tokens"] = wanted
+    click.echo(json.dumps(facts) if options.as_json else "\n".join(_lines(facts, machines)))
+    if wanted is not None and wanted != text.tokens:
+        at = next(k for k, pair in enumerate(zip(wanted, text.tokens, strict=True)) if pair[0] != pair[1])
+        raise WrongResultError(f"token {at + 1} of the answer is {text.tokens[at]}, in PyTorch {wanted[at]}")
+
+
+def _lines(facts: dict[str, Any], machines: dict[str, generating.Generated]) -> list[str]:
+    """The answer and its modelled times as text."""
+    made = machines["step"]
+    lines = [f"tokens         {' '.join(map(str, facts['tokens']))}"]
+    if "text" in facts:
+        lines.append(f"text           {json.dumps(facts['text'], ensure_ascii=False)}")
+    if "pytorch_tokens" in facts and facts["pytorch_tokens"] == facts["tokens"]:
+        lines.append(f"PyTorch        the same {len(facts['tokens'])} tokens")
+    kernels = len(made.streamed.dataflow.nodes)
+    lines.append(f"machines       {kernels} kernels, which go through {facts['layers']} layers; {made.device.name}")
+    lines.append(
+        f"TTFT           {duration(facts['ttft_s'])} for {len(facts['prompt'])} tokens (modelled, layers only)"
+    )
+    if facts["tokens_per_s"]:
+        lines.append(f"tokens/s       {facts['tokens_per_s']:,.2f} (modelled, layers only)")
+    if "hls" in facts:
+        lines.append(f"for a board    {Path(facts['hls']) / 'host.cpp'}, the C++ of both machines, the model")
+    for name, machine in machines.items():
+        bounds = ", ".join(f"{bound} {duration(seconds)}" for bound, seconds in machine.bounds_s.items())
+        lines += ["", f"{name:<14} {duration(machine.latency_s)} with {figures.tiles(machine.streamed.knobs)}"]
+        lines.append(f"bounds         {bounds} (busiest: {machine.slowest[0]})")
+    return lines
+
+
+def _loaded(model: str, options: GenerateOptions) -> tuple[nn.Module, Any, list[int]]:
+    """The model, its tokenizer (None if it has none), and the tokens of the prompt. Raises `TensorError` for a folder
+    that holds no language model, and `click.UsageError` for a prompt that is given in no way, or in two."""
+    if options.prompt is not None and options.tokens is not None:
+        raise click.UsageError("--prompt and --tokens both give the prompt")
+    if ":" in model or model.endswith((".py", ".onnx")) or not Path(model).is_dir():
+        if options.prompt is not None:
+            raise click.UsageError(f"--prompt: {model} has no tokenizer; give --tokens")
+        module, example = models.load_spec(model, seed=options.seed)
+        named = example if isinstance(example, dict) else dict(zip(("input_ids",), example, strict=False))
+        given = named.get("input_ids")
+        if options.tokens is None and (given is None or given.ndim != 2 or given.shape[0] != 1):
+            raise click.UsageError(f"the example of {model} has no input_ids of one sequence; give --tokens")
+        return module, None, _tokens(options.tokens) if given is None or options.tokens else given[0].tolist()
+    require("transformers", "generation", "pip install transformers")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
+        tokenizer: Any = AutoTokenizer.from_pretrained(model) if options.prompt is not None else None
+    except Exception as e:  # of several packages, each with its own errors
+        raise TensorError(f"{model}: no language model of transformers: {str(e).partition(chr(10))[0]}") from None
+    if options.prompt is not None:
+        return loaded, tokenizer, tokenizer(options.prompt)["input_ids"]
+    if options.tokens is None:
+        raise click.UsageError("give --prompt, a text, or --tokens")
+    return loaded, None, _tokens(options.tokens)
+
+
+def _tokens(text: str | None) -> list[int]:
+    try:
+        return [int(token) for token in (text or "").split(",")]
+    except ValueError:
+        raise click.UsageError(f"--tokens {text}: whole numbers and commas, such as 17,4,60") from None
+
+
+def _ends(module: nn.Module) -> Sequence[int]:
+    """The tokens that end a text."""
+    config: Any = getattr(module, "generation_config", None)
+    ends = None if config is None else config.eos_token_id
+    return () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
+
+
+def _in_pytorch(module: Any, prompt: list[int], count: int) -> list[int]:
+    """The most probable tokens by the model in PyTorch."""
+    import torch
+
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            tokens.append(int(module(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
