@@ -1,0 +1,181 @@
+"""Models on machines that go through all their layers: results and texts are those of PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+from torchao.quantization.granularity import PerGroup
+
+from rsn.base.errors import CacheFull, PositionError, PromptTooLong, TensorError, UnsupportedError
+from rsn.host.generation.machine_files import machine_files, native_text
+from rsn.host.native_tasks import run_native, to_memory
+from rsn.hw.sim.tasks import run_on_tensors
+from rsn.hw.versal.csim.tasks import build_regions
+from rsn.isa.overlays.tasks.overlay import program_of
+from rsn.rsnlib.streamed import Knobs, streamed
+from rsn.rsnlib.streamed.decoding import MachineDecoder
+from rsn.rsnlib.streamed.generate import DEFAULT, place
+from rsn.streams.hls.native import HEADERS
+from rsn.streams.placing.devices import U55C
+from rsn.tests.effort import long
+from rsn.tests.rsnlib.decoder_models import VOCABULARY, decoder_model, with_cache
+from rsn.tests.streams.test_hls import built
+
+SMALL = Knobs(rows=4, columns=8, depth=16, packed=1)
+PROMPT = [5, 17, 3, 60, 41, 8, 8]
+XRT = Path("/usr/include/xrt")
+
+
+def decoder(model: nn.Module, capacity: int = 40) -> MachineDecoder:
+    return MachineDecoder(
+        model, partial(place, device=U55C, knobs=replace(DEFAULT, columns=16, depth=16)), capacity=capacity
+    )
+
+
+def by_pytorch(model: Any, prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def agree(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    for own, other in zip(mine["past_key_values"].layers, theirs["past_key_values"].layers, strict=True):
+        torch.testing.assert_close(own.keys, other.keys, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(own.values, other.values, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("name", ["gpt2", long("llama"), long("qwen2"), long("gemma3")])
+def test_one_program_goes_through_all_layers(name: str, rows: int) -> None:
+    model = decoder_model(name)
+    arguments = with_cache(model, torch.randint(0, VOCABULARY, (1, rows)), 6, 16)
+    made = streamed(model, arguments, SMALL, repeated=True)
+    assert not made.report.findings, made.report
+    assert made.layers == 3
+    assert "for layer in range(3):" in made.text
+    groups = {node.name: k for k, node in enumerate(made.dataflow.nodes)}
+    parted = made.changed(groups=groups)
+    assert not parted.report.findings, parted.report
+    split = made.changed(replace(SMALL, kernels=2))
+    assert not split.report.findings, split.report
+    theirs = copy.deepcopy(arguments)
+    with torch.no_grad():
+        wanted = model(**theirs).logits
+    for way in (made, parted, split):
+        mine = copy.deepcopy(arguments)
+        torch.testing.assert_close(way.run(**mine).logits, wanted, rtol=1e-4, atol=1e-4)
+        agree(mine, theirs)
+
+
+def test_a_program_of_a_few_layers_has_the_same_tasks() -> None:
+    """So machines are sized for a few layers. Each layer takes the same time, but for what overlaps."""
+    model = decoder_model("gpt2")
+    made = streamed(model, with_cache(model, torch.zeros(1, 1, dtype=torch.long), 6, 16), SMALL, repeated=True)
+    fewer = made.changed(layers=2)
+    names = [[t.name for t in of.report.region.streams] for of in (made, fewer)]
+    assert names[0] == names[1]
+    one, two, three = (
+        of.sized().times(of.sized().declared).latency
+        for of in (made.changed(layers=1), fewer, made)  # type: ignore[union-attr]
+    )
+    assert two < 2 * one
+    assert three - two == two - one or three < 3 * one
+
+
+@pytest.mark.parametrize("name", ["llama", long("gpt2"), long("qwen2"), long("gemma3"), long("quantised")])
+def test_a_text_is_that_of_pytorch(name: str) -> None:
+    model = decoder_model("llama" if name == "quantised" else name)
+    if name == "quantised":
+        four_bits = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(16))
+        quantize_(model.model, four_bits)  # type: ignore[arg-type]
+    made = decoder(model)
+    text = made.generate(PROMPT, 32)
+    assert text.tokens == by_pytorch(model, PROMPT, 32)
+    assert len(set(text.tokens)) > 2
+    assert text.prompt.latency_s == pytest.approx(made.prompt_machine(len(PROMPT)).latency_s)
+    assert text.steps[-1].latency_s == pytest.approx(made.step_machine.latency_s)
+    assert text.tokens_per_s == pytest.approx(1 / made.step_machine.latency_s)
+    again = made.generate(PROMPT, 3)  # with what the caches still hold
+    assert again.tokens == text.tokens[:3]
+
+
+def test_what_a_decoder_refuses() -> None:
+    model = decoder_model("gpt2", n_layer=1)
+    made = decoder(model, 4)
+    with pytest.raises(TensorError, match="a step needs a prompt before it"):
+        made.step(1)
+    with pytest.raises(PromptTooLong, match="a prompt of 5 tokens; a sequence has at most 4"):
+        made.prefill([1] * 5)
+    with pytest.raises(TensorError, match="a prompt without tokens"):
+        made.prefill([])
+    with pytest.raises(TensorError, match="token 96; the vocabulary has 96"):
+        made.prefill([96])
+    tokens = made.generate([1], 4).tokens
+    assert tokens == by_pytorch(model, [1], 4)
+    with pytest.raises(CacheFull, match="the sequence has 4 tokens"):
+        made.step(1)
+    with pytest.raises(PositionError, match="sequences of 65 tokens; the model has positions for 64"):
+        decoder(model, 65)
+    with pytest.raises(UnsupportedError, match="Linear: no language model of transformers"):
+        decoder(nn.Linear(2, 2))
+    with torch.no_grad():
+        model.transformer.wpe.weight.zero_()
+    with pytest.raises(TensorError, match="has changed since this program was made"):
+        made.prefill([1])
+
+
+def test_layers_that_differ_are_refused() -> None:
+    model = decoder_model("gpt2", n_layer=2)
+    arguments = with_cache(model, torch.zeros(1, 1, dtype=torch.long), 0, 8)
+    model.transformer.h[1].mlp.act = nn.Tanh().eval()
+    with pytest.raises(UnsupportedError, match=r"transformer\.h\.1.* differs from .*transformer\.h\.0.*expression is"):
+        streamed(model, arguments, SMALL, repeated=True)
+    with pytest.raises(UnsupportedError, match="Linear has no layers in a ModuleList that compute"):
+        streamed(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), SMALL, repeated=True)
+
+
+@pytest.mark.long
+def test_hls_of_layers_gives_the_same_bits(tmp_path: Path) -> None:
+    model = decoder_model("llama")
+    arguments = with_cache(model, torch.randint(0, VOCABULARY, (1, 3)), 2, 16)
+    made = streamed(model, arguments, SMALL, name="layers", repeated=True)
+    tensors = made.tensors(**arguments)
+    expected, _ = run_on_tensors(made.machine, tensors)
+    got = run_native(built(tmp_path, {"layers": program_of(made.machine.overlay)})["layers"], tensors)
+    assert {k: v.tobytes() for k, v in got.items()} == {k: v.tobytes() for k, v in expected.items()}
+
+
+@pytest.mark.parametrize("name", [long("gpt2"), long("llama"), long("gemma3")])
+def test_the_host_program(name: str, tmp_path: Path) -> None:
+    """The native run shares the host's part with the program for XRT. At its end memory holds the engine's bits."""
+    made = decoder(decoder_model(name))
+    text = made.generate(PROMPT, 8)
+    for path, content in machine_files(made, len(PROMPT)).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+    program = tmp_path / "native"
+    build_regions(native_text(made, len(PROMPT)), [HEADERS, tmp_path], program, "-O1")
+    command = [program, tmp_path / "results", tmp_path / "model.bin", "8", *map(str, PROMPT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert [*map(int, done.stdout.split())] == text.tokens
+    step = made.program(1)
+    tensors = program_of(step.made.machine.overlay).tensors
+    assert (tmp_path / "results").read_bytes() == b"".join(to_memory(step.read(t.name), t) for t in tensors)
+    wrong = subprocess.run([*command[:4], "1", "2"], capture_output=True, text=True, timeout=300, check=False)
+    assert (wrong.returncode, wrong.stderr) == (1, "error: the machine is for prompts of another length\n")
+    compiler = shutil.which("g++")
+    if compiler and XRT.is_dir():
+        options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-isystem", str(XRT), "-fsyntax-only"]
+        subprocess.run([compiler, *options, tmp_path / "host.cpp"], check=True)
