@@ -50,7 +50,7 @@ def of_sequence(graph: OperatorGraph) -> list[StreamOperator]:
     made = [x for x in graph.operators if x in found]
     rows = {x.shape[1] for x in made}
     for x in graph.kernels:
-        if x.op == "append" or (x.op in ATTENTION and not found.isdisjoint(_of_keys(x))):
+        if x.op == "append" or (x.op in ATTENTION and not found.isdisjoint(_of_attention(x, keys=True))):
             raise UnsupportedError(
                 f"{x.site or x.name}: its keys are as many as the rows of the sequence; with any length, keep a cache "
                 "of fixed capacity (index_copy)"
@@ -71,15 +71,15 @@ def _same_rows(x: StreamOperator) -> Iterable[StreamOperator]:
         return [operand for name, operand in named if name in ("x", "scale", "zero")]
     if x.op in ROW_BY_ROW:
         return x.operands
-    return [operand for operand in x.operands if operand not in _of_keys(x)] if x.op in ATTENTION else x.operands[:1]
+    return _of_attention(x, keys=False) if x.op in ATTENTION else x.operands[:1]
 
 
-def _of_keys(x: StreamOperator) -> list[StreamOperator]:
-    """The operands of an operator of attention that have a row for each key."""
+def _of_attention(x: StreamOperator, keys: bool) -> list[StreamOperator]:
+    """The operands of an operator of attention that have a row for each key, or those that have one for each query."""
     if x.op == "scores":
-        named = zip(x.attributes["operand_names"], x.operands, strict=True)
-        return [operand for name, operand in named if name in OF_KEYS]
-    return [x.operands[1]]
+        names = x.attributes["operand_names"]
+        return [y for name, y in zip(names, x.operands, strict=True) if (name in OF_KEYS) == keys]
+    return [y for k, y in enumerate(x.operands) if (k == 1) == keys]
 
 
 def with_any_length(graph: OperatorGraph, rows: int) -> OperatorGraph:
