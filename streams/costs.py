@@ -46,6 +46,7 @@ class CostExpressions(Expressions):
         self.datapath = datapath_of(task, reading.rates, reading.float_add, reading.variants)
         self.charges = 0
         self._sent: syn.ExpressionNode | None = None
+        self.coming: ElementType | None = None
 
     def charge(self, what: TileCost, node: syn.SyntaxNode, cycles: int, scales: bool = False) -> None:
         """Charge cycles to the statement at a node, and add them to the open beat. what: the kind of cost. scales: a
@@ -151,7 +152,9 @@ class CostExpressions(Expressions):
                 parts = [v.unwritten for v in values if isinstance(v, Data) and v.unwritten is not None]
                 turned = isinstance(values[1], Data) and values[1].unwritten is not None and values[1].unwritten.turned
                 before = max((part.depth for part in parts if part.in_place), default=0)
-                self.charge(TileCost.COMPUTED, at, path.product(kind, given.shape[-1], turned, before), scales=True)
+                coming, self.coming = self.coming, None
+                cycles = path.product(kind, given.shape[-1], turned, before, coming)
+                self.charge(TileCost.COMPUTED, at, cycles, scales=True)
             case "reduce" if given.shape:
                 axis = options.get("axis")
                 axes = (axis,) if isinstance(axis, int) else axis if isinstance(axis, tuple) else None

@@ -20,6 +20,7 @@ from .words import (
     SUMS,
     TileWord,
     block_word,
+    divisor,
     matrix,
     part_of,
     port_elements,
@@ -283,18 +284,29 @@ class Datapath:
             rate = min(rate, max(1, sums // self._turns(kind.dtype)))
         return product_word(kind.shape, rate, turned)
 
-    def fabric_columns(self, kind: ElementType, taken: TileWord) -> int:
+    def product_steps(self, kind: ElementType, taken: TileWord, coming: ElementType | None) -> int:
+        """Return how many steps of each sum a product takes in a cycle: several where all sums of integers are
+        registers, the rate is for more than one of each, and a word of the right operand has several rows. kind: of the
+        result. taken: its word of sums. coming: the tokens of the stream from which the product takes its right operand
+        as it comes (`words.comes_by_row`), None if it is a tile."""
+        sums = prod(kind.shape[-2:])
+        if coming is None or kind.dtype in FLOATS or taken.elements != sums:
+            return 1
+        return divisor(stream_word(coming.dtype, coming.shape).rows, self.rates.get("matmul", 1.0) / sums)
+
+    def fabric_columns(self, kind: ElementType, taken: TileWord, steps: int = 1) -> int:
         """Return how many columns of a word of sums are products in LUTs: an even number, so that the others share
-        multiplications. kind: of the result of a product. taken: the word."""
-        columns = min(taken.columns, int(self.rates.get(FABRIC, 0) // taken.rows))
+        multiplications. kind: of the result of a product. taken: the word. steps: of each sum in a cycle."""
+        columns = min(taken.columns, int(self.rates.get(FABRIC, 0) // (taken.rows * steps)))
         return 0 if kind.dtype in FLOATS else columns // 2 * 2
 
-    def multiply_adds(self, kind: ElementType) -> int:
+    def multiply_adds(self, kind: ElementType, coming: ElementType | None = None) -> int:
         """Return the multiply-adds of a product in a cycle, rounded up. kind: the type of the result [.., rows,
-        columns].
+        columns]. coming: as for `product_steps`.
         """
         taken = self.product_word(kind)
-        return ceil(taken.elements / self._interval_of(kind, taken))
+        steps = self.product_steps(kind, taken, coming)
+        return steps * ceil(taken.elements / self._interval_of(kind, taken))
 
     def row_word(self, kernel: str, shape: Sequence[int]) -> TileWord:
         """Return the word of elements that a kernel which combines rows takes in a cycle. kernel: its name. shape: of
@@ -302,15 +314,23 @@ class Datapath:
         """
         return row_word(shape, min(self.lanes(kernel), MOVED))
 
-    def product(self, kind: ElementType, depth: int, turned: bool = False, before: int = 0) -> int:
+    def product(
+        self,
+        kind: ElementType,
+        depth: int,
+        turned: bool = False,
+        before: int = 0,
+        coming: ElementType | None = None,
+    ) -> int:
         """Return the cycles of a matrix product. kind: the type of the result [.., rows, columns]. depth: elements of
         each sum. turned: its right operand is read as the transpose of a tile. before: cycles of what is computed of
-        operands where they are read.
+        operands where they are read. coming: as for `product_steps`.
         """
         taken = self.product_word(kind, depth if turned else 0)
         words = prod(kind.shape[-2:]) // taken.elements
         step = before + self._turns(kind.dtype)
-        return prod(kind.shape[:-2]) * loop(depth * words, step, self._interval_of(kind, taken))
+        steps = depth // self.product_steps(kind, taken, coming)
+        return prod(kind.shape[:-2]) * loop(steps * words, step, self._interval_of(kind, taken))
 
     def _interval_of(self, kind: ElementType, taken: TileWord) -> int:
         """Cycles between two steps of a product. What becomes registers is added to as if it were one word: integers in

@@ -114,9 +114,11 @@ class TileExpressions(CostExpressions):
             comes = by_unit and comes_by_row(stream.type.dtype, stream.type.shape, taken)
         outer, self._sent = self._sent, self._unconverted(node) if comes else self._sent
         try:
-            return self.argument("matmul", node)
+            value = self.argument("matmul", node)
         finally:
             self._sent = outer
+        self.coming = stream.type if comes and stream is not None else None
+        return value
 
     def _matrices(self, node: syn.ExpressionNode) -> StreamDecl | None:
         """Return the stream from which a node gets a matrix, perhaps of integers as ones of another type; None if it

@@ -368,9 +368,10 @@ def _without(tile: Term, zero: Operand) -> Term:
 
 
 def _integer_sums(product: Term, shape: tuple[int, int], parts: int) -> tuple[Statements, Term]:
-    """Statements that add up products of tiles of integers, and what is then their sum."""
+    """Statements that add up products of tiles of integers, and what is then their sum. A product that is a statement
+    takes its right operand as it comes."""
     if parts == 1:
-        return [], call(SUMS, product)
+        return [assign(GROUP_SUMS, call(SUMS, product))], GROUP_SUMS
     added = nest([("k", parts)], [assign(GROUP_SUMS, call(SUMS, GROUP_SUMS + product))])
     return [assign(GROUP_SUMS, call("zeros", SUMS, *shape)), *added], GROUP_SUMS
 

@@ -450,7 +450,8 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
     most: how many of them its knobs allow. float_add: clock cycles of an addition of floats on the device."""
     if x.op in PRODUCTS:
         sums = SUMS if x.multiplies_integers else x.dtype
-        return Datapath({"matmul": most}, float_add).multiply_adds(ElementType(sums, plan.computed))
+        kind = ElementType(sums, plan.computed)
+        return Datapath({"matmul": most}, float_add).multiply_adds(kind, _coming(x, plan))
     if x.op in ("append", "replace", "join"):  # they move tiles, and compute nothing
         return word(plan.computed, MOVED).elements
     by_rows = x.op in ("softmax", "layernorm", "rmsnorm", "quantise")
@@ -480,7 +481,16 @@ def fabric_of(x: StreamOperator, plan: KernelPlan, units: int, most: int) -> int
         return 0
     path, kind = Datapath({"matmul": units, FABRIC: most}), ElementType(SUMS, plan.computed)
     taken = path.product_word(kind)
-    return path.fabric_columns(kind, taken) * taken.rows
+    steps = path.product_steps(kind, taken, _coming(x, plan))
+    return path.fabric_columns(kind, taken, steps) * taken.rows * steps
+
+
+def _coming(x: StreamOperator, plan: KernelPlan) -> ElementType | None:
+    """The tiles of weights that a product of integers takes as they come; None for other products, and for weights with
+    zero points, which are subtracted first."""
+    if x.op != "linear" or not x.multiplies_integers or x.operand("weight_zero") is not None:
+        return None
+    return ElementType(x.operands[1].dtype, (plan.sizes["tk"], plan.sizes["tn"]))
 
 
 def steps_of(x: StreamOperator, plan: KernelPlan) -> float:

@@ -1091,9 +1091,10 @@ Signed<Bits> multiplied_in_fabric(const A &a, const B &b) {
 
 // Adds the products of elements of a column and of a row, number k of the sum, to the sums of a word. The sums begin with
 // the first product, or go on from what they are. Fabric: the last columns of the word, whose products are in LUTs.
-// OfColumn, OfRow: bits of the elements, if these are integers.
-template <class W, bool Begin, std::size_t Fabric, std::size_t OfColumn, std::size_t OfRow, class Out, class Column,
-          class Row>
+// OfColumn, OfRow: bits of the elements, if these are integers. Steps: of each sum of integers that are added up first;
+// column(y, s) and row(x, s) are the elements of step k + s.
+template <class W, bool Begin, std::size_t Fabric, std::size_t OfColumn, std::size_t OfRow, std::size_t Steps, class Out,
+          class Column, class Row>
 void add_products(Out &out, std::size_t i, std::size_t j, std::size_t k, Column column, Row row) {
     using T = typename Out::Element;
     constexpr bool narrow = std::is_integral<T>::value && OfColumn + OfRow <= 32;
@@ -1105,27 +1106,48 @@ void add_products(Out &out, std::size_t i, std::size_t j, std::size_t k, Column 
         if constexpr (shared) {
             for (std::size_t x = 0; x < pairs; x += 2) {
 #pragma HLS unroll
-                const TwoProducts<OfRow, OfColumn> made(narrowed<OfRow>(row(x)), narrowed<OfRow>(row(x + 1)),
-                                                        narrowed<OfColumn>(column(y)));
-                add(out(i + y, j + x), static_cast<T>(made.low));
-                add(out(i + y, j + x + 1), static_cast<T>(made.high));
+                T low = 0, high = 0;
+                for (std::size_t s = 0; s < Steps; ++s) {
+#pragma HLS unroll
+                    const TwoProducts<OfRow, OfColumn> made(narrowed<OfRow>(row(x, s)), narrowed<OfRow>(row(x + 1, s)),
+                                                            narrowed<OfColumn>(column(y, s)));
+                    low += static_cast<T>(made.low);
+                    high += static_cast<T>(made.high);
+                }
+                add(out(i + y, j + x), low);
+                add(out(i + y, j + x + 1), high);
             }
         }
         for (std::size_t x = pairs; x < multiplied; ++x) {
 #pragma HLS unroll
             if constexpr (narrow) {
-                const Signed<OfColumn + OfRow> made = narrowed<OfColumn>(column(y)) * narrowed<OfRow>(row(x));
-                add(out(i + y, j + x), static_cast<T>(made));
+                T sum = 0;
+                for (std::size_t s = 0; s < Steps; ++s) {
+#pragma HLS unroll
+                    const Signed<OfColumn + OfRow> made = narrowed<OfColumn>(column(y, s)) * narrowed<OfRow>(row(x, s));
+                    sum += static_cast<T>(made);
+                }
+                add(out(i + y, j + x), sum);
             } else {
-                add(out(i + y, j + x), Mul()(static_cast<T>(column(y)), static_cast<T>(row(x))));
+                T sum = Mul()(static_cast<T>(column(y, 0)), static_cast<T>(row(x, 0)));
+                for (std::size_t s = 1; s < Steps; ++s) {
+#pragma HLS unroll
+                    sum = Add()(sum, Mul()(static_cast<T>(column(y, s)), static_cast<T>(row(x, s))));
+                }
+                add(out(i + y, j + x), sum);
             }
         }
         if constexpr (multiplied < W::columns) {
             for (std::size_t x = multiplied; x < W::columns; ++x) {
 #pragma HLS unroll
-                const auto left = narrowed<OfColumn>(column(y));
-                const auto right = narrowed<OfRow>(row(x));
-                add(out(i + y, j + x), static_cast<T>(multiplied_in_fabric<OfColumn + OfRow>(left, right)));
+                T sum = 0;
+                for (std::size_t s = 0; s < Steps; ++s) {
+#pragma HLS unroll
+                    const auto left = narrowed<OfColumn>(column(y, s));
+                    const auto right = narrowed<OfRow>(row(x, s));
+                    sum += static_cast<T>(multiplied_in_fabric<OfColumn + OfRow>(left, right));
+                }
+                add(out(i + y, j + x), sum);
             }
         }
     }
@@ -1147,15 +1169,17 @@ void matmul(Out &out, const A &a, const B &b) {
                 for (std::size_t j = 0; j < columns; j += W::columns) {
 #pragma HLS pipeline II=interval style=flp
 #pragma HLS dependence variable=out.v type=inter direction=raw distance=turns dependent=true
-                    add_products<W, Begin, Fabric, SignedBits<A>::value, SignedBits<B>::value>(
-                        out, n * rows + i, j, k, [&](std::size_t y) { return a(at_a + i + y, k); },
-                        [&](std::size_t x) { return b(at_b + k, j + x); });
+                    add_products<W, Begin, Fabric, SignedBits<A>::value, SignedBits<B>::value, 1>(
+                        out, n * rows + i, j, k, [&](std::size_t y, std::size_t) { return a(at_a + i + y, k); },
+                        [&](std::size_t x, std::size_t) { return b(at_b + k, j + x); });
                 }
     }
 }
 
 // The product of a matrix and one that comes over a stream in words Word, row by row: each step of the sum takes a row.
-template <class W, class Word, bool Begin = true, std::size_t Fabric = 0, class Out, class A, class T, std::size_t N>
+// Steps: of all sums in a cycle, which divide the rows of a word.
+template <class W, class Word, bool Begin = true, std::size_t Fabric = 0, std::size_t Steps = 1, class Out, class A,
+          class T, std::size_t N>
 void matmul_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
     using Sizes = typename Out::Sizes_;
     constexpr std::size_t rows = Sizes::rows, columns = Sizes::columns, depth = A::Sizes_::columns;
@@ -1163,7 +1187,8 @@ void matmul_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
     constexpr std::size_t interval = product_interval<typename Out::Element>(turns);
     Tile<T, Word::rows, columns> row;
 #pragma HLS array_partition variable=row.v dim=0 complete
-    for (std::size_t k = 0; k < depth; ++k)
+    static_assert(Steps == 1 || turns == 1, "several steps in a cycle are those of all sums");
+    for (std::size_t k = 0; k < depth; k += Steps)
         for (std::size_t i = 0; i < rows; i += W::rows)
             for (std::size_t j = 0; j < columns; j += W::columns) {
 #pragma HLS pipeline II=interval style=flp
@@ -1175,9 +1200,9 @@ void matmul_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
                         row(e / Word::columns, j + e % Word::columns) = word[e];
                     }
                 }
-                add_products<W, Begin, Fabric, SignedBits<A>::value, SignedBits<T>::value>(
-                    out, i, j, k, [&](std::size_t y) { return a(i + y, k); },
-                    [&](std::size_t x) { return row(k % Word::rows, j + x); });
+                add_products<W, Begin, Fabric, SignedBits<A>::value, SignedBits<T>::value, Steps>(
+                    out, i, j, k, [&](std::size_t y, std::size_t s) { return a(i + y, k + s); },
+                    [&](std::size_t x, std::size_t s) { return row(k % Word::rows + s, j + x); });
             }
 }
 

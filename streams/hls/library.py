@@ -272,10 +272,14 @@ class KernelWriter(Operators):
         turned = b.kind.shape[-2] if TURNED_MATRIX.fullmatch(b.text) else 0
         taken = self.datapath.product_word(ElementType(kind.dtype, kind.shape), turned)
         out = sums.text if sums else self.tile(kind)
-        fabric = self.datapath.fabric_columns(ElementType(kind.dtype, kind.shape), taken)
-        more = f", {'false' if sums else 'true'}, {fabric}" if fabric else ", false" if sums else ""
-        stream = self.coming.pop(b.text, None)
-        if stream is not None and not comes_by_row(stream.dtype, b.kind.shape, taken):
+        made, stream = ElementType(kind.dtype, kind.shape), self.coming.pop(b.text, None)
+        comes = stream is not None and comes_by_row(stream.dtype, b.kind.shape, taken)
+        coming = ElementType(stream.dtype, b.kind.shape) if stream is not None and comes else None
+        steps = self.datapath.product_steps(made, taken, coming)
+        fabric = self.datapath.fabric_columns(made, taken, steps)
+        more = f", {'false' if sums else 'true'}, {fabric}" if fabric or steps > 1 else ", false" if sums else ""
+        more += f", {steps}" if steps > 1 else ""
+        if stream is not None and not comes:
             dtype = stream.dtype if b.kind.dtype in LIMITS else b.kind.dtype
             b = Val(b.kind, self.tile(ValueKind(dtype, b.kind.shape), "got"))
             self.emit(f"rsn::get<{stream_word(stream.dtype, b.kind.shape)}>({stream.port}, {b.text});")

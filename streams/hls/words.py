@@ -14,6 +14,8 @@ _WORD = re.compile(r"rsn::Word<(\d+), (\d+)>")
 _NAME = re.compile(r"(?:rsn::transpose<[^()]*, (\d+)>\()?\b([A-Za-z_]\w*)")
 """A name, and the last axis of the transpose of which it is the operand."""
 _ALLOWED = "// hls-allow registers: in each cycle a product of integers takes one step of all sums"
+_STEPS = re.compile(r"rsn::matmul_from<.*, (?:true|false), \d+, (\d+)>\(")
+"""Steps of a sum that a product takes in a cycle, columns of its left operand."""
 _BY_OPERAND = {
     "rsn::matmul<": ((True, True), (True, False), (False, True)),
     "rsn::matmul_from<": ((True, True), (True, False)),
@@ -37,7 +39,8 @@ def banks(
         words = beside.get(name, ())
         out[name] = TileWord(lcm(*(gcd(rows, w.rows) for w in words)), lcm(*(gcd(columns, w.columns) for w in words)))
     for line in lines:
-        found = _WORD.search(line)
+        found, stepped = _WORD.search(line), _STEPS.search(line)
+        steps = int(stepped[1]) if stepped else 1
         kernel = next((k for k in _BY_OPERAND if k in line), "")
         parts = _arguments(line) if kernel else [line[found.end() if found else 0 :]]
         names = [(k, axis, name) for k, part in enumerate(parts) for axis, name in _NAME.findall(part)]
@@ -49,7 +52,7 @@ def banks(
             continue
         for k, axis, name in ((k, axis, n) for k, axis, n in names if n in tiles):
             by_rows, by_columns = _BY_OPERAND[kernel][k] if kernel else (True, True)
-            each = taken.rows if by_rows else 1, taken.columns if by_columns else 1
+            each = taken.rows if by_rows else 1, taken.columns if by_columns else steps if k == 1 else 1
             last = len(tiles[name].shape) - 1
             each_row, each_column = each[::-1] if axis and int(axis) != last else each
             rows, columns = matrix(tiles[name].shape)

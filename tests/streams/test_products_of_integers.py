@@ -123,6 +123,8 @@ def test_sums_in_place_have_the_bits_of_the_engine(tmp_path: Path) -> None:
         long(("i8", "i4"), (16, 16, 128), 2048, 1024, 512),
         long(("i8", "i4"), (1, 64, 1024), 1024, 0, 512),
         long(("i8", "i4"), (3, 32, 35), 105, 0, 105),
+        (("i8", "i4"), (2, 64, 64), 1024, 0, 512),
+        long(("i8", "i8"), (1, 64, 128), 512, 128, 128),
     ],
 )
 def test_the_source_has_the_cycles_and_the_multiplications_of_the_model(
