@@ -294,8 +294,9 @@ def _segment(segment: ProgramSegment) -> str:
 
 
 def quoted_overlay(name: str) -> str:
-    """Return an overlay's name, in quotes unless it consists of letters, digits, dots and dashes."""
-    return name if NAME.fullmatch(name.replace("-", "_")) else quoted(name)
+    """Return an overlay's name as source text: as it is if it begins with a letter or an underscore, and goes on with
+    letters, digits, underscores, dashes and single dots, none of these at its end; else in quotes."""
+    return name if NAME.fullmatch(name.replace("-", "_")) and name[0] != "-" else quoted(name)
 
 
 def group(units: Sequence[UnitSpec]) -> str:

@@ -200,8 +200,8 @@ class ProcessNetwork(Wiring):
         self._tasks.append(progress.task)
 
     def spawn_unit(self, name: str, steps: Steps) -> None:
-        """Add the process of the unit `name`, which executes `steps`, and the one that drains its slots if its halves
-        are apart.
+        """Add the process of the unit `name`, which executes `steps`; for a unit with halves apart (`Unit.ahead`) also
+        the process of its draining half. Each unit is added once; this is not checked.
         """
         self.spawn(name, steps)
         if name in self.apart:

@@ -40,9 +40,7 @@ SHOWN: dict[str, Callable[[Any], str]] = {
 
 
 def shown(name: str, made: object) -> str:
-    """Return the result of pass `name` as text: the captured or rewritten graph, the matched or folded layers, the
-    schedule, the segments as they are cut, the work items of each unit, their kernel sequences without and with the
-    unit of activations, or the program. made: the result. Raises `MissingError` without PyTorch, `KeyError` for a pass
-    that is not known."""
+    """Return the result of a compiler pass as text. name: of the pass, a key of `SHOWN`, from "capture" to "pack".
+    made: what the pass returned. Raises `MissingError` without PyTorch, and `KeyError` for another name."""
     require_torch("compiling a model")
     return SHOWN[name](made)

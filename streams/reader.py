@@ -196,9 +196,10 @@ def read_again(region: Region, buffered: Collection[str], sizes: Mapping[str, in
 def declare(
     declared: Declared, tree: Block, region: str | None, constants: Mapping[str, Value] | None = None
 ) -> str | None:
-    """Collect in `declared` what a file declares, or one of its regions; return the name of the region that was read,
-    None for the file itself. tree: statements of the file. region: as for `read`. constants: values of names that are
-    known before. Mistakes are added to the source.
+    """Collect in `declared` what a file declares, or one of its regions; return the name of the region, None for the
+    file itself. tree: statements of the file. region: name of a region, also one that does not exist; None for the file
+    or, if it has no tasks, its only region that no other one calls. constants: values of names that are known before;
+    None for none. Mistakes become findings of the source of `declared`, also a region that does not exist.
     """
     root = Scope(declared, wanted=None if region is None else names_below(tree, region))
     root.constants.update(constants or {})

@@ -83,8 +83,9 @@ def _of_attention(x: StreamOperator, keys: bool) -> list[StreamOperator]:
 
 
 def with_any_length(graph: OperatorGraph, rows: int) -> OperatorGraph:
-    """Return the graph with the rows of a tile at all operators whose rows are those of the sequence. graph: with whole
-    tiles. rows: of a tile, at most. Raises as `of_sequence`."""
+    """Return the graph for sequences of any length: operators whose rows are those of the sequence (`of_sequence`) have
+    the rows of their tiles as `row_tile`, and say which rows exist. graph: as `with_whole_tiles` returns it. rows: of a
+    tile, at most, from 1 on; the largest divisor of an operator's rows is taken. Raises as `of_sequence`."""
     found = frozenset(of_sequence(graph))
     made: dict[StreamOperator, StreamOperator] = {}
     for x in graph.operators:

@@ -138,8 +138,8 @@ def _quantised_linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def join(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of the columns of several products side by side: for each row of tiles those of the first one,
-    then those of the others, as they are made."""
+    """Plan (`PLANS`) of the columns of several products, all of one width, side by side: for each row of tiles the
+    tiles of the first product, then those of the second, and so on. The loop `columns` counts those of one product."""
     _, rows, columns = x.shape
     width = x.operands[0].shape[2]
     tm, tn = fit(unit, knobs.rows), fit(width, knobs.columns)

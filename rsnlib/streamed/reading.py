@@ -367,8 +367,9 @@ class GraphReader:
         return made
 
     def part(self, node: Node) -> ColumnSlice:
-        """Return the rows and columns that a node shows, whatever their order. Raises `OperatorRefused` for a node that
-        repeats or leaves out elements, or whose columns do not stand side by side."""
+        """Return which columns of which operator's result a node shows, and in which order its rows. A tensor of the
+        host is loaded. Raises `OperatorRefused` for a node that repeats or leaves out elements, or whose columns do not
+        stand side by side, and as `shown`."""
         found = part_of(self.shown(node))
         if found is None:
             raise OperatorRefused(

@@ -45,8 +45,10 @@ class Converter:
 
 
 def converter(put: Order, get: Order) -> Converter | None:
-    """Return what converts the order `put` into the order `get`, None if they are equal (StreamTensor, section 5.2.1).
-    Raises `ProgramError` for orders of two tensors: of other shapes, types or first elements.
+    """Return the converter from the order `put` to the order `get`; None if they are equal, loops of one trip aside.
+    Its buffer may be smaller than that of StreamTensor, section 5.2.1 (`buffer_as_printed`): of an axis that a loop
+    drives which both orders share it holds a token, of the others all. Raises `ProgramError` if the orders differ in
+    the shape of the tensor, the element type or the first element.
     """
     _check_one_tensor(put, get)
     source, target = put.canonical, get.canonical

@@ -296,8 +296,9 @@ def _apart(cell: Cell, groups: Sequence[InstanceGroup], domain: Domain) -> None:
 
 
 def balanced(found: Sequence[Cell], domain: Domain) -> None:
-    """Check that every stream has as many puts as gets. found: the cells of all streams. Raises `Wrong` for the first
-    one that has not.
+    """Check that every stream has as many puts as gets: their counts are the same polynomial. found: the cells of all
+    streams. domain: of the sizes, for messages. Raises `Wrong` (code "leak") for the first cell where they differ;
+    whether there are sizes in the domain for which they do is another question (`unequal`).
     """
     for cell in found:
         put = cell.writer.count if cell.writer else ZERO

@@ -168,8 +168,9 @@ class SymbolicNodes(Nodes):
 
 
 def shape(body: Body, names: Mapping[str, Polynomial] | None = None) -> tuple[object, ...]:
-    """Return a key of a body: two bodies have equal keys if they have the same operations in the same order, wherever
-    they are written and whatever their loop variables are called. names: forms of variables of loops around the body.
+    """Return a key of a body: two bodies have equal keys if they have the same operations, loops and branches in the
+    same order, wherever they are written and whatever their loop variables are called. names: what replaces variables
+    of the loops around the body; None for none.
     """
     names = dict(names or {})
     out: list[object] = []

@@ -6,7 +6,7 @@ import pytest
 
 from rsn.assembler.parser import parse
 from rsn.assembler.printed_lines import LoopNumber, label, render
-from rsn.assembler.printer import group, shortest, show
+from rsn.assembler.printer import group, quoted_overlay, shortest, show
 from rsn.base.errors import ProgramError
 from rsn.isa.overlays.xnn import XNN
 from rsn.isa.packet import Header, Packet
@@ -140,3 +140,11 @@ def test_what_cannot_be_said() -> None:
         show(Program(XNN, (Packet(Header(opcode=0, mask=1)),)))
     with pytest.raises(ProgramError, match="nan cannot stand in a program"):
         show(Program(XNN, (), buffers=(Buffer("x", "ddr", 0, (1,), Layout.LINEAR, scale=(float("nan"),)),)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("xnn-2", "xnn-2"), ("_a.b", "_a.b"), ("-x", '"-x"'), ("2wide", '"2wide"'), ("a..b", '"a..b"')]
+)
+def test_names_of_overlays(name: str, text: str) -> None:
+    """What is written without quotes is read again as a name: it has no dash in front."""
+    assert quoted_overlay(name) == text

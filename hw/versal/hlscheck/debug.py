@@ -148,8 +148,9 @@ class DebugInformation:
         return name.startswith("burst_maxi<"), "DW_TAG_pointer_type" in tags and not name.startswith("stream<")
 
     def bits_of_stream(self, variable: int) -> int:
-        """Return the bits of an element of a stream, or of an array of streams; 0 if they are not known. They are those
-        of the member element_ of the stream, as our headers declare it. variable: number of its node."""
+        """Return the bits that an element of a stream, or of an array of streams, has in hardware; 0 if they are not
+        known. They are those of the member element_ of the stream, as our headers declare it; of `rsn::Nibble`, which
+        is a byte there, 4. variable: number of its node."""
         node, _ = self._element(variable)
         for n in self._list(node):
             member = self.node(n)

@@ -298,9 +298,10 @@ class Emission:
         gate: bool = False,
         heads: HeadFunctions | None = None,
     ) -> None:
-        """Let Post of a lane pass a tile on. to: the value of a `PostTarget`. activation: its name, None for none.
-        gate: take two tiles, and pass on the activation of the first times the second. heads: the functions that are
-        applied to the heads of the tile; None for none.
+        """Let Post of a lane pass a tile on. to: the value of a `PostTarget`. activation: a name in `ACTIVATIONS`, None
+        for none; it comes after `heads`. gate: take two tiles, and pass on the activation of the first times the
+        second. heads: the functions that are applied to the heads of the tile, with `gate` to those of the first one;
+        None for none. Their pitch is 64 or 128 columns, which is not checked.
 
         Raises `ValueError` for an unknown activation."""
         fields: dict[str, Any] = {"activation": ACTIVATIONS.index(activation) if activation else IDENTITY}
