@@ -49,7 +49,7 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
     "rmsnorm": (1, 3, 1),
     "rotary": (1, 2, 0),
     "turn": (0, 1, 0),
-    "quantise": (1, 1, 0),  # zero point, product; beside them `QUANTISE_LUTS`, and functions for each row
+    "quantise": (1, 1, 0),  # zero point, product; beside them `QUANTISE_LUTS`, and divisions for each row
     "join": (0, 0, 0),
     "scale_columns": (0, 1, 0),
     "append": (0, 0, 0),
@@ -103,7 +103,7 @@ def multiplies_integers(types: Types) -> bool:
 def area(node: KernelNode, lanes: int, device: StreamDevice, fabric: int = 0) -> dict[str, int]:
     """Return the numbers of LUTs and DSPs of a kernel, by the names "LUT" and "DSP"; estimates. lanes: multiply-adds of
     a product, or elements of another kernel, in a cycle. fabric: of these multiply-adds, those in LUTs."""
-    units, dsps, luts = units_of(device), 0, 0
+    units, luts = units_of(device), 0
     if node.op in PRODUCTS:
         types: Types = node.attributes["types"]  # type: ignore[assignment]
         steps = float(str(node.attributes.get("steps", 0)))
@@ -117,12 +117,12 @@ def area(node: KernelNode, lanes: int, device: StreamDevice, fabric: int = 0) ->
         adds, products, functions = 0, operations, 1
     else:
         adds, products, functions = PER_LANE[node.op]
-    if node.op == "quantise":  # a scale and its reciprocal for each row
+    if node.op == "quantise":  # a scale and its reciprocal for each row: divisions, which take no DSPs either
         rows = min(lanes, int(str(node.attributes["tm"])))
-        dsps, luts = 2 * rows * units.function.dsp, lanes * QUANTISE_LUTS + 2 * rows * units.function.lut
+        luts = lanes * QUANTISE_LUTS + 2 * rows * units.function.lut
     each = [(adds, units.add), (products, units.multiply), (functions, units.function)]
     return {
-        "DSP": dsps + lanes * sum(count * unit.dsp for count, unit in each),
+        "DSP": lanes * sum(count * unit.dsp for count, unit in each),
         "LUT": CONTROL_LUTS + luts + lanes * sum(count * unit.lut for count, unit in each),
     }
 

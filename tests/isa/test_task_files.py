@@ -67,7 +67,8 @@ def program() -> Program:
         ("device = 3", "file and device are texts"),
         ('tensors.x = [["f32", 2, 4, 4], true, false, [0]]', "no device is named"),
         ('tensors.x = [["f32", 2, 4, 4], true, false, [-1]]', "no list of whole numbers from 0 on"),
-        ('tensors.x = [["f32", 2, 4, 4], true, false, [1], [2]]', "has 3 parts"),
+        ('tensors.x = [["f32", 2, 4, 4], true, false, [1], [2]]', "tensors.x has 2 parts"),
+        ('tensors.x = [["f32", 2, 4, 4], true, false, [1], [], [2]]', "has 3 parts"),
     ],
 )
 def test_mistakes(program: Program, line: str, message: str) -> None:
