@@ -55,6 +55,7 @@ LONG = {
     "docs/getting-started.md",
     "docs/models.md",
     "docs/own-overlay.md",
+    "docs/quantised-models.md",
     "docs/ragged-decoding.md",
     "docs/rsnlib.md",
     "docs/serving.md",

@@ -150,7 +150,7 @@ class Rows(nn.Module):
         return self.last(self.one(rows) * nn.functional.relu(self.two(rows))), rows - x
 
 
-@pytest.mark.parametrize("columns", [16, 32])
+@pytest.mark.parametrize("columns", [16, long(32)])
 def test_a_kernel_makes_scales_zero_points_and_integers(columns: int, tmp_path: Path) -> None:
     """Layers that quantise the same rows share one, unless their ranges differ."""
     torch.manual_seed(0)

@@ -117,7 +117,7 @@ def test_sums_in_place_have_the_bits_of_the_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("types", "shape", "rate", "fabric", "units"),
     [
-        (("i8", "i4"), (16, 32, 64), 1024, 0, 512),
+        long(("i8", "i4"), (16, 32, 64), 1024, 0, 512),
         (("i8", "i4"), (16, 32, 64), 256, 96, 80),
         long(("i8", "i8"), (16, 32, 64), 1024, 256, 768),
         long(("i8", "i4"), (16, 16, 128), 2048, 1024, 512),
