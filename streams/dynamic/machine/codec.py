@@ -43,7 +43,7 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
         sympy.Add, sympy.Mul, sympy.Pow, sympy.Max, sympy.Min, sympy.ceiling, sympy.floor, sympy.Rational,
         sympy.Piecewise, sympy.functions.elementary.piecewise.ExprCondPair,
         sympy.StrictGreaterThan, sympy.GreaterThan, sympy.StrictLessThan, sympy.LessThan, sympy.Equality,
-        sympy.Unequality, sympy.And, sympy.Or, sympy.Not,
+        sympy.Unequality, sympy.And, sympy.Or, sympy.Not, sympy.ITE,
     )
 }  # fmt: skip
 """What expressions are made of, by the name that a file uses."""

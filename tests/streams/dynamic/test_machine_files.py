@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rsn.assembler import container, parser
@@ -343,6 +343,7 @@ SIZES = st.recursive(
 )
 
 
+@example(positive(B + positive(B)), positive(B + positive(B)), False)
 @examples(300, 30, deadline=None)
 @given(SIZES, SIZES, st.booleans())
 def test_every_size_is_read_as_it_was_written(size: Any, total: Any, static: bool) -> None:
