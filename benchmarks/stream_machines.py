@@ -81,7 +81,7 @@ TILES: Mapping[str, tuple[Choice, ...]] = {
         {"rows": 16, "columns": 512, "depth": 128, "packed": 1, "kernels": 1},
     ),
     "token": (
-        {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 1},
+        {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 8},
         {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 2},
         {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 4},
     ),

@@ -30,7 +30,7 @@ KNOBS_OF_INTEGERS = (
     Knob("columns", (128, 256, 512, 1024)),
     Knob("depth", (64, 128, 256)),
     Knob("packed", (1,)),
-    Knob("kernels", (1, 2, 4)),
+    Knob("kernels", (1, 2, 4, 8)),
 )
 """Those of a machine whose products are of integers."""
 START: Choice = {knob.name: getattr(DEFAULT, knob.name) for knob in KNOBS}
