@@ -26,8 +26,8 @@ LONG = FULL or os.environ.get("RSN_TESTS") == "long"
 
 
 def cases(full: int, quick: int, share: int = 10) -> int:
-    """How many cases a test decorated with `in_both` or `in_full` tries in this run. share: `make test-long` tries one
-    of so many."""
+    """How many cases a test decorated with `in_both` or `in_full` tries in this run. full: in `make test-full`. quick:
+    in `make test`. share: `make test-long` tries `full` divided by it."""
     return full if FULL else max(quick, full // share) if LONG else quick
 
 
@@ -45,8 +45,8 @@ def in_full(test: Test) -> Test:
 
 
 def examples(full: int, quick: int, share: int = 10, **options: Any) -> Callable[[Test], Test]:
-    """Settings of a Hypothesis test that runs in all targets, with so many examples, as `cases` has them; `options` as
-    for `settings`."""
+    """Settings of a Hypothesis test that runs in all targets. full, quick, share: numbers of examples, as for `cases`.
+    options: as for `settings`."""
     count = cases(full, quick, share)
 
     def decorate(test: Test) -> Test:

@@ -120,8 +120,8 @@ def _part_in_luts(made: Streamed, device: StreamDevice, luts: int) -> float:
 
 
 def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part: float) -> tuple[Streamed, float]:
-    """The block with what is chosen, and the cycles of an execution. part: of the multiply-adds of integers, those in
-    LUTs."""
+    """The block with what is chosen, and what an execution costs (`_Steps.cycles`). part: of the multiply-adds of
+    integers, those in LUTs."""
     knobs = made.knobs
     bandwidth = device.bytes_a_cycle(device.gbs)
     single = made.changed(replace(knobs, unroll=1, lanes=1, port=1), ports=ChannelPorts(device, waits=False))

@@ -82,7 +82,7 @@ class MachineDecoder:
         return self._steps.made
 
     def prompt_machine(self, tokens: int) -> Generated:
-        """Return the machine of prompts of so many tokens. Raises as `streamed` and `place` do."""
+        """Return the machine for prompts of this number of tokens. Raises as `streamed` and `place` do."""
         return self.program(tokens).made
 
     def prefill(self, tokens: Sequence[int]) -> tuple[torch.Tensor, Run]:
@@ -129,7 +129,7 @@ class MachineDecoder:
         return text
 
     def program(self, tokens: int) -> DecoderProgram:
-        """Return the program for so many tokens. Raises as `streamed` and `place` do."""
+        """Return the program that reads this number of tokens. Raises as `streamed` and `place` do."""
         if tokens not in self._prompts:
             self._prompts[tokens] = self._program(tokens)
         return self._prompts[tokens]
