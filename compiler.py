@@ -21,9 +21,10 @@ from .scheduler.schedule import Schedule
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.export import ExportedProgram
 
     from .host.model import torch_backend
-    from .rsnlib import capture, changes, explain_captured, precision, static_cache
+    from .rsnlib import capture, changes, explain_captured, exported_programs, precision, static_cache
     from .rsnlib import pipeline as pipelines
     from .rsnlib import pool as pools
     from .rsnlib import verification as verifications
@@ -36,6 +37,7 @@ else:
     capture = deferred("rsn.rsnlib.capture")
     changes = deferred("rsn.rsnlib.changes")
     explain_captured = deferred("rsn.rsnlib.explain_captured")
+    exported_programs = deferred("rsn.rsnlib.exported_programs")
     pipelines = deferred("rsn.rsnlib.pipeline")
     pools = deferred("rsn.rsnlib.pool")
     precision = deferred("rsn.rsnlib.precision")
@@ -53,6 +55,16 @@ def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
         raise TensorError(f"example inputs are a tuple or a dict of tensors, not {type(given).__name__}; write (x,)")
     others: tuple[Any, ...] = given  # capture reports anything else
     return others
+
+
+def _opened(model: Any, example_inputs: Any) -> tuple[Any, Any]:
+    """Return a model, read if it is a file, and its example inputs: those of a program of torch.export, if none are
+    given."""
+    if isinstance(model, str | os.PathLike) and os.fspath(model).endswith(exported_programs.SUFFIX):
+        model = exported_programs.read_program(model)
+    if example_inputs is None and exported_programs.is_program(model):
+        example_inputs = exported_programs.example_of(model)
+    return model, example_inputs
 
 
 def _kept(example: Any) -> Any:
@@ -82,8 +94,8 @@ def _built(build: Callable[[Traced], Built], traced: Traced) -> Built:
 
 
 def explain(
-    model: Callable[..., Any],
-    example_inputs: tuple[Any, ...] | dict[str, Any],
+    model: Callable[..., Any] | ExportedProgram | str | os.PathLike[str],
+    example_inputs: tuple[Any, ...] | dict[str, Any] | None = None,
     *,
     overlay: str = "xnn",
     experts: str | Experts | None = None,
@@ -91,11 +103,12 @@ def explain(
     """Return a report as text: where each operator of a module would run and why, and each module's share of the FLOPs
     and of the modelled time (schedule "paper"). Nothing runs on a board. Raises as `compile`.
 
-    model: a module, or the result of `torch.compile(..., backend="rsn")`. PyTorch then runs it twice to capture its
-    graphs; the report covers each graph, the graph breaks, and what stays in PyTorch. Overlay and experts are those of
-    the options of `torch.compile`. example_inputs, overlay, experts: as for `compile`.
+    model: as for `compile`, or the result of `torch.compile(..., backend="rsn")`. PyTorch then runs it twice to capture
+    its graphs; the report covers each graph, the graph breaks, and what stays in PyTorch. Overlay and experts are those
+    of the options of `torch.compile`. example_inputs, overlay, experts: as for `compile`.
     """
     require_torch("compiling a model")
+    model, example_inputs = _opened(model, example_inputs)
     example = _examples(example_inputs)
     if explain_captured.is_captured(model):
         return torch_backend.explain(model, example)
@@ -140,9 +153,25 @@ def compile(
     experts: str | Experts | None = ...,
     verify: str = ...,
 ) -> Family: ...
+@overload
 def compile(
-    model: nn.Module,
-    example_inputs: tuple[Any, ...] | dict[str, Any],
+    model: ExportedProgram | str | os.PathLike[str],
+    example_inputs: tuple[Any, ...] | dict[str, Any] | None = ...,
+    *,
+    board: str = ...,
+    overlay: str = ...,
+    schedule: str | os.PathLike[str] | Schedule | Best = ...,
+    budget_s: float = ...,
+    lengths: Sequence[int] | None = ...,
+    dynamic_shapes: Shapes | None = ...,
+    passes: Passes | None = ...,
+    checksums: bool = ...,
+    experts: str | Experts | None = ...,
+    verify: str = ...,
+) -> Compiled | Family: ...
+def compile(
+    model: nn.Module | ExportedProgram | str | os.PathLike[str],
+    example_inputs: tuple[Any, ...] | dict[str, Any] | None = None,
     *,
     board: str = "sim",
     overlay: str = "xnn",
@@ -157,7 +186,10 @@ def compile(
 ) -> Compiled | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
-    example_inputs: positional (tuple) or keyword (dict) arguments; the program is for their shapes. board: where calls
+    model: a module, or a program of torch.export, or the file of one (.pt2); its dynamic dimensions become
+    `dynamic_shapes` if neither these nor `lengths` are given (docs/models.md, "Exported programs").
+    example_inputs: positional (tuple) or keyword (dict) arguments; the program is for their shapes; None for those that
+    the program was exported with. board: where calls
     run. overlay: the machine. schedule: "paper", "strict", "best" (searched for at most `budget_s` seconds, and
     cached), a file, or an `rsn.Schedule`. lengths: the largest number of rows of each sequence of the batch, if they
     differ. Each sequence is computed as if it were alone and had that many rows, with or without a mask; rows beyond
@@ -184,6 +216,9 @@ def compile(
     model; `ProgramError` for an unknown overlay; and `BoardError` if the board cannot be used.
     """
     require_torch("compiling a model")
+    model, example_inputs = _opened(model, example_inputs)
+    if dynamic_shapes is None and lengths is None and exported_programs.is_program(model):
+        dynamic_shapes = exported_programs.shapes_of(model)
     if dynamic_shapes is not None and lengths is not None:
         raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
     usual = pipelines.Pipeline.named(overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths)
@@ -193,7 +228,8 @@ def compile(
     if borders is not None:
         warnings.warn(borders.told, stacklevel=2)
         example = precision.widened_example(example)
-    followed = changes.Followed(module, checksums)  # makes the copy in float32 of a model in half precision
+    # Makes the copy in float32 of a model in half precision.
+    followed = changes.Followed(module, checksums, keeps=exported_programs.is_program_module(module))
     verification = verifications.Verification(
         verifications.verify_named(verify),
         verifications.of_module(lambda: followed.module),

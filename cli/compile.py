@@ -160,7 +160,8 @@ def compile_command(spec: str, options: CompileOptions) -> None:
     """Compile a model, or a stream program, to a program.
 
     SPEC is a preset (bert-large, bert-large-encoder, minilm, vit, ncf, mlp, gemm:MxKxN), FILE.py:CALLABLE that returns
-    an nn.Module, or an nn.Module and its example inputs, FILE.onnx, or a stream program (FILE.py, FILE.py:REGION).
+    an nn.Module, or an nn.Module and its example inputs, FILE.onnx, FILE.pt2 (of torch.export.save), or a stream
+    program (FILE.py, FILE.py:REGION).
 
     rsn asm makes a program (.bin) of a program text (.rsn), for rsn run. rsn serve and rsn.load take a whole model
     (.rsnmodel): programs, weights, and the part that PyTorch runs.

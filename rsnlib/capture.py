@@ -44,6 +44,7 @@ from .call_arguments import (
     results_in_arguments,
     results_in_common,
 )
+from .exported_programs import as_module, is_exported, is_program_module
 from .exporting import TRACER, in_turn, without_extras
 from .key_spans import RowsOfCaches, rows_of
 from .static_cache import register as register_static_cache
@@ -69,19 +70,20 @@ def module_of(model: Any) -> nn.Module:
     """Check that a model can be captured, and return the module to capture (without the wrapper of torch.compile).
 
     model: what the user gave. Raises `UnsupportedError` for anything but a module in eval mode, not quantized, whose
-    weights have shapes, and if torch.autocast is on; `TensorError` for weights that are not on the CPU.
+    weights have shapes, or a program of torch.export, and if torch.autocast is on; `TensorError` for weights that are
+    not on the CPU.
     """
     if isinstance(model, type):
         raise UnsupportedError(f"{model.__name__} is a class: give a module, {model.__name__}(...)")
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedError(f"{type(model).__name__} is TorchScript: give the module that it was made from")
-    if isinstance(model, ExportedProgram):
-        raise UnsupportedError("the model is an ExportedProgram: give the module that it was made from")
+    if isinstance(model, ExportedProgram) or is_exported(model):
+        model = as_module(model)
     if not isinstance(model, nn.Module):
         function = '; for a function use torch.compile(function, backend="rsn")' if callable(model) else ""
         raise UnsupportedError(f"the model must be a torch.nn.Module, not {type(model).__name__}{function}")
     module: nn.Module = getattr(model, "_orig_mod", model)
-    is_graph = _is_exported(module)
+    is_graph = is_program_module(module)  # each of its operators says whether it trains
     for path, part in module.named_modules():
         where = f"{path} ({type(part).__name__})" if path else type(part).__name__
         if ".quantized" in type(part).__module__:
@@ -97,15 +99,6 @@ def module_of(model: Any) -> nn.Module:
     if torch.is_autocast_enabled("cpu"):
         raise UnsupportedError(f"torch.autocast is on; {FLOAT32}: compile outside of it")
     return module
-
-
-def _is_exported(module: nn.Module) -> bool:
-    """Whether a module is what torch.export returned: a graph of operators, each of which says whether it trains, so
-    that eval() is not for it. Only checks of the arguments are modules in it."""
-    if not isinstance(module, GraphModule):
-        return False
-    parts = (module.get_submodule(str(x.target)) for x in module.graph.find_nodes(op="call_module"))
-    return all(type(part).__module__.startswith("torch.export.") for part in parts)
 
 
 def _check_place(name: str, tensor: torch.Tensor, owner: str) -> None:

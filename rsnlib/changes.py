@@ -181,13 +181,15 @@ class Followed:
     """Detects and counts the changes of a module. All programs compiled from one module share it. Methods are
     thread-safe.
 
-    It holds only a weak reference to the module. For a module with weights in half precision it keeps a copy in
-    float32. checksums: as for `Numbers`. graphs: for each compiled model, the function that traces its graph again
-    after a change; emptied when the module is destroyed.
+    It holds only a weak reference to the module, unless `keeps`: other modules may hold the tensors of a program of
+    torch.export, and change them when the program itself is gone. For a module with weights in half precision it keeps
+    a copy in float32. checksums: as for `Numbers`. graphs: for each compiled model, the function that traces its graph
+    again after a change; emptied when the module is destroyed.
     """
 
-    def __init__(self, module: nn.Module, checksums: bool = False) -> None:
+    def __init__(self, module: nn.Module, checksums: bool = False, *, keeps: bool = False) -> None:
         self._module = weakref.ref(module)
+        self._kept = module if keeps else None
         self._checksums = checksums
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = Snapshot(module, checksums)

@@ -22,6 +22,7 @@ from torch import nn
 from ..base.deferred import deferred
 from ..base.errors import RsnError, require
 from ..isa.overlay import Overlay
+from . import exported_programs
 from .nn import Attention, Encoder, Linear
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ def preset(
             module, inputs = PRESETS[name](batch, seq, base)
         else:
             known = ", ".join(sorted(PRESETS))
-            raise SpecError(f"no preset {name!r}; known are {known}, gemm:MxKxN, FILE.py:CALLABLE and FILE.onnx")
+            files = "FILE.py:CALLABLE, FILE.onnx and FILE.pt2"
+            raise SpecError(f"no preset {name!r}; known are {known}, gemm:MxKxN, {files}")
     random = torch.Generator().manual_seed(seed)
     module = module.to_empty(device="cpu").eval()
     with torch.no_grad():
@@ -168,14 +170,18 @@ def _example(x: torch.Tensor, random: torch.Generator) -> torch.Tensor:
 def load_spec(
     spec: str, batch: int | None = None, seq: int | None = None, seed: int = 0, base: bool = False
 ) -> tuple[nn.Module, Inputs]:
-    """Load a module and example inputs from the name of a preset, from FILE.py:CALLABLE or from FILE.onnx.
+    """Load a module and example inputs from the name of a preset, from FILE.py:CALLABLE, FILE.onnx or FILE.pt2.
 
     batch, seq, seed, base: as for `preset`. The callable gets those of batch, seq and seed that it has parameters for.
     It returns (module, example inputs), or only a module; then the inputs follow from its forward: int64 `input_ids`
     and `attention_mask` (batch, seq), and for one other parameter without default float32 (batch, seq, in_features of
     the first Linear). Raises `SpecError` for a wrong specification, and for errors of the file itself, with its line;
-    `UnsupportedError` for an ONNX file that cannot be read, and `MissingError` without the onnx package.
+    `UnsupportedError` for a file that cannot be read, or a program of torch.export that leaves no such size open; and
+    `MissingError` without the onnx package.
     """
+    if spec.endswith(exported_programs.SUFFIX):
+        program = exported_programs.read_program(spec)
+        return exported_programs.as_module(program), exported_programs.example_of(program, batch, seq)
     if spec.endswith(".onnx"):
         return _onnx(spec, batch or 1, seq or 128)
     if spec.endswith(".py"):
