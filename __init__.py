@@ -63,6 +63,7 @@ _HOME = {
     "StreamQuantizer": ".rsnlib.quantizer:StreamQuantizer",  # not in __all__: it takes torchao
     "Tiles": ".scheduler.schedule:Tiles",
     "compile": ".compiler:compile",
+    "conv1d_to_linear": ".rsnlib.conv1d:conv1d_to_linear",  # not in __all__: it takes torch
     "errors": ".base.errors",
     "explain": ".compiler:explain",
     "load": ".host.model.loaded:load",

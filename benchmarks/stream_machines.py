@@ -30,7 +30,6 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.pytorch_utils import Conv1D
 
 import rsn
 from rsn.base.durations import duration
@@ -143,11 +142,7 @@ def quantised(model: str, sizes: dict[str, Any], group: int) -> nn.Module:
     AttentionInterface.register("quantised", rsn.quantised_attention)
     AttentionMaskInterface.register("quantised", eager_mask)
     made = block(model, "quantised", **sizes)
-    for name, part in list(made.named_modules()):
-        if isinstance(part, Conv1D):  # torchao quantises nn.Linear
-            linear = nn.Linear(*part.weight.shape)
-            linear.weight.data, linear.bias.data = part.weight.data.T.contiguous(), part.bias.data
-            made.set_submodule(name, linear)
+    rsn.conv1d_to_linear(made)
     granularity = PerGroup(group) if group else PerAxis(0)
     quantize_(made, Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=granularity))
     return made.eval()

@@ -23,6 +23,7 @@ import click
 import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen2Config
 
+import rsn
 from rsn.benchmarks.measuring import command_line
 from rsn.benchmarks.stream_machines import LAYERS, SIZES
 from rsn.rsnlib.static_cache import empty_cache
@@ -49,19 +50,20 @@ def model(name: str, four_bits: bool) -> Any:
         from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
         from torchao.quantization.granularity import PerGroup
 
+        rsn.conv1d_to_linear(made)
         weights = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(128))
         quantize_(made.get_decoder(), weights)
     return made
 
 
-def program(of: Any, layers: int, rows: int, capacity: int) -> Streamed:
-    """The stream program of a model for a number of rows, which goes through `layers` layers."""
+def program(of: Any, layers: int, rows: int, capacity: int, any_length: bool = False) -> Streamed:
+    """The stream program of a model for a number of rows, or up to it, which goes through `layers` layers."""
     arguments = {
         "input_ids": torch.zeros(1, rows, dtype=torch.long),
         "past_key_values": empty_cache(of.config, 1, capacity, capacity),
         "logits_to_keep": torch.tensor([rows - 1]),
     }
-    made = streamed(of, arguments, DEFAULT, repeated=True)
+    made = streamed(of, arguments, DEFAULT, repeated=True, any_length=any_length)
     assert made.block.repeated is not None
     block = replace(made.block, repeated=replace(made.block.repeated, count=layers))
     return replace(made, block=block).changed(layers=layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ class GenerateOptions(Options):
         "what runs the model: a machine of its own", type=click.Choice(["generated"]), default="generated"
     )
     onto: str = option(
-        "the device that the machines must fit on",
+        "the device that a machine must fit on",
         default="u55c",
         type=click.Choice(list(DEVICES), case_sensitive=False),
     )
@@ -55,10 +56,12 @@ class GenerateOptions(Options):
     chosen: tuple[str, ...] = option(
         "rows, columns, depth of tiles; outward, packed; limits unroll, lanes, port", "--set", metavar="KNOB=VALUE"
     )
+    two: bool = option("a machine for prompts and one for steps, each balanced for itself", "--two-machines")
+    rows: Count | None = option("tokens of a run of the one machine, at most [default: those of the prompt]")
     no_search: bool = option("tiles of 32 x 64 x 64 at once, not the fastest of a few", "--no-search")
     seed: int = option("seed of random weights of FILE.py:CALLABLE", default=0)
     hls: str | None = option(
-        "folder to write for a board: C++ of both machines, a host program, the model",
+        "folder to write for a board: C++ of the machines, a host program, the model",
         type=click.Path(file_okay=False),
     )
     compares: bool = option("compare the tokens with those of PyTorch", "--compare")
@@ -69,31 +72,45 @@ class GenerateOptions(Options):
 @click.argument("model")
 @with_options(GenerateOptions)
 def generate_command(model: str, options: GenerateOptions) -> None:
-    """Generate text with a language model, on machines of its own.
+    """Generate text with a language model, on a machine of its own.
 
     MODEL is a folder of a causal language model of transformers, or FILE.py:CALLABLE that returns one, or one and its
-    example inputs. Its layers must differ in constants only: a machine goes through all of them. There is one machine
-    for the prompt and one for a step of one token. PyTorch computes what is before the layers and behind them, which
-    the modelled times leave out (docs/stream-machines.md).
+    example inputs. Its layers must differ in constants only: the machine goes through all of them. It reads the prompt
+    and takes the steps of one token. PyTorch computes what is before the layers and behind them, which the modelled
+    times leave out (docs/stream-machines.md).
     """
     require_torch("generating text")
     knobs = knobs_of(options.chosen)
     fixed = {text.partition("=")[0] for text in options.chosen}
     device = device_named(options.onto)
-    about = f"generating machines for {model} on {options.onto}"
-    with stepping(about, ("load the model", "machine of a step", "machine of the prompt")) as steps:
+    if options.two and options.rows is not None:
+        raise click.UsageError("--rows is of one machine, and --two-machines makes two")
+    about = f"generating a machine for {model} on {options.onto}"
+    stages = ("machine of a step", "machine of the prompt") if options.two else ("machine",)
+    with stepping(about, ("load the model", *stages)) as steps:
         module, tokenizer, prompt = _loaded(model, options)
         steps.done("load the model")
         capacity = options.capacity or len(prompt) + options.answer
+        rows = None if options.two else min(options.rows or len(prompt), capacity)
+
+        def cost(made: generating.Generated) -> float:
+            """The seconds of prompt and answer, or of the one part for which the machine is."""
+            if rows is None:
+                return made.latency_s
+            whole, rest = divmod(len(prompt), rows)
+            prompt_s = whole * made.latency_s + (made.latency_of(rest) if rest else 0)
+            return prompt_s + (options.answer - 1) * made.latency_of(1)
 
         def place(block: blocks.Streamed) -> generating.Generated:
             tried = (knobs,) if options.no_search else searching.tile_candidates(block, knobs, fixed)
-            return searching.fastest(block, device, tried, on_chip_bytes=options.on_chip)
+            return searching.fastest(block, device, tried, on_chip_bytes=options.on_chip, cost=cost)
 
-        decoder = decoding.MachineDecoder(module, place, capacity=capacity)
-        steps.done("machine of a step")
-        machines = {"prompt": decoder.prompt_machine(len(prompt)), "step": decoder.step_machine}
-        steps.done("machine of the prompt")
+        decoder = decoding.MachineDecoder(module, place, capacity=capacity, rows=rows)
+        steps.done(stages[0])
+        machines = {"machine": decoder.step_machine}
+        if options.two:
+            machines = {"prompt": decoder.prompt_machine(len(prompt)), "step": decoder.step_machine}
+            steps.done(stages[1])
     with working(f"running {model}"):
         text = decoder.generate(prompt, options.answer, _ends(module))
     facts = {
@@ -101,7 +118,7 @@ def generate_command(model: str, options: GenerateOptions) -> None:
         "tokens": text.tokens,
         "capacity": capacity,
         "layers": decoder.step_machine.streamed.layers,
-        "ttft_s": text.prompt.latency_s,
+        "ttft_s": text.ttft_s,
         "tokens_per_s": text.tokens_per_s,
         "machines": {name: figures.facts(made) for name, made in machines.items()},
     }
@@ -124,21 +141,27 @@ def generate_command(model: str, options: GenerateOptions) -> None:
 
 def _lines(facts: dict[str, Any], machines: dict[str, generating.Generated]) -> list[str]:
     """The answer and its modelled times as text."""
-    made = machines["step"]
+    *_, made = machines.values()
     lines = [f"tokens         {' '.join(map(str, facts['tokens']))}"]
     if "text" in facts:
         lines.append(f"text           {json.dumps(facts['text'], ensure_ascii=False)}")
     if "pytorch_tokens" in facts and facts["pytorch_tokens"] == facts["tokens"]:
         lines.append(f"PyTorch        the same {len(facts['tokens'])} tokens")
     kernels = len(made.streamed.dataflow.nodes)
-    lines.append(f"machines       {kernels} kernels, which go through {facts['layers']} layers; {made.device.name}")
+    what = "two machines of up to" if len(machines) > 1 else "one of"
+    lines.append(
+        f"machines       {what} {kernels} kernels, which go through {facts['layers']} layers; {made.device.name}"
+    )
+    products = Counter(figures.products(made.streamed).values())
+    counted = ", ".join(f"{count} of {types}" for types, count in sorted(products.items()))
+    lines.append(f"products       {counted}")
     lines.append(
         f"TTFT           {duration(facts['ttft_s'])} for {len(facts['prompt'])} tokens (modelled, layers only)"
     )
     if facts["tokens_per_s"]:
         lines.append(f"tokens/s       {facts['tokens_per_s']:,.2f} (modelled, layers only)")
     if "hls" in facts:
-        lines.append(f"for a board    {Path(facts['hls']) / 'host.cpp'}, the C++ of both machines, the model")
+        lines.append(f"for a board    {Path(facts['hls']) / 'host.cpp'}, the C++ of the machines, the model")
     for name, machine in machines.items():
         bounds = ", ".join(f"{bound} {duration(seconds)}" for bound, seconds in machine.bounds_s.items())
         lines += ["", f"{name:<14} {duration(machine.latency_s)} with {figures.tiles(machine.streamed.knobs)}"]

@@ -1,4 +1,4 @@
-"""The files of a decoder on generated machines, for a board: C++ of both machines, the model, and a host program."""
+"""The files of a decoder on generated machines, for a board: C++ of the machines, the model, and a host program."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ MODEL = "model.bin"
 """The name of the file of the model: weights as they lie in memories, and the host's tables."""
 
 
-README = """# A decoder on two machines
+README = """# A decoder on generated machines
 
-`prompt/` is the machine of prompts of {rows} tokens, `step/` that of the other tokens. Each folder becomes a kernel by
-its hls.tcl and `v++ --link --config connectivity.cfg`; its README says more. The program for the host:
+{machines} Each folder becomes a kernel by its hls.tcl and `v++ --link --config connectivity.cfg`; its README says more.
+The program for the host:
 
     g++ -std=c++17 host.cpp -o host -I$XILINX_XRT/include -L$XILINX_XRT/lib -lxrt_coreutil -pthread
-    ./host prompt.xclbin step.xclbin model.bin COUNT TOKEN...
+    ./host {files} model.bin COUNT TOKEN...
 
 **No HLS tool and no board has been tried.** host.cpp compiles against XRT 2.13.
 """
+ONE = "`decoder/` is the machine of prompts, {rows} tokens in a run at most, and of the other tokens."
+TWO = "`prompt/` is the machine of prompts of {rows} tokens, `step/` that of the other tokens."
 
 
 class _ModelFile:
@@ -65,15 +67,16 @@ class _ModelFile:
 
 
 def machine_files(decoder: decoding.MachineDecoder, prompt: int) -> dict[str, str | bytes]:
-    """Return the files of a folder for a board, by their paths in it: `prompt/` and `step/`, each a folder for an HLS
-    tool (`streams.hls.project`), host.cpp with its headers, and the model.
+    """Return the files of a folder for a board, by their paths in it: `decoder/`, or `prompt/` and `step/`, each a
+    folder for an HLS tool (`streams.hls.project`), host.cpp with its headers, and the model.
 
     decoder: on machines of a device. prompt: tokens of a prompt. Raises `UnsupportedError` for a model of which the
     host's part is more than tables.
     """
-    made = {"prompt": decoder.program(prompt), "step": decoder.program(1)}
+    made = _programs(decoder, prompt)
     file, files, rows = _ModelFile(), dict[str, str | bytes](), list[str]()
-    tables = host_tables.host_tables(made["step"], decoder.capacity, decoder.vocabulary)
+    *_, last = made.values()
+    tables = host_tables.host_tables(last, decoder.capacity, decoder.vocabulary)
     at = [
         str(file.add(tables.embedding.tobytes())),
         *map(file.optional, (tables.places, tables.gamma, tables.beta, tables.head, tables.bias)),
@@ -81,26 +84,34 @@ def machine_files(decoder: decoding.MachineDecoder, prompt: int) -> dict[str, st
     for name, of in made.items():
         hls = native_program(of)
         files |= {f"{name}/{path}": text for path, text in project(hls, of.made.device).items()}
-        rows.append(_program(of, hls, file, decoder.capacity if name == "step" else 1))
+        rows.append(_program(of, hls, file, 1 if name == "prompt" else decoder.capacity))
     sizes = f"{tables.embedding.shape[1]}, {decoder.vocabulary}, {decoder.capacity}, {file.size}"
     centred = str(tables.centred).lower()
     model = ["// The model that model.bin holds (decoder.h).", '#include "decoder.h"', "", "namespace rsn::decoder {"]
     model += [f"static const Model model{{{sizes}, {', '.join(at)}, {centred}, {tables.eps!r},"]
-    model += [f"{rows[0]},", f"{rows[1]}}};", "}  // namespace rsn::decoder", ""]
+    model += ["    {", ",\n".join(rows), "    }};", "}  // namespace rsn::decoder", ""]
     headers = ("decoder.h", "channels.h", "host.cpp")
     files |= {name: (HEADERS / name).read_text(encoding="utf-8") for name in headers}
-    return files | {"README.md": README.format(rows=prompt), "model.h": "\n".join(model), MODEL: file.content}
+    machines = (ONE if decoder.rows is not None else TWO).format(rows=made[next(iter(made))].rows)
+    readme = README.format(machines=machines, files=" ".join(f"{name}.xclbin" for name in made))
+    return files | {"README.md": readme, "model.h": "\n".join(model), MODEL: file.content}
+
+
+def _programs(decoder: decoding.MachineDecoder, prompt: int) -> dict[str, decoding.DecoderProgram]:
+    """The programs of the machines, by the names of their folders. prompt: tokens of a prompt."""
+    step = decoder.program(1)
+    return {"decoder": step} if decoder.rows is not None else {"prompt": decoder.program(prompt), "step": step}
 
 
 def native_text(decoder: decoding.MachineDecoder, prompt: int) -> str:
-    """Return a C++ file that runs both machines on this computer, with the host's part of `machine_files`
+    """Return a C++ file that runs the machines on this computer, with the host's part of `machine_files`
     (`native_decoder.h`). It needs model.h beside it. decoder, prompt: as for `machine_files`."""
-    made = [native_program(decoder.program(prompt)), native_program(decoder.program(1))]
+    made = [*map(native_program, _programs(decoder, prompt).values())]
     calls = [f"[](rsn::csim::Memories &memories) {{ {region_call(hls)} }}" for hls in made]
     lines = [*(hls.text for hls in made), "#include <native_decoder.h>", '#include "model.h"', ""]
     lines += ["int main(int count, char **arguments) {"]
     lines += [
-        f"    return rsn::decoder::run_native(count, arguments, rsn::decoder::model, {', '.join(calls)});",
+        f"    return rsn::decoder::run_native(count, arguments, rsn::decoder::model, {{{', '.join(calls)}}});",
         "}",
         "",
     ]
@@ -114,7 +125,7 @@ def native_program(of: decoding.DecoderProgram) -> HlsProgram:
 
 def _program(of: decoding.DecoderProgram, hls: HlsProgram, file: _ModelFile, positions: int) -> str:
     """A machine's program as C++ (`Program` of decoder.h), whose contents go into the file. positions: from 0 on, at
-    which it runs."""
+    which rows of its runs may be, or of a program of one length those at which runs begin."""
     tensors = hls.program.tensors
     number = {t.name: k for k, t in enumerate(tensors)}
     changing = {*of.given, *of.caches.values(), of.result}
@@ -124,27 +135,30 @@ def _program(of: decoding.DecoderProgram, hls: HlsProgram, file: _ModelFile, pos
         if t.name not in changing and of.written.inputs.get(t.name) is not None:
             at = str(file.add(to_memory(of.read(t.name), t)))
         lines.append(f'        {{"{t.name}", {_bytes(t)}, {max(1, len(t.channels))}, {at}}},')
-    by_position = host_tables.positional_tensors(of, positions)
     tables = []
-    for name, contents in by_position.items():
-        at_table = file.add(b"".join(to_memory(content, tensors[number[name]]) for content in contents))
-        tables.append(f"{{{number[name]}, {at_table}}}")
+    for name, found in host_tables.positional_tensors(of, positions).items():
+        lying = _lying(number[name], found.lying, found.rows.shape[1], file)
+        tables.append(f"{{{lying}, {file.add(found.rows.tobytes())}}}")
     arguments = ", ".join(f"{{{number[a.tensor]}, {a.channel or 0}}}" for a in hls.arguments)
     caches = ", ".join(f"{{{number[x]}, {_bytes(tensors[number[x]], -2)}}}" for x in of.caches.values())
     ends = ", ".join(_rows(of, name, number[name], file) for name in (of.carried, of.result))
     return (
-        f'    {{"{hls.name}_top", {of.rows},\n     {{\n' + "\n".join(lines) + "\n     },\n"
+        f'    {{"{hls.name}_top", {of.rows}, {str(of.is_sized).lower()},\n     {{\n' + "\n".join(lines) + "\n     },\n"
         f"     {{{arguments}}},\n     {{{', '.join(tables)}}}, {ends}, {{{caches}}}}}"
     )
 
 
 def _rows(of: decoding.DecoderProgram, name: str, number: int, file: _ModelFile) -> str:
-    """Where rows lie in a tensor, as C++ (`Rows` of decoder.h)."""
+    """Where the rows of all layers' input or result lie in a tensor, as C++ (`Rows` of decoder.h)."""
     shape = of.written.shapes[name]
     existing = of.written.existing.get(name)
     count = prod(existing[0] if existing else shape)
-    lying = of.written.laid_out(name, np.arange(count, dtype=np.int32))
-    return f"{{{number}, {file.add(lying.astype(np.int32).tobytes())}, {lying.size}}}"
+    return _lying(number, of.written.laid_out(name, np.arange(count, dtype=np.int32)), count // of.rows, file)
+
+
+def _lying(number: int, lying: Array, width: int, file: _ModelFile) -> str:
+    """How rows lie in a tensor, as C++ (`Rows` of decoder.h). lying: the number of each of its elements in the rows."""
+    return f"{{{number}, {file.add(lying.astype(np.int32).tobytes())}, {lying.size}, {width}}}"
 
 
 def _bytes(tensor: OffChipTensor, axis: int = 0) -> int:

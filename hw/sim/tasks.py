@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.overlays.tasks.overlay import program_of, size_values
+from ...isa.overlays.tasks.overlay import program_of, size_values, with_sizes
 from ...isa.overlays.tasks.program import OffChipTensor
 from ...isa.overlays.tasks.unit import BANK, Prepared, shape_of
 from ...isa.overlays.tasks.values import from_words, words_of
@@ -38,10 +39,19 @@ class TaskMemory:
     machine."""
 
     def __init__(self, program: Program) -> None:
-        self._machine = Machine(program)
         self._prepared = Prepared(program_of(program.overlay))
-        self._sizes = size_values(program)
         self._words = np.zeros(self._prepared.words, np.float32)
+        self._run_with(program)
+
+    def _run_with(self, program: Program) -> None:
+        self._program, self._machine, self._sizes = program, Machine(program), size_values(program)
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> TaskMemory:
+        """Return the same memory for runs with other values of sizes that each run gives, by name: what one writes, the
+        other reads. Raises as `overlay.with_sizes`."""
+        made = copy(self)
+        made._run_with(with_sizes(self._program, sizes))
+        return made
 
     def write(self, name: str, value: Tensor) -> None:
         """Write a tensor. name: of it. value: as for `run_on_tensors`. Raises `KeyError` for an unknown tensor,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from ...base.errors import TensorError, UnsupportedError
+from ...base.errors import TensorError
 from ...hw.sim.machine import Run
 from ...hw.sim.tasks import run_on_tensors
 from ...isa.overlays.tasks.overlay import with_sizes
@@ -41,7 +41,7 @@ from .attention import NEVER, flat_matrices
 from .carrying import Carrying
 from .covering import with_whole_tiles
 from .knobs import Knobs
-from .lengths import LENGTH, BlockOfLength, BlocksByLength, with_any_length
+from .lengths import BlockOfLength, BlocksByLength, with_any_length
 from .operators import Array, FromHost, Held, OperatorGraph, Positions, StreamOperator
 from .plans import KernelPlan, dataflow, fabric_of, planned, units_of
 from .ports import ChannelPorts, float_add_of
@@ -160,37 +160,39 @@ class Streamed:
         `written.shape`: float32, and int32 for positions. Raises `TensorError` for arguments that differ from the
         example in structure, type or shape, for masks that hide all keys of a row, for positions that a cache does not
         have, and if a weight of the module has changed since the capture."""
-        at = self._of_length(args, kwargs)
+        at = self.of_length(args, kwargs)
         return self._tensors(at, at.block.environment(at.block.interface.bind(args, kwargs)))
 
     def sizes(self, *args: Any, **kwargs: Any) -> dict[str, int]:
         """Return the values of the sizes of the machine for arguments of the module, by name; none for a program with
         one length. Raises as `tensors`."""
-        return {LENGTH: self._of_length(args, kwargs).length} if self.lengths else {}
+        return self.of_length(args, kwargs).sizes
 
-    def _of_length(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockOfLength:
-        return self.lengths.of(args, kwargs) if self.lengths else BlockOfLength(self.block, 0, {})
+    def of_length(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockOfLength:
+        """Return the block as it is for arguments of the module. Raises as `BlocksByLength.of`."""
+        return self.lengths.of(args, kwargs) if self.lengths else BlockOfLength(self.block)
 
     def _tensors(self, at: BlockOfLength, values: Mapping[Node, Any]) -> dict[str, npt.NDArray[Any]]:
-        held = {name: at.held.get(id(data), data) for name, data in self.written.inputs.items()}
-        return {name: self._tensor(name, data, values, at.length or None) for name, data in held.items()}
+        return {name: self.tensor(name, at, values) for name in self.written.inputs}
 
-    def tensor(self, name: str, values: Mapping[Node, Any]) -> npt.NDArray[Any]:
-        """Return one input tensor of a stream program with one length, as `tensors`. name: of it. values: of the host's
-        nodes, as `OperatorBlock.environment` returns them. Raises `TensorError` for masks that hide all keys of a
-        row."""
-        return self._tensor(name, self.written.inputs[name], values, None)
+    def tensor(self, name: str, at: BlockOfLength, values: Mapping[Node, Any]) -> npt.NDArray[Any]:
+        """Return one input tensor of the stream program, as `tensors`. name: of it. at: the block for the arguments of
+        the run (`of_length`). values: of its host's nodes, as `OperatorBlock.environment` returns them. Raises
+        `TensorError` for masks that hide all keys of a row."""
+        return self._tensor(name, self.written.inputs[name], at, values)
 
     def _tensor(
-        self, name: str, data: Held | HeldByLayers, values: Mapping[Node, Any], length: int | None
+        self, name: str, data: Held | HeldByLayers, at: BlockOfLength, values: Mapping[Node, Any]
     ) -> npt.NDArray[Any]:
         if isinstance(data, tuple):
-            return np.stack([self._tensor(name, of_layer, values, length) for of_layer in data])
+            return np.stack([self._tensor(name, of_layer, at, values) for of_layer in data])
+        data, length = at.held.get(id(data), data), at.length or None
         if data is None:
             return np.zeros(self.written.shape(name, length), DTYPES[self.written.dtypes[name]])
         if isinstance(data, Positions):
-            positions: npt.NDArray[Any] = values[data.node].to(torch.int32).numpy()
-            return positions.reshape(-1)
+            positions: npt.NDArray[Any] = values[data.node].to(torch.int32).numpy().reshape(-1)
+            (count,) = self.written.shape_of_one(name)
+            return np.pad(positions, (0, count - positions.size), mode="edge")
         if not isinstance(data, FromHost):
             return self.written.laid_out(name, data, length)
         made = flat_matrices(values[data.node], data.view)
@@ -214,29 +216,24 @@ class Streamed:
 
     def timed_run(self, *args: Any, **kwargs: Any) -> tuple[Any, Run]:
         """As `run`, with the run itself: its modelled time in seconds, and what took it. Raises as `run` does."""
-        at = self._of_length(args, kwargs)
+        at = self.of_length(args, kwargs)
         values = at.block.environment(at.block.interface.bind(args, kwargs))
-        sizes = {LENGTH: at.length} if self.lengths else {}
-        outputs, run = run_on_tensors(with_sizes(self.machine, sizes), self._tensors(at, values))
-        for node, shown in at.block.results.items():
-            values[node] = self._result(node, shown, outputs, at.length or None)
-        if self.block.repeated:
-            run_on_host(self.block.repeated.behind, values)
+        outputs, run = run_on_tensors(with_sizes(self.machine, at.sizes), self._tensors(at, values))
+        for node in at.block.results:
+            values[node] = self.result(node, at, outputs)
+        if at.block.repeated:
+            run_on_host(at.block.repeated.behind, values)
         return at.block.interface.unbind(values), run
 
-    def result(self, node: Node, outputs: Mapping[str, npt.NDArray[Any]]) -> torch.Tensor:
-        """Return what a node of PyTorch that shows a result (`OperatorBlock.results`) is after a run of a program with
-        one length. outputs: of the run, by name."""
-        return self._result(node, self.block.results[node], outputs, None)
-
-    def _result(
-        self, node: Node, shown: ShownTensor, outputs: Mapping[str, npt.NDArray[Any]], length: int | None
-    ) -> torch.Tensor:
-        tensor, repeated = self.written.outputs[shown.operator.name], self.block.repeated
+    def result(self, node: Node, at: BlockOfLength, outputs: Mapping[str, npt.NDArray[Any]]) -> torch.Tensor:
+        """Return what a node of PyTorch that shows a result (`OperatorBlock.results`) is after a run. at: the block for
+        the arguments of the run (`of_length`), of which the node is. outputs: of the run, by name."""
+        shown, repeated = at.block.results[node], at.block.repeated
+        tensor = self.written.outputs[shown.operator.name]
         found = outputs[tensor]
         if repeated and tensor in self.written.layered:
             found = found[repeated.results[node]]
-        return _tensor_of(self.written.elements(tensor, found, length), shown)
+        return _tensor_of(self.written.elements(tensor, found, at.length or None), shown)
 
 
 def _timing(beats: Body) -> Timing:
@@ -270,18 +267,20 @@ def streamed(
     of its kernels. name: of the program, by default the class of the module. any_length: the rows of the sequence are a
     size that each run gives, from 1 to those of the example (`lengths`). repeated: the module has layers that are the
     same but for their constants, in a ModuleList: kernels compute these, one after the other, and PyTorch what is
-    before and behind them; not with any length. The module must be in eval mode, with float32 weights on the CPU.
+    before and behind them. The module must be in eval mode, with float32 weights on the CPU.
 
     Raises `UnsupportedError` for an operator that no kernel computes, naming it and its module, for any length of
-    several sequences, without a cache of fixed capacity or of repeated layers, and for layers that differ;
+    several sequences or without a cache of fixed capacity, and for layers that differ;
     `TensorError` for inputs that do not fit, and `ProgramError` for knobs of operators that the block does not have.
     """
     model = module_of(module)
     args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
-    if repeated and any_length:
-        raise UnsupportedError("layers that are repeated, of any length: make a program for each length")
-    block = _captured(model, args, kwargs, signature, repeated)
-    lengths = BlocksByLength(block, lambda a, k: _captured(model, a, k, signature)) if any_length else None
+
+    def captured(args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorBlock:
+        return _captured(model, args, kwargs, signature, repeated)
+
+    block = captured(args, kwargs)
+    lengths = BlocksByLength(block, captured) if any_length else None
     name = identifier(name or type(model).__name__.lower(), "block")
     layers = block.repeated.count if block.repeated else 1
     return _made(block, knobs or Knobs(), {}, None, name, layers, None, lengths)
@@ -292,7 +291,7 @@ def _captured(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     signature: inspect.Signature,
-    repeated: bool = False,
+    repeated: bool,
 ) -> OperatorBlock:
     captured = capture(model, args, kwargs)
     interface = Interface.of(captured, signature)

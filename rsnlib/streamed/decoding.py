@@ -1,6 +1,6 @@
-"""Text of a causal language model whose layers run on generated machines: one for a prompt, one for a step.
+"""Text of a causal language model whose layers run on generated machines: one for prompts and steps, or one for each.
 
-Both machines go through all layers. The host, which is PyTorch, computes what is before the layers, such as embeddings,
+A machine goes through all layers. The host, which is PyTorch, computes what is before the layers, such as embeddings,
 masks and rotary tables, and what is behind them: the last norm and the product with the vocabulary.
 """
 
@@ -24,7 +24,9 @@ from ..capture import run as run_on_host
 from ..static_cache import empty_cache
 from .block import Streamed, streamed
 from .generate import DEFAULT, Generated
+from .lengths import BlockOfLength
 from .operators import Array, FromHost, Positions
+from .reading import OperatorBlock
 
 Caches = dict[str, Array]
 """What caches hold, by the name of the cache's operator: for each layer the elements that exist, row-major."""
@@ -32,12 +34,16 @@ Caches = dict[str, Array]
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """tokens: of the answer. prompt: the run of the prompt, whose time is that to the first token (TTFT) but for what
-    the host does. steps: the runs of the other tokens."""
+    """tokens: of the answer. prompt: the runs of the prompt. steps: the runs of the other tokens."""
 
     tokens: list[int]
-    prompt: Run
+    prompt: list[Run]
     steps: list[Run]
+
+    @property
+    def ttft_s(self) -> float:
+        """Modelled seconds to the first token, but for what the host does."""
+        return sum(run.latency_s for run in self.prompt)
 
     @property
     def tokens_per_s(self) -> float:
@@ -49,16 +55,19 @@ class MachineDecoder:
     """A causal language model of `transformers` on generated machines, for one sequence. Not for several threads.
 
     model: in eval mode, in float32 or quantised from it. place: makes the machine of a model's stream program
-    (`generate.place`, `search.fastest`). capacity: the most tokens of a sequence, its prompt included. The machine of
-    the steps is made now, that of a prompt when a prompt of its length first comes. Weights are laid out in a machine's
-    memory once; keys and values stay there. The machines have the weights that the model has now: once they change, the
-    next run raises `TensorError`.
+    (`generate.place`, `search.fastest`). capacity: the most tokens of a sequence, its prompt included. rows: of the one
+    machine that reads prompts, that many tokens in a run at most, and takes the steps; None for one machine for the
+    steps, which is made now, and one for prompts of each length, which is made when the first one comes. Weights are
+    laid out in a machine's memory once; keys and values stay there. The machines have the weights that the model has
+    now: once they change, the next run raises `TensorError`.
 
     Raises `UnsupportedError` for a model that is no language model of transformers or has no layers that one machine
     can go through, `PositionError` for a capacity beyond the model's positions, and as `streamed` and `place` do.
     """
 
-    def __init__(self, model: nn.Module, place: Callable[[Streamed], Generated], *, capacity: int) -> None:
+    def __init__(
+        self, model: nn.Module, place: Callable[[Streamed], Generated], *, capacity: int, rows: int | None = None
+    ) -> None:
         config: Any = getattr(model, "config", None)
         if not hasattr(config, "get_text_config"):
             raise UnsupportedError(f"{type(model).__name__}: no language model of transformers")
@@ -68,9 +77,11 @@ class MachineDecoder:
             raise PositionError(f"sequences of {capacity} tokens; the model has positions for {positions}")
         if capacity < 2:
             raise TensorError(f"a capacity of {capacity} tokens; the least is 2")
-        self.capacity, self.vocabulary = capacity, int(text.vocab_size)
+        if rows is not None and not 1 <= rows <= capacity:
+            raise TensorError(f"runs of {rows} tokens; sequences have up to {capacity}")
+        self.capacity, self.rows, self.vocabulary = capacity, rows, int(text.vocab_size)
         self._model, self._place = model, place
-        self._steps = self._program(1)
+        self._steps = self._program(1 if rows is None else rows)
         self._prompts = {1: self._steps}
         self._now = self._steps
         self.length = 0
@@ -85,10 +96,11 @@ class MachineDecoder:
         """Return the machine for prompts of this number of tokens. Raises as `streamed` and `place` do."""
         return self.program(tokens).made
 
-    def prefill(self, tokens: Sequence[int]) -> tuple[torch.Tensor, Run]:
-        """Begin a sequence with a prompt. Returns the logits behind its last token, float32 (vocabulary,), and the run.
-        Raises `PromptTooLong` for more tokens than a sequence may have, `TensorError` for none, for unknown ones, and
-        if the model has changed, and as `prompt_machine` does."""
+    def prefill(self, tokens: Sequence[int]) -> tuple[torch.Tensor, list[Run]]:
+        """Begin a sequence with a prompt. Returns the logits behind its last token, float32 (vocabulary,), and the
+        runs, of which a prompt has several if it has more tokens than a run of the one machine. Raises `PromptTooLong`
+        for more tokens than a sequence may have, `TensorError` for none, for unknown ones, and if the model has
+        changed, and as `prompt_machine` does."""
         known = self._known(tokens)
         if not known:
             raise TensorError("a prompt without tokens")
@@ -96,10 +108,13 @@ class MachineDecoder:
             raise PromptTooLong(
                 f"a prompt of {len(known)} tokens; a sequence has at most {self.capacity}, with its answer"
             )
-        program = self.program(len(known))
-        logits, run = program.run(known, 0)
-        self._now, self.length = program, len(known)
-        return logits, run
+        self._now, self.length = self.program(len(known)), 0
+        runs = []
+        for at in range(0, len(known), self._now.rows):
+            logits, run = self._now.run(known[at : at + self._now.rows], at)
+            runs.append(run)
+        self.length = len(known)
+        return logits, runs
 
     def step(self, token: int) -> tuple[torch.Tensor, Run]:
         """Append a token to the sequence. Returns the logits behind it, float32 (vocabulary,), and the run. Raises
@@ -120,8 +135,8 @@ class MachineDecoder:
     def generate(self, prompt: Sequence[int], tokens: int, ends: Iterable[int] = ()) -> GeneratedText:
         """Return the most probable answer, token by token. prompt: its tokens. tokens: of the answer, at most. ends:
         tokens that end it; they are part of it. Raises as `prefill` and `step` do."""
-        logits, run = self.prefill(prompt)
-        text, stop = GeneratedText([int(logits.argmax())], run, []), set(ends)
+        logits, runs = self.prefill(prompt)
+        text, stop = GeneratedText([int(logits.argmax())], runs, []), set(ends)
         while len(text.tokens) < tokens and text.tokens[-1] not in stop:
             logits, run = self.step(text.tokens[-1])
             text.tokens.append(int(logits.argmax()))
@@ -130,20 +145,22 @@ class MachineDecoder:
 
     def program(self, tokens: int) -> DecoderProgram:
         """Return the program that reads this number of tokens. Raises as `streamed` and `place` do."""
+        if self.rows is not None:
+            return self._steps
         if tokens not in self._prompts:
             self._prompts[tokens] = self._program(tokens)
         return self._prompts[tokens]
 
     def _program(self, rows: int) -> DecoderProgram:
-        name = "step" if rows == 1 else f"prompt_{rows}"
+        name = "decoder" if self.rows is not None else "step" if rows == 1 else f"prompt_{rows}"
         arguments = {
             "input_ids": torch.zeros(1, rows, dtype=torch.long),
             "past_key_values": empty_cache(self._model.config, 1, self.capacity, self.capacity),
             "logits_to_keep": torch.tensor([rows - 1]),
         }
-        return DecoderProgram(
-            self._place(streamed(self._model, arguments, DEFAULT, name=name, repeated=True)), arguments
-        )
+        one = self.rows is not None
+        block = streamed(self._model, arguments, DEFAULT, name=name, repeated=True, any_length=one)
+        return DecoderProgram(self._place(block), arguments)
 
     def _known(self, tokens: Iterable[int]) -> list[int]:
         found = [index(token) for token in tokens]
@@ -156,10 +173,10 @@ class MachineDecoder:
 class DecoderProgram:
     """A machine with its memory, for a number of tokens.
 
-    made: the machine. rows: the tokens of a run. block, written: of its stream program. given: names of the tensors
-    that the host makes for each run; carried: of them the one with the rows that the layers begin with. result: name of
-    the tensor with those that they end with. caches: of each operator that replaces rows of a cache the name of that
-    tensor. logits: node of the result.
+    made: the machine. rows: the tokens of a run; at most, of a program of any length. block, written: of its stream
+    program. given: names of the tensors that the host makes for each run; carried: of them the one with the rows that
+    the layers begin with. result: name of the tensor with those that they end with. caches: of each operator that
+    replaces rows of a cache the name of that tensor.
     """
 
     def __init__(self, made: Generated, arguments: dict[str, Any]) -> None:
@@ -167,6 +184,7 @@ class DecoderProgram:
         self.rows: int = arguments["input_ids"].shape[1]
         self.block, self.written = made.streamed.block, made.streamed.written
         self._memory = TaskMemory(made.machine)
+        self._memories: dict[int, TaskMemory] = {}
         replaced = {x.name for x in self.block.graph.kernels if x.op == "replace"}
         self.caches = {x: tensor for x, tensor in self.written.outputs.items() if x in replaced}
         self.given = [
@@ -182,30 +200,41 @@ class DecoderProgram:
         self.result = self.written.outputs[repeated.result]
         for name, tensor in made.streamed.tensors(**arguments).items():
             self._memory.write(name, tensor)
-        interface = self.block.interface
-        self.logits: Node = interface.result_structure.unflatten(list(interface.returned)).logits
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether each run gives the number of its tokens."""
+        return self.made.streamed.lengths is not None
 
     def run(self, tokens: Sequence[int], position: int) -> tuple[torch.Tensor, Run]:
         """Run the machine on tokens at positions from `position` on. Returns the logits behind the last one, and the
         run."""
-        values = self.host_values(tokens, position)
+        at, values = self.host_values(tokens, position)
+        if at.length not in self._memories:
+            self._memories[at.length] = self._memory.with_sizes(at.sizes)
+        memory = self._memories[at.length]
         for name in self.given:
-            self._memory.write(name, self.made.streamed.tensor(name, values))
-        run = self._memory.run()
-        for node, shown in self.block.results.items():
+            memory.write(name, self.made.streamed.tensor(name, at, values))
+        run = memory.run()
+        for node, shown in at.block.results.items():
             if shown.operator.name not in self.caches:
                 tensor = self.written.outputs[shown.operator.name]
-                values[node] = self.made.streamed.result(node, {tensor: self._memory.read(tensor)})
-        assert self.block.repeated is not None
-        run_on_host(self.block.repeated.behind, values)
-        return values[self.logits][0, -1], run
+                values[node] = self.made.streamed.result(node, at, {tensor: memory.read(tensor)})
+        assert at.block.repeated is not None
+        run_on_host(at.block.repeated.behind, values)
+        return values[logits_of(at.block)][0, -1], run
 
-    def host_values(self, tokens: Sequence[int], position: int) -> Environment:
-        """Return the values of the host's nodes before a run on tokens at positions from `position` on."""
+    def host_values(self, tokens: Sequence[int], position: int) -> tuple[BlockOfLength, Environment]:
+        """Return the block for a number of tokens, and the values of its host's nodes before a run on these at
+        positions from `position` on."""
         for layer in self._arguments["past_key_values"].layers:
             layer.cumulative_length.fill_(position)
-        arguments = self._arguments | {"input_ids": torch.tensor([tokens])}
-        return self.block.environment(self.block.interface.bind((), arguments))
+        arguments = self._arguments | {
+            "input_ids": torch.tensor([tokens]),
+            "logits_to_keep": torch.tensor([len(tokens) - 1]),
+        }
+        at = self.made.streamed.of_length((), arguments)
+        return at, at.block.environment(at.block.interface.bind((), arguments))
 
     def read(self, name: str) -> Array:
         """Return a tensor of the machine's memory, by its name."""
@@ -224,3 +253,10 @@ class DecoderProgram:
         for x, tensor in self.caches.items():
             lying = np.stack([self.written.laid_out(tensor, of_layer) for of_layer in caches[x]])
             self._memory.write(tensor, lying.reshape(self.written.shapes[tensor]))
+
+
+def logits_of(block: OperatorBlock) -> Node:
+    """Return the node of the logits in the result of a language model of transformers. block: of the model."""
+    interface = block.interface
+    node: Node = interface.result_structure.unflatten(list(interface.returned)).logits
+    return node

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...base.durations import duration
 from ...base.element_types import FLOATS
+from .block import Streamed
 from .generate import Generated
 from .knobs import PRODUCTS, Knobs
 from .operators import StreamOperator
@@ -98,7 +99,7 @@ def lines(made: Generated) -> Iterator[str]:
     if len(device.dies) > 1:
         yield f"dies           {made.dies.cut} bits a cycle cross a border"
     yield ""
-    types = {x.name: _multiplied(x) for x in made.streamed.plans if x.op in PRODUCTS}
+    types = products(made.streamed)
     is_float = set(types.values()) <= {"f32 x f32"}
     heading = "" if is_float else "  products of"
     yield f"{'kernel':<28}{'operator':<12}{'a cycle':>8}{'group':>7}{'die':>5}{heading}"
@@ -106,6 +107,11 @@ def lines(made: Generated) -> Iterator[str]:
         a_cycle = made.streamed.units[node.name]
         told = f"  {types[node.name]}" if node.name in types and not is_float else ""
         yield f"{node.name:<28}{node.op:<12}{a_cycle:>8}{group:>7}{made.dies.die[node.name]:>5}{told}"
+
+
+def products(made: Streamed) -> dict[str, str]:
+    """Return what each product multiplies, as text such as "i8 x i4", by the name of its kernel."""
+    return {x.name: _multiplied(x) for x in made.plans if x.op in PRODUCTS}
 
 
 def _multiplied(x: StreamOperator) -> str:

@@ -31,6 +31,7 @@ from ...streams.placing.devices import BRAM_BYTES, URAM_BYTES, MemoryChannel, St
 from ...streams.placing.dies import DieError, DiePlacement, Wire, place_on_dies
 from ...streams.placing.memories import Allocation, Memories, MemoryFitError, allocate
 from ...streams.placing.unrolling import unroll
+from ...streams.reader import read_again
 from ...streams.sizing.depths import safe_depths
 from ...streams.sizing.program import SizedProgram
 from ...streams.timing.timed import TimedProgram
@@ -39,6 +40,7 @@ from ...streams.words import MOVED, STREAM_BITS, stream_word
 from .balance import balanced
 from .block import Streamed, streamed
 from .knobs import PRODUCTS, Knobs
+from .lengths import LENGTH
 from .operators import StreamOperator
 from .plans import KernelPlan, multiply_adds, types_of, units_of
 from .ports import ChannelPorts, port_shares, widest_ports
@@ -124,6 +126,12 @@ class Generated:
     def latency_s(self) -> float:
         """The modelled seconds of one execution: its cycles at the clock of the device."""
         return self.cycles / (self.device.mhz * 1e6)
+
+    def latency_of(self, length: int) -> float:
+        """Return the modelled seconds of one execution with a sequence of this length, of a block of any length."""
+        region = self.streamed.report.region
+        shorter = SizedProgram(read_again(region, region.buffered, {LENGTH: length}), 1)
+        return _cycles(shorter) / (self.device.mhz * 1e6)
 
     @property
     def on_chip_bytes(self) -> int:

@@ -6,7 +6,6 @@ position alone, such as masks and rotary tables. Behind them stand a norm and a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,10 @@ from ..call_arguments import by_name
 from ..capture import Environment, arguments, packet, site
 from ..capture import run as run_on_host
 from ..rules import VIEWS
-from .decoding import DecoderProgram
-from .operators import Array, FromHost
+from .attention import flat_matrices
+from .decoding import DecoderProgram, logits_of
+from .lengths import BlockOfLength
+from .operators import Array, FromHost, Positions
 from .reading import OperatorBlock
 
 aten = torch.ops.aten
@@ -48,14 +49,26 @@ class HostTables:
     bias: Array | None
 
 
+@dataclass(frozen=True)
+class PositionalTensor:
+    """A tensor that follows from the positions of its rows. rows: of 32-bit numbers, (positions, width). lying: for
+    each element of the tensor in memory the number of the element of a run's rows that it holds, int32."""
+
+    rows: Array
+    lying: Array
+
+
 def host_tables(program: DecoderProgram, capacity: int, vocabulary: int) -> HostTables:
     """Return the tables of a model. program: of a step. capacity: positions. vocabulary: number of words. Raises
     `UnsupportedError`, naming the operator, for a model that computes anything else before or behind the layers."""
-    block = program.block
+    at, _ = program.host_values([0], 0)
+    block = at.block
     (tokens, position) = _arguments(block)
-    carried = next(x for x in block.graph.operators if block.repeated and x.name == block.repeated.carried)
-    assert isinstance(carried.data, FromHost)
-    rows = carried.data.node
+    assert program.block.repeated is not None
+    carried = next(x.data for x in program.block.graph.operators if x.name == program.block.repeated.carried)
+    first = at.held.get(id(carried), carried)
+    assert isinstance(first, FromHost)
+    rows = first.node
     if packet(rows) is aten.add and not rows.kwargs and not _depends(arguments(rows)["other"], {tokens}):
         words, places = arguments(rows)["self"], arguments(rows)["other"]
     else:
@@ -72,29 +85,67 @@ def host_tables(program: DecoderProgram, capacity: int, vocabulary: int) -> Host
     embedding = torch.stack(of_words)
     added = None
     if places is not None:
-        found = [program.host_values([0], k)[places].reshape(-1) for k in range(capacity)]
+        found = [program.host_values([0], k)[1][places].reshape(-1) for k in range(capacity)]
         added = torch.stack(found).broadcast_to(capacity, embedding.shape[1])
-    return HostTables(_array(embedding), None if added is None else _array(added), **_behind(block, program.logits))
+    return HostTables(_array(embedding), None if added is None else _array(added), **_behind(block, logits_of(block)))
 
 
-def positional_tensors(program: DecoderProgram, positions: int) -> Mapping[str, list[Array]]:
-    """Return what each tensor that the host makes for a run, but for the rows that the layers begin with, holds at
-    positions from 0 on, by name. Raises `UnsupportedError` for one that depends on the tokens."""
-    block = program.block
-    tokens, _ = _arguments(block)
-    assert block.repeated is not None
+def positional_tensors(program: DecoderProgram, positions: int) -> dict[str, PositionalTensor]:
+    """Return each tensor that the host makes for a run, but for the rows that the layers begin with, by name, with its
+    rows for runs that begin at positions from 0 on. Raises `UnsupportedError` for one that depends on the tokens, and,
+    of a program of any length, for one of which a row depends on more than its position."""
+    tokens, _ = _arguments(program.block)
     names = [name for name in program.given if name != program.carried]
     for name in names:
-        held = program.written.inputs[name]
-        for x in held if isinstance(held, tuple) else (held,):
-            if _depends(x.node, {tokens}):  # type: ignore[union-attr]
-                raise UnsupportedError(f"{name} depends on the tokens; a program for a board has tables by position")
-    tables: dict[str, list[Array]] = {name: [] for name in names}
-    for position in range(positions):
-        values = program.host_values([0] * program.rows, position)
-        for name in names:
-            tables[name].append(program.made.streamed.tensor(name, values))
-    return tables
+        if any(_depends(x.node, {tokens}) for x in _held(program, name)):
+            raise UnsupportedError(f"{name} depends on the tokens; a program for a board has tables by position")
+    one = [0] * (1 if program.is_sized else program.rows)
+    runs = [program.host_values(one, position) for position in range(positions)]
+    found = {name: np.stack([_elements(program, name, *run) for run in runs]) for name in names}
+    first = max(0, positions - program.rows)
+    longest = program.host_values([0] * program.rows, first)
+    made = {}
+    for name, rows in found.items():
+        whole = _elements(program, name, *longest)
+        by_row = program.is_sized and rows[0].size < whole.size
+        count = program.rows if by_row else 1
+        # Of a layer, a head and a row: the columns.
+        width = rows[0].size // (len(whole) * whole.shape[1])
+        each = whole.reshape(*whole.shape[:2], count, width)
+        by_position = rows.reshape(positions, -1)
+        if not np.array_equal(each.transpose(2, 0, 1, 3).reshape(count, -1), by_position[first : first + count]):
+            raise UnsupportedError(f"{name}: a row depends on more than its position, and PyTorch computes it")
+        number = np.arange(whole.size, dtype=np.int32).reshape(count, *whole.shape[:2], width)
+        made[name] = PositionalTensor(by_position, _lying(program, name, number.transpose(1, 2, 0, 3)))
+    return made
+
+
+def _held(program: DecoderProgram, name: str) -> list[FromHost | Positions]:
+    """What a tensor that the host makes holds, for each layer, or once for all."""
+    held = program.written.inputs[name]
+    return [x for x in (held if isinstance(held, tuple) else (held,)) if isinstance(x, FromHost | Positions)]
+
+
+def _elements(program: DecoderProgram, name: str, at: BlockOfLength, values: Environment) -> Array:
+    """The elements of a tensor that the host makes, row-major, (layers, heads, elements of a head): float32 or
+    int32."""
+    found: list[Array] = []
+    for held in _held(program, name):
+        x = at.held.get(id(held), held)
+        if isinstance(x, Positions):
+            found.append(values[x.node].to(torch.int32).numpy().reshape(1, -1))
+        else:
+            assert isinstance(x, FromHost)
+            heads = next(y.shape[0] for y in program.block.graph.operators if y.data is _held(program, name)[0])
+            found.append(flat_matrices(values[x.node], x.view).reshape(heads, -1))
+    return np.stack(found)
+
+
+def _lying(program: DecoderProgram, name: str, numbers: Array) -> Array:
+    """Numbers of elements, (layers, heads, rows, columns), as these lie in memory, (elements,)."""
+    if isinstance(_held(program, name)[0], Positions):
+        return np.ascontiguousarray(numbers).reshape(-1)
+    return np.concatenate([program.written.laid_out(name, of_layer).reshape(-1) for of_layer in numbers])
 
 
 def _behind(block: OperatorBlock, logits: Node) -> dict[str, Any]:

@@ -8,7 +8,7 @@ sequence. So a decoder block with a cache of fixed capacity reads a prompt and d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -113,8 +113,8 @@ def row_tiles(x: StreamOperator, rows: int, tile: int) -> int:
 
 def counterparts(graph: OperatorGraph, other: OperatorGraph) -> dict[int, Held]:
     """Return what tensors off the chip hold with a sequence of another length, by the `id` of what they hold in
-    `graph`. other: the graph of the block with a sequence of that length. Raises `TensorError` where the two differ in
-    more than the rows of the sequence."""
+    `graph`. other: the graph of the block, or of the same layer, with a sequence of that length. Raises `TensorError`
+    where the two differ in more than the rows of the sequence."""
     if len(graph.operators) != len(other.operators):
         counts = f"{len(other.operators)} operators, not {len(graph.operators)}"
         raise TensorError(f"with this length the block has {counts}; make a program for it")
@@ -157,11 +157,16 @@ def _alike(a: Any, b: Any) -> bool:
 class BlockOfLength:
     """A block as it is captured with a sequence of one length. block: its interface, results, and what the host
     computes. length: rows of the sequence. held: what tensors off the chip hold, by the `id` of what they hold with the
-    longest sequence; the same for those that are missing."""
+    longest sequence; the same for those that are missing. A program with one length has length 0, and nothing held."""
 
     block: OperatorBlock
-    length: int
-    held: Mapping[int, Held]
+    length: int = 0
+    held: Mapping[int, Held] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The values of the sizes of the program, by name."""
+        return {LENGTH: self.length} if self.length else {}
 
 
 class BlocksByLength:
@@ -194,7 +199,7 @@ class BlocksByLength:
         except TensorError as error:
             differs = error
         else:
-            return BlockOfLength(self.longest, self.length, {})
+            return BlockOfLength(self.longest, self.length)
         try:
             block = self.captured(args, kwargs)
         except UnsupportedError:  # the arguments differ in more than their rows
@@ -202,10 +207,26 @@ class BlocksByLength:
         length = of_sequence(block.graph)[0].shape[1]
         if length > self.length:
             raise TensorError(f"a sequence of {length} rows; the program is for 1 to {self.length}")
-        held = counterparts(self.longest.graph, block.graph)
-        kept = tuple(replace(x, operands=(), data=None) for x in block.graph.operators if x.positions is not None)
-        results = {
-            node: replace(shown, operator=replace(shown.operator, operands=(), data=None))
-            for node, shown in block.results.items()
-        }
-        return BlockOfLength(replace(block, graph=OperatorGraph(kept, ()), results=results), length, held)
+        held: dict[int, Held] = {}
+        for graph, other in zip(_graphs(self.longest), _graphs(block), strict=True):
+            held |= counterparts(graph, other)
+        results = {node: replace(shown, operator=_bare(shown.operator)) for node, shown in block.results.items()}
+        others = [_positions_of(graph) for graph in _graphs(block)[1:]]
+        repeated = block.repeated and replace(block.repeated, others=others)
+        kept = replace(block, graph=_positions_of(block.graph), results=results, repeated=repeated)
+        return BlockOfLength(kept, length, held)
+
+
+def _graphs(block: OperatorBlock) -> list[OperatorGraph]:
+    """The operators of a block; of layers, those of each."""
+    return [block.graph, *(block.repeated.others if block.repeated else ())]
+
+
+def _positions_of(graph: OperatorGraph) -> OperatorGraph:
+    """Of a graph what the host reads before a run: not its weights."""
+    return OperatorGraph(tuple(_bare(x) for x in graph.operators if x.positions is not None), ())
+
+
+def _bare(x: StreamOperator) -> StreamOperator:
+    """An operator without what it reads and holds."""
+    return replace(x, operands=(), data=None)

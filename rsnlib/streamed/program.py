@@ -403,7 +403,8 @@ class _ProgramWriter:
         tensor = self._moving_tensor(memory, memory.name, order, packed=False)
         self.inputs[tensor] = self._held(memory, memory.data)
         layered = self._differs(x, POSITIONS)
-        places = self._tensor(f"{tensor}_positions", (new_row_count(x),), "i32", layered)
+        # With any length, too, as many as of the longest sequence: a kernel keeps a vector of one size.
+        places = self._tensor(f"{tensor}_positions", (int(new_row_count(x)),), "i32", layered)
         self.inputs[places] = self._held(x, x.positions, POSITIONS)
         before = len(self.tasks)
         self.gets[x, 0] = self._load_of(tensor, order, x, [])
@@ -423,8 +424,9 @@ class _ProgramWriter:
         if x.existing is not None:
             self.existing[name] = x.existing, order.tensor
         if x.row_tile:
-            axis = len(order.tensor) - 2
-            self.row_axes[name] = (_nesting(order).index(axis), 1) if packed else (axis, x.row_tile)
+            axis, front = len(order.tensor) - 2, int(name in self.layered)
+            at, size = (_nesting(order).index(axis), 1) if packed else (axis, x.row_tile)
+            self.row_axes[name] = front + at, size
         return name
 
     def _load_of(self, tensor: str, order: Order, target: StreamOperator, before: Statements, reader: str = "") -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
+from math import inf
 from typing import Any
 
 from ...base.errors import ResourceError
@@ -128,19 +129,21 @@ def fastest(
     candidates: Sequence[Knobs],
     *,
     on_chip_bytes: int | None = None,
+    cost: Callable[[Generated], float] = lambda made: made.latency_s,
     done: Callable[[str], None] = lambda step: None,
 ) -> Generated:
-    """Return the machine with the fewest modelled cycles, of knobs that fit the device; the first one of several. done:
-    called after each, with its tiles (`figures.tiles`). Raises as `place` does for the first knobs if none fit."""
-    best, refused = None, None
+    """Return the machine that costs least, of knobs that fit the device; the first one of several. cost: of a machine,
+    by default its modelled latency. done: called after each, with its tiles (`figures.tiles`). Raises as `place` does
+    for the first knobs if none fit."""
+    best, least, refused = None, inf, None
     for knobs in candidates:
         try:
             tried = place(made, device, knobs, on_chip_bytes=on_chip_bytes)
         except ResourceError as e:
             refused = refused or e
         else:
-            if best is None or tried.cycles < best.cycles:
-                best = tried
+            if (costs := cost(tried)) < least:
+                best, least = tried, costs
         done(tiles(knobs))
     if best is None:
         assert refused is not None, "there is at least one candidate"

@@ -1,6 +1,7 @@
-// A decoder whose layers run on machines, one for a prompt and one for a step: what the host does before and behind
-// the layers. The program for a board and the native run share it; each has a class for its machines, with
-//     write(tensor, bytes), read(tensor, bytes): of the whole tensor, as it lies in memory; and run().
+// A decoder whose layers run on one machine, or on one for a prompt and one for a step: what the host does before and
+// behind the layers. The program for a board and the native run share it; each has a class for its machines, with
+//     write(tensor, bytes), read(tensor, bytes): of the whole tensor, as it lies in memory; and
+//     run(length): of so many rows, if they are a size of the machine.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_STREAMS_DECODER_H
 #define RSN_STREAMS_DECODER_H
@@ -34,16 +35,16 @@ struct Argument {
     std::size_t tensor, channel;
 };
 
-// Contents of a tensor that depend on the position of the first row alone. at: where they are in the file, position by
-// position from 0 on.
-struct Table {
-    std::size_t tensor, at;
+// Rows of 32-bit numbers as they lie in a tensor. at: where the file has, for each element of the tensor, the number of
+// the element of the rows that it holds (32 bits). elements: of the tensor. width: of a row.
+struct Rows {
+    std::size_t tensor, at, elements, width;
 };
 
-// Rows of the model's width, float32, as they lie in a tensor. at: where the file has, for each element of the tensor,
-// the number of the element of the rows that it holds (32 bits). elements: of the tensor.
-struct Rows {
-    std::size_t tensor, at, elements;
+// Rows that depend on their positions alone. at: where they are in the file, position by position from 0 on.
+struct Table {
+    Rows rows;
+    std::size_t at;
 };
 
 // A cache of keys or values. block: bytes of the rows of a head; a machine may have more of them than another one, which
@@ -52,11 +53,12 @@ struct Cache {
     std::size_t tensor, block;
 };
 
-// A machine's program. kernel: its name. rows: tokens of a run. tables: what it needs for a position. input, result: of all layers.
-// caches: what the machine of a step takes from that of a prompt.
+// A machine's program. kernel: its name. rows: tokens of a run; at most, if `sized`. tables: what it needs for a
+// position. input, result: of all layers. caches: what the machine of a step takes from that of a prompt.
 struct Program {
     const char *kernel;
     std::size_t rows;
+    bool sized;
     std::vector<Tensor> tensors;
     std::vector<Argument> arguments;
     std::vector<Table> tables;
@@ -66,13 +68,14 @@ struct Program {
 
 // What is before and behind the layers; offsets are in the file, NONE for what the model does not have. embedding: of
 // words (vocabulary, width). places: what is added to it (capacity, width). gamma, beta: of the last norm, which
-// subtracts the mean if `centred`. head, bias: of the product (vocabulary, width).
+// subtracts the mean if `centred`. head, bias: of the product (vocabulary, width). programs: one for all, or that of a
+// prompt and that of a step.
 struct Model {
     std::size_t width, vocabulary, capacity, bytes;
     std::size_t embedding, places, gamma, beta, head, bias;
     bool centred;
     double eps;
-    Program prompt, step;
+    std::vector<Program> programs;
 };
 
 class File {
@@ -99,31 +102,28 @@ class Decoder {
     Decoder(const Model &model, const File &file, std::function<std::unique_ptr<Machine>(const Program &)> make)
         : model_(model), file_(file), make_(std::move(make)) {}
 
-    // The most probable answer. A prompt has as many tokens as the machine is for.
+    // The most probable answer. A machine for prompts alone takes as many tokens as it has rows; one for all takes a
+    // prompt in pieces.
     std::vector<int> generate(const std::vector<int> &prompt, std::size_t count) {
-        if (prompt.size() != model_.prompt.rows) throw std::runtime_error("the machine is for prompts of another length");
+        const Program &first = model_.programs.front(), &step = model_.programs.back();
+        if (prompt.empty()) throw std::runtime_error("a prompt without tokens");
+        if (!first.sized && prompt.size() != first.rows)
+            throw std::runtime_error("the machine is for prompts of another length");
         if (prompt.size() + count > model_.capacity + 1) throw std::runtime_error("the caches have too few rows");
         for (int token : prompt)
             if (token < 0 || static_cast<std::size_t>(token) >= model_.vocabulary)
                 throw std::runtime_error("a token that the vocabulary does not have");
-        begin(model_.prompt);
-        std::vector<int> answer{run(model_.prompt, prompt, 0)};
-        std::vector<std::vector<unsigned char>> caches;
-        for (const Cache &cache : model_.prompt.caches) {
-            caches.emplace_back(model_.prompt.tensors[cache.tensor].bytes);
-            machine_->read(cache.tensor, caches.back().data());
+        begin(first);
+        std::vector<float> last;
+        for (std::size_t at = 0; at < prompt.size(); at += first.rows) {
+            const auto begin = prompt.begin() + static_cast<std::ptrdiff_t>(at);
+            const auto rows = static_cast<std::ptrdiff_t>(std::min(first.rows, prompt.size() - at));
+            last = run(first, std::vector<int>(begin, begin + rows), at);
         }
-        if (count > 1) begin(model_.step);
-        for (std::size_t k = 0; count > 1 && k < caches.size(); ++k) {
-            const Cache &from = model_.prompt.caches[k], &to = model_.step.caches[k];
-            std::vector<unsigned char> bytes(model_.step.tensors[to.tensor].bytes);
-            for (std::size_t block = 0; block < bytes.size() / to.block; ++block)
-                std::memcpy(bytes.data() + block * to.block, caches[k].data() + block * from.block,
-                            std::min(from.block, to.block));
-            machine_->write(to.tensor, bytes.data());
-        }
+        std::vector<int> answer{most_probable(last.data())};
+        if (&first != &step && count > 1) change(first, step);
         for (std::size_t position = prompt.size(); answer.size() < count; ++position)
-            answer.push_back(run(model_.step, {answer.back()}, position));
+            answer.push_back(most_probable(run(step, {answer.back()}, position).data()));
         return answer;
     }
 
@@ -141,13 +141,44 @@ class Decoder {
         }
     }
 
-    int run(const Program &program, const std::vector<int> &tokens, std::size_t position) {
+    // Begin on a second machine, with the caches of the first one.
+    void change(const Program &first, const Program &step) {
+        std::vector<std::vector<unsigned char>> caches;
+        for (const Cache &cache : first.caches) {
+            caches.emplace_back(first.tensors[cache.tensor].bytes);
+            machine_->read(cache.tensor, caches.back().data());
+        }
+        begin(step);
+        for (std::size_t k = 0; k < caches.size(); ++k) {
+            const Cache &from = first.caches[k], &to = step.caches[k];
+            std::vector<unsigned char> bytes(step.tensors[to.tensor].bytes);
+            for (std::size_t block = 0; block < bytes.size() / to.block; ++block)
+                std::memcpy(bytes.data() + block * to.block, caches[k].data() + block * from.block,
+                            std::min(from.block, to.block));
+            machine_->write(to.tensor, bytes.data());
+        }
+    }
+
+    // Write rows to a tensor. What it has behind them repeats the last one.
+    template <class T>
+    void write(const Rows &where, const T *rows, std::size_t count) {
+        static_assert(sizeof(T) == 4, "rows of 32-bit numbers");
+        std::vector<T> lying(where.elements);
+        const auto *from = file_.template at<std::int32_t>(where.at);
+        for (std::size_t k = 0; k < lying.size(); ++k) {
+            const auto number = static_cast<std::size_t>(from[k]);
+            lying[k] = rows[std::min(number / where.width, count - 1) * where.width + number % where.width];
+        }
+        machine_->write(where.tensor, reinterpret_cast<const unsigned char *>(lying.data()));
+    }
+
+    // Run the layers on tokens at positions from `position` on. Returns the last row of the result.
+    std::vector<float> run(const Program &program, const std::vector<int> &tokens, std::size_t position) {
         const std::size_t width = model_.width;
         for (const Table &table : program.tables)
-            machine_->write(table.tensor, file_.template at<unsigned char>(
-                                              table.at + position * program.tensors[table.tensor].bytes));
-        std::vector<float> rows(program.rows * width);
-        for (std::size_t row = 0; row < program.rows; ++row)
+            write(table.rows, file_.template at<std::uint32_t>(table.at) + position * table.rows.width, tokens.size());
+        std::vector<float> rows(tokens.size() * width);
+        for (std::size_t row = 0; row < tokens.size(); ++row)
             for (std::size_t k = 0; k < width; ++k) {
                 const std::size_t token = static_cast<std::size_t>(tokens[row]);
                 float value = file_.template at<float>(model_.embedding)[token * width + k];
@@ -155,17 +186,17 @@ class Decoder {
                     value += file_.template at<float>(model_.places)[(position + row) * width + k];
                 rows[row * width + k] = value;
             }
-        std::vector<float> lying(program.input.elements);
-        const auto *from = file_.template at<std::int32_t>(program.input.at);
-        for (std::size_t k = 0; k < lying.size(); ++k) lying[k] = rows[static_cast<std::size_t>(from[k])];
-        machine_->write(program.input.tensor, reinterpret_cast<const unsigned char *>(lying.data()));
-        machine_->run();
-        lying.resize(program.result.elements);
+        write(program.input, rows.data(), tokens.size());
+        machine_->run(tokens.size());
+        std::vector<float> lying(program.result.elements), last(width);
         machine_->read(program.result.tensor, reinterpret_cast<unsigned char *>(lying.data()));
         const auto *to = file_.template at<std::int32_t>(program.result.at);
         // From the end on: elements that repeat the last row are behind those that exist.
-        for (std::size_t k = lying.size(); k-- > 0;) rows[static_cast<std::size_t>(to[k])] = lying[k];
-        return most_probable(rows.data() + (program.rows - 1) * width);
+        for (std::size_t k = lying.size(); k-- > 0;) {
+            const auto number = static_cast<std::size_t>(to[k]);
+            if (number / width == tokens.size() - 1) last[number % width] = lying[k];
+        }
+        return last;
     }
 
     // The last norm, and the product with the vocabulary.

@@ -1,5 +1,6 @@
-// Runs a decoder on a board with XRT: the layers on two machines, a prompt's and a step's, the rest here.
+// Runs a decoder on a board with XRT: the layers on a machine, or on a prompt's and a step's, the rest here.
 //
+//     host MACHINE.xclbin MODEL.bin COUNT TOKEN...
 //     host PROMPT.xclbin STEP.xclbin MODEL.bin COUNT TOKEN...
 //
 // prints the COUNT most probable tokens behind the prompt. Both machines may be in one file. The host keeps the caches
@@ -64,7 +65,8 @@ class BoardMachine {
         parts.join(bytes);
     }
 
-    void run() {
+    void run(std::size_t length) {
+        if (program_.sized) run_.set_arg(static_cast<int>(program_.arguments.size()), static_cast<int>(length));
         run_.start();
         if (run_.wait() != ERT_CMD_STATE_COMPLETED) throw std::runtime_error(std::string(program_.kernel) + " failed");
     }
@@ -89,20 +91,23 @@ class BoardMachine {
 }  // namespace
 
 int main(int count, char **arguments) {
-    if (count < 6) {
-        std::fprintf(stderr, "usage: host PROMPT.xclbin STEP.xclbin MODEL.bin COUNT TOKEN...\n");
+    const auto &model = rsn::decoder::model;
+    const int machines = static_cast<int>(model.programs.size());
+    if (count < machines + 4) {
+        const char *files = machines == 1 ? "MACHINE.xclbin" : "PROMPT.xclbin STEP.xclbin";
+        std::fprintf(stderr, "usage: host %s MODEL.bin COUNT TOKEN...\n", files);
         return 2;
     }
     try {
-        const auto &model = rsn::decoder::model;
-        const rsn::decoder::File file(arguments[3], model.bytes);
+        const rsn::decoder::File file(arguments[machines + 1], model.bytes);
         std::vector<int> prompt;
-        for (int k = 5; k < count; ++k) prompt.push_back(std::atoi(arguments[k]));
+        for (int k = machines + 3; k < count; ++k) prompt.push_back(std::atoi(arguments[k]));
         xrt::device device(0);
         rsn::decoder::Decoder<BoardMachine> decoder(model, file, [&](const Program &program) {
-            return std::make_unique<BoardMachine>(device, arguments[&program == &model.step ? 2 : 1], program);
+            return std::make_unique<BoardMachine>(device, arguments[1 + (&program - model.programs.data())], program);
         });
-        for (int token : decoder.generate(prompt, std::strtoul(arguments[4], nullptr, 10))) std::printf("%d\n", token);
+        const std::size_t tokens = std::strtoul(arguments[machines + 2], nullptr, 10);
+        for (int token : decoder.generate(prompt, tokens)) std::printf("%d\n", token);
     } catch (const std::exception &error) {
         std::fprintf(stderr, "error: %s\n", error.what());
         return 1;
