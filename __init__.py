@@ -34,6 +34,7 @@ __all__ = [
     "compile",
     "errors",
     "explain",
+    "in_integers",
     "load",
     "load_checkpoint",
     "quality",
@@ -66,6 +67,7 @@ _HOME = {
     "conv1d_to_linear": ".rsnlib.conv1d:conv1d_to_linear",  # not in __all__: it takes torch
     "errors": ".base.errors",
     "explain": ".compiler:explain",
+    "in_integers": ".rsnlib.integers:in_integers",
     "load": ".host.model.loaded:load",
     "load_checkpoint": ".rsnlib.checkpoint:load_checkpoint",
     "nn": ".nn",  # not in __all__: `from rsn import *` would take torch

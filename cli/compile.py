@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ from ..base.errors import require_torch
 from ..base.files import check_target as check_file
 from ..base.files import write_text
 from ..base.garbage import gc_frozen
+from ..host.model.compare import difference_table
 from ..host.model.compiled import Compiled, Recipe, modelled_layers
 from ..host.model.file import SUFFIX, ModelVariant, write
 from ..host.tensors import check_target, save_tensors
@@ -32,7 +34,7 @@ from ..scheduler.best import Chosen, schedule_named
 from ..scheduler.bounds import bounds
 from ..streams.placing.devices import DEVICES, device_named
 from .operator_machines import dynamic_machine, machine_of_operators, tensor_values
-from .options import JSON, STREAMS, Count, File, Options, option, refuse, with_options
+from .options import JSON, STREAMS, Count, File, Options, given, option, refuse, with_options
 from .progress import stepping
 from .stream_programs import Named, counted, is_region, machine_program
 from .stream_programs import stream_program as stream_program_named
@@ -40,7 +42,7 @@ from .stream_programs import stream_program as stream_program_named
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..rsnlib import capture, changes, models, passes, precision, quality
+    from ..rsnlib import capture, changes, integers, models, passes, precision, quality
     from ..rsnlib import pipeline as pipelines
     from ..rsnlib.streamed import block as blocks
     from ..rsnlib.streamed import figures
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 else:
     capture = deferred("rsn.rsnlib.capture")
     changes = deferred("rsn.rsnlib.changes")
+    integers = deferred("rsn.rsnlib.integers")
     models = deferred("rsn.rsnlib.models")
     passes = deferred("rsn.rsnlib.passes")
     pipelines = deferred("rsn.rsnlib.pipeline")
@@ -61,6 +64,8 @@ else:
     generating = deferred("rsn.rsnlib.streamed.generate")
     searching = deferred("rsn.rsnlib.streamed.search")
 
+INTEGERS = "xnn8"
+"""The overlay that has numbers, but no machine yet."""
 CONVERSIONS = {"_to_copy", "to"}
 """Operators of PyTorch's part that compute nothing: they convert arguments."""
 MAX_OPERATORS = 8
@@ -81,7 +86,7 @@ tensors."""
 class CompileOptions(Options):
     """The options of `rsn compile`."""
 
-    output: File = option("program text (.rsn) to write, or a whole model (.rsnmodel)", "-o", "--output", required=True)
+    output: File = option("program text (.rsn) to write, or a whole model (.rsnmodel)", "-o", "--output")
     weights: File | None = option(
         "packed weights (.safetensors) to write; of dynamic streams, the values of tensors", of=WEIGHTS
     )
@@ -90,7 +95,11 @@ class CompileOptions(Options):
     lengths: str | None = option(
         "largest rows of each sequence, if they differ: 512,128,77 [default: --seq]", of=OVERLAYS
     )
-    overlay: str = option("xnn, xnn-base (the published machine), or a file (*.toml)", default="xnn", of=OVERLAYS)
+    overlay: str = option(
+        "xnn, xnn-base (the published machine), xnn8 (only with --compare), or a file (*.toml)",
+        default="xnn",
+        of=OVERLAYS,
+    )
     schedule: str = option(
         "paper, strict, published, best (searched, and kept in the user's cache), or a file",
         default="paper",
@@ -141,6 +150,11 @@ class CompileOptions(Options):
         "--compare",
         of=OVERLAYS,
     )
+    smooth: str | None = option(
+        "with --overlay xnn8: FILE.py:CALLABLE that returns calls, from which factors of SmoothQuant are chosen",
+        "--smooth",
+        of=OVERLAYS,
+    )
     perplexity: bool = option("with --compare: also the perplexity of the example's input_ids", of=OVERLAYS)
     explains: bool = option("show how far each segment is from the best possible time", "--explain", of=OVERLAYS)
     as_json: bool = JSON
@@ -172,6 +186,13 @@ def compile_command(spec: str, options: CompileOptions) -> None:
     With --machine generated, a model becomes a stream program, and that a machine of its own: a kernel for each
     operator, that share a device so that the block takes the least time. The text holds the machine.
     """
+    if options.overlay == INTEGERS:
+        click.echo(_shown(_in_integers(spec, options), options))
+        return
+    if options.output is None:
+        raise click.UsageError("Missing option '-o' / '--output'.")
+    if options.smooth is not None:
+        raise click.UsageError(f"--smooth: only with --overlay {INTEGERS}")
     named = stream_program_named(spec)
     if named is not None and is_region(named):
         refuse(MODELS, OVERLAYS, MACHINES, WEIGHTS)
@@ -184,7 +205,37 @@ def compile_command(spec: str, options: CompileOptions) -> None:
         require_torch("compiling a model")
         refuse(*(MACHINES,) if options.machine is None else (OVERLAYS, WEIGHTS))
         made = (_for_overlay if options.machine is None else _with_machine)(spec, options)
-    click.echo(json.dumps(made.facts) if options.as_json else "\n".join(made.lines))
+    click.echo(_shown(made, options))
+
+
+def _shown(made: Made, options: CompileOptions) -> str:
+    return json.dumps(made.facts) if options.as_json else "\n".join(made.lines)
+
+
+def _in_integers(spec: str, options: CompileOptions) -> Made:
+    """Compare a model in the integers of overlay xnn8 with a reference."""
+    refuse(MACHINES, STREAMS)
+    wrong = given("output", "weights", "lengths", "schedule", "budget", "schedule_out", "dumped", "explains")
+    if wrong or options.reference is None:
+        raise click.UsageError(
+            f"{', '.join(wrong or ['--overlay'])}: for overlay {INTEGERS} there are no programs yet; --compare SPEC "
+            "tells how near its integers are to a model in float32"
+        )
+    require_torch("computing a model")
+    with stepping(f"computing {spec} in the integers of {INTEGERS}", ("load the model", "compute")) as steps:
+        size: dict[str, Any] = {"batch": options.batch, "seq": options.seq, "seed": options.seed}
+        model, example = models.load_spec(spec, **size)
+        reference, _ = models.load_spec(options.reference, **size)
+        calls = None if options.smooth is None else models.load_calls(options.smooth)
+        tokens = _tokens(spec, model, example) if options.perplexity else None
+        steps.done("load the model")
+        compiled = integers.in_integers(model, example, smooth=calls)
+        args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
+        ours, theirs, wanted = (partial(each, *args, **kwargs) for each in (compiled, model, reference))
+        of_model, of_machine = quality.quality_in_steps(ours, theirs, wanted, tokens, lambda: compiled.visible)
+        steps.done("compute")
+    found = {"quantisation": of_model, INTEGERS: of_machine}
+    return Made({name: vars(step) for name, step in found.items()}, difference_table(**found))
 
 
 def _streams(named: Named, options: CompileOptions) -> Made:

@@ -210,6 +210,20 @@ def load_spec(
     return module, inputs
 
 
+def load_calls(spec: str) -> list[Inputs]:
+    """Load calls of a model from FILE.py:CALLABLE, which returns a list of example inputs, by position or by name.
+    Raises `SpecError` for a wrong specification, and for errors of the file itself, with its line."""
+    file, _, attribute = spec.rpartition(":")
+    if not file.endswith(".py"):
+        raise SpecError(f"{spec}: must be FILE.py:CALLABLE, which returns a list of calls")
+    builder = _attribute(Path(file), attribute)
+    with _user_errors(Path(file)):
+        made = builder()
+    if not isinstance(made, list) or not made or not all(isinstance(x, tuple | dict) for x in made):
+        raise SpecError(f"{spec} must return a list of calls, each a tuple or a dict of tensors")
+    return made
+
+
 def _onnx(path: str, batch: int, seq: int) -> tuple[nn.Module, Inputs]:
     """Load an ONNX model. Sizes that the model leaves open become batch on the first axis, seq on others; integers are
     1, as in a mask."""

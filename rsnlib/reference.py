@@ -89,7 +89,7 @@ def _attention(
     if layer.groups > 1:
         k, v = (x.repeat_interleave(layer.groups, 1) for x in (k, v))
     keys = lengths if layer.masked and lengths is not None else np.array(network.rows_of(layer.k), np.int64)
-    valid = _valid_keys(layer, q.shape[2], k.shape[2], keys, starts)
+    valid = valid_keys(layer, q.shape[2], k.shape[2], keys, starts)
     mask = valid
     if layer.bias is not None:
         bias = torch.from_numpy(layer.bias)
@@ -110,7 +110,7 @@ def _attention(
     return y.transpose(1, 2).flatten(2)
 
 
-def _valid_keys(
+def valid_keys(
     layer: AttentionLayer,
     rows: int,
     keys: int,

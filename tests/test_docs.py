@@ -69,6 +69,7 @@ LONG = {
     "docs/time.md",
     "docs/tutorial.md",
     "docs/xnn2.md",
+    "docs/xnn8.md",
 }
 """Pages with many commands, which share their imports (`warm_python`)."""
 NOTEBOOK = DOCS / "encoder.ipynb"

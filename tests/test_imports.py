@@ -35,10 +35,11 @@ MAY_IMPORT = {
 }
 # Folder or file pattern -> modules that its files may not import although they are of the same folder of the table.
 MAY_NOT_IMPORT = {
-    "isa/*.py": {f"rsn.isa.overlays.{name}" for name in ("fig6", "fig7", "moe", "tasks", "xnn", "xnn2")},
+    "isa/*.py": {f"rsn.isa.overlays.{name}" for name in ("fig6", "fig7", "moe", "tasks", "xnn", "xnn2", "xnn8")},
     "isa/versal/*.py": {"rsn.isa.overlays"},  # what overlays share
     "isa/overlays/xnn/*.py": {"rsn.isa.overlays.moe", "rsn.isa.overlays.xnn2"},
     "isa/overlays/xnn2/*.py": {"rsn.isa.overlays.moe", "rsn.isa.overlays.xnn"},
+    "isa/overlays/xnn8/*.py": {"rsn.isa.overlays.moe", "rsn.isa.overlays.xnn", "rsn.isa.overlays.xnn2"},
     "isa/overlays/moe/*.py": {"rsn.isa.overlays.xnn", "rsn.isa.overlays.xnn2"},
 }
 # Packages that a function may import, and why. Modules of ours that load one of them at their top may be `deferred`;

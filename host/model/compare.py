@@ -70,25 +70,30 @@ class ComparedModel:
         return {"segments": [vars(row) for row in self.segments], **steps}
 
     def __str__(self) -> str:
-        """The segments, and a table: a line for what quantisation costs, and one for what the machine adds. Cosines and
-        the rank correlation are shown as what they lack to 1."""
-        head = (
-            "difference by",
-            "rows",
-            "worst cosine",
-            "mean cosine",
-            "Spearman of pairs",
-            "largest difference",
-            "perplexity",
+        """The segments, and `difference_table` for quantisation and machine."""
+        return "\n".join(
+            [show(self.segments), "", *difference_table(quantisation=self.quantisation, machine=self.machine)]
         )
-        table = [head, _line("quantisation", self.quantisation), _line("machine", self.machine)]
-        kept = [column for column in zip(*table, strict=True) if any(column[1:])]
-        widths = [max(map(len, column)) for column in kept]
-        lines = [
-            "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])))
-            for row in zip(*kept, strict=True)
-        ]
-        return "\n".join([show(self.segments), "", *lines])
+
+
+def difference_table(**steps: Quality) -> list[str]:
+    """Return a table as lines of text: one for each step from a reference to a result. Cosines and the rank correlation
+    are shown as what they lack to 1."""
+    head = (
+        "difference by",
+        "rows",
+        "worst cosine",
+        "mean cosine",
+        "Spearman of pairs",
+        "largest difference",
+        "perplexity",
+    )
+    table = [head, *(_line(name, found) for name, found in steps.items())]
+    kept = [column for column in zip(*table, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in kept]
+    return [
+        "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))) for row in zip(*kept, strict=True)
+    ]
 
 
 def _line(name: str, found: Quality) -> tuple[str, ...]:

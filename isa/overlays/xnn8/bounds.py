@@ -1,0 +1,38 @@
+"""Proof that nothing overflows in the numbers of xnn8: largest magnitudes, from shapes and weights, beside widths.
+
+Steps whose widths do not depend on shapes state them where they are defined (`numbers`). These are the others.
+"""
+
+from __future__ import annotations
+
+from ....base.errors import UnsupportedError
+from .numbers import GUARD, X_BITS
+
+SUM_BITS = 32
+"""Bits of a sum in a tile, with its sign."""
+WIDE_BITS = 63
+"""Bits of the sums from which the deviation of a row follows, with their sign."""
+
+
+def check_product(place: str, largest: int) -> None:
+    """Check the sums of a product. place: for the message. largest: 127 * the largest sum of magnitudes of a column of
+    the weight. Raises `UnsupportedError` with the numbers."""
+    _check(place, "a sum of products with rows of up to 127", largest, SUM_BITS)
+
+
+def check_attention(place: str, head_dim: int, keys: int) -> None:
+    """Check the scores of attention, which start at the largest one of a row, and the sums of weighted values. keys:
+    the most of a sequence. Raises `UnsupportedError` with the numbers."""
+    _check(place, f"the difference of two scores of {head_dim} columns", 2 * head_dim * 127 * 127, SUM_BITS)
+    _check(place, f"a sum of {keys} values of up to 127 with weights of up to 255", keys * 127 * 255, SUM_BITS)
+
+
+def check_norm(place: str, columns: int) -> None:
+    """Check the sums over a row from which its deviation follows. Raises `UnsupportedError` with the numbers."""
+    most = 1 << X_BITS - 1 + GUARD
+    _check(place, f"sums of squares over {columns} columns", 4 * columns * most * most, WIDE_BITS)
+
+
+def _check(place: str, what: str, largest: int, bits: int) -> None:
+    if largest >= 1 << bits - 1:
+        raise UnsupportedError(f"{place}: {what} may be {largest}, beyond the {bits} bits that there are for it")

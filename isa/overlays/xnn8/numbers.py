@@ -1,0 +1,417 @@
+"""The numbers of overlay xnn8: every step from rows to rows, on integers alone. It is the definition that all else
+equals in each bit.
+
+Values are integers with power-of-two exponents: one exponent for each row and block of 64 columns. Three kinds of them
+are kept: X (16 bits: what residuals add up), T (8 bits: queries, keys, values, heads, hidden columns), and constants
+(16 bits). Products take 8 bits, with one scale for each row and one for each column of the weight.
+
+Rules of all steps: rounding is to the nearest integer, half to even (`rounded`); saturation is symmetric (`saturated`);
+a shift to the left is one by a negative number. The widths that a docstring states hold for all inputs, if
+`bounds` allows the shapes; so nothing overflows, and the order of sums and maxima does not matter. Multiplications
+beside the AIE array fit a DSP58: 27 x 24 bits (AM004).
+
+Arrays are int64 of NumPy, wider than any value. Shapes: (..., blocks, columns of a block) for integers and
+(..., blocks, 1) for exponents; what a row has one of is (..., 1, 1).
+"""
+
+from __future__ import annotations
+
+from math import e, frexp, log2
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....base.errors import TensorError
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.floating[Any]]
+
+BLOCK = 64
+"""Columns that share an exponent: those of a pair of tiles."""
+X_BITS, T_BITS = 16, 8
+LOWEST, HIGHEST = -128, 112
+"""Exponents of what is stored have 8 bits, and X stays within float32. Blocks of zeros have the lowest one; what is too
+small for it becomes 0, and what is too large for the highest one saturates. On their way exponents have 11 bits."""
+SATURATING = 30
+"""A shift to the left by which everything saturates."""
+FACTOR_BITS = 15
+"""Bits of the mantissa of a factor; it is not negative."""
+SUM_BITS = 29
+"""Bits of an addend of `added`, without its sign."""
+GUARD = 8
+"""Bits that X gets behind its last one where blocks of a row are aligned."""
+INVERSE_127 = round(2**22 / 127)
+"""1 / 127 in units of 2^-22."""
+
+
+class Blocks(NamedTuple):
+    """Values integers * 2^exponents. integers: (..., blocks, columns of a block). exponents: (..., blocks, 1)."""
+
+    integers: Integers
+    exponents: Integers
+
+
+class Factor(NamedTuple):
+    """Positive values mantissa * 2^exponent. mantissa: from 2^14 up to 2^15 - 1. Both have the same shape."""
+
+    mantissa: Integers
+    exponent: Integers
+
+
+class Statistics(NamedTuple):
+    """Of the rows of an X. mean: in units of 2^(top - GUARD), 24 bits. top: the largest exponent of a row's blocks.
+    inverse: 1 / deviation, or 1 / root of the mean square. All are (..., 1, 1)."""
+
+    mean: Integers
+    top: Integers
+    inverse: Factor
+
+
+# -- rounding
+
+
+def rounded(x: Integers, shift: Integers | int) -> Integers:
+    """x / 2^shift to the nearest integer, half to even. shift: to be broadcast to x; negative: x * 2^-shift. x: at most
+    61 bits, of which shifts by more than 62 make 0."""
+    shift = np.asarray(shift, np.int64)
+    if shift.min() < 0:
+        x = x << np.clip(-shift, 0, 62)
+    right = np.clip(shift, 0, 62)
+    made = x >> right & (right > 0)  # the last bit of the quotient
+    made += x
+    made += np.maximum((1 << right >> 1) - 1, 0)
+    made >>= right
+    return made
+
+
+def saturated(x: Integers, bits: int) -> Integers:
+    """x, limited to the magnitudes of `bits` bits with a sign: -127 to 127 of 8."""
+    most = (1 << bits - 1) - 1
+    return np.clip(x, -most, most)
+
+
+def length(x: Integers) -> Integers:
+    """The number of bits of |x|: 0 of 0, 8 of 255. Exact for up to 62 bits."""
+    high, low = np.abs(x) >> 31, np.abs(x) & 0x7FFFFFFF
+    bits = np.where(high > 0, np.frexp(high.astype(np.float64))[1] + 31, np.frexp(low.astype(np.float64))[1])
+    return bits.astype(np.int64)
+
+
+def divided(x: Integers, divisor: Integers | int) -> Integers:
+    """x / divisor to the nearest integer, half to even. divisor: positive."""
+    quotient = x // divisor
+    twice = 2 * (x - quotient * divisor)
+    made: Integers = quotient + ((twice > divisor) | ((twice == divisor) & (quotient & 1 == 1)))
+    return made
+
+
+def normal(x: Integers, exponent: Integers | int, *, up: bool = False) -> Factor:
+    """x * 2^exponent as a factor. x: not negative, at most 61 bits; 0 is taken for 1. up: rounded up."""
+    x = np.maximum(x, 1)
+    shift = length(x) - FACTOR_BITS
+    made = rounded(x, shift)
+    if up:
+        made = made + (rounded(made, -shift) < x)
+    over = made >> FACTOR_BITS  # rounded up to the next power of two
+    return Factor(made >> over, exponent + shift + over)
+
+
+def times(a: Factor, b: Factor) -> Factor:
+    """The product of two factors, as a factor."""
+    return normal(a.mantissa * b.mantissa, a.exponent + b.exponent)
+
+
+# -- storing
+
+
+def stored(v: Integers, exponent: Integers, bits: int) -> Blocks:
+    """v * 2^exponent as blocks of `bits` bits, each with the exponent by which its largest integer has all of them.
+    v: (..., blocks, columns), at most 31 bits and a sign. exponent: (..., blocks, 1)."""
+    most = np.abs(v).max(-1, keepdims=True)
+    made = np.clip(exponent + length(most) - (bits - 1), LOWEST, HIGHEST)
+    made = np.where(most == 0, LOWEST, made)
+    shift = np.maximum(made - exponent, -SATURATING)
+    return Blocks(saturated(rounded(v, shift), bits), made)
+
+
+def added(*addends: tuple[Integers, Integers, int]) -> tuple[Integers, Integers]:
+    """The sum of up to three addends, which are aligned first: integers of 31 bits and a sign, and their exponents.
+    addends: integers, exponents, and bits of the integers without their sign; in the sum each has at most 29."""
+    top = addends[0][1] + addends[0][2]
+    for _, exponent, bits in addends[1:]:
+        top = np.maximum(top, exponent + bits)
+    top = top - SUM_BITS
+    total = rounded(addends[0][0], top - addends[0][1])
+    for integers, exponent, _ in addends[1:]:
+        total = total + rounded(integers, top - exponent)
+    return total, top
+
+
+def kept(x: Blocks, bits: int = X_BITS) -> tuple[Integers, Integers, int]:
+    """Blocks as an addend of `added`."""
+    return x.integers, x.exponents, bits - 1
+
+
+# -- sending X
+
+
+def statistics(x: Blocks, columns: int, eps: float, *, rms: bool) -> Statistics:
+    """Mean and deviation of each row of an X. columns: that count; those behind are 0. eps: added to the variance. rms:
+    the mean is taken for 0.
+
+    Each block has a sum (22 bits) and a sum of squares (36). They are aligned to the largest exponent of the row, with
+    8 bits more (16 for squares): of n columns, sums have 23 + log2 n bits, sums of squares 46 + log2 n. The squares of
+    differences from the rounded mean follow exactly, with 48 + log2 n bits. The variance gets 33 bits, its root 24."""
+    top = x.exponents.max(-2, keepdims=True)
+    lower = top - x.exponents
+    squares = rounded(np.square(x.integers).sum(-1, keepdims=True) << 2 * GUARD, 2 * lower).sum(-2, keepdims=True)
+    mean = np.zeros_like(top)
+    if not rms:
+        sums = rounded(x.integers.sum(-1, keepdims=True) << GUARD, lower).sum(-2, keepdims=True)
+        mean = divided(sums, columns)
+        squares = np.maximum(squares - 2 * mean * sums + columns * mean * mean, 0)
+    shift = length(squares) - 31
+    added_mantissa, added_exponent = _constant(columns * eps, 31)
+    own = np.where(squares == 0, added_exponent, 2 * (top - GUARD) + shift)
+    common = np.maximum(own, added_exponent)
+    total = rounded(rounded(squares, shift), common - own) + rounded(added_mantissa, common - added_exponent)
+    odd = common & 1
+    total = np.maximum(total, 1) << odd
+    root = _root(total << 14)
+    mantissa, exponent = _constant(columns**0.5, 31)
+    inverse = normal(divided(mantissa << np.int64(14), root), exponent - 14 - (common - odd - 14 >> 1))
+    return Statistics(mean, top, inverse)
+
+
+def sent(x: Blocks, gain: Blocks, norm: Statistics | None = None) -> tuple[Integers, Factor]:
+    """The rows of an X as a product takes them: int8 (..., blocks, columns), and the scale of each row (..., 1, 1).
+    gain: 16 bits, (blocks, columns); columns that do not count have 0. norm: of the rows, None for none.
+
+    Row r stands for (x - mean) * gain / deviation. A scale is not the largest of these, which is known too late, but
+    max |x * gain| + |mean| * max |gain|, at most 31 bits, over 127."""
+    exponents = x.exponents + gain.exponents
+    most = np.abs(x.integers * gain.integers).max(-1, keepdims=True)  # 30 bits
+    top = (exponents + 30).max(-2, keepdims=True)
+    largest = gain.exponents.max()
+    if norm is not None:
+        widest = rounded(np.abs(gain.integers).max(-1, keepdims=True), largest - gain.exponents).max()
+        offset, offset_exponent = np.abs(norm.mean) * widest, norm.top - GUARD + largest  # 38 bits
+        top = np.maximum(top, np.where(offset == 0, top, offset_exponent + 38))
+    bound = rounded(most, top - 30 - exponents).max(-2, keepdims=True)
+    if norm is not None:
+        bound = bound + rounded(offset, top - 30 - offset_exponent)
+    scale = normal(bound, top - 30, up=True)
+    reciprocal = divided(np.asarray(127 << 22), scale.mantissa)  # 15 bits
+    u, exponent = _centred(x, gain, norm)
+    rows = saturated(rounded(u * reciprocal, 22 + scale.exponent - exponent), 8)
+    scale = normal(scale.mantissa * INVERSE_127, scale.exponent - 22)
+    return rows, scale if norm is None else times(scale, norm.inverse)
+
+
+def normalised(x: Blocks, gain: Blocks, shift: Blocks, norm: Statistics) -> tuple[Integers, Integers]:
+    """(x - mean) * gain / deviation + shift, as `added` returns it. gain, shift: 16 bits, (blocks, columns)."""
+    u, exponent = _centred(x, gain, norm)
+    return added((u * norm.inverse.mantissa, exponent + norm.inverse.exponent, 41), kept(shift))
+
+
+def _centred(x: Blocks, gain: Blocks, norm: Statistics | None) -> tuple[Integers, Integers]:
+    """(x - mean) * gain: 26 bits and a sign, and exponents. The difference has 24 bits, the product 39."""
+    top = x.exponents.max(-2, keepdims=True) if norm is None else norm.top
+    centred = rounded(x.integers << GUARD, top - x.exponents)
+    if norm is not None:
+        centred = centred - norm.mean
+    return rounded(centred * gain.integers, 13), top - GUARD + 13 + gain.exponents
+
+
+def _root(x: Integers) -> Integers:
+    """The root of x, rounded down. x: at most 48 bits, so float64 is exact enough."""
+    return np.floor(np.sqrt(x.astype(np.float64))).astype(np.int64)
+
+
+def _constant(value: float, bits: int) -> tuple[Integers, int]:
+    """A constant of the host, not negative, as an integer of `bits` bits and its exponent; 0 has one that loses."""
+    exponent = frexp(value)[1] - bits if value else -400
+    return np.asarray(round(value / 2.0**exponent) if value else 0, np.int64), exponent
+
+
+# -- sending T
+
+
+def of_rows(x: Blocks) -> tuple[Integers, Factor]:
+    """The rows of a T as a product takes them: int8, aligned to the largest exponent of each row, its scale."""
+    top = x.exponents.max(-2, keepdims=True)
+    return rounded(x.integers, top - x.exponents), Factor(np.full_like(top, 1 << 14), top - 14)
+
+
+def of_heads(x: Blocks, pitch: int, shows: npt.NDArray[np.bool_] | None = None) -> tuple[Integers, Integers]:
+    """A T as attention takes it: int8 (batch, heads, rows, pitch), and the exponent of each head and sequence, (batch,
+    heads, 1, 1): its largest one. x: (batch, rows, blocks, columns). pitch: columns from a head to the next, 32 or a
+    multiple of 64. shows: (batch, rows), rows whose exponents count; others are 0. None: all."""
+    unit = min(pitch, BLOCK)
+    batch, rows = x.integers.shape[:2]
+    of_units = x.exponents.repeat(BLOCK // unit, -2).reshape(batch, rows, -1, pitch // unit, 1)
+    integers = x.integers.reshape(*of_units.shape[:-1], unit)
+    if shows is not None:
+        hidden = ~shows[:, :, None, None, None]
+        of_units, integers = np.where(hidden, LOWEST, of_units), np.where(hidden, 0, integers)
+    top = of_units.max((1, 3), keepdims=True)
+    integers = rounded(integers, top - of_units).reshape(batch, rows, -1, pitch)
+    return integers.transpose(0, 2, 1, 3), top.reshape(batch, -1, 1, 1)
+
+
+# -- products
+
+
+def sums(x: Integers, y: npt.NDArray[np.integer[Any]]) -> Integers:
+    """x @ y, int32: (..., M, N). x, y: integers of 8 bits, with or without a sign, (..., M, K) and (..., K, N).
+    Computed in floats, which is exact for sums of up to 24 or 53 bits, because NumPy multiplies integers a hundred
+    times slower."""
+    dtype = np.float32 if x.shape[-1] * 255 * 127 < 1 << 24 else np.float64
+    made: Integers = (x.astype(dtype) @ y.astype(dtype)).astype(np.int64)
+    return made
+
+
+def drained(x: Integers, shifts: Integers) -> Integers:
+    """Sums as they leave the tiles: int16 (..., blocks, columns). x: int32 (..., N). shifts: (blocks, 1), of which
+    `drain_shift` says that nothing saturates."""
+    return saturated(rounded(x.reshape(*x.shape[:-1], -1, BLOCK), shifts), 16)
+
+
+def drain_shift(largest: int) -> int:
+    """The least shift by which no sum of magnitudes up to `largest` saturates in 16 bits."""
+    shift = max(0, largest.bit_length() - 15)
+    return shift + (int(rounded(np.asarray(largest), shift)) >= 1 << 15)
+
+
+def scaled(drain: Integers, shifts: Integers, columns: Blocks, row: Factor) -> tuple[Integers, Integers, int]:
+    """What drained sums stand for, as an addend of `added` with 41 bits: sum * scale of the column (30 bits, of which
+    26 are kept) * scale of the row. columns: 16 bits, (blocks, columns). row: (..., 1, 1)."""
+    products = rounded(drain * columns.integers, 4) * row.mantissa
+    return products, shifts + columns.exponents + 4 + row.exponent, 41
+
+
+# -- functions of elements
+
+
+class Table(NamedTuple):
+    """A function that nears max(x, 0) on both sides alike: max(x, 0) - entries[|x| in units of 2^-steps], where the
+    last entry also stands for all beyond. entries: 15 bits, in units of 2^-fraction."""
+
+    entries: Integers
+    steps: int
+    fraction: int
+
+
+def activated(v: Integers, exponent: Integers, table: Table | None) -> Integers:
+    """A function of v * 2^exponent, with the same exponents. v: 31 bits and a sign. table: None for max(v, 0)."""
+    positive = np.maximum(v, 0)
+    if table is None:
+        return positive
+    index = np.minimum(rounded(np.abs(v), np.maximum(-table.steps - exponent, -SATURATING)), len(table.entries) - 1)
+    return positive - rounded(table.entries[index], exponent + table.fraction)
+
+
+def gated(gate: tuple[Integers, Integers], x: tuple[Integers, Integers]) -> tuple[Integers, Integers]:
+    """gate * x, of 31 bits and a sign each, of which 26 and 23 are multiplied; the result has 29 and a sign."""
+    products = rounded(gate[0], 5) * rounded(x[0], 8)
+    return rounded(products, 20), gate[1] + x[1] + 33
+
+
+def rotated(v: Integers, exponent: Integers, own: Integers, partner: Integers) -> tuple[Integers, Integers]:
+    """v * own + v of the neighbouring column (c ^ 1) * partner: 30 bits and a sign, and exponents. v: 31 bits and a
+    sign, of which 26 are multiplied. own, partner: 16 bits in units of 2^-14, to be broadcast to v."""
+    short = rounded(v, 5)
+    pairs = short.reshape(*short.shape[:-1], -1, 2)
+    turned = short * own + pairs[..., ::-1].reshape(short.shape) * partner
+    return rounded(turned, 12), exponent + 3
+
+
+def joined(v: Integers, exponent: Integers) -> tuple[Integers, Integers]:
+    """Units of 32 columns, two of which become a block with the larger one of their exponents; units of 64 stay. v:
+    (..., units, columns), exponent: (..., units, 1). A unit of zeros is added to an odd number."""
+    count = BLOCK // v.shape[-1]
+    odd = [(0, 0)] * (v.ndim - 2) + [(0, -v.shape[-2] % count), (0, 0)]
+    v, exponent = np.pad(v, odd), np.pad(exponent, odd, constant_values=LOWEST)
+    of_blocks = exponent.reshape(*exponent.shape[:-2], -1, count, 1)
+    top = of_blocks.max(-2, keepdims=True)
+    made = rounded(v.reshape(*of_blocks.shape[:-1], -1), top - of_blocks)
+    return made.reshape(*made.shape[:-2], BLOCK), top[..., 0]
+
+
+# -- attention, in the tiles
+
+POWER = (32752, -22690, 7717, -1409)
+"""Coefficients of the cubic for 2^-u * (255 / 256)^(1/8), u from 0 to 1.25, in units of 2^-15: of those near the best
+ones by least squares, the ones whose largest error in `power` is smallest."""
+FAR = 10 << 11
+"""From this exponent on (in units of 2^-11) a power is 0."""
+LOG2_E = round(2**14 * log2(e))
+"""log2 e in units of 2^-14."""
+
+
+def power(x: Integers) -> Integers:
+    """255 * 2^-x to within 0.54, uint8. x: in units of 2^-11, from 0 to `FAR`. A cubic of x / 8, squared three times,
+    in 16 bits."""
+    made = np.full_like(x, POWER[3])
+    for c in POWER[2::-1]:
+        made = c + rounded(made * x, 14)
+    for _ in range(3):
+        made = rounded(made * made, 15)
+    return rounded(made, 7)
+
+
+def score_shifts(exponent: Integers, head_dim: int) -> tuple[Integers, Integers]:
+    """By how much the difference of two scores is shifted to 16 bits, and then its product with log2 e, to become the x
+    of `power`. exponent: that of scores. The first shift is the least by which what saturates is beyond `FAR`, or by
+    which nothing saturates."""
+    widest = max(0, (2 * head_dim * 127 * 127).bit_length() - 15)
+    first = np.clip(-11 - exponent, 0, widest)
+    return first, np.maximum(3 - exponent - first, 0)
+
+
+def weights(scores: Integers, exponent: Integers, shows: npt.NDArray[np.bool_], head_dim: int) -> Integers:
+    """The weights of softmax, uint8, before they are divided by their sum: 255 for the largest score of a row.
+
+    scores: int32 (..., rows, keys). exponent: that of scores, of each head and sequence, (..., 1, 1); in the natural
+    logarithm. shows: keys that count, to be broadcast to scores; a row without any has weights of 0."""
+    first, second = score_shifts(exponent, head_dim)
+    largest = np.where(shows, scores, -(1 << 31)).max(-1, keepdims=True)
+    below = saturated(rounded(np.where(shows, largest - scores, 0), first), 16)
+    return np.where(shows, power(np.minimum(rounded(below * LOG2_E, second), FAR)), 0)
+
+
+def of_weights(total: Integers, weight: Integers, exponent: Integers, keys: int) -> tuple[Integers, Integers]:
+    """Sums of weighted values over the sum of their weights: as `added` returns it, of a head.
+
+    total: int32 (..., rows, columns), which leave the tiles as they are, and are shifted to 26 bits if there may be
+    more for this number of keys. weight: sums of weights, (..., rows, 1), up to 255 * keys; 0 makes 0. exponent: that
+    of the values, (..., 1, 1)."""
+    shift = max(0, (127 * 255 * keys).bit_length() - 26)
+    divisor = normal(weight, 0)
+    reciprocal = divided(np.asarray(1 << 29), divisor.mantissa)  # 16 bits
+    return added((rounded(total, shift) * reciprocal, exponent + shift - 29 - divisor.exponent, 41))
+
+
+# -- the host
+
+
+def blocks_of(values: Floats, bits: int) -> Blocks:
+    """The nearest blocks of `bits` bits. values: (..., columns), filled up with 0 to whole blocks. Raises `TensorError`
+    for values that are not finite."""
+    if not np.isfinite(values).all():
+        raise TensorError("a value is not finite; overlay xnn8 computes with integers")
+    columns = values.shape[-1]
+    padded = np.zeros((*values.shape[:-1], -(-columns // BLOCK) * BLOCK))
+    padded[..., :columns] = values
+    padded = padded.reshape(*values.shape[:-1], -1, BLOCK)
+    most = np.abs(padded).max(-1, keepdims=True)
+    exponents = np.clip(np.frexp(most)[1].astype(np.int64) - (bits - 1), LOWEST, HIGHEST)
+    exponents = np.where(most == 0, LOWEST, exponents)
+    return Blocks(saturated(np.rint(np.ldexp(padded, -exponents)).astype(np.int64), bits), exponents)
+
+
+def values_of(x: Blocks, columns: int) -> npt.NDArray[np.float32]:
+    """What blocks stand for: float32 (..., columns), exact for 16 bits unless beyond float32's range."""
+    values = np.ldexp(x.integers.astype(np.float64), x.exponents)
+    return values.reshape(*values.shape[:-2], -1)[..., :columns].astype(np.float32)

@@ -1,0 +1,228 @@
+"""A model in the integers of overlay xnn8: what the machine will compute, bit by bit, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from ..base.errors import UnsupportedError
+from ..isa.overlays.xnn8 import numbers
+from ..isa.overlays.xnn8.functions import TABLES
+from ..isa.overlays.xnn8.numbers import BLOCK, T_BITS, X_BITS, Blocks, Factor, Floats, Integers
+from ..scheduler.graph import Array, AttentionLayer, Gemm
+from ..scheduler.integers import IntegerNetwork, is_view
+from . import precision, reference
+from .capture import module_of
+from .graph_split import Examples
+from .key_spans import KeySpans
+from .partition import Traced
+from .passes import USUAL
+from .trace import trace
+from .verification import Visible
+
+PASSES = replace(USUAL, fold=lambda graph: graph, norms_of_inputs=True, keeps_caches=False)
+"""Scales of norms stay apart from weights."""
+ROWS = 256
+"""About how many rows are computed at a time: their integers stay in the cache."""
+
+
+class IntegerModel:
+    """A module whose products and attention are computed in integers; PyTorch computes what the machine does not. Call
+    it as the module; it returns what the module returns."""
+
+    def __init__(self, traced: Traced, smooth: Mapping[str, Floats]) -> None:
+        """traced: with `PASSES`. smooth: as for `IntegerNetwork.of`, which may raise `UnsupportedError`."""
+        self._host, self.network = traced.host, IntegerNetwork.of(traced.network, smooth)
+        self.visible: Visible | None = None
+        """The rows that the masks of the latest call showed; None without masks."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute a call. Raises `TensorError` for arguments whose shape or type differs from the example's."""
+        inputs, spans, state = self._host.prologue(*args, **kwargs)
+        self.visible = self._host.visible(spans)
+        return self._host.epilogue(computed(self.network, inputs, spans), state)
+
+
+def in_integers(
+    model: nn.Module, example_inputs: Examples, *, smooth: Iterable[Examples] | None = None
+) -> IntegerModel:
+    """Return a module in the integers of overlay xnn8.
+
+    example_inputs: by position or by name; calls must have their shapes. smooth: calls with such shapes, from which
+    factors are chosen that divide columns of rows and multiply rows of weights (SmoothQuant, Xiao et al., 2023, with
+    migration strength 1/2). Raises `UnsupportedError` for a module beyond the overlay, naming the layer, and as `trace`
+    does.
+    """
+    module, example, _ = precision.in_float32(module_of(model), example_inputs)
+    traced = trace(module, example, PASSES, fixes=True)
+    if traced.told:
+        raise UnsupportedError(
+            "the model has products of integers, which would stay in PyTorch: xnn8 makes integers of rows itself, so "
+            "give it the model before rows were quantised"
+        )
+    return IntegerModel(traced, {} if smooth is None else _smoothing(traced, smooth))
+
+
+def computed(numbers_of: IntegerNetwork, inputs: Mapping[str, Array], spans: KeySpans | None) -> dict[str, Array]:
+    """Compute the outputs of a network: float32 (batch, rows, columns) by name. inputs: the same. spans: the valid keys
+    of each sequence, or None."""
+    network = numbers_of.network
+    step = max(1, ROWS // max(network.seq_of(name) for name in inputs))
+    parts = []
+    for at in range(0, network.batch, step):
+        some = slice(at, at + step)
+        keys = None if spans is None or not len(spans.lengths) else spans.lengths[some]
+        starts = None if spans is None or spans.starts is None else spans.starts[some]
+        run = _Run(numbers_of, {name: x[some] for name, x in inputs.items()}, keys, starts)
+        parts.append({out.name: run.values(out.name) for out in network.outputs})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+class _Run:
+    """The activations of some sequences."""
+
+    def __init__(
+        self,
+        of: IntegerNetwork,
+        inputs: Mapping[str, Array],
+        lengths: npt.NDArray[np.int64] | None,
+        starts: npt.NDArray[np.int64] | None,
+    ) -> None:
+        self._of, self._lengths, self._starts = of, lengths, starts
+        self._kept = {name: numbers.blocks_of(x, X_BITS) for name, x in inputs.items()}
+        self._norms: dict[str, numbers.Statistics] = {}
+        for layer in of.network.layers:
+            if isinstance(layer, AttentionLayer):
+                self._kept[layer.y] = self._attention(layer)
+            elif not is_view(layer):
+                self._kept[layer.y] = self._gemm(layer)
+
+    def values(self, name: str) -> Array:
+        """An activation in X as float32."""
+        return numbers.values_of(self._x(name), self._of.sent[name].columns)
+
+    def _statistics(self, name: str) -> numbers.Statistics | None:
+        sent = self._of.sent[name]
+        if sent.norm is not None and name not in self._norms:
+            self._norms[name] = numbers.statistics(self._raw(name), sent.columns, sent.norm.eps, rms=sent.norm.rms)
+        return self._norms.get(name)
+
+    def _raw(self, name: str) -> Blocks:
+        raw = self._of.sent[name].raw
+        return self._kept[name] if raw == name else self._x(raw)
+
+    def _x(self, name: str) -> Blocks:
+        """An activation in X, behind its norm."""
+        sent, norm = self._of.sent[name], self._statistics(name)
+        if norm is None:
+            return self._raw(name)
+        return numbers.stored(*numbers.normalised(self._raw(name), *sent.affine, norm), X_BITS)
+
+    def _rows(self, name: str) -> tuple[Integers, Factor]:
+        """An activation as a product takes it."""
+        if name in self._of.columns:
+            return numbers.of_rows(self._kept[name])
+        return numbers.sent(self._raw(name), self._of.sent[name].gains, self._statistics(name))
+
+    def _gemm(self, layer: Gemm) -> Blocks:
+        addends = []
+        if layer.multiplies:
+            product = self._of.products[layer.y]
+            rows, scale = self._rows(layer.x)
+            total = numbers.sums(rows.reshape(*rows.shape[:-2], -1), product.weight)
+            drained = numbers.drained(total, product.shifts)
+            addends += [numbers.scaled(drained, product.shifts, product.columns, scale), numbers.kept(product.bias)]
+        elif layer.is_sum:
+            addends.append(numbers.kept(self._x(layer.x)))
+        if layer.residual is not None:
+            addends.append(numbers.kept(self._x(layer.residual)))
+        v, exponent = numbers.added(*addends)
+        if layer.gated:
+            (v, other), (exponent, of_other) = (np.split(x, 2, -2) for x in (v, exponent))
+        if layer.activation is not None:
+            v = numbers.activated(v, exponent, TABLES[layer.activation.value])
+        if layer.gated:
+            v, exponent = numbers.gated((v, exponent), (other, of_other))
+        if layer.in_heads:
+            v, exponent = self._in_heads(layer, v, exponent)
+        return numbers.stored(v, exponent, T_BITS if layer.y in self._of.columns else X_BITS)
+
+    def _in_heads(self, layer: Gemm, v: Integers, exponent: Integers) -> tuple[Integers, Integers]:
+        """The norm and the rotation of heads."""
+        columns = self._of.columns[layer.y]
+        shape, unit = v.shape, min(columns.pitch, BLOCK)
+        if layer.norm is not None:
+            heads = (*shape[:2], columns.heads, columns.pitch // unit)
+            of_units = exponent.repeat(BLOCK // unit, -2)[:, :, : columns.heads * heads[-1]].reshape(*heads, 1)
+            v = v.reshape(*shape[:2], -1, unit)[:, :, : columns.heads * heads[-1]].reshape(*heads, unit)
+            head = numbers.stored(v, of_units, X_BITS)
+            norm = numbers.statistics(head, layer.width // layer.heads, layer.norm.eps, rms=layer.norm.rms)
+            gain, shift = (Blocks(x.integers[..., :unit], x.exponents) for x in self._of.head_norms[layer.y])
+            v, exponent = numbers.normalised(head, gain, shift, norm)
+            v, exponent = numbers.joined(*(x.reshape(*shape[:2], -1, x.shape[-1]) for x in (v, exponent)))
+        if layer.rotary is None:
+            return v, exponent
+        own, partner = (t[: shape[1]].reshape(-1, *shape[2:]) for t in self._of.rotations[layer.y])
+        return numbers.rotated(v, exponent, own, partner)
+
+    def _attention(self, layer: AttentionLayer) -> Blocks:
+        columns = self._of.columns[layer.q]
+        q, k, v = (self._kept[name] for name in (layer.q, layer.k, layer.v))
+        rows, keys = q.integers.shape[1], k.integers.shape[1]
+        lengths = np.full(len(k.integers), keys) if self._lengths is None or not layer.masked else self._lengths
+        valid = reference.valid_keys(layer, rows, keys, lengths, self._starts)
+        shows = np.ones((1, 1, 1, 1), np.bool_) if valid is None else valid.numpy()
+        of_keys = np.broadcast_to(shows, (len(lengths), 1, rows, keys)).max(2)[:, 0]
+        of_q, e_q = numbers.of_heads(q, columns.pitch)
+        (of_k, e_k), (of_v, e_v) = (numbers.of_heads(x, columns.pitch, of_keys) for x in (k, v))
+        of_q, e_q = of_q[:, : layer.heads], e_q[:, : layer.heads]
+        which = np.arange(layer.heads) // layer.groups
+        of_k, e_k, of_v, e_v = (x[:, which] for x in (of_k, e_k, of_v, e_v))
+        scores = numbers.sums(of_q, of_k.swapaxes(2, 3))
+        weights = numbers.weights(scores, e_q + e_k, shows, layer.head_dim)
+        total = numbers.sums(weights, of_v)
+        heads, exponent = numbers.of_weights(total, weights.sum(-1, keepdims=True), e_v, keys)
+        unit = min(columns.pitch, BLOCK)
+        exponent = exponent[..., None].repeat(columns.pitch // unit, -2)
+        units = (x.reshape(*exponent.shape[:-1], -1).swapaxes(1, 2) for x in (heads, exponent))
+        return numbers.stored(*numbers.joined(*(x.reshape(len(x), rows, -1, x.shape[-1]) for x in units)), T_BITS)
+
+
+def _smoothing(traced: Traced, batches: Iterable[Examples]) -> dict[str, Floats]:
+    """Factors of the columns of each activation that products read from X: root of its largest magnitude over that of
+    the weights, without the shift of its norm, which is no part of the rows."""
+    network = traced.network
+    unsmoothed = IntegerNetwork.of(network, {})
+    most: dict[str, Floats] = {}
+    for batch in batches:
+        args, kwargs = ((), batch) if isinstance(batch, dict) else (batch, {})
+        inputs, spans, _ = traced.host.prologue(*args, **kwargs)
+        values = dict(inputs)
+        for layer in network.layers:
+            lengths, starts = (None, None) if spans is None else (spans.lengths, spans.starts)
+            values[layer.y] = reference.compute(network, layer, values, lengths, starts)
+        for name, sent in unsmoothed.sent.items():
+            rows = values[name] if spans is None else values[name][_shown(spans, values[name].shape[:2])]
+            found = np.abs(rows - sent.shift).reshape(-1, sent.columns).max(0)
+            most[name] = np.maximum(most.get(name, 0), found)
+    made = {}
+    for name, found in most.items():
+        readers = [x for x in network.readers.get(name, ()) if isinstance(x, Gemm) and x.multiplies and x.x == name]
+        widest = np.max([np.abs(x.weight).max(1) for x in readers], 0) if readers else np.zeros(len(found))
+        is_used = (found > 0) & (widest > 0)
+        made[name] = np.sqrt(np.divide(found, widest, out=np.ones(len(found)), where=is_used))
+    return made
+
+
+def _shown(spans: KeySpans, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """The rows of sequences that masks show; all where they have another number of rows."""
+    rows = np.arange(shape[1])
+    if len(spans.lengths) != shape[0] or spans.lengths.max() > shape[1]:
+        return np.ones(shape, np.bool_)
+    shown = rows < spans.lengths[:, None]
+    return shown if spans.starts is None else shown & (rows >= spans.starts[:, None])

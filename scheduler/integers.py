@@ -1,0 +1,275 @@
+"""A matched network as overlay xnn8 computes it: where each activation is kept, and weights and vectors as integers.
+
+Scales of norms stay out of the weights: X multiplies by them as it sends rows (`Sent.gain`). The shift of a norm joins
+the bias of what reads it. An activation is in T if attention reads or makes it, or if it is a product that only
+products read; all others are in X.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import UnsupportedError
+from ..isa.overlays.xnn8 import bounds
+from ..isa.overlays.xnn8.numbers import BLOCK, X_BITS, Blocks, Floats, Integers, blocks_of, drain_shift
+from .graph import AttentionLayer, Gemm, LayerGraph, Norm, Rotary
+
+SMALLEST_PITCH = 32
+"""Columns of a tile's part of a head."""
+WIDEST_HEAD = 128
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column of an activation, counted through all heads, each stored column is; -1 for none: filled up with 0.
+
+    places: int64 (stored columns,), a multiple of 64. heads, pitch: stored columns from a head to the next; 0 heads
+    without heads.
+    """
+
+    places: Integers
+    heads: int = 0
+    pitch: int = 0
+
+    @classmethod
+    def plain(cls, count: int) -> Columns:
+        """`count` columns side by side."""
+        return cls(_filled(np.arange(count)))
+
+    @classmethod
+    def of_heads(cls, heads: int, head_dim: int, rotary: Rotary | None) -> Columns:
+        """Heads, each from a multiple of its pitch on, with the partners of a rotation side by side."""
+        pitch = max(SMALLEST_PITCH, SMALLEST_PITCH << (head_dim - 1 >> 5).bit_length())
+        order = list(range(head_dim))
+        if rotary is not None:
+            pairs = [sorted({c, p}) for c, p in enumerate(rotary.partners) if c <= p]
+            order = [c for pair in sorted(pairs, key=len, reverse=True) for c in pair]
+        head = np.full(pitch, -1)
+        head[:head_dim] = order
+        at = np.arange(heads)[:, None] * head_dim
+        return cls(_filled(np.where(head < 0, -1, at + head).ravel()), heads, pitch)
+
+    def of(self, values: Floats) -> npt.NDArray[np.float64]:
+        """Values of the last axis as they are stored: (..., columns) to (..., stored columns)."""
+        padded = np.concatenate([values, np.zeros((*values.shape[:-1], 1))], -1)
+        return padded[..., self.places]
+
+
+def _filled(places: Integers) -> Integers:
+    return np.pad(places, (0, -len(places) % BLOCK), constant_values=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """The constants of a product, which `numbers` explains. weight: int8 (stored K, stored N). columns: scales of its
+    columns. shifts: (blocks, 1). bias: (blocks, columns)."""
+
+    weight: npt.NDArray[np.int8]
+    columns: Blocks
+    shifts: Integers
+    bias: Blocks
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """How X sends an activation. norm: applied first, None for none. gain: what the rows of products are multiplied by,
+    float64 (columns,). scale, shift: of the norm's result as such."""
+
+    raw: str
+    columns: int
+    norm: Norm | None
+    gain: Floats
+    scale: Floats
+    shift: Floats
+
+    @cached_property
+    def gains(self) -> Blocks:
+        """`gain` as it is sent, 16 bits."""
+        return blocks_of(self.gain, X_BITS)
+
+    @cached_property
+    def affine(self) -> tuple[Blocks, Blocks]:
+        """`scale` and `shift`, 16 bits each."""
+        return blocks_of(self.scale, X_BITS), blocks_of(self.shift, X_BITS)
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerNetwork:
+    """A network for xnn8. network: matched. columns: of each activation in T. sent: of each in X. products: by the name
+    of their result. head_norms: scale and shift of norms of heads, of one head. rotations: own and partner's factors,
+    (rows, stored columns), 16 bits in units of 2^-14."""
+
+    network: LayerGraph
+    columns: Mapping[str, Columns]
+    sent: Mapping[str, Sent]
+    products: Mapping[str, Product] = field(default_factory=dict)
+    head_norms: Mapping[str, tuple[Blocks, Blocks]] = field(default_factory=dict)
+    rotations: Mapping[str, tuple[Integers, Integers]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, network: LayerGraph, smooth: Mapping[str, Floats]) -> IntegerNetwork:
+        """Quantise a matched network. smooth: for activations in X, what the rows of products are divided by, and the
+        rows of their weights multiplied with, positive (columns,). Raises `UnsupportedError`, naming the layer, for
+        what xnn8 cannot compute."""
+        for layer in network.layers:
+            _check(layer)
+        columns = _in_t(network)
+        for layer in network.layers:
+            if isinstance(layer, Gemm) and layer.in_heads and layer.y not in columns:
+                raise UnsupportedError(f"{layer.place}: a norm or a rotation of heads that are no queries or keys")
+        sent = {name: _plain(name, count, smooth) for name, count in network.inputs.items()}
+        for layer in network.layers:
+            if layer.y not in columns and isinstance(layer, Gemm):
+                sent[layer.y] = _sent(layer, smooth)
+                if layer.norm is not None and not layer.in_heads:
+                    bounds.check_norm(layer.place, layer.width)
+        made = cls(network, columns, sent)
+        products = {x.y: made._product(x) for x in network.layers if isinstance(x, Gemm) and x.multiplies}
+        for layer in network.layers:
+            if isinstance(layer, AttentionLayer):
+                made._check_attention(layer)
+        in_heads = {x.y: x for x in network.layers if isinstance(x, Gemm) and x.in_heads}
+        norms = {y: _head_norm(x, columns[y]) for y, x in in_heads.items() if x.norm is not None}
+        rotations = {y: _rotation(x, columns[y], x.rotary) for y, x in in_heads.items() if x.rotary is not None}
+        return cls(network, columns, sent, products, norms, rotations)
+
+    def stored(self, name: str, width: int) -> Columns:
+        """The stored columns of an activation of `width` columns."""
+        return self.columns.get(name) or Columns.plain(width)
+
+    def _product(self, layer: Gemm) -> Product:
+        weight, bias = layer.weight.astype(np.float64), np.asarray(layer.bias, np.float64)
+        if layer.x in self.sent:
+            sent = self.sent[layer.x]
+            bias = bias + sent.shift @ weight
+            # what is sent times gain / scale: the norm's scale, and what smoothing divides by
+            weight = weight * np.divide(sent.scale, sent.gain, out=np.ones(len(weight)), where=sent.gain != 0)[:, None]
+        factor = np.full(len(bias), layer.factor)
+        if layer.scale is not None and layer.norm is None:  # nothing else is behind the product (`_check`)
+            factor, bias = factor * layer.scale, bias + _shift(layer) / (layer.scale * layer.factor)
+        of_k = self.stored(layer.x, len(weight))
+        of_n = self.stored(layer.y, layer.width)
+        parts = [np.arange(layer.width) + at for at in range(0, weight.shape[1], layer.width)]  # two of a gate
+        weight = np.concatenate([of_n.of(weight[:, part]) for part in parts], -1)
+        weight = of_k.of(weight.T).T
+        bias, factor = (np.concatenate([of_n.of(x[part]) for part in parts]) for x in (bias * factor, factor))
+        scales = np.abs(weight).max(0) / 127
+        integers = np.rint(weight / np.where(scales == 0, 1, scales)).astype(np.int8)
+        largest = 127 * np.abs(integers.astype(np.int64)).sum(0).reshape(-1, BLOCK).max(1)
+        bounds.check_product(layer.place, int(largest.max()))
+        shifts = np.array([[drain_shift(int(x))] for x in largest])
+        return Product(integers, blocks_of(scales * factor, X_BITS), shifts, blocks_of(bias, X_BITS))
+
+    def _check_attention(self, layer: AttentionLayer) -> None:
+        bounds.check_attention(layer.place, layer.head_dim, self.network.seq_of(layer.k))
+        q, k = (self.columns[name].places[: self.columns[name].pitch] for name in (layer.q, layer.k))
+        if (q != k).any():
+            raise UnsupportedError(f"{layer.place}: queries and keys are rotated in different pairs of columns")
+
+
+def _head_norm(layer: Gemm, columns: Columns) -> tuple[Blocks, Blocks]:
+    scale = np.ones(layer.width) if layer.scale is None else layer.scale
+    of_scale, of_shift = (blocks_of(columns.of(x)[: columns.pitch], X_BITS) for x in (scale, _shift(layer)))
+    return of_scale, of_shift
+
+
+def _rotation(layer: Gemm, columns: Columns, rotary: Rotary) -> tuple[Integers, Integers]:
+    most = max(float(np.abs(t).max()) for t in (rotary.own, rotary.partner))
+    if most * (1 << 14) > (1 << 15) - 1:
+        raise UnsupportedError(f"{layer.place}: factors of a rotation of up to {most:g}; overlay xnn8 has them below 2")
+    tables = (columns.of(np.tile(t, layer.heads)) for t in (rotary.own, rotary.partner))
+    own, partner = (np.rint(t * (1 << 14)).astype(np.int64) for t in tables)
+    return own, partner
+
+
+def _shift(layer: Gemm) -> Floats:
+    return np.zeros(layer.width) if layer.shift is None else layer.shift
+
+
+def _plain(name: str, count: int, smooth: Mapping[str, Floats]) -> Sent:
+    ones = np.ones(count)
+    return Sent(name, count, None, ones / smooth.get(name, ones), ones, np.zeros(count))
+
+
+def _sent(layer: Gemm, smooth: Mapping[str, Floats]) -> Sent:
+    if layer.norm is None or layer.in_heads:
+        return _plain(layer.y, layer.width, smooth)
+    ones = np.ones(layer.width)
+    raw = str(layer.residual) if is_view(layer) else layer.y
+    scale = ones if layer.scale is None else layer.scale
+    return Sent(raw, layer.width, layer.norm, scale / smooth.get(layer.y, ones), scale, _shift(layer))
+
+
+def is_view(layer: Gemm) -> bool:
+    """Whether a layer is only a norm of an activation in X, which is applied as that is sent."""
+    return not layer.multiplies and not layer.is_sum and layer.norm is not None and layer.activation is None
+
+
+def _in_t(network: LayerGraph) -> dict[str, Columns]:
+    """The columns of all activations in T. Raises `UnsupportedError` for an attention whose operands or result have
+    other readers."""
+    made = {layer.y: layer for layer in network.layers}
+    outputs = {out.name for out in network.outputs}
+    found: dict[str, Columns] = {}
+    for layer in network.layers:
+        if isinstance(layer, AttentionLayer):
+            kv_heads = layer.kv_heads or layer.heads
+            for name, heads in ((layer.q, layer.heads), (layer.k, kv_heads), (layer.v, kv_heads)):
+                of = made.get(name)
+                others = name in outputs or any(isinstance(x, Gemm) for x in network.readers[name])
+                if others or not isinstance(of, Gemm) or not _is_projection(of):
+                    raise UnsupportedError(f"{layer.place}: {name} is not a product that only attention reads")
+                found[name] = Columns.of_heads(heads, layer.head_dim, of.rotary)
+            if layer.y in outputs or not _feeds_products(network, layer.y):
+                raise UnsupportedError(f"{layer.place}: its result is read by more than products")
+            found[layer.y] = Columns.of_heads(layer.heads, layer.head_dim, None)
+        elif layer.y not in outputs and _is_hidden(layer) and _feeds_products(network, layer.y):
+            found[layer.y] = Columns.plain(layer.width)
+    return found
+
+
+def _feeds_products(network: LayerGraph, name: str) -> bool:
+    """Whether only products read an activation, as their rows."""
+    readers = network.readers.get(name, ())
+    return all(isinstance(x, Gemm) and x.multiplies and x.x == name and x.residual != name for x in readers)
+
+
+def _is_projection(layer: Gemm) -> bool:
+    """Whether a product has nothing behind it but what queries and keys have."""
+    return layer.multiplies and layer.residual is None and layer.activation is None and not layer.gated
+
+
+def _is_hidden(layer: Gemm) -> bool:
+    return layer.multiplies and layer.norm is None and layer.rotary is None and layer.residual is None
+
+
+def _check(layer: Gemm | AttentionLayer) -> None:
+    """Raise `UnsupportedError` for a layer beyond xnn8."""
+    if isinstance(layer, AttentionLayer):
+        for what, is_there in (
+            ("a bias or a mask of numbers", layer.is_biased),
+            ("a soft cap of scores", layer.softcap is not None),
+            (f"heads of {layer.head_dim} columns, more than {WIDEST_HEAD}", layer.head_dim > WIDEST_HEAD),
+            ("masks of several numbers of keys", bool(layer.counted)),
+        ):
+            if is_there:
+                raise UnsupportedError(f"{layer.place}: {what}; overlay xnn8 has none")
+        return
+    has_affine = layer.scale is not None or layer.shift is not None
+    is_more = layer.activation is not None or layer.residual is not None or layer.gated or not layer.multiplies
+    for what, is_there in (
+        ("a norm of an operand", layer.x_norm is not None or layer.residual_norm is not None),
+        ("a residual with factors", layer.residual_scale is not None and bool((layer.residual_scale != 1).any())),
+        ("rows that are appended to a cache", layer.into is not None),
+        ("rotary positions that the host makes", layer.rotary is not None and layer.rotary.source is not None),
+        ("factors behind a function or a sum", has_affine and layer.norm is None and is_more),
+        ("factors of 0", layer.norm is None and layer.scale is not None and bool((layer.scale == 0).any())),
+        ("a factor of 0", layer.factor == 0),
+    ):
+        if is_there:
+            raise UnsupportedError(f"{layer.place}: {what}; overlay xnn8 has none")
