@@ -127,16 +127,29 @@ def costs(model: Logits, seed: int, configs: Mapping[str, Any] = CONFIGS) -> dic
     return found
 
 
+def in_integers(model: Logits, seed: int) -> tuple[float, float]:
+    """Return the perplexity of the model in float32, and in the integers of overlay xnn8, on the same sentences. seed:
+    that of `trained`."""
+    ids = rows(sums(seed)[1])[:8]
+    found = rsn.quality(rsn.in_integers(model, (ids,)), model, [(ids,)], perplexity_of=[ids])
+    assert found.of_reference is not None
+    assert found.perplexity is not None
+    return found.of_reference, found.perplexity
+
+
 def main() -> None:
     """Print the perplexity of each configuration."""
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=600, help="of training [default: 600]")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    made = costs(trained(options.seed, options.steps), options.seed)
+    model = trained(options.seed, options.steps)
+    made = costs(model, options.seed)
     click.echo(f"{'':<38}{'float32':>9}{'quantised':>11}{'on the machine':>16}")
     for name, (reference, quantised, machine) in made.items():
         click.echo(f"{name:<38}{reference:>9.4f}{quantised:>11.4f}{machine:>16.4f}")
+    reference, quantised = in_integers(model, options.seed)
+    click.echo(f"{'integers of xnn8':<38}{reference:>9.4f}{quantised:>11.4f}{'-':>16}")
 
 
 if __name__ == "__main__":

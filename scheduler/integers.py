@@ -223,11 +223,16 @@ def _in_t(network: LayerGraph) -> dict[str, Columns]:
                 of = made.get(name)
                 others = name in outputs or any(isinstance(x, Gemm) for x in network.readers[name])
                 if others or not isinstance(of, Gemm) or not _is_projection(of):
-                    raise UnsupportedError(f"{layer.place}: {name} is not a product that only attention reads")
-                found[name] = Columns.of_heads(heads, layer.head_dim, of.rotary)
+                    raise UnsupportedError(
+                        f"{layer.place}: {name} is no product that only attention reads, with norms of heads at most"
+                    )
+                columns = Columns.of_heads(heads, layer.head_dim, of.rotary)
+                if name in found and not np.array_equal(found[name].places, columns.places):
+                    raise UnsupportedError(f"{layer.place}: {name} has other heads in another attention")
+                found[name] = columns
             if layer.y in outputs or not _feeds_products(network, layer.y):
                 raise UnsupportedError(f"{layer.place}: its result is read by more than products")
-            found[layer.y] = Columns.of_heads(layer.heads, layer.head_dim, None)
+            found[layer.y] = Columns.of_heads(layer.heads, layer.head_dim, of.rotary)  # as values have their columns
         elif layer.y not in outputs and _is_hidden(layer) and _feeds_products(network, layer.y):
             found[layer.y] = Columns.plain(layer.width)
     return found
@@ -240,8 +245,9 @@ def _feeds_products(network: LayerGraph, name: str) -> bool:
 
 
 def _is_projection(layer: Gemm) -> bool:
-    """Whether a product has nothing behind it but what queries and keys have."""
-    return layer.multiplies and layer.residual is None and layer.activation is None and not layer.gated
+    """Whether a product has nothing behind it but what queries and keys have: norms of heads, and rotations."""
+    bare = layer.residual is None and layer.activation is None and not layer.gated
+    return layer.multiplies and bare and (layer.norm is None or layer.in_heads)
 
 
 def _is_hidden(layer: Gemm) -> bool:

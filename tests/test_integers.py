@@ -18,7 +18,8 @@ from click.testing import CliRunner  # noqa: E402 - torch first: it may be missi
 import rsn  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
 from rsn.isa.overlays.xnn8 import numbers  # noqa: E402
-from rsn.tests.effort import spread  # noqa: E402
+from rsn.tests.effort import cases, in_both, spread  # noqa: E402
+from rsn.tests.rsnlib import structures  # noqa: E402
 
 HERE = Path(__file__).parent
 SIZES = {"hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "vocab_size": 64}
@@ -79,6 +80,26 @@ def test_near_float32(name: str) -> None:
         found = rsn.quality(integers, model, [example])
         assert found.worst > 0.99
         assert found.mean > 0.996
+
+
+@in_both
+def test_any_structure_is_near_or_refused() -> None:
+    """Random networks: each result is within a seventh of float32's, in the length of all its rows together."""
+    near = 0
+    for seed in range(cases(400, 6, share=8)):
+        structure = structures.drawn(seed)
+        model, example = structures.Network(structure), structure.arguments(0)
+        try:
+            integers = rsn.in_integers(model, example)
+        except rsn.errors.UnsupportedError:
+            continue
+        with torch.no_grad():
+            got, wanted = integers(*example), model(*example)
+        for x, y in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, wanted)), strict=True):
+            shown = example[-1][..., None] if structure.is_masked else 1
+            assert ((x - y) * shown).norm() <= 0.15 * (y * shown).norm(), structure
+        near += 1
+    assert near >= 3
 
 
 def test_rows_do_not_see_what_masks_hide() -> None:
@@ -207,3 +228,27 @@ def test_command(tmp_path: Path) -> None:
         refused = tried(*options)
         assert refused.exit_code == 2
         assert message in refused.stderr
+
+
+class KeysAreValues(torch.nn.Module):  # type: ignore[misc]
+    """Attention whose rotated keys are its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.out = (torch.nn.Linear(64, 64) for _ in range(3))
+        angles = torch.arange(8.0)[:, None] * torch.arange(1.0, 17.0)
+        self.register_buffer("cos", torch.cat([angles, angles], -1).cos())
+        self.register_buffer("sin", torch.cat([angles, angles], -1).sin())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = (made(x).reshape(2, 8, 2, 32).transpose(1, 2) for made in (self.q, self.k))
+        halves = (torch.cat([-t[..., 16:], t[..., :16]], -1) for t in (q, k))
+        q, k = (t * self.cos + half * self.sin for t, half in zip((q, k), halves, strict=True))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, k, scale=1.0)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+def test_values_keep_the_order_of_their_columns() -> None:
+    torch.manual_seed(0)
+    model, example = KeysAreValues().eval(), (torch.randn(2, 8, 64),)
+    assert rsn.quality(rsn.in_integers(model, example), model, [example]).worst > 0.99

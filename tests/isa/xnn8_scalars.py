@@ -136,7 +136,7 @@ def rotated(v: Sequence[int], at: int, own: Sequence[int], partner: Sequence[int
 def power(x: int) -> int:
     made = POWER[3]
     for c in (2, 1, 0):
-        made = fits(POWER[c] + near(made * x, 14), 15)
+        made = fits(near((POWER[c] << 14) + made * x, 14), 15)
     for _ in range(3):
         made = fits(near(made * made, 15), 15)
     return near(made, 7)

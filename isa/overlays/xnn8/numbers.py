@@ -355,7 +355,7 @@ def power(x: Integers) -> Integers:
     in 16 bits."""
     made = np.full_like(x, POWER[3])
     for c in POWER[2::-1]:
-        made = c + rounded(made * x, 14)
+        made = rounded((c << 14) + made * x, 14)  # one accumulator, shifted once
     for _ in range(3):
         made = rounded(made * made, 15)
     return rounded(made, 7)
