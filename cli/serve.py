@@ -62,6 +62,7 @@ class ServeOptions(Options):
     generate: bool = option("MODEL is a folder of a causal language model of transformers")
     slots: int = option("texts generated together", default=8, type=click.IntRange(1, 128))
     capacity: int = option("the most tokens of a text", default=512, type=click.IntRange(2))
+    warm_up: bool = option("compile the programs for prompts of all lengths first, not when they are needed")
 
 
 @click.command(name="serve")
@@ -76,7 +77,7 @@ def serve_command(model: Path, options: ServeOptions) -> None:
     With --generate, MODEL is a folder of a language model, and POST /v1/completions generates text
     (docs/generation.md).
     """
-    wrong = given("xclbin", "max_wait") if options.generate else given("slots", "capacity")
+    wrong = given("xclbin", "max_wait") if options.generate else given("slots", "capacity", "warm_up")
     for flag in wrong:
         raise click.UsageError(f"{flag} {'cannot be used with' if options.generate else 'needs'} --generate")
     board, timeout = options.board, options.timeout
@@ -90,7 +91,7 @@ def serve_command(model: Path, options: ServeOptions) -> None:
         server: Any
         with working(f"opening {model} on board {board}"):
             if options.generate:
-                server, tokenizer, ends = _generation(model, options)
+                server, tokenizer, ends = _generation(model, options, counters)
             else:
                 serving = Serving(queue=options.queue, max_wait_s=options.max_wait)
                 server = _open(model, board, options.xclbin, serving, counters)
@@ -124,7 +125,7 @@ def _figures() -> tuple[Any, Any]:
     return registry, metrics.Metrics(registry)
 
 
-def _generation(model: Path, options: ServeOptions) -> tuple[Any, Any, tuple[int, ...]]:
+def _generation(model: Path, options: ServeOptions, counters: Any) -> tuple[Any, Any, tuple[int, ...]]:
     """Load a language model and its tokenizer, and begin its generation. Returns it, the tokenizer, and the tokens that
     end a text. Raises `TensorError` for another folder."""
     require("transformers", "generation", "pip install transformers")
@@ -138,9 +139,12 @@ def _generation(model: Path, options: ServeOptions) -> tuple[Any, Any, tuple[int
     except Exception as e:  # of several packages, each with its own errors
         raise TensorError(f"{model}: no language model of transformers: {str(e).partition(chr(10))[0]}") from None
     decoder = generation.Decoder(loaded, slots=options.slots, capacity=options.capacity, board=options.board)
+    if options.warm_up:
+        decoder.warm_up()
     ends = loaded.generation_config.eos_token_id if loaded.can_generate() else None
     listed = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
-    return generation.Generation(decoder, queue=options.queue), tokenizer, listed
+    begun = generation.Generation(decoder, queue=options.queue, metrics=counters, name=model.resolve().name)
+    return begun, tokenizer, listed
 
 
 def _open(model: Path, board: str, xclbin: str | None, serving: Serving, counters: Any) -> HttpModel:

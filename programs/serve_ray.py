@@ -38,7 +38,8 @@ from ..base.deferred import deferred
 from ..host.boards import open_board
 from ..host.serving import Health, QueueFull, RequestTimeout, Serving, State
 from ..host.serving.arguments import Argument
-from ..host.serving.http import LIMIT_BYTES, HttpModel, application, listener
+from ..host.serving.core import LIMIT_BYTES
+from ..host.serving.http import HttpModel, application, listener
 from ..host.serving.http import serve as serve_http
 from ..host.serving.http_json import Form, write_json
 from . import minilm

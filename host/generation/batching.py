@@ -1,13 +1,15 @@
 """Continuous batching: requests join a decoder's slots between steps, and leave them when they end.
 
-One thread owns the decoder. In each round it frees the slots of requests that were cancelled, begins waiting requests
-in free slots, in the order of their arrival, and decodes one token of all that run.
+One thread owns the decoder. In each round it frees the slots of requests that were cancelled, begins a waiting request
+in a free slot (several while none runs), and decodes one token of all that run. Requests begin in the order of their
+arrival, but one whose program is still being compiled lets others pass.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +29,7 @@ from ..serving.policy import QueueFull
 from .sampling import Sampling
 
 if TYPE_CHECKING:
+    from ..serving.metrics import Metrics
     from .decoder import Decoder
 
 T = TypeVar("T")
@@ -34,6 +37,8 @@ log = logging.getLogger("rsn.generation")
 
 RETRIES = 1
 """How often a step or a prompt is run again when the board fails: neither has changed anything then."""
+LOOK_S = 0.1
+"""Seconds between two looks for cancelled requests, while all requests wait for their programs to be compiled."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class Stream:
         self.reason = ""
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._heard = heard
-        self._cancelled = threading.Event()
+        self.outcome = ""
+        """How `cancel` counts the request; "" if it was not called."""
 
     def __iter__(self) -> Iterator[int]:
         while not self.reason:
@@ -69,14 +75,15 @@ class Stream:
                 return
             yield event.token
 
-    def cancel(self) -> None:
-        """End the request at the next step. No effect if it has ended."""
-        self._cancelled.set()
+    def cancel(self, outcome: str = "cancelled") -> None:
+        """End the request at the next step. No effect if it has ended. outcome: how metrics count it, one of
+        `serving.metrics.OUTCOMES`."""
+        self.outcome = self.outcome or outcome
 
     @property
     def is_cancelled(self) -> bool:
         """Whether `cancel` was called."""
-        return self._cancelled.is_set()
+        return bool(self.outcome)
 
     def put(self, event: Event) -> None:
         """Add a token or the end; the decoder's thread calls it. If `heard` raises, the request is cancelled: others
@@ -103,15 +110,19 @@ class _Request:
     stream: Stream
     random: np.random.Generator
     made: list[int] = field(default_factory=list)
+    arrived: float = field(default_factory=time.monotonic)
 
 
 class Generation(Closing):
     """Generates texts for many callers. Any thread may call it; it owns the decoder, and closes it.
 
-    queue: the most requests that wait for a slot.
+    queue: the most requests that wait for a slot. metrics: where to count requests and runs, under the label `name`; a
+    prompt is a run, and a step is one. Raises `ValueError` if a runner of these metrics has this name.
     """
 
-    def __init__(self, decoder: Decoder, *, queue: int = 256) -> None:
+    def __init__(
+        self, decoder: Decoder, *, queue: int = 256, metrics: Metrics | None = None, name: str = "rsn"
+    ) -> None:
         self._decoder, self._limit = decoder, queue
         self._waiting: deque[_Request] = deque()
         self._running: dict[int, _Request] = {}
@@ -119,6 +130,9 @@ class Generation(Closing):
         self._work = threading.Condition(self._lock)
         self._closed = False
         self._health = Health()
+        self._figures = metrics.of(name, lambda: len(self._waiting)) if metrics else None
+        self._become(self._health)
+        decoder.told = self._told
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._thread = threading.Thread(target=self._rounds, name="rsn-generation", daemon=True)
         self._thread.start()
@@ -150,6 +164,7 @@ class Generation(Closing):
                 raise BoardError("this generation is closed")
             waiting = sum(not request.stream.is_cancelled for request in self._waiting)
             if waiting >= self._limit:
+                self._count("full")
                 raise QueueFull(f"the queue is full: {waiting} requests wait")
             self._waiting.append(request)
             self._streams.add(stream)
@@ -181,6 +196,9 @@ class Generation(Closing):
         self._closed = True
         self._waiting.clear()
         self._thread = threading.Thread()
+        figures, self._figures = self._figures, None
+        if figures:
+            figures.forget()
         error = BoardError("this generation was made in another process, from which this one was forked")
         for stream in list(self._streams):
             stream.forget(error)
@@ -195,7 +213,9 @@ class Generation(Closing):
             log.exception("generation has ended")
             self._give_up(e)
         finally:
-            self._health = self._health.to(State.CLOSED)
+            self._become(self._health.to(State.CLOSED))
+            if self._figures:
+                self._figures.close()
             self._decoder.close()
 
     def _give_up(self, error: BaseException) -> None:
@@ -205,39 +225,78 @@ class Generation(Closing):
             requests = [*self._running.values(), *self._waiting]
             self._running.clear()
             self._waiting.clear()
-        self._health = self._health.failed(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        self._become(self._health.failed(error if isinstance(error, Exception) else RuntimeError(repr(error))))
         for request in requests:
-            request.stream.put(Event(error=error))
+            self._answer(request, Event(error=error))
+
+    def _told(self) -> None:
+        """The decoder has compiled a program, or could not."""
+        with self._lock:
+            self._work.notify()
+
+    def _become(self, health: Health) -> None:
+        self._health = health
+        if self._figures:
+            self._figures.state(health.state)
+
+    def _count(self, outcome: str) -> None:
+        if self._figures:
+            self._figures.answered(outcome)
+
+    def _answer(self, request: _Request, event: Event) -> None:
+        """End a request."""
+        cancelled = request.stream.outcome if event.reason == "cancelled" else ""
+        self._count(cancelled or ("ok" if event.error is None else "error"))
+        request.stream.put(event)
 
     def _begin(self) -> bool:
         """Wait for work, free what was cancelled, and begin waiting requests. Returns False at the end."""
-        with self._lock:
-            while not self._waiting and not self._running:
-                if self._closed:
-                    return False
-                self._work.wait()
-            dropped = [request for request in self._waiting if request.stream.is_cancelled]
-            for request in dropped:
-                self._waiting.remove(request)
-        for request in dropped:
-            request.stream.put(Event(reason="cancelled"))
         for slot in [slot for slot, request in self._running.items() if request.stream.is_cancelled]:
             self._end(slot, Event(reason="cancelled"))
+        with self._lock:
+            while True:
+                dropped = [request for request in self._waiting if request.stream.is_cancelled]
+                for request in dropped:
+                    self._waiting.remove(request)
+                if dropped or self._running or any(self._is_ready(request) for request in self._waiting):
+                    break
+                if self._closed and not self._waiting:
+                    return False
+                self._work.wait(LOOK_S if self._waiting else None)
+        for request in dropped:
+            self._answer(request, Event(reason="cancelled"))
+        others = bool(self._running)
         for slot in range(self._decoder.slots):
             if slot not in self._running and (began := self._next()):
-                self._running[slot] = began
-                try:
-                    logits = self._tried(partial(self._decoder.prefill, slot, began.tokens))
-                except Exception as e:
-                    self._end(slot, Event(error=e))
-                else:
-                    self._take(slot, logits)
+                self._prefill(slot, began)
+                if others:  # which wait for it
+                    break
         return True
 
+    def _is_ready(self, request: _Request) -> bool:
+        """Whether a waiting request can begin; also if only to get the error of its program."""
+        try:
+            return self._decoder.prepare(len(request.tokens))
+        except Exception:
+            return True
+
     def _next(self) -> _Request | None:
-        """Take the next request from the queue."""
+        """Take the next request from the queue that can begin."""
         with self._lock:
-            return self._waiting.popleft() if self._waiting else None
+            ready = next((request for request in self._waiting if self._is_ready(request)), None)
+            if ready is not None:
+                self._waiting.remove(ready)
+            return ready
+
+    def _prefill(self, slot: int, request: _Request) -> None:
+        self._running[slot] = request
+        waited = time.monotonic() - request.arrived
+        try:
+            logits = self._tried(partial(self._decoder.prefill, slot, request.tokens), [waited])
+        except Exception as e:
+            self._end(slot, Event(error=e))
+        else:
+            self._take(slot, logits)
 
     def _decode(self) -> None:
         """Decode a token of each running request."""
@@ -273,19 +332,24 @@ class Generation(Closing):
 
     def _end(self, slot: int, event: Event) -> None:
         self._decoder.free(slot)
-        self._running.pop(slot).stream.put(event)
+        self._answer(self._running.pop(slot), event)
 
-    def _tried(self, run: Callable[[], T]) -> T:
-        """Run a prompt or a step, again if the board fails."""
+    def _tried(self, run: Callable[[], T], waited_s: Sequence[float] = ()) -> T:
+        """Run a prompt or a step, again if the board fails. waited_s: seconds of requests that begin with it."""
         for attempt in range(RETRIES + 1):
+            began = time.monotonic()
             try:
                 result = run()
             except BoardError as e:
-                self._health = self._health.failed(e)
+                self._become(self._health.failed(e))
+                if self._figures:
+                    self._figures.failed()
                 if attempt == RETRIES:
                     raise
             else:
-                if self._health.state is not State.READY:
-                    self._health = self._health.to(State.READY)
+                self._become(self._health.to(State.READY))
+                if self._figures:
+                    fill = 1 / self._decoder.slots if waited_s else len(self._running) / self._decoder.slots
+                    self._figures.ran(waited_s, time.monotonic() - began, fill, self._decoder.last_run)
                 return result
         raise AssertionError("unreachable")

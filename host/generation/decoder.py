@@ -1,13 +1,15 @@
 """A decoder with slots: one program decodes a token of each of several sequences, which have their own positions.
 
 The step is compiled once, for all slots and a cache of `capacity` rows. A prompt is padded on the right to one of a few
-lengths, and has a program of its own, compiled when it is first needed. Causal attention keeps the padding from the
-rows before it.
+lengths, and has a program of its own, compiled when it is first needed, or beside the steps of others (`prepare`).
+Causal attention keeps the padding from the rows before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ from ..model.compiled import Compiled
 from ..model.shared_bank import SharedBank
 
 if TYPE_CHECKING:
+    from ...hw.sim.machine import Run
     from ...rsnlib import changes, static_cache
     from ...rsnlib import pipeline as pipelines
     from ...rsnlib import pool as pools
@@ -39,6 +42,7 @@ else:
     static_cache = deferred("rsn.rsnlib.static_cache")
     verifications = deferred("rsn.rsnlib.verification")
 
+log = logging.getLogger("rsn.generation")
 
 SHORTEST = 16
 """Rows of the program for the shortest prompts; each further one has twice as many."""
@@ -50,7 +54,8 @@ NEAR = 1e-3
 
 
 class Decoder(Closing):
-    """Decodes sequences of a causal language model of `transformers`. Not for several threads at once.
+    """Decodes sequences of a causal language model of `transformers`. Not for several threads at once, but programs are
+    compiled in a thread of its own.
 
     model: in eval mode, in float32. A change of it counts from the next prompt or step on, as in PyTorch: the keys and
     values of earlier tokens stay. slots: number of sequences that are decoded together. capacity: the most tokens of a
@@ -91,6 +96,15 @@ class Decoder(Closing):
             verifications.verify_named(verify), self._in_pytorch, model, lambda: True
         )
         self._closed = False
+        self.last_run: Run | None = None
+        """Time, traffic and utilization of the latest run; None before the first one."""
+        self.told: Callable[[], None] = lambda: None
+        """Called, in another thread, when a program that `prepare` asked for is there, or cannot be."""
+        self._lock = threading.Lock()
+        self._compiling: int | None = None
+        """The rows of the program that is being compiled beside, None for none."""
+        self._failed: dict[int, Exception] = {}
+        """By their rows, the programs that could not be compiled."""
         try:
             self._cache = self._static_cache(slots)
             self._probe(text)
@@ -106,7 +120,7 @@ class Decoder(Closing):
         self._shared = SharedBank.of(model.parameters(), board, self._pipeline.overlay.name)
         self._step = self._compiled(self._step_arguments({}))
         shortest = self._prompt_sizes()[0]
-        self._prompts = {shortest: self._compiled(self._prompt_arguments([0], shortest))}
+        self._prompts: dict[int, Compiled] = {shortest: self._compiled(self._prompt_arguments([0], shortest))}
 
     def length(self, slot: int) -> int:
         """The number of tokens of the sequence in a slot, 0 for a free one. Raises `TensorError` for a slot that there
@@ -128,6 +142,54 @@ class Decoder(Closing):
                 f"a prompt of {len(tokens)} tokens; a sequence has at most {self.capacity}, with its answer"
             )
 
+    def prepare(self, tokens: int) -> bool:
+        """Return whether the program for a prompt of so many tokens is there. If it is not, it is compiled in another
+        thread, after others that were asked for before, and `told` is called then. Raises the error of that."""
+        rows = self._rows(tokens)
+        with self._lock:
+            if rows in self._prompts:
+                return True
+            if rows in self._failed:
+                raise self._failed[rows]
+            if self._compiling is None and not self._closed:
+                self._compiling = rows
+                # a daemon: nobody waits for a program when the process ends
+                threading.Thread(
+                    target=self._compile, args=(rows, self._prompts), name="rsn-compile", daemon=True
+                ).start()
+            return False
+
+    def warm_up(self) -> None:
+        """Compile the programs of prompts of all lengths now. Raises what `rsn.compile` raises."""
+        for rows in self._prompt_sizes():
+            if rows not in self._prompts:
+                self._prompts[rows] = self._compiled(self._prompt_arguments([0], rows))
+
+    def _compile(self, rows: int, prompts: dict[int, Compiled]) -> None:
+        """Compile the program of prompts with so many rows, one of `prompts`."""
+        made: Compiled | None = None
+        error: Exception | None = None
+        try:
+            made = self._compiled(self._prompt_arguments([0], rows))
+        except Exception as e:
+            error = e
+            log.warning("prompts of %d tokens cannot run: %s: %s", rows, type(e).__name__, e)
+        with self._lock:
+            self._compiling = None
+            if self._closed or prompts is not self._prompts:  # it is of no use any more
+                pass
+            elif made is not None:
+                prompts[rows], made = made, None
+            elif error is not None:
+                self._failed[rows] = error
+        if made is not None:
+            made.close()
+        self.told()
+
+    def _rows(self, tokens: int) -> int:
+        """The rows of the program for a prompt."""
+        return next(n for n in self._prompt_sizes() if n >= tokens)
+
     def free(self, slot: int) -> None:
         """Forget the sequence of a slot. Raises `TensorError` for a slot that there is not."""
         self._tokens[self._known_slot(slot)] = []
@@ -145,8 +207,10 @@ class Decoder(Closing):
         self.check(tokens)
         tokens, slot = self._known(tokens), self._known_slot(slot)
         self._follow()
-        rows = next(n for n in self._prompt_sizes() if n >= len(tokens))
+        rows = self._rows(len(tokens))
         arguments = self._prompt_arguments(tokens, rows)
+        if rows in self._failed:
+            raise self._failed[rows]
         if rows not in self._prompts:
             self._prompts[rows] = self._compiled(arguments)
         program, sequences = self._prompts[rows], [list(tokens)]
@@ -160,7 +224,7 @@ class Decoder(Closing):
                     cache = getattr(whole, name)[slot]
                     cache.zero_()  # a hidden row counts 0 times its value, which for what is no number is no number
                     cache[:, kept % count] = getattr(own, name)[0, :, kept]
-        self._tokens[slot], self._begun[slot] = [], self._seen
+        self._tokens[slot], self._begun[slot], self.last_run = [], self._seen, program.last_run
         last = _behind(logits, len(tokens))
         if verified is not None:
             verified.check([last], (sequences,), {}, layers=program.depth)
@@ -196,6 +260,7 @@ class Decoder(Closing):
             verified = self._verification.begin(self._step, (sequences,), {}, "step")
         with torch.no_grad():
             logits = self._step.step(rows, **self._step_arguments(tokens)).logits
+        self.last_run = self._step.last_run
         if verified is not None:
             last = [logits[slot, -1] for slot in tokens]
             verified.check(last, (sequences,), {}, layers=self._step.depth)
@@ -206,7 +271,8 @@ class Decoder(Closing):
 
     def close(self) -> None:
         """Release the boards. Further prompts and steps raise `BoardError`."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         self._release()
 
     def _in_pytorch(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: verifications.ReferenceKind) -> Any:
@@ -230,7 +296,9 @@ class Decoder(Closing):
             return
         self._shared.changed(self._joined)
         self._release()
-        self._prompts.clear()
+        with self._lock:
+            self._prompts = {}  # another object: what is being compiled beside is of before
+            self._failed.clear()
         cache, self._cache = self._cache, self._static_cache(self.slots)  # tracing may write to it
         try:
             self._step = self._compiled(self._step_arguments({}))

@@ -26,8 +26,9 @@ class Tokenizer(Protocol):
     def __call__(self, text: str) -> Any:
         """Return a mapping whose "input_ids" is a list of token ids."""
 
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of tokens, given by their numbers. skip_special_tokens: without the text of special ones."""
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        """Return the text of tokens, given by their numbers. skip_special_tokens: without the text of special ones.
+        clean_up_tokenization_spaces: without spaces in front of punctuation."""
 
 
 class TextPieces:
@@ -59,7 +60,7 @@ class TextPieces:
     def add(self, token: int) -> str:
         """Take the next token. Returns the text that is certain now, which may be empty; "" after a stop string."""
         if token in self._special:
-            text = self._tokenizer.decode([token], skip_special_tokens=False)
+            text = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
             self._hidden.append((len(self._seen), len(text)))
             self._seen += text
         self._tokens.append(token)
@@ -70,7 +71,8 @@ class TextPieces:
         return self._piece(is_last=True)
 
     def _decoded(self) -> str:
-        return self._tokenizer.decode(self._tokens, skip_special_tokens=True)
+        # with all spaces: else the prompt's text is no prefix of the text of both, and that has other tokens
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _piece(self, is_last: bool) -> str:
         if self.is_stopped:

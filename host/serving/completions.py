@@ -14,25 +14,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...base.errors import BoardError, RsnError, TensorError
+from ...base.errors import RsnError, TensorError
 from ..generation.batching import Event, Generation, Stream
 from ..generation.sampling import Sampling
 from ..generation.text import TextPieces, Tokenizer
-from .http import (
-    LIMIT_BYTES,
-    TIMEOUT_S,
-    ClientDisconnect,
-    Response,
-    Route,
-    StreamingResponse,
-    TooLarge,
-    disconnected,
-    json_answer,
-    read_body,
-    routed,
-)
-from .http_json import kind_of, value_of
-from .policy import QueueFull, RequestTimeout
+from ..tensors import LONGEST_SHOWN
+from .core import LIMIT_BYTES, TIMEOUT_S, Core, StreamingResponse, json_answer, unless_gone
+from .http_json import NotJson, NotTheForm, kind_of, parsed_json, quoted, value_of
+from .policy import RequestTimeout
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -67,12 +56,16 @@ class RequestError(RsnError, ValueError):
         self.field = field
 
 
+STATUS = ((NotJson, 400), (NotTheForm, 400), (RequestError, 400))
+"""HTTP status codes by error, before those of `core.STATUS`."""
+
+
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A parsed request. tokens: of the prompt, as numbers. stops: texts at which the answer ends. is_streamed: the
-    answer is sent token by token."""
+    """A parsed request. prompt: a text, or tokens. stops: texts at which the answer ends. is_streamed: the answer is
+    sent token by token."""
 
-    tokens: tuple[int, ...]
+    prompt: str | tuple[int, ...]
     sampling: Sampling
     stops: tuple[str, ...]
     is_streamed: bool
@@ -81,52 +74,78 @@ class CompletionRequest:
 LONGEST = 64
 """The longest prompt, in characters, is estimated with at least so many of them a token: a word that the tokenizer does
 not know, or white space, may be one token, and longer than any of the vocabulary."""
+LETTER_BYTES, OTHER_BYTES = 12, 1 << 16
+"""Bytes of a body: a character in JSON has at most 12 (two escapes), and what is not the prompt has so many."""
 
 
-def parsed(
-    body: bytes, tokenizer: Tokenizer, name: str, ends: frozenset[int], capacity: int, longest: int = LONGEST
-) -> CompletionRequest:
-    """Parse the body of a request, and tokenize its prompt. body: JSON in UTF-8. name: of the model. ends: tokens that
-    end a text. capacity: the most tokens of a sequence. longest: the most characters of a token. Raises `RequestError`;
-    for a prompt that is too long, before it is tokenized."""
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as e:
-        raise RequestError(f"the body is not JSON: {e}") from None
-    if not isinstance(fields, dict):
-        raise RequestError(f"the body is {kind_of(fields)}, not an object")
-    if fields.get("model") not in (None, name):
-        raise RequestError(f"there is no model {value_of(fields['model'])}; this server has {name!r}", "model")
-    known = {"model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "stop", "stream", "seed"}
-    for field, value in fields.items():
-        if field in ONLY and not any(_same(value, only) for only in (None, *ONLY[field])):
-            raise RequestError(f"{field} is {value_of(value)}, which this server does not support", field)
-        if field not in known and field not in ONLY and field not in IGNORED:
-            raise RequestError(f"unknown field {field!r}", field)
-    stops = _stops(fields.get("stop"))
-    seed = _number(fields, "seed", None, whole=True)
-    try:
-        sampling = Sampling(
-            max_tokens=_number(fields, "max_tokens", 16, whole=True),
-            temperature=_number(fields, "temperature", 1.0),
-            top_k=_number(fields, "top_k", 0, whole=True),
-            top_p=_number(fields, "top_p", 1.0),
-            seed=None if seed is None else seed % SEEDS,
-            stop_tokens=ends,
-        )
-    except TensorError as e:
-        raise RequestError(str(e), str(e).partition(" ")[0]) from None
-    streamed = fields.get("stream")
-    if streamed is not None and type(streamed) is not bool:
-        raise RequestError(f"stream is {value_of(streamed)}; it should be true or false", "stream")
-    prompt = fields.get("prompt")
-    if isinstance(prompt, str) and len(prompt) > capacity * longest:
-        raise RequestError(
-            f"the prompt has {len(prompt)} characters; a sequence has at most {capacity} tokens, of at most {longest} "
-            "characters",
-            "prompt",
-        )
-    return CompletionRequest(_tokens(prompt, tokenizer), sampling, stops, bool(streamed))
+@dataclass(frozen=True)
+class Completions:
+    """The form of requests. name: of the model. ends: tokens that end a text. capacity: the most tokens of a sequence.
+    longest: the most characters of a token."""
+
+    name: str
+    ends: frozenset[int]
+    capacity: int
+    longest: int = LONGEST
+
+    @property
+    def most_bytes(self) -> int:
+        """More bytes than a body needs."""
+        return self.capacity * self.longest * LETTER_BYTES + OTHER_BYTES
+
+    def parsed(self, body: bytes) -> CompletionRequest:
+        """Parse the body of a request. body: JSON in UTF-8. Raises `NotJson`, `NotTheForm`, and `RequestError`, also
+        for a prompt that is too long."""
+        fields = parsed_json(body)
+        if not isinstance(fields, dict):
+            raise RequestError(f"the body is {kind_of(fields)}, not an object")
+        if fields.get("model") not in (None, self.name):
+            raise RequestError(f"there is no model {value_of(fields['model'])}; this server has {self.name!r}", "model")
+        known = {"model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "stop", "stream", "seed"}
+        for field, value in fields.items():
+            if field in ONLY and not any(_same(value, only) for only in (None, *ONLY[field])):
+                raise RequestError(f"{field} is {value_of(value)}, which this server does not support", field)
+            if field not in known and field not in ONLY and field not in IGNORED:
+                raise RequestError(f"unknown field {quoted(field)}", field)
+        stops = _stops(fields.get("stop"))
+        seed = _number(fields, "seed", None, whole=True)
+        try:
+            sampling = Sampling(
+                max_tokens=_number(fields, "max_tokens", 16, whole=True),
+                temperature=_number(fields, "temperature", 1.0),
+                top_k=_number(fields, "top_k", 0, whole=True),
+                top_p=_number(fields, "top_p", 1.0),
+                seed=None if seed is None else seed % SEEDS,
+                stop_tokens=self.ends,
+            )
+        except TensorError as e:
+            raise RequestError(str(e), str(e).partition(" ")[0]) from None
+        streamed = fields.get("stream")
+        if streamed is not None and type(streamed) is not bool:
+            raise RequestError(f"stream is {value_of(streamed)}; it should be true or false", "stream")
+        return CompletionRequest(self._prompt(fields.get("prompt")), sampling, stops, bool(streamed))
+
+    def _prompt(self, prompt: Any) -> str | tuple[int, ...]:
+        if isinstance(prompt, str):
+            if len(prompt) > self.capacity * self.longest:
+                raise RequestError(
+                    f"the prompt has {len(prompt)} characters; a sequence has at most {self.capacity} tokens, of at "
+                    f"most {self.longest} characters",
+                    "prompt",
+                )
+            try:
+                prompt.encode()
+            except UnicodeEncodeError:
+                raise RequestError("prompt has half of a character (a surrogate)", "prompt") from None
+            return prompt
+        if isinstance(prompt, list) and prompt and all(type(x) is int for x in prompt):
+            if len(prompt) > self.capacity:
+                raise RequestError(
+                    f"the prompt has {len(prompt)} tokens; a sequence has at most {self.capacity}", "prompt"
+                )
+            return tuple(prompt)
+        what = "missing" if prompt is None else value_of(prompt)
+        raise RequestError(f"prompt is {what}; it should be a string, or a list of tokens that is not empty", "prompt")
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -152,20 +171,11 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _tokens(prompt: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        try:
-            prompt.encode()
-        except UnicodeEncodeError:
-            raise RequestError("prompt has half of a character (a surrogate)", "prompt") from None
-        found = tokenizer(prompt)["input_ids"]
-        if not found:
-            raise RequestError("the prompt has no tokens", "prompt")
-        return tuple(found)
-    if isinstance(prompt, list) and prompt and all(type(x) is int for x in prompt):
-        return tuple(prompt)
-    what = "missing" if prompt is None else value_of(prompt)
-    raise RequestError(f"prompt is {what}; it should be a string, or a list of tokens that is not empty", "prompt")
+def _tokens(prompt: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    found = tokenizer(prompt)["input_ids"]
+    if not found:
+        raise RequestError("the prompt has no tokens", "prompt")
+    return tuple(found)
 
 
 def application(
@@ -182,36 +192,32 @@ def application(
 
     name: of the model, as requests say it. ends: tokens that end a text, beside the tokenizer's. registry: the
     Prometheus registry that /metrics shows; without one there is no such path. timeout_s: the most seconds for a body
-    to arrive, and for each token to come. limit_bytes: the most bytes of a body.
+    to arrive, and for each token to come. limit_bytes: the most bytes of a body, if the longest prompt needs so many.
     """
     own = tokenizer.eos_token_id
-    service = _CompletionService(
-        generation, tokenizer, name, frozenset(ends) | (set() if own is None else {own}), timeout_s, limit_bytes
+    vocabulary: Iterable[str] = getattr(tokenizer, "get_vocab", list)()
+    form = Completions(
+        name,
+        frozenset(ends) | (set() if own is None else {own}),
+        generation.capacity,
+        max([LONGEST, *map(len, vocabulary)]),
     )
-    routes = [
-        Route("/v1/completions", service.complete, methods=["POST"]),
-        Route("/v1/models", service.models, methods=["GET"]),
-    ]
-    unknown = "unknown path; POST /v1/completions generates text"
-    return routed(routes, lambda: generation.health, registry, _error, unknown)
+    core = Core(
+        form.parsed, lambda: generation.health, _error, STATUS,
+        registry=registry, timeout_s=timeout_s, limit_bytes=min(limit_bytes, form.most_bytes),
+    )  # fmt: skip
+    service = _CompletionService(generation, tokenizer, name, core)
+    return core.application(
+        {"/v1/completions": ("POST", service.complete), "/v1/models": ("GET", service.models)},
+        "unknown path; POST /v1/completions generates text",
+    )
 
 
 class _CompletionService:
     """Answers the requests for one generation."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        tokenizer: Tokenizer,
-        name: str,
-        ends: frozenset[int],
-        timeout_s: float,
-        limit: int,
-    ) -> None:
-        self._generation, self._tokenizer, self._name, self._limit = generation, tokenizer, name, limit
-        self._ends, self._timeout_s = ends, timeout_s
-        vocabulary: Iterable[str] = getattr(tokenizer, "get_vocab", list)()
-        self._longest = max([LONGEST, *map(len, vocabulary)])
+    def __init__(self, generation: Generation, tokenizer: Tokenizer, name: str, core: Core[CompletionRequest]) -> None:
+        self._generation, self._tokenizer, self._name, self._core = generation, tokenizer, name, core
         self._since = int(time.time())
 
     async def models(self, request: Any) -> Any:
@@ -221,21 +227,10 @@ class _CompletionService:
 
     async def complete(self, request: Any) -> Any:
         """Answer a request, whole or token by token."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                body = await read_body(request, self._limit)
-            # In a thread: other requests are answered while a large body is parsed and tokenized.
-            asked = await asyncio.to_thread(
-                parsed, body, self._tokenizer, self._name, self._ends, self._generation.capacity, self._longest
-            )
-        except TimeoutError:
-            return _error(408, f"the body did not arrive in {self._timeout_s:g} s", headers={"connection": "close"})
-        except TooLarge:
-            return _error(413, f"the body has more than {self._limit} bytes")
-        except ClientDisconnect:
-            return Response(status_code=400)  # the client is gone
-        except RequestError as e:
-            return _error(400, str(e), e.field)
+        asked = await self._core.request(request)
+        tokens = asked.prompt
+        if isinstance(tokens, str):
+            tokens = await self._core.in_thread(_tokens, tokens, self._tokenizer)
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -244,45 +239,40 @@ class _CompletionService:
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         try:
-            stream = self._generation.submit(asked.tokens, asked.sampling, heard=heard)
-        except QueueFull as e:
-            return _error(503, str(e), headers={"retry-after": "1"})
+            stream = self._generation.submit(tokens, asked.sampling, heard=heard)
         except TensorError as e:
-            return _error(400, str(e), "prompt")
-        except BoardError as e:
-            return _error(503, str(e))
-        pieces = TextPieces(self._tokenizer, asked.stops, asked.tokens)
+            raise RequestError(str(e), "prompt") from None
+        pieces = TextPieces(self._tokenizer, asked.stops, tokens)
         facts = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
-        answer = _Answer(facts | {"model": self._name}, asked, pieces, stream, events, self._timeout_s)
+        answer = _Answer(facts | {"model": self._name}, len(tokens), pieces, stream, events, self._core)
         if asked.is_streamed:
             return StreamingResponse(
                 answer.chunks(), media_type="text/event-stream", headers={"cache-control": "no-store"}
             )
-        return await answer.whole(request)
+        return json_answer(await unless_gone(request, answer.whole()))
 
 
 @dataclass(eq=False)
 class _Answer:
-    """One answer: the events of its stream as text. facts: with which each piece of it begins. tokens: so far."""
+    """One answer: the events of its stream as text. facts: with which each piece of it begins. prompt: tokens of it.
+    tokens: so far."""
 
     facts: dict[str, Any]
-    asked: CompletionRequest
+    prompt: int
     pieces: TextPieces
     stream: Stream
     events: asyncio.Queue[Event]
-    timeout_s: float
+    core: Core[CompletionRequest]
     tokens: int = 0
 
     async def texts(self) -> AsyncIterator[tuple[str, str | None]]:
-        """Pieces of text, and with the last one why the text ends. Raises the error of the run. Whoever stops listening
-        cancels the request."""
+        """Pieces of text, and with the last one why the text ends. Raises the error of the run, `RequestTimeout` if a
+        token does not come, and `Stopping`. Whoever stops listening cancels the request."""
+        seconds, outcome = self.core.timeout_s, "cancelled"
         try:
             while True:
-                try:
-                    async with asyncio.timeout(self.timeout_s):
-                        event = await self.events.get()
-                except TimeoutError:
-                    raise RequestTimeout(f"no token came in {self.timeout_s:g} s") from None
+                async with self.core.within(seconds, f"no token came in {seconds:g} s"):
+                    event = await self.events.get()
                 if event.error is not None:
                     raise event.error
                 if event.token is None:
@@ -291,12 +281,16 @@ class _Answer:
                 self.tokens += 1
                 piece = self.pieces.add(event.token)
                 if self.pieces.is_stopped:
+                    outcome = "ok"
                     yield piece, "stop"
                     return
                 if piece:
                     yield piece, None
+        except RequestTimeout:
+            outcome = "timeout"
+            raise
         finally:
-            self.stream.cancel()
+            self.stream.cancel(outcome)
 
     def _choice(self, text: str, reason: str | None) -> dict[str, Any]:
         return {**self.facts, "choices": [{"text": text, "index": 0, "logprobs": None, "finish_reason": reason}]}
@@ -314,38 +308,23 @@ class _Answer:
             return
         yield "data: [DONE]\n\n"
 
-    async def whole(self, request: Any) -> Any:
+    async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        gone = asyncio.create_task(disconnected(request.receive))
-        collected = asyncio.create_task(self._collected())
-        try:
-            await asyncio.wait({gone, collected}, return_when=asyncio.FIRST_COMPLETED)
-            if not collected.done():
-                return Response(status_code=400)  # the client is gone
-            text, reason = collected.result()
-        except RsnError as e:
-            status = 504 if isinstance(e, RequestTimeout) else 503 if isinstance(e, BoardError) else 500
-            return _error(status, str(e))
-        finally:
-            gone.cancel()
-            collected.cancel()
-            self.stream.cancel()
-        prompt = len(self.asked.tokens)
-        usage = {"prompt_tokens": prompt, "completion_tokens": self.tokens, "total_tokens": prompt + self.tokens}
-        return json_answer(self._choice(text, reason) | {"usage": usage})
-
-    async def _collected(self) -> tuple[str, str | None]:
         text, reason = "", None
         async for piece, reason in self.texts():  # noqa: B007 - the last one counts
             text += piece
-        return text, reason
+        usage = {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.tokens,
+            "total_tokens": self.prompt + self.tokens,
+        }
+        return self._choice(text, reason) | {"usage": usage}
 
 
 def _described(message: str, code: str | None = None, field: str = "") -> dict[str, Any]:
     kind = "invalid_request_error" if code is None else "server_error"
-    return {"error": {"message": message, "type": kind, "param": field or None, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": field[:LONGEST_SHOWN] or None, "code": code}}
 
 
-def _error(status: int, message: str, field: str = "", headers: Mapping[str, str] | None = None) -> Any:
-    code = None if status < 500 else "unavailable" if status == 503 else "internal"
-    return json_answer(_described(message, code, field), status, headers)
+def _error(status: int, message: str, field: str) -> dict[str, Any]:
+    return _described(message, None if status < 500 else "unavailable" if status == 503 else "internal", field)

@@ -1,4 +1,4 @@
-"""A model behind HTTP, in JSON: the ASGI application, and a process that serves it (docs/serving.md).
+"""A model behind HTTP, in JSON: the ASGI application, and a process that serves one (docs/serving.md).
 
 Needs starlette and uvicorn (the extra `serve`).
 """
@@ -6,61 +6,31 @@ Needs starlette and uvicorn (the extra `serve`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import math
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...base.errors import BoardError, MissingError, RsnError, TensorError, require
+from ...base.errors import BoardError, TensorError, require
 from ...base.version import __version__
 from .arguments import Argument
-from .health import Health, State
-from .http_json import Form, NotJson, NotTheForm, Tensors, write_json
-from .policy import QueueFull, RequestTimeout
-
-try:
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect as ClientDisconnect
-    from starlette.responses import Response as Response
-    from starlette.responses import StreamingResponse as StreamingResponse
-    from starlette.routing import Route as Route
-except ImportError:
-    raise MissingError(
-        "serving over HTTP takes starlette, which is not installed: pip install starlette uvicorn"
-    ) from None
+from .core import LIMIT_BYTES, TIMEOUT_S, Core, json_answer, json_text, stop_all, unless_gone
+from .health import Health
+from .http_json import Form, NotJson, NotTheForm, Question, Tensors
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-log = logging.getLogger("rsn.http")
-
-LIMIT_BYTES = 64 << 20
-"""Bytes of a request's body."""
-TIMEOUT_S = 60.0
-"""Seconds of a request."""
-THREADS = 8
-"""Threads that parse bodies, submit requests and write answers, so that the event loop stays free for health checks."""
-LINGER_S = 2.0
-"""Seconds for which a body that is too large is read and dropped: a client that is still sending does not read the
-answer."""
-STATUS: tuple[tuple[type[RsnError], int], ...] = (
-    (NotJson, 400),
-    (NotTheForm, 422),
-    (TensorError, 422),
-    (RequestTimeout, 504),
-    (QueueFull, 503),
-    (BoardError, 503),
-    (RsnError, 500),
-)
-"""HTTP status codes by error; the first class that fits counts."""
+STATUS = ((NotJson, 400), (NotTheForm, 422), (TensorError, 422))
+"""HTTP status codes by error, before those of `core.STATUS`."""
+HEADERS_S = 10.0
+"""Seconds for the headers of a request to arrive."""
+SENDING_S = 5
+"""Seconds that clients have to read their answers when the server stops."""
 
 
 class HttpModel(Protocol):
@@ -96,10 +66,6 @@ class HttpModel(Protocol):
         """Finish the submitted calls, and release the board."""
 
 
-class TooLarge(Exception):
-    """The body of a request is too large."""
-
-
 def application(
     server: HttpModel,
     *,
@@ -115,66 +81,28 @@ def application(
     arrive. limit_bytes: the most bytes of a body. Raises `UnsupportedError` for an argument whose dtype JSON cannot
     represent.
     """
-    service = _ModelService(server, form or Tensors(server.arguments), timeout_s, limit_bytes)
-    routes = [Route("/", service.root, methods=["GET", "POST"])]
-    unknown = "unknown path; GET / describes the model, POST / runs it"
-    return routed(routes, lambda: server.health, registry, _error, unknown)
-
-
-def routed(
-    routes: list[Route],
-    health: Callable[[], Health],
-    registry: CollectorRegistry | None,
-    error: Callable[..., Any],
-    unknown: str,
-) -> Any:
-    """Return an ASGI application with these routes, /health, and with a registry /metrics.
-
-    health: returns what /health tells. error: makes an answer from a status code, a message, and `headers`. unknown:
-    the message for other paths.
-    """
-
-    async def tell_health(request: Any) -> Any:
-        now = health()
-        known = {"state": now.state.value, "error": now.error, "since": now.since, "failures": now.failures}
-        return json_answer(known, 200 if now.state in (State.READY, State.DEGRADED) else 503)
-
-    async def tell_metrics(request: Any) -> Any:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-        assert registry is not None
-        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
-
-    def unrouted(request: Any, raised: Any) -> Any:
-        if raised.status_code == 405:
-            allowed = ", ".join(sorted(raised.headers["Allow"].split(", ")))
-            return error(405, f"this path takes {allowed}", headers={"allow": allowed})
-        return error(raised.status_code, unknown)
-
-    def failed(request: Any, raised: Exception) -> Any:
-        # Starlette raises the error again, and the ASGI server logs it with its traceback
-        return error(500, "internal error")
-
-    every = [*routes, Route("/health", tell_health, methods=["GET"])]
-    if registry is not None:
-        every.append(Route("/metrics", tell_metrics, methods=["GET"]))
-    app = Starlette(routes=every, exception_handlers={HTTPException: unrouted, Exception: failed})
-    app.router.redirect_slashes = False
-    return app
+    form = form or Tensors(server.arguments)
+    core = Core(
+        form.read, lambda: server.health, lambda status, message, field: {"error": message}, STATUS,
+        registry=registry, timeout_s=timeout_s, limit_bytes=limit_bytes,
+    )  # fmt: skip
+    service = _ModelService(server, form, core)
+    return core.application(
+        {"/": ("GET POST", service.root)}, "unknown path; GET / describes the model, POST / runs it"
+    )
 
 
 class _ModelService:
     """Answers the requests for one server."""
 
-    def __init__(self, server: HttpModel, form: Form, timeout_s: float, limit_bytes: int) -> None:
-        self._server, self._form = server, form
-        self._timeout_s, self._limit = timeout_s, limit_bytes
-        self._threads: Executor = ThreadPoolExecutor(THREADS, "rsn-http")
+    def __init__(self, server: HttpModel, form: Form, core: Core[Question]) -> None:
+        self._server, self._form, self._core = server, form, core
 
     async def root(self, request: Any) -> Any:
         """Describe the model, or run it."""
         if request.method == "POST":
-            return await self._answer(request)
+            question = await self._core.request(request)
+            return json_text(await unless_gone(request, self._result(question)))
         server = self._server
         return json_answer(
             {
@@ -185,106 +113,31 @@ class _ModelService:
             }
         )
 
-    async def _answer(self, request: Any) -> Any:
+    async def _result(self, question: Question) -> bytes:
+        """Submit a request, and return its answer's body. Cancelled, it is cancelled in the server's queue too."""
+        most = self._core.timeout_s
+        timeout = min(question.timeout or most, most)
+        # no waiting for a place in the queue: a load balancer may try another server
+        ask = partial(self._server.ask, question.inputs, timeout=timeout, wait=0.0)
+        submitted = asyncio.ensure_future(self._core.in_thread(ask))
         try:
-            async with asyncio.timeout(self._timeout_s):
-                body = await read_body(request, self._limit)
-        except TooLarge:
-            waits = request.headers.get("expect", "").lower() == "100-continue"
-            return _too_large(f"the body has more than {self._limit} bytes", waits)
-        except TimeoutError:
-            return _error(408, f"the body did not arrive in {self._timeout_s:g} s", {"connection": "close"})
-        except ClientDisconnect:
-            return Response(status_code=400)  # the client is gone
-        gone = asyncio.create_task(disconnected(request.receive))
+            asked = asyncio.wrap_future(await asyncio.shield(submitted))
+        except asyncio.CancelledError:
+            submitted.add_done_callback(_cancel_result)
+            raise
         try:
-            return _json_text(await self._result(body, gone))
-        except ClientDisconnect:
-            return Response(status_code=400)
-        except RsnError as e:
-            status = next(code for kind, code in STATUS if isinstance(e, kind))
-            if status == 500:
-                log.error("%s: %s", type(e).__name__, e)
-            return _error(status, str(e), {"retry-after": "1"} if status == 503 else {})
+            async with self._core.within():  # the server's own limit counts; this one is for the end
+                await asyncio.wait({asked})
         finally:
-            gone.cancel()
-
-    async def _result(self, body: bytes, gone: asyncio.Task[None]) -> bytes:
-        """Submit a request, and return its answer's body. gone: a task that is done when the client has
-        disconnected."""
-        loop = asyncio.get_running_loop()
-        asked = asyncio.wrap_future(await loop.run_in_executor(self._threads, self._ask, body, gone))
-        try:
-            await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done():
-                raise ClientDisconnect
-        finally:
-            asked.cancel()  # also in the server's queue; no effect if it is done
+            asked.cancel()  # no effect if it is done
         if asked.cancelled():
             raise BoardError("the server was closed")
-        return await loop.run_in_executor(self._threads, self._form.write, asked.result())
-
-    def _ask(self, body: bytes, gone: asyncio.Task[None]) -> Future[Any]:
-        question = self._form.read(body)
-        if gone.done():
-            raise ClientDisconnect
-        timeout = min(question.timeout or self._timeout_s, self._timeout_s)
-        # no waiting for a place in the queue: a load balancer may try another server
-        return self._server.ask(question.inputs, timeout=timeout, wait=0.0)
+        return await self._core.in_thread(self._form.write, asked.result())
 
 
-async def read_body(request: Any, limit: int) -> bytes:
-    """Read a request's body. limit: in bytes. Raises `TooLarge` as soon as the size is known to be larger, and
-    `ClientDisconnect` if the client goes away meanwhile."""
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:20]) > limit:
-        raise TooLarge
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise TooLarge
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-async def disconnected(receive: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """Return when the client has disconnected. receive: the ASGI function that gives the next message."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-# -- answers
-
-
-def _json_text(text: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
-    return Response(text, status, headers, media_type="application/json")
-
-
-def json_answer(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
-    """Return an HTTP answer whose body is `value` in JSON. status: the HTTP status code. headers: more headers. Raises
-    `UnsupportedError` for what JSON cannot represent."""
-    return _json_text(write_json(value), status, headers)
-
-
-def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Any:
-    return json_answer({"error": message}, status, headers)
-
-
-def _too_large(message: str, waits: bool) -> Any:
-    """Answer a client that may still be sending its body. waits: it sends nothing until it gets a 100 (Continue)."""
-
-    async def respond(scope: Any, receive: Callable[[], Awaitable[dict[str, Any]]], send: Send) -> None:
-        response = _error(413, message, {"connection": "close"})
-        await send({"type": "http.response.start", "status": 413, "headers": response.raw_headers})
-        await send({"type": "http.response.body", "body": response.body, "more_body": True})
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0 if waits else LINGER_S):
-                while (await receive()).get("more_body"):
-                    pass
-        await send({"type": "http.response.body", "body": b""})
-
-    return respond
+def _cancel_result(submitted: asyncio.Future[Future[Any]]) -> None:
+    if not submitted.cancelled() and submitted.exception() is None:
+        submitted.result().cancel()
 
 
 # -- a process that serves
@@ -316,9 +169,48 @@ def _no_address(host: str, port: int, error: Exception) -> BoardError:
     return BoardError(f"cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}")
 
 
+def _timed(protocol: type[Any]) -> type[Any]:
+    """Return a class of connections that are closed if a request's headers do not arrive in `HEADERS_S` seconds. Other
+    waits have limits already: for a body (`core`), and of an idle connection for its next request (uvicorn). protocol:
+    uvicorn's class."""
+
+    class TimedConnection(protocol):  # type: ignore[misc]
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self._time()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._time()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._time()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            super().connection_lost(error)
+            self._stop()
+
+        def _time(self) -> None:
+            """Start the time if headers are waited for, and stop it if not."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(HEADERS_S, self.transport.close)
+
+        def _stop(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return TimedConnection
+
+
 def serve(app: Any, sock: socket.socket, *, ready: Callable[[str], None], timeout_s: float = TIMEOUT_S) -> None:
     """Serve in this process until SIGTERM or SIGINT, then answer the requests under way and return; a second SIGINT
-    ends at once.
+    ends at once. What is not answered `timeout_s` seconds after the signal is answered with an error.
 
     app: the ASGI application. sock: from `listener`; it is closed at the end. ready: called with the URL when
     connections are accepted. timeout_s: as for `application`, in seconds. Raises `RuntimeError` in another thread than
@@ -326,15 +218,25 @@ def serve(app: Any, sock: socket.socket, *, ready: Callable[[str], None], timeou
     """
     require("uvicorn", "serving over HTTP", "pip install starlette uvicorn")
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("serve handles signals, which only the main thread can")
-    # Idle connections end at once. Requests end by their timeouts; 5 s more are for sending their answers.
+    # Idle connections end at once. Requests end in their time (`Core.stop`); more is for sending their answers.
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, lifespan="off", ws="none",
-        timeout_graceful_shutdown=math.ceil(timeout_s) + 5,
+        app, http=_timed(AutoHTTPProtocol), log_config=None, access_log=False, server_header=False, lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=math.ceil(timeout_s) + SENDING_S,
     )  # fmt: skip
-    running = uvicorn.Server(config)
+
+    class ToldServer(uvicorn.Server):  # type: ignore[misc]
+        """A server that tells its applications when it stops."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            stop_all(timeout_s)
+            await super().shutdown(sockets)
+
+    running = ToldServer(config)
 
     def stop(number: int, frame: object) -> None:
         running.should_exit = True

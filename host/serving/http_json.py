@@ -1,7 +1,7 @@
 """JSON bodies of the HTTP interface: from a request to NumPy arrays, from a model's result to text.
 
-Both run in threads beside an event loop. They work in short steps, never in one long call into C, which would hold the
-interpreter's lock and stop the loop.
+Large bodies are read in a process of their own (`core`). Answers are written in threads beside an event loop, in short
+steps: one long call into C would hold the interpreter's lock and stop the loop.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ def read_fields(body: bytes, name: str, form: str) -> tuple[Any, float | None]:
 
     form: what the body should be, for messages. Raises `NotJson` and `NotTheForm`, also for any other member.
     """
-    fields = _parsed(body)
+    fields = parsed_json(body)
     if not isinstance(fields, dict):
         raise NotTheForm(f"the body is {kind_of(fields)}; it should be {form}")
     for other in fields:
         if other not in (name, "timeout_s"):
-            raise NotTheForm(f"the body has the unknown name {_quoted(other)}; it should be {form}")
+            raise NotTheForm(f"the body has the unknown name {quoted(other)}; it should be {form}")
     if name not in fields:
         raise NotTheForm(f'the body has no "{name}"; it should be {form}')
     timeout = fields.get("timeout_s")
@@ -119,15 +119,17 @@ def read_fields(body: bytes, name: str, form: str) -> tuple[Any, float | None]:
     return fields[name], None if timeout is None else _float(timeout)
 
 
-def _parsed(body: bytes) -> Any:
+def parsed_json(body: bytes) -> Any:
+    """Parse JSON in UTF-8. Raises `NotJson`, also for NaN and infinities, and `NotTheForm` for too many levels, and for
+    an object with a name twice."""
     try:
-        return json.loads(
-            body.decode(),
-            object_pairs_hook=_object,
-            parse_int=_integer,
-            parse_float=_float,
-            parse_constant=_no_constant,
-        )
+        text = body.decode()
+        try:
+            return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        except (RsnError, json.JSONDecodeError):
+            raise
+        except ValueError:  # an integer of more digits than Python parses
+            return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, parse_int=_integer)
     except RecursionError:
         raise NotTheForm("the body has too many levels of lists or objects") from None
     except UnicodeDecodeError as e:
@@ -141,20 +143,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         counted = Counter(name for name, _ in pairs)
         twice = next(name for name, n in counted.items() if n > 1)
-        raise NotTheForm(f"an object has the name {_quoted(twice)} twice")
+        raise NotTheForm(f"an object has the name {quoted(twice)} twice")
     return found
-
-
-# Python functions, although `float` itself would do: the interpreter lets other threads run between their calls.
 
 
 def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) < LONGEST_INTEGER else float(digits)
 
 
-def _float(digits: str | float) -> float:
+def _float(number: float) -> float:
     try:
-        return float(digits)
+        return float(number)
     except OverflowError:  # from an int
         return math.inf
 
@@ -243,10 +242,11 @@ def value_of(value: Any) -> str:
         return "an integer of more than 100 digits"
     if isinstance(value, float) and math.isinf(value):
         return "a number too large for a float"
-    return _quoted(value) if isinstance(value, str) else repr(value)
+    return quoted(value) if isinstance(value, str) else repr(value)
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a text in quotes, as a message shows it: cut if it is long."""
     return repr(text) if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]!r}..."
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...base.errors import MissingError
 from ...hw.sim.machine import Run
@@ -66,7 +66,7 @@ class Figures:
         """Count a request that has ended. outcome: one of `OUTCOMES`."""
         self._metrics._requests.labels(self._name, outcome).inc()
 
-    def ran(self, waited_s: list[float], took_s: float, fill: float, run: Run) -> None:
+    def ran(self, waited_s: Sequence[float], took_s: float, fill: float, run: Run | None) -> None:
         """Record a successful run. waited_s: seconds that each of its requests was in the queue; took_s: seconds of the
         run, by the wall clock; fill: share of the program's sequences that were used, 0 to 1; run: its modelled time is
         recorded, if it has one."""
@@ -75,7 +75,7 @@ class Figures:
             m._waiting.labels(name).observe(seconds)
         m._running.labels(name).observe(took_s)
         m._fill.labels(name).observe(fill)
-        if run.clock == "modelled":
+        if run is not None and run.clock == "modelled":
             m._modelled.labels(name).observe(run.latency_s)
 
     def failed(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from math import inf, isnan
 
-from ...base.errors import BoardError
+from ...base.errors import BoardError, RsnError
 
 
 class QueueFull(BoardError):
@@ -14,6 +14,10 @@ class QueueFull(BoardError):
 
 class RequestTimeout(BoardError, TimeoutError):
     """A request was not answered in its time. If its run ends later, the result is dropped."""
+
+
+class TooLarge(RsnError):
+    """The body of a request is too large, or becomes too large when it is parsed."""
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,18 @@ class Letters:
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [ord(c) - 32 for c in text]}
 
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+    def decode(
+        self, tokens: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool = False
+    ) -> str:
         return "".join(chr(32 + token) for token in tokens)
 
 
 class Bytes(Letters):
     """Of which several tokens make a character."""
 
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+    def decode(
+        self, tokens: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool = False
+    ) -> str:
         return bytes(tokens).decode(errors="replace")
 
 
@@ -136,12 +140,12 @@ def test_a_prompt_that_is_too_long_is_not_tokenized() -> None:
         with Generation(Scripted()) as generation:
             transport = httpx.ASGITransport(application(generation, Never(), "letters"))
             async with httpx.AsyncClient(transport=transport, base_url="http://rsn") as client:
-                return await client.post("/v1/completions", json={"prompt": "a" * 100_000})
+                return await client.post("/v1/completions", json={"prompt": "a" * 60_000})
 
     answer = asyncio.run(call())
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "prompt")
-    assert error["message"].startswith("the prompt has 100000 characters; a sequence has at most ")
+    assert error["message"].startswith("the prompt has 60000 characters; a sequence has at most ")
 
 
 def test_others_are_answered_while_a_prompt_is_tokenized() -> None:
@@ -207,7 +211,9 @@ def test_pieces_of_text() -> None:
         ({"prompt": "a", "max_tokens": True}, "max_tokens", "a whole number"),
         ({"prompt": "a", "top_p": 2}, "top_p", "top_p is 2"),
         ({"prompt": "a", "temperature": 10**400}, "temperature", "it should be a number from 0 to"),
-        (b'{"prompt": "a", "temperature": NaN}', "temperature", "temperature is nan"),
+        (b'{"prompt": "a", "temperature": NaN}', None, "JSON has no NaN"),
+        (b'{"prompt": "a", "prompt": "b"}', None, "'prompt' twice"),
+        (b'{"prompt": "a", "temperature": 1e999}', "temperature", "temperature is inf"),
         ({"prompt": "a", "stop": [1]}, "stop", "a string or several"),
         ({"prompt": "a", "stream": 1}, "stream", "true or false"),
         ({"prompt": "a", "seed": 1.5}, "seed", "a whole number"),
@@ -215,7 +221,9 @@ def test_pieces_of_text() -> None:
         ({"prompt": "a", "echo": 0}, "echo", "does not support"),
         (b'{"prompt": "\\ud800 4"}', "prompt", "half of a character"),
         ({"prompt": "a", "wat": 1}, "wat", "unknown field 'wat'"),
+        ({"prompt": "a", "w" * 5000: 1}, "w" * 100, f"unknown field '{'w' * 100}'..."),
         ({"prompt": "a" * 30}, "prompt", "a prompt of 30 tokens"),
+        ({"prompt": [1] * 21}, "prompt", "the prompt has 21 tokens; a sequence has at most 20"),
         ({"prompt": [96]}, "prompt", "up to 96"),
     ],
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
 
@@ -64,6 +66,10 @@ class Scripted:
         self.calls, self.fails, self.widest, self.closed = 0, set(fails), 0, False
         self.go = threading.Event()
         self.go.set()
+        self.last_run = None
+
+    def prepare(self, tokens: int) -> bool:
+        return True
 
     def _called(self) -> None:
         self.go.wait()
@@ -634,3 +640,111 @@ def test_cancelled_requests_leave_the_queue() -> None:
         assert [list(stream) for stream in waiting] == [[], []]
         assert [stream.reason for stream in waiting] == ["cancelled", "cancelled"]
         assert list(last) == alone([4], Sampling(max_tokens=2))[0]
+
+
+# -- programs of prompts that are compiled beside
+
+
+class Compiling(Scripted):
+    """A decoder in which the programs of prompts of more than two tokens are compiled until `finish`."""
+
+    told: Callable[[], None]
+
+    def __init__(self, error: Exception | None = None, slots: int = 2) -> None:
+        super().__init__(slots)
+        self.is_compiled, self.error = False, error
+
+    def prepare(self, tokens: int) -> bool:
+        if self.is_compiled and self.error is not None and tokens > 2:
+            raise self.error
+        return self.is_compiled or tokens <= 2
+
+    def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
+        if not self.prepare(len(tokens)):
+            raise AssertionError("not compiled")
+        return super().prefill(slot, tokens)
+
+    def finish(self) -> None:
+        self.is_compiled = True
+        self.told()
+
+
+def test_requests_pass_one_whose_program_is_being_compiled() -> None:
+    decoder = Compiling()
+    with Generation(decoder) as generation:
+        long, left = generation.submit([1, 2, 3], Sampling(3)), generation.submit([1, 2, 3])
+        for k in range(4):
+            assert list(generation.submit([k], Sampling(5))) == alone([k], Sampling(5))[0]
+        left.cancel()
+        assert (list(left), left.reason) == ([], "cancelled")
+        decoder.finish()
+        assert list(long) == alone([1, 2, 3], Sampling(3))[0]
+
+
+def test_a_program_that_cannot_be_compiled_is_an_error_of_its_requests() -> None:
+    decoder = Compiling(UnsupportedError("too long"))
+    with Generation(decoder) as generation:
+        long = generation.submit([1, 2, 3])
+        decoder.finish()
+        with pytest.raises(UnsupportedError, match="too long"):
+            list(long)
+        assert list(generation.submit([1], Sampling(5))) == alone([1], Sampling(5))[0]
+
+
+def test_one_prompt_runs_between_two_steps_of_others() -> None:
+    order: list[str] = []
+
+    class Ordered(Scripted):
+        def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
+            order.append("prompt")
+            return super().prefill(slot, tokens)
+
+        def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
+            order.append("step")
+            return super().step(tokens)
+
+    decoder = Ordered(slots=1)
+    decoder.go.clear()
+    with Generation(decoder) as generation:
+        streams = [generation.submit([0], Sampling(8))]
+        while not order:
+            time.sleep(0.002)
+        streams += [generation.submit([k], Sampling(4)) for k in range(1, 4)]
+        decoder.go.set()
+        while "step" not in order:
+            time.sleep(0.002)
+        decoder.slots = 4
+        for stream in streams:
+            list(stream)
+    joined = order[order.index("step") :]
+    assert joined.count("prompt") == 3
+    assert all(pair != ("prompt", "prompt") for pair in pairwise(joined))
+
+
+@pytest.mark.long
+def test_prompts_are_compiled_beside_the_steps() -> None:
+    """On the simulator: steps go on; the program has the model's logits; after a change of the model it is another."""
+    model, told = made("Llama"), threading.Event()
+    with Decoder(model, slots=2, capacity=40) as decoder, torch.no_grad():
+        decoder.told = told.set
+        decoder.prefill(0, [3, 9, 4])
+        assert decoder.prepare(3)
+        assert not decoder.prepare(20)
+        steps = 0
+        while not told.is_set():
+            if steps < 30:
+                decoder.step({0: 5})
+            steps += 1
+        assert steps > 1
+        assert decoder.prepare(20)
+        prompt = list(range(20, 40))
+        got = decoder.prefill(1, prompt)
+        assert difference(got, model(torch.tensor([prompt])).logits[0, -1]) < 1e-5
+        told.clear()
+        assert not decoder.prepare(33)
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+        got = decoder.prefill(1, prompt)
+        assert difference(got, model(torch.tensor([prompt])).logits[0, -1]) < 1e-5
+        assert told.wait(120)
+        got = decoder.prefill(1, list(range(35)))
+        assert difference(got, model(torch.tensor([list(range(35))])).logits[0, -1]) < 1e-5

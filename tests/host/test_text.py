@@ -2,50 +2,79 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rsn.host.generation.text import UNFINISHED, TextPieces
 from rsn.tests.effort import examples
 
-SENTENCES = ["the cat sits on the mat", "naïve café, größer 猫 座る", "emoji 🙂🙃 and 👩‍👩‍👧", "a  b   c\n\nd\te"] * 3
+SENTENCES = [
+    "the cat sits on the mat",
+    "naïve café, größer 猫 座る",
+    "emoji 🙂🙃 and 👩‍👩‍👧",
+    "a  b   c\n\nd\te",
+    "it's what they don't say: \"no\", we're (not) sure... I've 3.5 and 1,000!",
+] * 3
+WORDS = [*" ".join(SENTENCES[:5]).split(" "), "  ", "\n", " '", "n't", '"']
 ENDS = ["<s>", "</s>", "<|im_end|>", "<unk>"]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def made(kind: str) -> Any:
     """A tokenizer of a kind, trained on a few sentences."""
-    if kind == "bytes":
+    more: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<|im_end|>"]}
+    if kind.startswith("bytes"):
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind == "bytes behind a space")
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer: Any = trainers.BpeTrainer(vocab_size=320, special_tokens=ENDS, initial_alphabet=alphabet)
         tokenizer.train_from_iterator(SENTENCES, trainer)
-    elif kind == "words":
+    elif kind.startswith("words"):
         tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.decoder = decoders.WordPiece(cleanup=False)
-        tokenizer.train_from_iterator(SENTENCES, trainers.WordPieceTrainer(vocab_size=150, special_tokens=ENDS))
+        if is_clean := kind == "words as BERT has them":
+            tokenizer.normalizer = normalizers.BertNormalizer()
+            tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece(cleanup=is_clean)
+        more["clean_up_tokenization_spaces"] = is_clean
+        tokenizer.train_from_iterator(SENTENCES, trainers.WordPieceTrainer(vocab_size=200, special_tokens=ENDS))
+    elif kind == "numbers":  # without a decoder, as in docs/generation.md
+        tokenizer = Tokenizer(models.WordLevel({str(n): n for n in range(96)}, unk_token="0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        more = {"eos_token": "95"}
     else:
-        pieces = [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
-        pieces += [(x, -3.0) for x in ("▁", "▁the", "▁cat", "a", "t", "s", "▁a", "▁b", "é", "猫")]
-        vocabulary = [(x, 0.0) for x in ENDS] + pieces
-        tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=True))
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        if kind == "pieces as Llama 2 has them":
+            tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+            trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=ENDS + BYTES)
+            tokenizer.train_from_iterator(SENTENCES, trainer)
+            kept = json.loads(tokenizer.to_str())
+            kept["added_tokens"] = [x for x in kept["added_tokens"] if x["content"] in ENDS]
+            tokenizer = Tokenizer.from_str(json.dumps(kept))
+        else:
+            pieces = [(x, -9.0) for x in BYTES]
+            pieces += [(x, -3.0) for x in ("▁", "▁the", "▁cat", "a", "t", "s", "▁a", "▁b", "é", "猫")]
+            vocabulary = [(x, 0.0) for x in ENDS] + pieces
+            tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=True))
+            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         tokenizer.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", additional_special_tokens=["<|im_end|>"]
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **more)
 
 
-TOKENIZERS = {kind: made(kind) for kind in ("bytes", "words", "pieces")}
+KINDS = (
+    "bytes", "bytes behind a space", "words", "words as BERT has them", "pieces", "pieces as Llama 2 has them",
+    "numbers",
+)  # fmt: skip
+TOKENIZERS = {kind: made(kind) for kind in KINDS}
 
 
 def streamed(pieces: TextPieces, tokens: list[int]) -> list[str]:
@@ -60,7 +89,29 @@ def streamed(pieces: TextPieces, tokens: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(data=st.data())
-@examples(2000, 150)
+@examples(1000, 60)
+def test_prompt_and_text_have_the_tokens_again(kind: str, data: st.DataObject) -> None:
+    """Of a prompt that has its tokens again, and of tokens that any text has."""
+    tokenizer = TOKENIZERS[kind]
+    words = [str(n) for n in range(1, 95)] if kind == "numbers" else WORDS
+    text = " ".join(data.draw(st.lists(st.sampled_from(words), min_size=1, max_size=40)))
+    tokens = tokenizer(text)["input_ids"]
+    cut = data.draw(st.integers(1, max(1, len(tokens))))
+    prompt, whole = (text_of(tokenizer, some) for some in (tokens[:cut], tokens))
+    assume(tokenizer(prompt)["input_ids"] == tokens[:cut])
+    assume(tokenizer(whole)["input_ids"] == tokens)
+    answer = "".join(streamed(TextPieces(tokenizer, (), tokens[:cut]), tokens[cut:]))
+    assert tokenizer(prompt + answer)["input_ids"] == tokens
+
+
+def text_of(tokenizer: Any, tokens: list[int]) -> str:
+    found: str = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return found
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(data=st.data())
+@examples(1000, 60)
 def test_pieces_are_the_text_behind_the_prompt(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]
     text = data.draw(st.sampled_from(SENTENCES) | st.text(min_size=1, max_size=20))
@@ -68,8 +119,8 @@ def test_pieces_are_the_text_behind_the_prompt(kind: str, data: st.DataObject) -
     tokens += data.draw(st.lists(st.integers(4, len(tokenizer) - 1), max_size=6))
     cut = data.draw(st.integers(0, len(tokens)))
     prompt, answer = tokens[:cut], tokens[cut:]
-    whole = tokenizer.decode(tokens, skip_special_tokens=True)
-    before = tokenizer.decode(prompt, skip_special_tokens=True).rstrip(UNFINISHED)
+    whole = text_of(tokenizer, tokens)
+    before = text_of(tokenizer, prompt).rstrip(UNFINISHED)
     pieces = streamed(TextPieces(tokenizer, (), prompt), answer)
     if whole.startswith(before) and UNFINISHED not in whole:
         assert before + "".join(pieces) == whole

@@ -1,0 +1,305 @@
+"""Servers over HTTP as their clients see them (docs/serving.md, docs/generation.md).
+
+    python benchmarks/serving.py [hostile] [bodies] [sigterm] [lengths] [cost] [memory]
+
+Each word is a table; none takes all. Servers are processes of `rsn serve` on the board sim, with random weights, on
+this computer: other programs slow them down, so that a bare server, or the same without load, stands beside them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+FEATURES = 64
+PATHS = {"tensors": "/", "texts": "/v1/completions"}
+
+
+def models(folder: Path, layers: int = 2, hidden: int = 64, vocabulary: int = 96) -> dict[str, Path]:
+    """A Linear in a model file, and a Llama whose words are numbers, with random weights."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as kinds
+
+    import rsn
+
+    torch.manual_seed(1)
+    x = torch.randn(2, 8, FEATURES)
+    sizes = {"x": {0: rsn.Batch(1, 8)}}
+
+    class Small(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(FEATURES, FEATURES)
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(x)
+
+    rsn.compile(Small().eval(), {"x": x}, dynamic_shapes=sizes).save(folder / "small.rsnmodel")
+    words = Tokenizer(kinds.WordLevel({str(n): n for n in range(vocabulary)}, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token=str(vocabulary - 1))
+    made.save_pretrained(folder / "texts")
+    config = transformers.LlamaConfig(
+        hidden_size=hidden, intermediate_size=2 * hidden, num_attention_heads=max(4, hidden // 64),
+        num_key_value_heads=max(2, hidden // 64), vocab_size=vocabulary, bos_token_id=0, eos_token_id=vocabulary - 1,
+        num_hidden_layers=layers, tie_word_embeddings=False,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "texts")
+    return {"tensors": folder / "small.rsnmodel", "texts": folder / "texts"}
+
+
+class ServerProcess:
+    """A server in a process of its own."""
+
+    def __init__(self, model: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "rsn", "serve", str(model), "--port", "0", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if " at http://" not in line:
+            raise SystemExit(f"{' '.join(command)}: {line}{self.process.communicate()[1]}")
+        self.port = int(line.split(" at ")[1].split()[0].rpartition(":")[2])
+
+    def ask(self, method: str, path: str, body: Any = None, seconds: float = 300.0) -> tuple[int, bytes]:
+        """An answer; its status is 0 for a connection that was cut."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # the answer may be there all the same
+                connection.request(method, path, body, encode_chunked=not isinstance(body, bytes | None))
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as e:
+            return 0, repr(e).encode()
+        finally:
+            connection.close()
+
+    def megabytes(self, field: str = "VmHWM") -> float:
+        """The memory of the process and those that it has started, or its peak (the sum of their peaks)."""
+        total = 0
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with suppress(OSError):
+                found = dict(line.split(":", 1) for line in status.read_text().splitlines())
+                if str(self.process.pid) in (found["Pid"].strip(), found["PPid"].strip()) and field in found:
+                    total += int(found[field].split()[0])
+        return total / 1e3
+
+    @contextmanager
+    def watched(self) -> Iterator[list[float]]:
+        """Ask for /health each 20 ms in the block; yields the seconds that each answer took."""
+        seconds: list[float] = []
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.02):
+                began = time.perf_counter()
+                status, _ = self.ask("GET", "/health")
+                seconds.append(time.perf_counter() - began if status == 200 else float("inf"))
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield seconds
+        finally:
+            over.set()
+            thread.join()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def served(model: Path, *options: str) -> Iterator[ServerProcess]:
+    server = ServerProcess(model, *options)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def request(kind: str, value: str) -> bytes:
+    """A body that is good but for `value`, the JSON of its tensor or its prompt."""
+    return (f'{{"inputs": {{"x": {value}}}}}' if kind == "tensors" else f'{{"prompt": {value}}}').encode()
+
+
+GOOD = {"tensors": json.dumps([[[0.5] * FEATURES] * 8]), "texts": '"17 4 60"'}
+
+
+def told(answer: bytes) -> str:
+    with suppress(ValueError, KeyError, TypeError):
+        error = json.loads(answer)["error"]
+        message = error["message"] if isinstance(error, dict) else error
+        return message if len(message) < 70 else f"{message[:60]}... ({len(message)} characters)"
+    return answer[:60].decode(errors="replace")
+
+
+def hostile(folder: Path) -> None:
+    """Requests that are to harm a server: the answer, its time, the slowest /health meanwhile, and the peak of
+    memory so far."""
+    mega = 10**6
+
+    def bodies(kind: str) -> Iterator[tuple[str, Any]]:
+        yield "a good request", request(kind, GOOD[kind])
+        yield "no JSON", b"x" * 100
+        yield "NaN", request(kind, "NaN")
+        yield "a name twice", b'{"a": 1, "a": 2}'
+        yield "100,000 levels", b"[" * 100_000
+        yield "an integer of 100,000 digits", request(kind, "1" * 100_000)
+        yield "a name of 60 KB", f'{{"{"a" * 60_000}": 1}}'.encode()
+        yield "half a surrogate pair", request(kind, '"\\ud800"')
+        yield "a text of 10 MB", request(kind, f'"{"a" * 10 * mega}"')
+        yield "10 MB of lists in lists", request(kind, f"[{'[[]],' * (2 * mega)}[]]")
+        yield "60 MB of numbers", request(kind, f"[{'0.5,' * (15 * mega)}1]")
+        yield "60 MB of lists in lists", request(kind, f"[{'[],' * (20 * mega)}[]]")
+        yield "100 MB", b" " * (100 * mega)
+        yield "100 MB, its size not said", (b" " * mega for _ in range(100))
+        yield "a body that stops", None
+
+    for kind, path in folder_models(folder).items():
+        options = ["--generate", "--slots", "2", "--capacity", "512"] if kind == "texts" else []
+        with served(path, "--timeout", "60", *options) as server:
+            server.ask("POST", PATHS[kind], request(kind, GOOD[kind]))
+            click.echo(
+                f"\n{kind}: {server.megabytes('VmRSS'):.0f} MB before\n| | status | s | /health, ms | MB | answer |"
+            )
+            click.echo("|---|---|---|---|---|---|")
+            for name, body in bodies(kind):
+                began = time.perf_counter()
+                with server.watched() as health:
+                    if body is None:
+                        status, answer = stalled(server, PATHS[kind])
+                    else:
+                        status, answer = server.ask("POST", PATHS[kind], body)
+                    seconds = time.perf_counter() - began
+                slowest = max(health, default=0) * 1e3
+                row = f"| {name} | {status or 'cut'} | {seconds:.2f} | {slowest:.0f} | {server.megabytes():.0f} |"
+                click.echo(f"{row} {told(answer)} |")
+            with server.watched() as health:
+                idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
+                for connection in idle[::2]:
+                    connection.sendall(b"POST / HTTP/1.1\r\nhost:")
+                began, open_ = time.perf_counter(), len(idle)
+                while open_ and time.perf_counter() - began < 60:
+                    time.sleep(0.5)
+                    open_ = sum(not closed(x) for x in idle)
+            seconds = time.perf_counter() - began
+            click.echo(f"| 200 connections without headers | {200 - open_} closed | {seconds:.1f} "
+                  f"| {max(health) * 1e3:.0f} | {server.megabytes():.0f} | |")  # fmt: skip
+
+
+def stalled(server: ServerProcess, path: str) -> tuple[int, bytes]:
+    """A request whose body is never sent."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    connection.putrequest("POST", path)
+    connection.putheader("content-length", "1000")
+    connection.endheaders(b"{")
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
+def closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def folder_models(folder: Path) -> dict[str, Path]:
+    if not (folder / "texts").exists():
+        models(folder)
+    return {"tensors": folder / "small.rsnmodel", "texts": folder / "texts"}
+
+
+def bodies(folder: Path, count: int = 50) -> None:
+    """Many of the largest bodies that are read at one time, and /health meanwhile."""
+    click.echo(f"\n{count} bodies of 64 MB at one time\n| | statuses | s | /health: median, 99 %, largest, ms | MB |")
+    click.echo("|---|---|---|---|---|")
+    for kind, path in folder_models(folder).items():
+        options = ["--generate", "--slots", "2", "--capacity", "512"] if kind == "texts" else []
+        with served(path, *options) as server, ThreadPoolExecutor(count) as clients:
+            with server.watched() as health:
+                time.sleep(2)
+            rows = [("without", "", 2.0, health)]
+            body = request(kind, f"[{'0.5,' * (16 * 10**6 - 20)}1]")
+            began = time.perf_counter()
+            with server.watched() as health:
+                asked = [clients.submit(server.ask, "POST", PATHS[kind], body) for _ in range(count)]
+                statuses = [x.result()[0] for x in asked]
+            counted = ", ".join(f"{statuses.count(x)} x {x or 'cut'}" for x in sorted(set(statuses)))
+            rows.append((kind, counted, time.perf_counter() - began, health))
+            for name, what, seconds, times in rows:
+                low, high = median(times), sorted(times)[int(len(times) * 0.99)]
+                figures = ", ".join(f"{x * 1e3:.0f}" for x in (low, high, max(times)))
+                click.echo(f"| {name} | {what} | {seconds:.1f} | {figures} | {server.megabytes():.0f} |")
+
+
+def sigterm(folder: Path) -> None:
+    """What a client sees of a text that is under way when the server gets SIGTERM."""
+    click.echo(
+        "\nSIGTERM, --timeout 4\n| | status | ends with | s behind the signal | exit code |\n|---|---|---|---|---|"
+    )
+    path = folder_models(folder)["texts"]
+    for name, tokens, streamed in (
+        ("a stream that is done in time", 8, True),
+        ("a text that is done in time", 8, False),
+        ("a stream that takes longer", 500, True),
+        ("a text that takes longer", 500, False),
+        ("one that waits for a slot", 500, False),
+    ):
+        with served(path, "--generate", "--slots", "1", "--capacity", "512", "--timeout", "4") as server:
+            server.ask("POST", PATHS["texts"], request("texts", GOOD["texts"]))
+            asked = {"prompt": "17 4 60", "max_tokens": tokens, "stream": streamed, "temperature": 0}
+            with ThreadPoolExecutor(2) as clients:
+                others = [clients.submit(server.ask, "POST", PATHS["texts"], json.dumps(asked).encode())]
+                time.sleep(0.15)
+                if "waits" in name:
+                    others.append(clients.submit(server.ask, "POST", PATHS["texts"], json.dumps(asked).encode()))
+                    time.sleep(0.1)
+                server.process.send_signal(signal.SIGTERM)
+                began = time.perf_counter()
+                status, answer = others[-1].result()
+                seconds = time.perf_counter() - began
+                code = server.process.wait(60)
+            end = answer.decode().strip().rpartition("\n\n")[2]
+            if not streamed and status == 200:
+                end = re.sub(r'"text":"[^"]*"', '"text":...', end[end.index('"text"') :])
+            click.echo(f"| {name} | {status} | `{end[:150]}` | {seconds:.1f} | {code} |")
+
+
+TABLES: dict[str, Callable[[Path], None]] = {"hostile": hostile, "bodies": bodies, "sigterm": sigterm}
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(TABLES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in chosen:
+            TABLES[name](Path(folder))
+
+
+if __name__ == "__main__":
+    main()

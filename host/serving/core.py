@@ -1,0 +1,321 @@
+"""What servers over HTTP have in common: how requests are read, limited, parsed and counted, what they wait for, how
+errors are answered, and how it ends (docs/serving.md).
+
+Needs starlette (the extra `serve`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ...base.errors import BoardError, MissingError, RsnError
+from .apart import Apart
+from .health import Health, State
+from .http_json import write_json
+from .policy import QueueFull, RequestTimeout, TooLarge
+
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect as ClientDisconnect
+    from starlette.responses import Response
+    from starlette.responses import StreamingResponse as StreamingResponse
+    from starlette.routing import Route
+except ImportError:
+    raise MissingError(
+        "serving over HTTP takes starlette, which is not installed: pip install starlette uvicorn"
+    ) from None
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    Receive = Callable[[], Awaitable[dict[str, Any]]]
+    Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+T = TypeVar("T")
+U = TypeVar("U")
+log = logging.getLogger("rsn.http")
+
+LIMIT_BYTES = 64 << 20
+"""Bytes of a request's body."""
+BODIES = 8
+"""The bodies that are held at one time have at most so many times these bytes together."""
+TIMEOUT_S = 60.0
+"""Seconds of a request."""
+THREADS = 8
+"""Threads that parse bodies, submit requests and write answers, so that the event loop stays free for health checks."""
+AT_ONCE_BYTES, APART_BYTES = 1 << 12, 1 << 16
+"""Bytes of a body that is parsed at once, which takes less than handing it to a thread, and of one that a thread
+parses. The standard library's parser holds the interpreter: of 64 KiB for 10 ms at most. Larger ones go to a process of
+their own."""
+LINGER_S = 2.0
+"""Seconds for which a body that is too large is read and dropped: a client that is still sending does not read the
+answer."""
+
+
+class SlowBody(RsnError):
+    """A request's body did not arrive in time."""
+
+
+class Stopping(BoardError):
+    """The server stops, and the time that requests under way had is over."""
+
+
+STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (SlowBody, 408),
+    (TooLarge, 413),
+    (RequestTimeout, 504),
+    (QueueFull, 503),
+    (BoardError, 503),
+    (RsnError, 500),
+)
+"""HTTP status codes by error; the first class that fits counts."""
+
+
+class Core(Generic[T]):
+    """The common part of an application, for requests that become a T.
+
+    parse: makes it from a body; a module's function, or an object that can be pickled. Raises `RsnError`s. health:
+    returns what /health tells. error: makes the body of an answer from a status code, a message, and the name of the
+    field at fault, "" for none. status: codes of further errors, before those of `STATUS`. registry: the Prometheus
+    registry that /metrics shows; without one there is no such path. timeout_s: the most seconds for a body to arrive,
+    and to be parsed. limit_bytes: the most bytes of a body.
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[bytes], T],
+        health: Callable[[], Health],
+        error: Callable[[int, str, str], Mapping[str, Any]],
+        status: Sequence[tuple[type[Exception], int]],
+        *,
+        registry: CollectorRegistry | None,
+        timeout_s: float,
+        limit_bytes: int,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._parse, self._health, self._error, self._registry = parse, health, error, registry
+        self._status, self._limit = (*status, *STATUS), limit_bytes
+        self._held = 0
+        """Bytes of the bodies that arrive, or wait to be parsed."""
+        self._threads = ThreadPoolExecutor(THREADS, "rsn-http")
+        self._apart = Apart(parse)
+        self._parser = ThreadPoolExecutor(1, "rsn-http-parse")
+        self._waits: set[asyncio.Timeout] = set()
+        self._ends: float | None = None
+        """When requests under way are given up, in seconds of the loop's clock; None while the server does not stop."""
+        _cores.add(self)
+
+    # -- the application
+
+    def application(self, routes: Mapping[str, tuple[str, Callable[[Any], Awaitable[Any]]]], unknown: str) -> Any:
+        """Return an ASGI application with these routes, /health, and with a registry /metrics.
+
+        routes: by path the methods, with spaces between, and what answers; `RsnError`s that it raises are answered.
+        unknown: the message for other paths.
+        """
+
+        def unrouted(request: Any, raised: Any) -> Any:
+            if raised.status_code == 405:
+                allowed = ", ".join(sorted(raised.headers["Allow"].split(", ")))
+                return self._told(405, f"this path takes {allowed}", headers={"allow": allowed})
+            return self._told(raised.status_code, unknown)
+
+        def failed(request: Any, raised: Exception) -> Any:
+            # Starlette raises the error again, and the ASGI server logs it with its traceback
+            return self._told(500, "internal error")
+
+        made = [Route(path, self._caught(answer), methods=of.split()) for path, (of, answer) in routes.items()]
+        made.append(Route("/health", self._tell_health, methods=["GET"]))
+        if self._registry is not None:
+            made.append(Route("/metrics", self._tell_metrics, methods=["GET"]))
+        app = Starlette(routes=made, exception_handlers={HTTPException: unrouted, Exception: failed})
+        app.router.redirect_slashes = False
+        return app
+
+    async def _tell_health(self, request: Any) -> Any:
+        now = self._health()
+        known = {"state": now.state.value, "error": now.error, "since": now.since, "failures": now.failures}
+        return json_answer(known, 200 if now.state in (State.READY, State.DEGRADED) else 503)
+
+    async def _tell_metrics(self, request: Any) -> Any:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        assert self._registry is not None
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    # -- requests
+
+    async def request(self, request: Any) -> T:
+        """Read the body of a request and parse it. Raises `SlowBody`, `TooLarge`, `QueueFull` while others hold too
+        many bytes, `ClientDisconnect`, and what parsing raises."""
+        with self._holding() as hold:
+            slow = f"the body did not arrive in {self.timeout_s:g} s"
+            async with self.within(self.timeout_s, slow, SlowBody):
+                body = await _read_body(request, self._limit, hold)
+            if len(body) <= AT_ONCE_BYTES:
+                return self._parse(body)
+            if len(body) <= APART_BYTES:
+                return await self.in_thread(self._parse, body)
+            async with self.within(self.timeout_s, f"the body was not parsed in {self.timeout_s:g} s"):
+                return await asyncio.get_running_loop().run_in_executor(self._parser, self._apart, body, self.timeout_s)
+
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[Callable[[int], None]]:
+        """Count the bytes of a body that arrive. Yields a function that takes more of them, and raises `QueueFull` when
+        all bodies together have too many."""
+        held, most = 0, BODIES * self._limit
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if self._held + size > most:
+                raise QueueFull(f"the bodies of other requests have more than {most - size} bytes")
+            self._held += size
+            held += size
+
+        try:
+            yield hold
+        finally:
+            self._held -= held
+
+    async def in_thread(self, act: Callable[..., U], *args: Any) -> U:
+        """Call a function that takes long in a thread, and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, act, *args)
+
+    @contextlib.asynccontextmanager
+    async def within(
+        self, seconds: float = math.inf, message: str = "", error: Callable[[str], Exception] = RequestTimeout
+    ) -> AsyncIterator[None]:
+        """Cancel what the block waits for after some seconds, and raise `error` with the message; or `Stopping`, if the
+        server stops and its time is over before."""
+        due = asyncio.get_running_loop().time() + seconds
+        try:
+            async with asyncio.timeout_at(due if self._ends is None else min(due, self._ends)) as limit:
+                self._waits.add(limit)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(limit)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if limit.when() == due:
+                raise error(message) from None
+            raise Stopping("the server stops, and had no more time for this request") from None
+
+    def stop(self, seconds: float) -> None:
+        """Give requests under way so many seconds; those that wait for something then get `Stopping`. In the event
+        loop."""
+        self._ends = asyncio.get_running_loop().time() + seconds
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(min(self._ends, wait.when() or self._ends))
+
+    # -- answers
+
+    def _caught(self, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        """An answer to a request that also answers the errors which `answer` raises."""
+
+        async def answered(request: Any) -> Any:
+            try:
+                return await answer(request)
+            except ClientDisconnect:
+                return Response(status_code=400)  # the client is gone
+            except RsnError as e:
+                return self.refused(e, request)
+
+        return answered
+
+    def refused(self, error: RsnError, request: Any) -> Any:
+        """Return the answer to a request that an error ends."""
+        status = next(code for kind, code in self._status if isinstance(error, kind))
+        if status == 500:
+            log.error("%s: %s", type(error).__name__, error)
+        headers = {"retry-after": "1"} if status == 503 else {"connection": "close"} if status in (408, 413) else {}
+        told = self._told(status, str(error), getattr(error, "field", ""), headers)
+        if status != 413:
+            return told
+        return _lingering(told, waits=request.headers.get("expect", "").lower() == "100-continue")
+
+    def _told(self, status: int, message: str, field: str = "", headers: Mapping[str, str] | None = None) -> Any:
+        return json_answer(self._error(status, message, field), status, headers)
+
+
+_cores: weakref.WeakSet[Core[Any]] = weakref.WeakSet()
+
+
+def stop_all(seconds: float) -> None:
+    """Call `Core.stop` of all applications of this process."""
+    for core in _cores:
+        core.stop(seconds)
+
+
+async def _read_body(request: Any, limit: int, hold: Callable[[int], None]) -> bytes:
+    """Read a request's body. limit: in bytes. hold: takes the sizes of its parts. Raises `TooLarge` as soon as the size
+    is known to be larger, `ClientDisconnect` if the client goes away meanwhile, and what `hold` raises."""
+    large = TooLarge(f"the body has more than {limit} bytes")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise large
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise large
+        hold(len(chunk))
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected. receive: the ASGI function that gives the next message."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(request: Any, work: Awaitable[U]) -> U:
+    """Wait for something, and return its result; cancel it, and raise `ClientDisconnect`, if the client of `request`,
+    whose body has been read, goes away before."""
+    gone, done = asyncio.create_task(disconnected(request.receive)), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({gone, done}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise ClientDisconnect
+        return done.result()
+    finally:
+        gone.cancel()
+        done.cancel()  # no effect if it is done
+
+
+def json_answer(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    """Return an HTTP answer whose body is `value` in JSON. status: the HTTP status code. headers: more headers. Raises
+    `UnsupportedError` for what JSON cannot represent."""
+    return json_text(write_json(value), status, headers)
+
+
+def json_text(text: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    """Return an HTTP answer whose body is this JSON text in ASCII. status, headers: as for `json_answer`."""
+    return Response(text, status, headers, media_type="application/json")
+
+
+def _lingering(answer: Any, waits: bool) -> Any:
+    """An answer to a client that may still be sending its body. waits: it sends nothing until it gets a 100
+    (Continue)."""
+
+    async def respond(scope: Any, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+        await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if waits else LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
+
+    return respond
