@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -259,17 +260,17 @@ def bodies(folder: Path, count: int = 50) -> None:
 def sigterm(folder: Path) -> None:
     """What a client sees of a text that is under way when the server gets SIGTERM."""
     click.echo(
-        "\nSIGTERM, --timeout 4\n| | status | ends with | s behind the signal | exit code |\n|---|---|---|---|---|"
+        "\nSIGTERM, --timeout 10\n| | status | ends with | s behind the signal | exit code |\n|---|---|---|---|---|"
     )
     path = folder_models(folder)["texts"]
     for name, tokens, streamed in (
-        ("a stream that is done in time", 8, True),
-        ("a text that is done in time", 8, False),
+        ("a stream that is done in time", 6, True),
+        ("a text that is done in time", 6, False),
         ("a stream that takes longer", 500, True),
         ("a text that takes longer", 500, False),
         ("one that waits for a slot", 500, False),
     ):
-        with served(path, "--generate", "--slots", "1", "--capacity", "512", "--timeout", "4") as server:
+        with served(path, "--generate", "--slots", "1", "--capacity", "512", "--timeout", "10") as server:
             server.ask("POST", PATHS["texts"], request("texts", GOOD["texts"]))
             asked = {"prompt": "17 4 60", "max_tokens": tokens, "stream": streamed, "temperature": 0}
             with ThreadPoolExecutor(2) as clients:
@@ -289,7 +290,59 @@ def sigterm(folder: Path) -> None:
             click.echo(f"| {name} | {status} | `{end[:150]}` | {seconds:.1f} | {code} |")
 
 
-TABLES: dict[str, Callable[[Path], None]] = {"hostile": hostile, "bodies": bodies, "sigterm": sigterm}
+def lengths(folder: Path, layers: int = 4, hidden: int = 256) -> None:
+    """A text that runs while prompts of new lengths join: the gaps between its tokens, and the times to the first
+    tokens of the others."""
+    own = folder / "lengths"
+    own.mkdir()
+    path = models(own, layers, hidden, 1000)["texts"]
+    sizes = (12, 24, 48, 96, 192)
+
+    def stream(server: ServerProcess, prompt: int, tokens: int, until: threading.Event | None = None) -> list[float]:
+        """The times at which tokens came, from the request on, in seconds; one for each event."""
+        body = {"prompt": " ".join(str(k + 1) for k in range(prompt)), "max_tokens": tokens, "stream": True, "seed": 1}
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
+        began = time.perf_counter()
+        connection.request("POST", PATHS["texts"], json.dumps(body))
+        times = []
+        for line in connection.getresponse():
+            if b'"choices"' in line:
+                times.append(time.perf_counter() - began)
+            elif line.startswith(b"data: {"):
+                raise SystemExit(line.decode())
+            if until is not None and until.is_set():
+                break
+        connection.close()
+        return times
+
+    head = " | ".join(f"{n} tokens" for n in sizes)
+    click.echo(
+        f"\ns to the first token of a prompt of | {head} | gaps of the other text: median, largest, ms | s to start"
+    )
+    click.echo("|---|" + "---|" * (len(sizes) + 2))
+    for name, options in (("compiled beside", []), ("--warm-up", ["--warm-up"])):
+        began = time.perf_counter()
+        with served(path, "--generate", "--slots", "4", "--capacity", "256", "--timeout", "600", *options) as server:
+            start = time.perf_counter() - began
+            over, alone = threading.Event(), stream(server, 4, 20)
+            with ThreadPoolExecutor(1) as clients:
+                running = clients.submit(stream, server, 4, 250, over)
+                time.sleep(1)
+                first = [stream(server, n, 2)[0] for n in sizes]
+                over.set()
+                for rows, times in (("alone", alone), (name, running.result())):
+                    gaps = [1e3 * (b - a) for a, b in pairwise(times)]
+                    joined = [f"{x:.2f}" for x in first] if rows == name else [""] * len(sizes)
+                    figures = f"{median(gaps):.0f}, {max(gaps):.0f}"
+                    click.echo(f"| {rows} | {' | '.join(joined)} | {figures} ({len(gaps)}) | {start:.0f} |")
+
+
+TABLES: dict[str, Callable[[Path], None]] = {
+    "hostile": hostile,
+    "bodies": bodies,
+    "sigterm": sigterm,
+    "lengths": lengths,
+}
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ COSTLY = {
 SLOW = {"torch", "transformers"}
 MAY_BE_SLOW = {"rsnlib", "programs"}
 # Files that load what is in there.
-TAKES_TORCH = {Path("nn.py"), Path("host/model/torch_backend.py")}
+TAKES_TORCH = {Path("nn.py"), Path("host/model/torch_backend.py"), Path("host/model/torch_module.py")}
 # Files that import modules of this package by names that they compute: from tables of public names and of commands, for
 # `deferred`, and classes of results that a file names.
 IMPORTS_BY_NAME = {Path("__init__.py"), Path("base/deferred.py"), Path("cli/main.py"), Path("rsnlib/structure.py")}

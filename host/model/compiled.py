@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -330,6 +330,15 @@ class Compiled(CompiledModule):
         host = self._traced.host
         found = (node.meta.get(EXECUTOR) for node in (*host.before, *host.after))
         return tuple(x for x in found if isinstance(x, PatchedExperts))
+
+    @property
+    def _called(self) -> tuple[nn.Module, Collection[str]]:
+        if self._recipe is None:
+            raise UnsupportedError("this program follows no model, of which it could be a module")
+        example, model = self._recipe.example, self._recipe.followed.original
+        if isinstance(example, dict):
+            return model, example
+        return model, list(self._traced.host.interface.signature.parameters)[: len(example)]
 
     @property
     def config(self) -> Any:

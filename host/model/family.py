@@ -12,7 +12,7 @@ import inspect
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Self
@@ -24,6 +24,7 @@ from .file import ModelVariant, write
 from .module import CompiledModule
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.export import ExportedProgram
 
     from ...hw.sim.machine import Run
@@ -156,6 +157,10 @@ class Family(CompiledModule):
     def dims(self) -> tuple[Dim, ...]:
         """The dimensions whose sizes calls choose, in the order in which `program` takes their sizes."""
         return self._arguments.dims
+
+    @property
+    def _called(self) -> tuple[nn.Module, Collection[str]]:
+        return self._model, self._arguments.example
 
     @property
     def config(self) -> Any:

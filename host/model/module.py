@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from ...base.deferred import deferred
 from ...base.errors import UnsupportedError
 from ..closing import Closing
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from . import torch_module
+else:
+    torch_module = deferred("rsn.host.model.torch_module")
 
 
 class BoardModule(Closing):
@@ -32,6 +39,21 @@ class BoardModule(Closing):
 
 class CompiledModule(BoardModule):
     """What `rsn.compile` makes. It cannot be pickled or copied: both raise `UnsupportedError`."""
+
+    @property
+    def _called(self) -> tuple[nn.Module, Collection[str]]:
+        """The model that was compiled, and the names of the arguments that calls take."""
+        raise NotImplementedError
+
+    def module(self) -> nn.Module:
+        """Return a `torch.nn.Module` whose calls run here. It has the class, submodules, weights and attributes of the
+        model, so that libraries take it which look at these; a change of its weights is one of the model.
+
+        It also takes arguments that calls of this object do not, if they have the values that they have when they are
+        left out, and `return_dict=False`. Raises `UnsupportedError` if the model no longer exists.
+        """
+        model, takes = self._called
+        return torch_module.as_module(model, self, takes)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # of `pickle` and `copy`
         raise UnsupportedError(
