@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
@@ -20,16 +21,17 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 IMPORTED = (
     *("torch", "torch.export._trace", "torch.export.unflatten", "torch._export.non_strict_utils", "torch._dynamo"),
-    *("torch.fx", "rsn.cli.main", "rsn.compiler", "rsn.host.model.compiled", "rsn.host.model.torch_backend"),
-    *("rsn.assembler.parser", "rsn.cli.compile", "rsn.cli.run", "numba", "transformers"),
+    *("torch.fx", "numba", "transformers.generation.utils", "transformers.modeling_utils"),
 )
-"""With what torch loads in its first export, and numba at the first run: each of them a second and more."""
+"""With what torch loads in its first export, and transformers with its first model: each of them a second and more."""
 
 SHIM = """#!{python} -IS
 import array, json, os, signal, socket, sys
@@ -76,8 +78,10 @@ class WarmPython:
 def serve(address: str) -> None:
     """Fork for each command that arrives, for ever."""
     sys.path[0] = str(Path(sys.executable).parent)  # as for the program `rsn`: the folder of this file has no packages
-    for name in IMPORTED:
-        importlib.import_module(name)
+    for name in (*IMPORTED, *_modules()):
+        with suppress(ImportError):  # of an extra that is not installed
+            importlib.import_module(name)
+    importlib.import_module("numba").njit(lambda: 0)()  # loads its compiler, which takes half a second
     assert threading.active_count() == 1, "a fork has only one of the threads"
     gc.collect()
     gc.freeze()  # what a command frees is not mixed with what all share
@@ -92,6 +96,14 @@ def serve(address: str) -> None:
             listening.close()
             _answer(client)
         client.close()
+
+
+def _modules() -> Iterator[str]:
+    """Those of the package, without programs, which commands run."""
+    package = importlib.import_module("rsn")
+    for found in pkgutil.walk_packages(package.__path__, "rsn."):
+        if not found.name.startswith("rsn.programs") and not found.name.endswith("__main__"):
+            yield found.name
 
 
 def _answer(client: socket.socket) -> None:
@@ -155,6 +167,9 @@ def _execute(name: str, args: list[str]) -> None:
     elif args[:1] == ["-m"]:
         sys.argv, sys.path[0] = args[1:], os.getcwd()
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+    elif args[:2] == ["-W", "ignore"]:
+        warnings.simplefilter("ignore")
+        _execute(name, args[2:])
     elif args and not args[0].startswith("-"):
         sys.argv, sys.path[0] = args, str(Path(args[0]).resolve().parent)
         runpy.run_path(args[0], run_name="__main__")
