@@ -94,7 +94,7 @@ from rsn.streams.dynamic.programs.experts import ExpertLayerShape, ExpertProgram
 from rsn.streams.dynamic.programs.tiling import TiledProducts, tiled_products
 from rsn.streams.hls.values import HlsError
 from rsn.streams.placing.devices import VC1902
-from rsn.tests.effort import cases, full, in_both, in_full, sampled
+from rsn.tests.effort import FULL, cases, full, in_both, in_full, long, sampled
 from rsn.tests.streams.dynamic import nested as oracle
 from rsn.tests.streams.dynamic.test_oracle import OPERATORS, Case, eager_merge, flat_map, mapped, reassemble
 
@@ -107,10 +107,6 @@ def built(folder: Path, programs: Sequence[DynamicHls]) -> Path:
     """Compile programs together."""
     build_dynamic(programs, folder / "regions", "-O0")
     return folder / "regions"
-
-
-def native(made: DynamicHls, folder: Path, inputs: Mapping[str, Any] | None = None) -> DynamicResults:
-    return run_native_dynamic(built(folder, [made]), 0, made, inputs, seconds=60)
 
 
 def square(case: Case) -> None:
@@ -423,6 +419,8 @@ LAYERS = [
     *(f"experts_{name}" for name in ("static", "dynamic", "regions")),
     *(f"attention_{name}" for name in ("coarse", "interleaved", "dynamic")),
 ]
+OFTEN = ("experts_static", "experts_regions", "attention_dynamic")
+"""Tiles of one size; of any size, and more operators than the others; caches. The long tests try these."""
 LAYER = ExpertLayerShape("small", 16, 24, 4, 2, 8)
 
 
@@ -456,35 +454,28 @@ def layers() -> dict[str, ExpertProgram | AttentionProgram]:
 
 
 @pytest.mark.long
+@in_full
 def test_layers_give_natively_what_a_run_gives(tmp_path: Path) -> None:
-    made = layers()
-    written = [dynamic_cpp(one.program, name, one.depths) for name, one in made.items()]
-    region = built(tmp_path, written)
-    for number, one in enumerate(made.values()):
-        found = run_native_dynamic(region, number, written[number], seconds=60).tensor(one.result)
-        expected = timed(one.program, depths=one.depths).tensor(one.result)
-        assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max(), written[number].name
-
-
-@pytest.mark.long
-def test_hierarchical_tiling_gives_natively_what_large_tiles_give(tmp_path: Path) -> None:
+    """And hierarchical tiling, and large tiles, give the product."""
     random = np.random.default_rng(0)
     sizes = TiledProducts(3, 8, 12, 8, 4)
     a, b = (random.integers(-3, 4, (3 * 8, 12)).astype(np.float32) for _ in range(2))
-    made = [tiled_products(sizes, hierarchical, a=a, b=b) for hierarchical in (False, True)]
-    written = [dynamic_cpp(one.program, f"products_{k}") for k, one in enumerate(made)]
-    region = built(tmp_path, written)
+    products = [tiled_products(sizes, hierarchical, a=a, b=b) for hierarchical in (False, True)]
     right = np.einsum("nik,njk->nij", a.reshape(3, 8, 12), b.reshape(3, 8, 12)).reshape(24, 8)
-    for number, one in enumerate(made):
-        assert np.array_equal(run_native_dynamic(region, number, written[number]).tensor(one.result), right)
+    made = [one for name, one in layers().items() if FULL or name in OFTEN]
+    written = [dynamic_cpp(one.program, f"products_{k}") for k, one in enumerate(products)]
+    written += [dynamic_cpp(one.program, f"layers_{k}", one.depths) for k, one in enumerate(made)]
+    region = built(tmp_path, written)
+    results = [run_native_dynamic(region, number, one, seconds=60) for number, one in enumerate(written)]
+    for product, done in zip(products, results[:2], strict=True):
+        assert np.array_equal(done.tensor(product.result), right)
+    for one, done in zip(made, results[2:], strict=True):
+        found, expected = done.tensor(one.result), timed(one.program, depths=one.depths).tensor(one.result)
+        assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max(), one
 
 
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"there is no {COMPILER}")
-@pytest.mark.parametrize(
-    "name",
-    # Experts in turn on regions have tiles of any size, too, and more operators than the others.
-    [*map(full, LAYERS[:2]), *sampled(LAYERS[2:], ("attention_dynamic",))],
-)
+@pytest.mark.parametrize("name", [long(name) if name in OFTEN[1:] else full(name) for name in LAYERS])
 def test_hls_would_take_the_cpp_of_layers(name: str, tmp_path: Path) -> None:
     """All loops have the intervals that they state, and no rule of HLS is broken."""
     one = layers()[name]
@@ -559,60 +550,95 @@ def test_accesses_without_an_order_are_refused() -> None:
     )
 
 
-def test_a_deadlock_is_reported_with_who_waits_for_whom(tmp_path: Path) -> None:
+class Native:
+    """Small programs, in one program for this computer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.programs = {name: make() for name, make in SMALL.items()}
+        made = [dynamic_cpp(program, name) for name, program in self.programs.items()]
+        made.append(dynamic_cpp(self.programs["held"], "room", {self.programs["held"].inputs["rows"]: 8}))
+        self._made = {one.name: (number, one) for number, one in enumerate(made)}
+        self._region = built(folder, made)
+
+    def run(self, name: str, inputs: Mapping[str, Any], **options: Any) -> DynamicResults:
+        return run_native_dynamic(self._region, *self._made[name], inputs, seconds=60, **options)
+
+
+def held() -> Program:
     with Program() as program:
         rows = program.input("rows", [8], tile(1, 1))
         packed = Accum(1, RetileRow)(Promote()(rows))
         # The rows wait here until all of them are packed.
         program.output("out", Zip()(FlatMap(RetileStreamify(1))(packed), rows))
-    inputs = {"rows": encode([float(k) for k in range(8)], 0)}
-    made = [dynamic_cpp(program, "held", 2), dynamic_cpp(program, "room", {rows: 8})]
-    region = built(tmp_path, made)
-    with pytest.raises(StuckError, match=r"\S+:\d+: Zip waits at FlatMap to Zip for FlatMap"):
-        run_native_dynamic(region, 0, made[0], inputs, seconds=60)
-    with pytest.raises(StuckError):
-        run(program, inputs, 2)
-    found = run_native_dynamic(region, 1, made[1], inputs, seconds=60)
-    assert show(found.tokens["out"]) == run(program, inputs).text("out")
+    return program
 
 
-def test_an_error_of_a_run_names_the_operator(tmp_path: Path) -> None:
+def zipped() -> Program:
     with Program() as program:
         program.output("out", Zip()(*(program.input(name, [2], tile(1, 1)) for name in "xy")))
-    made = dynamic_cpp(program, "zip", 4)
-    region = built(tmp_path, [made])
-    with pytest.raises(ProgramError, match=r"Zip \(\S+:\d+\): the streams of a Zip do not have the same groups"):
-        run_native_dynamic(region, 0, made, {"x": "1 2 D", "y": "1 D"})
-    with pytest.raises(ProgramError, match=r"zip: inputs without tokens: \['y'\]; tokens of no input: \['z'\]"):
-        run_native_dynamic(region, 0, made, {"x": "1 2 D", "z": "1 D"})
+    return program
 
 
-def test_a_group_without_tiles_has_no_size(tmp_path: Path) -> None:
+def sums() -> Program:
     with Program() as program:
         stream = program.input("x", [program.symbol("n"), program.ragged("g")], tile(program.symbol("m", 4), 2))
         program.output("out", Accum(1, Add)(stream))
-    with pytest.raises(ProgramError, match="a group without tiles, whose size nothing says"):
-        native(dynamic_cpp(program, "sums"), tmp_path, {"x": "[[1,2]] S1 S1 D"})
-    with pytest.raises(ProgramError, match="columns of a tile is 1"):
-        run(program, {"x": "[[1,2]] S1 S1 D"})
+    return program
 
 
-def test_integers_that_their_type_does_not_have_end_a_run(tmp_path: Path) -> None:
+def squared() -> Program:
     with Program() as program:
         x = program.input("x", [1], tile(1, 1, "i8"))
         program.output("out", Map(Mul)(x, x))
-    made = dynamic_cpp(program, "square")
-    region = built(tmp_path, [made])
-    with pytest.raises(ProgramError, match="an integer that the element type of the tile does not have"):
-        run_native_dynamic(region, 0, made, {"x": "100 D"})
-    with pytest.raises(ProgramError, match="input x: an integer that i8 does not have"):
-        run_native_dynamic(region, 0, made, {"x": "200 D"})
+    return program
 
 
-def test_results_that_need_more_room_than_at_first(tmp_path: Path) -> None:
+def repeated() -> Program:
     with Program() as program:
         program.output("out", Repeat(50)(program.input("x", [2], tile(1, 2, "f32"))))
-    made = dynamic_cpp(program, "repeated")
+    return program
+
+
+SMALL = {make.__name__: make for make in (held, zipped, sums, squared, repeated)}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Native:
+    return Native(tmp_path_factory.mktemp("small"))
+
+
+def test_a_deadlock_is_reported_with_who_waits_for_whom(small: Native) -> None:
+    inputs = {"rows": encode([float(k) for k in range(8)], 0)}
+    with pytest.raises(StuckError, match=r"\S+:\d+: Zip waits at FlatMap to Zip for FlatMap"):
+        small.run("held", inputs)
+    with pytest.raises(StuckError):
+        run(small.programs["held"], inputs, 2)
+    assert show(small.run("room", inputs).tokens["out"]) == run(small.programs["held"], inputs).text("out")
+
+
+def test_an_error_of_a_run_names_the_operator(small: Native) -> None:
+    with pytest.raises(ProgramError, match=r"Zip \(\S+:\d+\): the streams of a Zip do not have the same groups"):
+        small.run("zipped", {"x": "1 2 D", "y": "1 D"})
+    with pytest.raises(ProgramError, match=r"zipped: inputs without tokens: \['y'\]; tokens of no input: \['z'\]"):
+        small.run("zipped", {"x": "1 2 D", "z": "1 D"})
+
+
+def test_a_group_without_tiles_has_no_size(small: Native) -> None:
+    inputs = {"x": "[[1,2]] S1 S1 D"}
+    with pytest.raises(ProgramError, match="a group without tiles, whose size nothing says"):
+        small.run("sums", inputs)
+    with pytest.raises(ProgramError, match="columns of a tile is 1"):
+        run(small.programs["sums"], inputs)
+
+
+def test_integers_that_their_type_does_not_have_end_a_run(small: Native) -> None:
+    with pytest.raises(ProgramError, match="an integer that the element type of the tile does not have"):
+        small.run("squared", {"x": "100 D"})
+    with pytest.raises(ProgramError, match="input x: an integer that i8 does not have"):
+        small.run("squared", {"x": "200 D"})
+
+
+def test_results_that_need_more_room_than_at_first(small: Native) -> None:
     inputs = {"x": "[[1,2]] [[3,4]] D"}
-    done = run_native_dynamic(built(tmp_path, [made]), 0, made, inputs, result_words=4)
-    assert show(done.tokens["out"]) == run(program, inputs).text("out")
+    done = small.run("repeated", inputs, result_words=4)
+    assert show(done.tokens["out"]) == run(small.programs["repeated"], inputs).text("out")
