@@ -1056,28 +1056,41 @@ Signed<Bits> narrowed(const X &x) {
     else return static_cast<Signed<Bits>>(x);
 }
 
-// The products of two numbers with a third one, by one multiplication: `high` stands above `low` in the wide operand, so
-// far that both products have a field of their own. What is above the lower field takes its sign back. So both are exact,
-// and the sums of them have no bound: those are added to outside of the multiplier.
+// The sums of the products of two numbers with a third one, over the steps of a cycle, by one multiplication for each
+// step: `high` stands above `low` in the wide operand, so far that both sums have a field of their own. They are added up
+// as a chain of multipliers does, and taken apart once: what is above the lower field takes its sign back.
 template <std::size_t Bits, std::size_t OfShared>
-struct TwoProducts {
-    static constexpr std::size_t field = Bits + OfShared, wide = field + Bits, whole = wide + OfShared;
-    static_assert(wide <= 27 && OfShared <= 18, "a multiplier of 27 x 18 bits");
-    Signed<field> low, high;
+class TwoProducts {
+    static constexpr std::size_t wide = 27, field = wide - Bits - 1, whole = 48;
+    static_assert(OfShared <= 18, "a multiplier of 27 x 18 bits, with a sum of 48");
+    // The least operand is that of the least two numbers, which has a bit more than both fields.
+    static_assert((std::int64_t(1) << (Bits - 1)) * ((std::int64_t(1) << field) + 1) <= std::int64_t(1) << (wide - 1), "");
+    Signed<whole> sum = 0;
 
-    TwoProducts(const Signed<Bits> &of_low, const Signed<Bits> &of_high, const Signed<OfShared> &shared) {
-        constexpr std::int32_t step = std::int32_t(1) << field;
-        const Signed<wide> both = static_cast<Signed<wide>>(of_high) * step + of_low;
-        const Signed<whole> made = static_cast<Signed<whole>>(both) * static_cast<Signed<whole>>(shared);
-        const std::int32_t rest = static_cast<std::int32_t>(made) & (step - 1);
-        const bool negative = rest >> (field - 1);
-        low = static_cast<Signed<field>>(negative ? rest - step : rest);
-        high = static_cast<Signed<field>>((static_cast<std::int32_t>(made) >> field) + negative);
+public:
+    // The most steps with which the lower sum stays in its field.
+    static constexpr std::size_t most = ((std::size_t(1) << (field - 1)) - 1) >> (Bits - 1 + OfShared - 1);
+
+    void add(const Signed<Bits> &of_low, const Signed<Bits> &of_high, const Signed<OfShared> &shared) {
+        using Made = Signed<wide + OfShared>;
+        const Signed<wide> both = static_cast<Signed<wide>>(of_high) * (std::int32_t(1) << field) + of_low;
+        sum += static_cast<Made>(static_cast<Made>(both) * static_cast<Made>(shared));
+    }
+    std::int32_t low() const {
+        constexpr std::int64_t above = std::int64_t(1) << field;
+        const std::int64_t rest = static_cast<std::int64_t>(sum) & (above - 1);
+        return static_cast<std::int32_t>(rest >> (field - 1) ? rest - above : rest);
+    }
+    std::int32_t high() const {
+        const std::int64_t whole_sum = static_cast<std::int64_t>(sum);
+        return static_cast<std::int32_t>((whole_sum >> field) + (whole_sum >> (field - 1) & 1));
     }
 };
-// Whether two numbers of so many bits share a multiplication with a third one (`TwoProducts`), in 32 bits.
-constexpr bool shares_multiplication(std::size_t bits, std::size_t of_shared) {
-    return bits <= 4 && of_shared <= 12;
+// Whether two numbers of so many bits share the multiplications of so many steps (`TwoProducts`), with sums of 32 bits.
+template <std::size_t Bits, std::size_t OfShared, std::size_t Steps>
+constexpr bool shares_multiplication() {
+    if constexpr (Bits <= 4 && OfShared <= 12) return Steps <= TwoProducts<Bits, OfShared>::most;
+    else return false;
 }
 
 // A product of integers that takes no multiplier.
@@ -1098,7 +1111,7 @@ template <class W, bool Begin, std::size_t Fabric, std::size_t OfColumn, std::si
 void add_products(Out &out, std::size_t i, std::size_t j, std::size_t k, Column column, Row row) {
     using T = typename Out::Element;
     constexpr bool narrow = std::is_integral<T>::value && OfColumn + OfRow <= 32;
-    constexpr bool shared = narrow && shares_multiplication(OfRow, OfColumn) && W::columns % 2 == 0;
+    constexpr bool shared = narrow && shares_multiplication<OfRow, OfColumn, Steps>() && W::columns % 2 == 0;
     constexpr std::size_t multiplied = W::columns - (narrow ? Fabric : 0), pairs = shared ? multiplied : 0;
     const auto add = [&](T &sum, T made) { sum = Add()(Begin && k == 0 ? T(0) : sum, made); };
     for (std::size_t y = 0; y < W::rows; ++y) {
@@ -1106,16 +1119,14 @@ void add_products(Out &out, std::size_t i, std::size_t j, std::size_t k, Column 
         if constexpr (shared) {
             for (std::size_t x = 0; x < pairs; x += 2) {
 #pragma HLS unroll
-                T low = 0, high = 0;
+                TwoProducts<OfRow, OfColumn> made;
                 for (std::size_t s = 0; s < Steps; ++s) {
 #pragma HLS unroll
-                    const TwoProducts<OfRow, OfColumn> made(narrowed<OfRow>(row(x, s)), narrowed<OfRow>(row(x + 1, s)),
-                                                            narrowed<OfColumn>(column(y, s)));
-                    low += static_cast<T>(made.low);
-                    high += static_cast<T>(made.high);
+                    made.add(narrowed<OfRow>(row(x, s)), narrowed<OfRow>(row(x + 1, s)),
+                             narrowed<OfColumn>(column(y, s)));
                 }
-                add(out(i + y, j + x), low);
-                add(out(i + y, j + x + 1), high);
+                add(out(i + y, j + x), static_cast<T>(made.low()));
+                add(out(i + y, j + x + 1), static_cast<T>(made.high()));
             }
         }
         for (std::size_t x = pairs; x < multiplied; ++x) {

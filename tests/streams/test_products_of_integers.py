@@ -28,13 +28,21 @@ TWO = """
 #include <cstdio>
 template <std::size_t Shared>
 int wrong() {
+    constexpr int most = rsn::TwoProducts<4, Shared>::most, least = -(1 << (Shared - 1));
     int found = 0;
     for (int low = -8; low < 8; ++low)
-        for (int high = -8; high < 8; ++high)
-            for (int x = -(1 << (Shared - 1)); x < 1 << (Shared - 1); ++x) {
-                const rsn::TwoProducts<4, Shared> made(low, high, x);
-                found += made.low != low * x || made.high != high * x;
+        for (int high = -8; high < 8; ++high) {
+            for (int x = least; x < -least; ++x) {
+                rsn::TwoProducts<4, Shared> made;
+                made.add(low, high, x);
+                found += made.low() != low * x || made.high() != high * x;
             }
+            for (int x : {least, -least - 1, 5}) {
+                rsn::TwoProducts<4, Shared> made;
+                for (int step = 0; step < most; ++step) made.add(low, high, x);
+                found += made.low() != low * x * most || made.high() != high * x * most;
+            }
+        }
     return found;
 }
 int main() { std::printf("%d\\n", wrong<8>() + wrong<9>() + wrong<12>()); }
@@ -42,7 +50,8 @@ int main() { std::printf("%d\\n", wrong<8>() + wrong<9>() + wrong<12>()); }
 
 
 def test_two_products_of_one_multiplication(tmp_path: Path) -> None:
-    """All weights of 4 bits with all numbers of 8 bits, of 9 as behind a zero point, and of 12, the most."""
+    """All weights of 4 bits with all numbers of 8 bits, of 9 as behind a zero point, and of 12, the most; and the
+    largest sums."""
     (tmp_path / "two.cpp").write_text(TWO, encoding="utf-8")
     includes = [f"-I{folder}" for folder in (HEADERS, CSIM / "include")]
     command = [compiler(), "-std=c++17", "-O2", *includes, str(tmp_path / "two.cpp"), "-o", str(tmp_path / "two")]
