@@ -328,9 +328,9 @@ class Datapath:
         """
         taken = self.product_word(kind, depth if turned else 0)
         words = prod(kind.shape[-2:]) // taken.elements
-        step = before + self._turns(kind.dtype)
-        steps = depth // self.product_steps(kind, taken, coming)
-        return prod(kind.shape[:-2]) * loop(steps * words, step, self._interval_of(kind, taken))
+        together = self.product_steps(kind, taken, coming)
+        step = before + self._turns(kind.dtype) + together - 1  # each multiplier adds to the sum of the one before it
+        return prod(kind.shape[:-2]) * loop(depth // together * words, step, self._interval_of(kind, taken))
 
     def _interval_of(self, kind: ElementType, taken: TileWord) -> int:
         """Cycles between two steps of a product. What becomes registers is added to as if it were one word: integers in

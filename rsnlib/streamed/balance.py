@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import log
+from math import inf, log, prod
 
 from ...base.errors import ResourceError
 from ...streams.placing.channels import ChannelShares
@@ -26,7 +26,7 @@ from .operators import StreamOperator
 from .plans import KernelPlan, steps_of, types_of, units_of
 from .ports import ChannelPorts, load_parts, port_shares, widest_ports, widths
 from .program import LEAST_DEPTH
-from .resources import FABRIC_LUTS, READ_LUTS, area
+from .resources import area, fabric_luts
 
 FIRST_STEP, LAST_STEP = 2.0, 1.02
 """Largest ratio by which a step changes what a kernel holds: at first, and when the steps end. A step that saves no
@@ -59,8 +59,8 @@ class _Holder:
 
     operators, knob: the knobs that state the amount. tasks: numbers of the instances that are faster with it. cost: of
     a unit. most: units that can be used. whole: gives the units that are built of a number that it may have. speed: how
-    many times as fast the tasks are with a number of units as with one. part: of the units, those in LUTs. units: that
-    it holds.
+    many times as fast the tasks are with a number of units as with one. part: of the units, those in LUTs. is_array:
+    they are arrays that products share. units: that it holds.
     """
 
     operators: tuple[str, ...]
@@ -71,6 +71,7 @@ class _Holder:
     whole: Callable[[float], int] = int
     speed: Callable[[int], float] = float
     part: float = 0.0
+    is_array: bool = False
     units: float = 1.0
 
     @property
@@ -108,10 +109,10 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, lut
 
 def _part_in_luts(made: Streamed, device: StreamDevice, luts: int) -> float:
     """The part of the multiply-adds of integers for which there are LUTs beside as many DSPs as they have now."""
-    nodes, units = made.dataflow.nodes, made.units
+    nodes, units = made.nodes, made.units
     free = luts - sum(area(node, units[node.name], device)["LUT"] for node in nodes)
     each = [
-        (units[x.name], READ_LUTS + FABRIC_LUTS[types_of(x)[1]])
+        (units[x.name], fabric_luts(types_of(x), max(1, units[x.name] // prod(made.plans[x].computed))))
         for x in made.plans
         if steps_of(x, made.plans[x]) and "fabric" not in made.knobs.of.get(x.name, {})
     ]
@@ -127,7 +128,7 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
     single = made.changed(replace(knobs, unroll=1, lanes=1, port=1), ports=ChannelPorts(device, waits=False))
     kernels, loads = _kernels(single, knobs, device, part), _loads(single, knobs, device)
     free = {name for holder in kernels for name in holder.operators}
-    nodes = made.dataflow.nodes
+    nodes = made.nodes
     given = sum(
         area(node, 0 if node.name in free else knobs.lanes_of(node.name, node.op), device, knobs.at(node.name).fabric)[
             "DSP"
@@ -157,6 +158,7 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
         ports = ChannelPorts(device, ChannelShares(shares.channels, {}), waits=False)
         steps = _Steps(single.changed(ports=ports), fixed, prefetch)
         steps.run([multipliers])
+        steps.enlarge([multipliers])
         found.append((steps.cycles([multipliers]), [holder.chosen for holder in kernels], shares))
     enough = WORTH * min(cycles for cycles, _, _ in found)
     cycles, chosen, shares = next(way for way in found if way[0] <= enough)
@@ -177,15 +179,17 @@ def _instances(made: Streamed) -> dict[str, int]:
 def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) -> list[_Holder]:
     """Kernels whose units are free. single: the block with one unit each. part: as for `_shared`."""
     numbers = _instances(single)
-    nodes = {node.name: node for node in single.dataflow.nodes}
+    nodes = {node.name: node for node in single.nodes}
     found: list[_Holder] = []
     beside: dict[object, _Holder] = {}
-    are_alike = any(x.op == "join" or steps_of(x, plan) for x, plan in single.plans.items())
+    are_alike = any(x.op in ("join", "array") or steps_of(x, plan) for x, plan in single.plans.items())
     for x, plan in single.plans.items():
         knob = "unroll" if x.op in PRODUCTS else "lanes"
-        alike = (x.op, x.operands[0], x.shape, types_of(x) if x.op in PRODUCTS else (), x.name in knobs.of)
+        reads = x.attributes["arrays"] if x.op == "array" else x.operands[0]
+        alike = (x.op, reads, x.shape, types_of(x) if x.op in PRODUCTS else (), x.name in knobs.of)
         if are_alike and alike in beside and knob not in knobs.of.get(x.name, {}):
-            # One of several kernels that read the same tiles, such as queries, keys and values, saves no time alone.
+            # One of several kernels that read the same tiles, such as queries, keys and values, saves no time alone,
+            # nor does one of the arrays that products share.
             other = beside[alike]
             other.operators, other.tasks = (*other.operators, x.name), [*other.tasks, numbers[x.name]]
             other.cost *= len(other.operators) / (len(other.operators) - 1)
@@ -193,10 +197,11 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) 
             whole = partial(units_of, x, plan, device.float_add)
             in_luts = part if steps_of(x, plan) and "fabric" not in knobs.of.get(x.name, {}) else 0.0
             few, many = (area(nodes[x.name], n, device, int(in_luts * n))["DSP"] for n in (MANY, 2 * MANY))
-            speed = partial(_speed, x, plan, whole(1)) if steps_of(x, plan) else float
+            speed = partial(_speed, x, plan, whole(1)) if 0 < steps_of(x, plan) < inf else float
             most = whole(getattr(knobs, knob))
             cost = (many - few) / MANY or 1
-            found.append(_Holder((x.name,), knob, [numbers[x.name]], cost, most, whole, speed, in_luts))
+            of_array, task = x.op == "array", numbers[x.name]
+            found.append(_Holder((x.name,), knob, [task], cost, most, whole, speed, in_luts, of_array))
             beside[alike] = found[-1]
     return found
 
@@ -212,18 +217,20 @@ def _speed(x: StreamOperator, plan: KernelPlan, least: int, units: int) -> float
 
 
 def _loads(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder]:
-    """Loads whose ports are free: all of an operator have the same one."""
+    """Loads whose ports are free: all of an operator have the same one, and so have those of all arrays that products
+    share."""
     numbers, most = _instances(single), widest_ports(single, device)
     parts, wider = load_parts(single), widths(single)
-    of: dict[str, list[str]] = {}
+    shared = {x.name: x.attributes["arrays"].names for x in single.plans if x.op == "array"}
+    of: dict[tuple[str, ...], list[str]] = {}
     for task, operator in single.written.loads.items():
         if "port" not in knobs.of.get(operator, {}):
-            of.setdefault(operator, []).append(task)
+            of.setdefault(shared.get(operator, (operator,)), []).append(task)
     found = []
-    for x, tasks in of.items():
+    for names, tasks in of.items():
         limit = knobs.port * min(wider[single.written.moved[task].tensor] for task in tasks if parts[task] == 1)
-        cost = sum(parts[task] for task in tasks)
-        found.append(_Holder((x,), "port", [numbers[task] for task in tasks], cost, min(limit, most[x])))
+        cost, widest = sum(parts[task] for task in tasks), min(most[name] for name in names)
+        found.append(_Holder(names, "port", [numbers[task] for task in tasks], cost, min(limit, widest)))
     return found
 
 
@@ -240,7 +247,7 @@ class _Steps:
         self.model = TimedProgram(sized.outcomes.bodies[0], sized.packing)
         self.depths = _depths(sized, set(single.written.loads), prefetch)
         numbers = _instances(single)
-        self.fixed = {numbers[task]: units for task, units in fixed.items()}
+        self.fixed: dict[int, float] = {numbers[task]: units for task, units in fixed.items()}
         self.beside = BESIDE if any(steps_of(x, plan) for x, plan in single.plans.items()) else 0
         self._known: dict[tuple[float, ...], float] = {}
 
@@ -249,6 +256,29 @@ class _Steps:
         busy = self.model.code.cycles
         for holders, amount in resources:
             self._share(holders, amount, [float(max(busy[task] for task in holder.tasks)) for holder in holders])
+        self._descend(resources)
+
+    def enlarge(self, resources: Sequence[_Resource]) -> None:
+        """Give arrays that products share their next sizes, as long as this saves time, with less for all others. An
+        array that takes more steps of its sums in a cycle has twice the units: no small step leads there."""
+        for holders, amount in resources:
+            for holder in holders:
+                while holder.is_array and holder.more:
+                    before, best = [(other, other.units) for other in holders], self.cycles(resources)
+                    others, rest = [x for x in holders if x is not holder], amount - holder.cost * holder.more
+                    if rest < sum(other.cost for other in others):
+                        break
+                    holder.units = float(holder.more)
+                    self.fixed |= dict.fromkeys(holder.tasks, holder.speed(holder.chosen))
+                    self._share(others, rest, [other.cost * other.units for other in others])
+                    self._descend([(others, rest)])
+                    if self.cycles(resources) >= best:
+                        for other, units in before:
+                            other.units = units
+                        break
+
+    def _descend(self, resources: Sequence[_Resource]) -> None:
+        """Take steps from the present units to better ones, and then give what whole units leave over."""
         best, step = self.cycles(resources), FIRST_STEP
         while step > LAST_STEP:
             before = [(holder, holder.units) for holders, _ in resources for holder in holders]

@@ -23,7 +23,7 @@ from ...isa.program import Program
 from ...scheduler.pack import pack
 from ...streams.build import build
 from ...streams.check import Report, report_on
-from ...streams.dataflow.graph import Dataflow, Timing
+from ...streams.dataflow.graph import Dataflow, KernelNode, Timing
 from ...streams.fifos.measure import alone
 from ...streams.fifos.normal import fast_depths, normal_depths
 from ...streams.reader import read_source
@@ -37,13 +37,14 @@ from ..norm_spellings import norms
 from ..normal_form.passes import capture
 from ..rewrites import aliases, joins, likes, rewrite
 from ..rotary import constant_rotations
+from .arrays import with_shared_products
 from .attention import NEVER, flat_matrices
 from .carrying import Carrying
 from .covering import with_whole_tiles
 from .knobs import Knobs
 from .lengths import BlockOfLength, BlocksByLength, with_any_length
 from .operators import Array, FromHost, Held, OperatorGraph, Positions, StreamOperator
-from .plans import KernelPlan, dataflow, fabric_of, planned, units_of
+from .plans import KernelPlan, dataflow, fabric_of, node_of, planned, units_of
 from .ports import ChannelPorts, float_add_of
 from .program import StreamProgramText, program
 from .reading import GraphReader, OperatorBlock
@@ -113,7 +114,17 @@ class Streamed:
         with the order of the tokens at either end."""
         whole = self.changed(groups={}, layers=1) if self.groups or self.layers > 1 else self
         beats = {instance.task.name: instance.beats for instance in whole.report.region.instances}
-        return dataflow(self.plans, {x.name: _timing(beats[x.name]) for x in self.plans})
+        return dataflow(self.plans, {x.name: _timing(beats[x.name]) for x in self.plans if x.op != "array"})
+
+    @cached_property
+    def arrays(self) -> tuple[KernelNode, ...]:
+        """The arrays of multipliers that products share, as kernels without times."""
+        return tuple(node_of(x, plan) for x, plan in self.plans.items() if x.op == "array")
+
+    @property
+    def nodes(self) -> tuple[KernelNode, ...]:
+        """All kernels: those of the dataflow, then the arrays that products share."""
+        return (*self.dataflow.nodes, *self.arrays)
 
     @cached_property
     def units(self) -> Mapping[str, int]:
@@ -314,7 +325,7 @@ def _made(
 ) -> Streamed:
     def changed(graph: OperatorGraph) -> OperatorGraph:
         made = with_split_products(with_whole_tiles(graph, knobs.rows, knobs.columns), knobs)
-        return with_any_length(made, knobs.rows) if lengths else made
+        return with_shared_products(with_any_length(made, knobs.rows) if lengths else made, knobs)
 
     graph, repeated = changed(block.graph), None
     if block.repeated and layers > 1:

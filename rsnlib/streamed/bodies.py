@@ -16,6 +16,7 @@ from ...streams.syntax.nodes import Identifier, StatementNode
 from ...streams.syntax.printer import laid_out
 from ...streams.words import MOVED
 from . import pointwise as p
+from .arrays import SharedArrays, is_of_arrays
 from .knobs import fit
 from .lengths import LENGTH
 from .operators import StreamOperator
@@ -36,15 +37,18 @@ Statements = list[StatementNode]
 
 @dataclass(frozen=True)
 class BodyNames:
-    """Names that a body uses. gets: streams of the operands, in order. puts: streams of the result, of which each gets
-    all of it. vectors: tensors of constants, and of positions, by name. stored: the stream to the task that stores new
-    rows of a cache, None for none. beside: streams of the results beside it, in the order of the plan."""
+    """Names that a body uses. gets: streams of the operands, in order; of an epilogue those that its arrays do not get,
+    and behind them the sums of its arrays. puts: streams of the result, of which each gets all of it; of an array one
+    for each product. vectors: tensors of constants, and of positions, by name. stored: the stream to the task that
+    stores new rows of a cache, None for none. beside: streams of the results beside it, in the order of the plan.
+    turns: of an array, the streams of the left operand of each turn, and of its zero points, None for none."""
 
     gets: Sequence[Term]
     puts: Sequence[Term]
     vectors: Mapping[str, Term]
     stored: Term | None = None
     beside: Mapping[StreamOperator, Sequence[Term]] = field(default_factory=dict)
+    turns: Sequence[tuple[Term, Term | None]] = ()
 
     def put(self, value: Term) -> Statements:
         """Return statements that put a value on all streams of the result."""
@@ -100,10 +104,7 @@ def _quantised_linear(
         inner = nest([("g", n["groups"])], [*of_group, *nest([("k", n["parts"])], step)])
         body = [assign(TOTAL, call("zeros", x.dtype, *shape)), *inner]
         return nest([("i", n["rows"]), ("j", n["columns"])], [*body, *ends.put(with_bias(TOTAL))])
-    a, b = call(SUMS, a), call(SUMS, b)
-    zero = OFFSET if "zero" in get else x.attributes.get("zero")
-    if zero is not None:
-        a = a - (call(SUMS, zero) if zero is OFFSET else zero)
+    a, b = _without_zero(a, OFFSET if "zero" in get else x.attributes.get("zero")), call(SUMS, b)
     b = b - call(SUMS, WEIGHT_OFFSET) if of_group else b
     summed, sums = _integer_sums(a @ b, shape, n["parts"])
     scaled, total = call(x.dtype, sums) * get["weight_scale"], TOTAL
@@ -115,6 +116,61 @@ def _quantised_linear(
     scale: Operand = SCALE if "scale" in get else x.attributes["scale"]
     sent = ends.put(with_bias(total * scale))
     return nest([("i", n["rows"])], [*of_rows, *nest([("j", n["columns"])], [*body, *sent])])
+
+
+def array(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
+    """Body (`BODIES`) of an array of multipliers that products share: their sums, one after the other. All products are
+    written alike, so that C++ has one array for all of them."""
+    shared: SharedArrays = x.attributes["arrays"]
+    shape = plan.sizes["tm"], plan.sizes["tn"]
+    sums, puts = SUMS if x.multiplies_integers else x.dtype, iter(ends.puts)
+    body: Statements = []
+    for turn, (left, zero) in zip(shared.turns, ends.turns, strict=True):
+        inner = [assign(OFFSET, zero.get())] if zero is not None else Statements()
+        a, b = left.get(), ends.gets[0].get()
+        if x.multiplies_integers:
+            a, b = _without_zero(a, OFFSET if zero is not None else x.attributes["zero"]), call(SUMS, b)
+        more = GROUP_SUMS + a @ b
+        step = assign(GROUP_SUMS, call(sums, more) if x.multiplies_integers else more)
+        for product in turn:
+            summed = [assign(GROUP_SUMS, call("zeros", sums, *shape)), *nest([("k", product.parts)], [step])]
+            loops = [("j", product.columns), ("g", product.groups)]
+            inner += nest(loops, [*summed, next(puts).put(GROUP_SUMS)])
+        body += nest([("i", plan.loops["rows"])], inner)
+    return body
+
+
+def epilogue(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
+    """Body (`BODIES`) of what is left of a product on shared arrays: sums of all arrays side by side, of integers with
+    their scales, and the bias."""
+    n, (tm, tn) = plan.loops, (plan.sizes["tm"], plan.sizes["tn"])
+    arrays: SharedArrays = x.attributes["arrays"]
+    own = [name for name in x.attributes["operand_names"] if not is_of_arrays(name)]
+    get = dict(zip(own, ends.gets, strict=False))
+    each, is_scaled = arrays.tile[1], "weight_scale" in get
+    kept = [assign(GROUP_SUMS, call("zeros", SUMS if is_scaled else x.dtype, tm, tn))]
+    group = [
+        assign(GROUP_SUMS[:, k * each : (k + 1) * each], sums.get()) for k, sums in enumerate(ends.gets[len(own) :])
+    ]
+    of_rows, total = Statements(), GROUP_SUMS
+    if is_scaled:
+        of_rows = [assign(SCALE, get["scale"].get())] if "scale" in get else []
+        scaled = call(x.dtype, GROUP_SUMS) * get["weight_scale"].get()
+        total = scaled
+        if n["groups"] > 1:
+            group, total = [*group, assign(TOTAL, TOTAL + scaled)], TOTAL
+            group = [assign(TOTAL, call("zeros", x.dtype, tm, tn)), *nest([("g", n["groups"])], group)]
+        total = total * (SCALE if "scale" in get else x.attributes["scale"])
+    if "bias" in ends.vectors:
+        total = total + ends.vectors["bias"][span("j", tn, x.shape[2])]
+    inner = nest([("j", n["columns"])], [*group, *ends.put(total)])
+    return [*kept, *nest([("i", n["rows"])], [*of_rows, *inner])]
+
+
+def _without_zero(rows: Term, zero: Operand) -> Term:
+    """A tile of i8 in the type of sums, from which a zero point is subtracted: `OFFSET`, a number, or None for none."""
+    a = call(SUMS, rows)
+    return a if zero is None else a - (call(SUMS, zero) if zero is OFFSET else zero)
 
 
 def join(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
@@ -468,6 +524,8 @@ def stored_rows(
 
 BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Statements]] = {
     "linear": linear,
+    "array": array,
+    "epilogue": epilogue,
     "join": join,
     "pointwise": pointwise,
     "quantise": quantise,

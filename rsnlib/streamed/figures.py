@@ -7,6 +7,7 @@ from typing import Any
 
 from ...base.durations import duration
 from ...base.element_types import FLOATS
+from ...streams.dataflow.graph import KernelNode
 from .block import Streamed
 from .generate import Generated
 from .knobs import PRODUCTS, Knobs
@@ -18,9 +19,9 @@ MANY = 2
 
 def facts(made: Generated) -> dict[str, Any]:
     """Return the figures of a machine by name, as data for JSON. clock_mhz: MHz. a_cycle: multiply-adds of a product,
-    or elements of another kernel, in a cycle. cut_bits: bits that cross a border between dies in a cycle. Names that
-    end in _s, and seconds: seconds. used: as `Generated.used`. Times are modelled, but for the seconds of the
-    generation; DSP and LUT are estimates."""
+    or elements of another kernel, in a cycle. group: None for arrays that products share. cut_bits: bits that cross a
+    border between dies in a cycle. Names that end in _s, and seconds: seconds. used: as `Generated.used`. Times are
+    modelled, but for the seconds of the generation; DSP and LUT are estimates."""
     return {
         "device": made.device.name,
         "clock_mhz": made.device.mhz,
@@ -31,7 +32,7 @@ def facts(made: Generated) -> dict[str, Any]:
                 "die": made.dies.die[node.name],
                 "a_cycle": made.streamed.units[node.name],
             }
-            for node, group in zip(made.streamed.dataflow.nodes, made.fusion.group, strict=True)
+            for node, group in _grouped(made)
         },
         "groups": len(made.fusion.groups),
         "cycles": made.cycles,
@@ -92,7 +93,8 @@ def lines(made: Generated) -> Iterator[str]:
         f"{fullest.channel.name}, for {sum(fullest.shares.values())} of {room:.1f} bytes a cycle"
     )
     groups = len(made.fusion.groups)
-    yield f"kernels        {len(made.streamed.dataflow.nodes)} in {groups} group{'s' * (groups != 1)}"
+    shared = f", and {len(made.streamed.arrays)} arrays of multipliers" if made.streamed.arrays else ""
+    yield f"kernels        {len(made.streamed.dataflow.nodes)} in {groups} group{'s' * (groups != 1)}{shared}"
     used = made.used()
     shares = (f"{name} {used[name]:,} of {most:,} ({used[name] / most:.0%})" for name, most in device.total.items())
     yield f"{device.name:<14} {', '.join(shares)}; LUT and DSP are estimates"
@@ -103,10 +105,16 @@ def lines(made: Generated) -> Iterator[str]:
     is_float = set(types.values()) <= {"f32 x f32"}
     heading = "" if is_float else "  products of"
     yield f"{'kernel':<28}{'operator':<12}{'a cycle':>8}{'group':>7}{'die':>5}{heading}"
-    for node, group in zip(made.streamed.dataflow.nodes, made.fusion.group, strict=True):
-        a_cycle = made.streamed.units[node.name]
+    for node, group in _grouped(made):
+        a_cycle, of = made.streamed.units[node.name], "" if group is None else group
         told = f"  {types[node.name]}" if node.name in types and not is_float else ""
-        yield f"{node.name:<28}{node.op:<12}{a_cycle:>8}{group:>7}{made.dies.die[node.name]:>5}{told}"
+        yield f"{node.name:<28}{node.op:<12}{a_cycle:>8}{of:>7}{made.dies.die[node.name]:>5}{told}"
+
+
+def _grouped(made: Generated) -> Iterator[tuple[KernelNode, int | None]]:
+    """The kernels with their groups; arrays that products share belong to all, and have none."""
+    yield from zip(made.streamed.dataflow.nodes, made.fusion.group, strict=True)
+    yield from ((node, None) for node in made.streamed.arrays)
 
 
 def products(made: Streamed) -> dict[str, str]:
@@ -116,5 +124,7 @@ def products(made: Streamed) -> dict[str, str]:
 
 def _multiplied(x: StreamOperator) -> str:
     """The element types of what a product multiplies, as text."""
+    if x.op == "array":
+        return " x ".join(x.attributes["arrays"].types)
     left, right = (operand.dtype for operand in x.operands[:2])
     return f"{left} x {right}, dequantised" if left in FLOATS and right not in FLOATS else f"{left} x {right}"

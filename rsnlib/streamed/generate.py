@@ -171,7 +171,9 @@ class Generated:
         products = [x for x in self.streamed.block.graph.kernels if x.op in PRODUCTS]
         cost = {x.name: multiply_add_dsps(self.device, types_of(x)) / dsps for x in products}
         work = sum(multiply_adds(x) * cost[x.name] for x in products)
-        most += sum(self.streamed.fabric[name] * each for name, each in cost.items())
+        fabric = self.streamed.fabric
+        multiply = (x for x in self.streamed.plans if fabric[x.name])
+        most += sum(fabric[x.name] * multiply_add_dsps(self.device, types_of(x)) / dsps for x in multiply)
         work *= self.streamed.layers
         return {
             "slowest kernel": self.slowest[1] / hz,
@@ -443,7 +445,7 @@ def _load_streams(made: Streamed) -> set[str]:
 
 def _buffers(made: Streamed, two: bool) -> dict[str, int]:
     """Bytes of kernels and converters. two: each converter has two buffers; else it has one."""
-    buffers = {node.name: node.memory_bytes for node in made.dataflow.nodes if node.memory_bytes}
+    buffers = {node.name: node.memory_bytes for node in made.nodes if node.memory_bytes}
     converters = made.written.converters.items()
     return buffers | {task: found.ping_pong_bytes // (1 if two else 2) for task, found in converters}
 
@@ -481,20 +483,24 @@ def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DieP
     units, fabric = made.units, made.fabric
     areas = {
         node.name: area(node, units[node.name], device, fabric[node.name]) | {"BRAM": 0, "URAM": 0}
-        for node in made.dataflow.nodes
+        for node in made.nodes
     }
     holder = _holders(made)
     for name, place_ in memories.places.items():
         if place_.kind != "LUTRAM":
             areas[holder[name]][place_.kind] += place_.amount
     wires = [Wire(edge.source, edge.target, _bits_a_cycle(edge.put)) for edge in made.dataflow.edges]
+    for x, plan in made.plans.items():
+        if x.op == "array":
+            sums = _bits_a_cycle(plan.put)
+            wires += [Wire(x.name, product.name, sums) for product in x.attributes["arrays"].products]
     return place_on_dies(areas, wires, device.dies, BALANCE, FILL)
 
 
 def _holders(made: Streamed) -> dict[str, str]:
     """The kernel on whose die each buffer is: of a stream or a converter, the kernel that it leads to; of what is
     stored, the kernel that it comes from."""
-    kernels = made.dataflow.index
+    kernels = {node.name for node in made.nodes}
     writer: dict[str, str] = {}
     reader: dict[str, str] = {}
     for task, stream, put, _ in _ends(made):

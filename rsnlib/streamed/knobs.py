@@ -18,7 +18,7 @@ OF_OPERATORS = ("rows", "columns", "depth", "unroll", "fabric", "lanes", "port",
 SWITCHES = frozenset(("outward", "packed", "ping_pong"))
 """Knobs that are 0 or 1."""
 
-PRODUCTS = frozenset(("linear", "scores", "attend"))
+PRODUCTS = frozenset(("linear", "array", "scores", "attend"))
 """Operators that `unroll` is about; `lanes` is about the others."""
 
 ADDERS = 32
@@ -42,10 +42,11 @@ class Knobs:
     operator, those of its loads. outward: 1 if the loop over the sum of a linear operator is outside the one over
     columns: it then works on each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of
     the result is complete before the next. kernels: of a linear operator, which have equal shares of its columns, at
-    most. packed: 1 if tensors off the chip lie tile by tile, as they are moved, so that a tile is read in full words of
-    the port; 0 if they are row-major, so that each row of a tile begins a word.
-    ping_pong: 1 if a converter has two buffers, of which one is filled while the other is read; 0 if it has one, which
-    is filled and read in turn. of: knobs of single operators by the name of the operator, by the name of the knob.
+    most. arrays: of multipliers, which all products with constant weights share (`arrays`), at most; 0 if each of them
+    has its own. packed: 1 if tensors off the chip lie tile by tile, as they are moved, so that a tile is read in full
+    words of the port; 0 if they are row-major, so that each row of a tile begins a word. ping_pong: 1 if a converter
+    has two buffers, of which one is filled while the other is read; 0 if it has one, which is filled and read in turn.
+    of: knobs of single operators by the name of the operator, by the name of the knob.
     """
 
     rows: int = 16
@@ -57,12 +58,13 @@ class Knobs:
     port: int = 64
     outward: int = 0
     kernels: int = 1
+    arrays: int = 0
     packed: int = 0
     ping_pong: int = 0
     of: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for knob in (*OF_OPERATORS, "packed", "ping_pong"):
+        for knob in (*OF_OPERATORS, "arrays", "packed", "ping_pong"):
             _check(f"knob {knob}", knob, getattr(self, knob))
         for operator, changed in self.of.items():
             for knob, value in changed.items():
@@ -95,7 +97,7 @@ def _check(name: str, knob: str, value: object) -> None:
     if knob in SWITCHES:
         if value not in (0, 1):
             raise ProgramError(f"{name} is {value}; it is 0 or 1")
-    elif value < (least := int(knob != "fabric")):
+    elif value < (least := int(knob not in ("fabric", "arrays"))):
         raise ProgramError(f"{name} is {value}; the least is {least}")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 from torch.fx import Node
 
+from ...base.element_types import SCALARS
 from ..view import View
 
 Array = npt.NDArray[Any]
@@ -89,7 +90,9 @@ class StreamOperator:
     def multiplies_integers(self) -> bool:
         """Whether it is a product of integers: its sums are integers, which scales make float32. Of a linear operator
         "scale" and "weight_scale" are among the operands, or the attribute `scale` is a number; of "scores" and
-        "attend" there are scales of both operands, as operands or as attributes."""
+        "attend" there are scales of both operands, as operands or as attributes; of an "array" the sums are results."""
+        if self.op == "array":
+            return bool(SCALARS[self.attributes["arrays"].types[0]].integer)
         if self.op == "linear":
             return self.operand("weight_scale") is not None and self.operands[0].dtype == "i8"
         return self.op in ("scores", "attend") and self.operands[0].dtype == "i8"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd, prod
+from functools import reduce
+from math import gcd, inf, prod
 
 from ...base.element_types import BITS, BY_NUMPY, ElementType, whole_bytes
 from ...isa.overlays.tasks.program import FABRIC
@@ -12,6 +13,7 @@ from ...streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
 from ...streams.datapath import Datapath
 from ...streams.orders.order import Axis, Order
 from ...streams.words import MOVED, STREAM_BITS, row_word, word
+from .arrays import WEIGHTS, SharedArrays, arrays_of
 from .knobs import PRODUCTS, Knobs, elements_beside, fit
 from .lengths import row_tiles
 from .operators import Matrices, OperatorGraph, StreamOperator, vectors_of
@@ -133,6 +135,59 @@ def _quantised_linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
         {"rows": rows, "columns": columns, "groups": groups, "parts": parts // groups},
         {"tm": tm, "tn": tn, "tk": tk},
         whole_bytes(tm * tn, x.dtype) + whole_bytes(sums, SUMS),
+        (tm, tn),
+    )
+
+
+def array(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
+    """Plan (`PLANS`) of an array of multipliers that products share: for each row tile of a turn the tiles of weights
+    of its products. (The order of weights has those of all turns once for each row tile.) Its sums are tiles of the
+    rows and columns of all products."""
+    shared: SharedArrays = x.attributes["arrays"]
+    (tk, tn), (_, m, columns) = shared.tile, x.shape
+    tm = fit(unit, knobs.rows)
+    rows = row_tiles(x, m, tm)
+    sums = SUMS if x.multiplies_integers else x.dtype
+    return KernelPlan(
+        (tiles(x.operands[0], (tk, tn), [(rows, 1), (shared.tiles, tk)], row=1),),
+        tiles(replace(x, dtype=sums), (tm, tn), [(rows, tm), (columns // tn, tn)], row=0, column=1),
+        {"rows": rows, "tiles": shared.tiles},
+        {"tm": tm, "tn": tn, "tk": tk},
+        whole_bytes(tm * tn, sums),
+        (tm, tn),
+    )
+
+
+def epilogue(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
+    """Plan (`PLANS`) of what is left of a product on shared arrays. Loops: row tiles, tiles of columns of all arrays
+    together, groups of the weight. Arrays get the left operand for the columns of all products of a turn."""
+    shared: SharedArrays = x.attributes["arrays"]
+    product, turn = shared.product(x.name), shared.turn(x.name)
+    (tk, each), m = shared.tile, x.shape[1]
+    tm, tn = fit(unit, knobs.rows), each * len(shared.names)
+    rows = row_tiles(x, m, tm)
+
+    def get(name: str, operand: StreamOperator) -> Order:
+        if name == "x":
+            parts = product.groups * product.parts
+            again = sum(other.columns for other in turn)
+            return tiles(operand, (tm, tk), [(rows, tm), (again, 1), (parts, tk)], row=0, column=2)
+        if name.startswith(WEIGHTS):
+            return tiles(operand, shared.tile, [(rows, 1), (shared.tiles, tk)], row=1)
+        if name == "weight_scale":
+            loops = [(rows, 1), (product.columns, tn), (product.groups, 1)]
+            return tiles(operand, (1, tn), loops, row=2, column=1)
+        return tiles(operand, (tm, 1), [(rows, tm)], row=0)
+
+    orders = [get(*named) for named in zip(x.attributes["operand_names"], x.operands, strict=True)]
+    is_scaled = x.operand("weight_scale") is not None
+    kept = whole_bytes(tm * tn, SUMS if is_scaled else x.dtype)
+    return KernelPlan(
+        tuple(orders),
+        tiles(x, (tm, tn), [(rows, tm), (product.columns, tn)], row=0, column=1),
+        {"rows": rows, "columns": product.columns, "groups": product.groups},
+        {"tm": tm, "tn": tn},
+        kept + (whole_bytes(tm * tn, x.dtype) if product.groups > 1 else 0),
         (tm, tn),
     )
 
@@ -356,6 +411,8 @@ def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
 
 PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
     "linear": linear,
+    "array": array,
+    "epilogue": epilogue,
     "join": join,
     "pointwise": pointwise,
     "quantise": quantise,
@@ -386,8 +443,12 @@ def planned(
     place of which readers get results of this graph, each with its operator, both by name. Returns the plan of each
     operator that computes. Raises `ProgramError` for knobs of operators that the graph does not have, and
     `UnsupportedError` for kernels that cut the rows of a result into different sequences."""
-    knobs.check_names([x.name for x in graph.kernels])
+    arrays = arrays_of(graph.kernels)
+    knobs.check_names([x.name for x in (*graph.kernels, *arrays)])
     units = row_units(graph)
+    for of_array, epilogues in arrays.items():  # all have the same tiles of rows
+        common = reduce(gcd, (units[x] for x in epilogues))
+        units |= dict.fromkeys((of_array, *epilogues), common)
     plans = {x: PLANS[x.op](x, knobs.at(x.name), units.get(x, x.shape[1])) for x in graph.kernels}
     plans = {x: replace(plan, beside=_beside(plan, graph.beside(x))) for x, plan in plans.items()}
     ends = {y: [(x.name, put)] for x, plan in plans.items() for y, put in puts_of(x, plan).items()}
@@ -399,7 +460,7 @@ def planned(
             if operand in given:
                 ends[given[operand]].append((x.name, get))
     tensors = {x: common_tensor(x, orders) for x, orders in ends.items()}
-    return {
+    found = {
         x: replace(
             plan,
             put=as_order_of(plan.put, tensors[x]),
@@ -411,20 +472,18 @@ def planned(
         )
         for x, plan in plans.items()
     }
+    return found | {x: PLANS[x.op](x, knobs.at(x.name), units[x]) for x in arrays}
 
 
 def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, Timing]) -> Dataflow:
     """Return the kernels of a graph and the streams between them. Tensors off the chip are loaded by their kernels.
-    plans: of all kernels, as `planned` makes them. timings: of kernels, by name."""
+    plans: of all kernels, as `planned` makes them. timings: of kernels, by name. Arrays are no nodes: the products that
+    share them are of several groups."""
     nodes, edges = [], []
     for x, plan in plans.items():
-        attributes: dict[str, object] = {"shape": x.shape, **plan.sizes}
-        if x.op in PRODUCTS:
-            attributes |= {"types": types_of(x), "steps": steps_of(x, plan)}
-        if x.op == "pointwise":
-            attributes["operations"] = operations(x.attributes["expression"])
-        vectors = sum(whole_bytes(v.size, BY_NUMPY[v.dtype.name]) for v in vectors_of(x).values())
-        nodes.append(KernelNode(x.name, x.op, attributes, plan.memory_bytes + vectors, timings[x.name]))
+        if x.op == "array":
+            continue
+        nodes.append(replace(node_of(x, plan), timing=timings[x.name]))
         for k, operand in enumerate(x.operands):
             if not operand.is_memory:
                 put = puts_of(operand.kernel, plans[operand.kernel])[operand]
@@ -432,9 +491,24 @@ def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, T
     return Dataflow.of(nodes, edges)
 
 
+def node_of(x: StreamOperator, plan: KernelPlan) -> KernelNode:
+    """Return a kernel as a node, without its times."""
+    attributes: dict[str, object] = {"shape": x.shape, **plan.sizes}
+    if x.op in PRODUCTS:
+        attributes |= {"types": types_of(x), "steps": steps_of(x, plan)}
+    if x.op == "pointwise":
+        attributes["operations"] = operations(x.attributes["expression"])
+    if x.op == "epilogue":
+        attributes["scaled"] = x.operand("weight_scale") is not None
+    vectors = sum(whole_bytes(v.size, BY_NUMPY[v.dtype.name]) for v in vectors_of(x).values())
+    return KernelNode(x.name, x.op, attributes, plan.memory_bytes + vectors)
+
+
 def types_of(x: StreamOperator) -> tuple[str, str]:
     """Return the element types of the two operands of a product, as it multiplies them: i8 and i4; i16 for integers
     from which zero points are subtracted. A weight that the kernel dequantises has the type that it comes in."""
+    if x.op == "array":
+        return x.attributes["arrays"].types  # type: ignore[no-any-return]
     left, right = x.operands[0].dtype, x.operands[1].dtype
     if x.multiplies_integers:
         zeros = ["zero", "weight_zero"] if x.op == "linear" else ["left_zero", "other_zero"]
@@ -470,9 +544,17 @@ def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> 
         return {
             "matmul": units,
             **of_fabric,
-            "elements": elements_beside(types_of(x), plan.sizes["tm"], units, steps_of(x, plan)),
+            "elements": beside(x, plan, units) or MOVED,  # what computes no element moves tiles
         }
     return {"elements": units}
+
+
+def beside(x: StreamOperator, plan: KernelPlan, units: int) -> int:
+    """Return the elements of sums, scales, biases and masks that a product computes in a cycle beside its multiply-adds
+    (`elements_beside`); 0 for an array of integers, which only adds up. units: its multiply-adds in a cycle."""
+    if x.op == "array" and x.multiplies_integers:
+        return 0
+    return elements_beside(types_of(x), plan.sizes["tm"], units, steps_of(x, plan))
 
 
 def fabric_of(x: StreamOperator, plan: KernelPlan, units: int, most: int) -> int:
@@ -488,15 +570,18 @@ def fabric_of(x: StreamOperator, plan: KernelPlan, units: int, most: int) -> int
 def _coming(x: StreamOperator, plan: KernelPlan) -> ElementType | None:
     """The tiles of weights that a product of integers takes as they come; None for other products, and for weights with
     zero points, which are subtracted first."""
-    if x.op != "linear" or not x.multiplies_integers or x.operand("weight_zero") is not None:
+    is_linear = x.op == "array" or (x.op == "linear" and x.operand("weight_zero") is None)
+    if not (is_linear and x.multiplies_integers):
         return None
-    return ElementType(x.operands[1].dtype, (plan.sizes["tk"], plan.sizes["tn"]))
+    return ElementType(types_of(x)[1], (plan.sizes["tk"], plan.sizes["tn"]))
 
 
 def steps_of(x: StreamOperator, plan: KernelPlan) -> float:
     """Return the multiply-adds of each sum of a product of integers for each pass that scales the sums of a tile; 0 for
-    other products. The sums of a group are scaled and added up; then a pass scales the total, which is the same one for
-    a single group."""
+    other products, infinity for arrays, which scale nothing. The sums of a group are scaled and added up; then a pass
+    scales the total, which is the same one for a single group."""
+    if x.op == "array" and x.multiplies_integers:
+        return inf
     if x.op != "linear" or not x.multiplies_integers:
         return 0
     groups = plan.loops["groups"]
@@ -508,6 +593,8 @@ def multiply_adds(x: StreamOperator) -> int:
     match x.op:
         case "linear":
             return prod(x.shape) * x.operands[0].shape[2]
+        case "array":
+            return x.shape[1] * prod(x.operands[0].shape)
         case "scores":
             return prod(x.shape) * int(x.attributes["columns"])
         case "attend":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from math import gcd, prod
 
 import numpy as np
@@ -22,6 +22,7 @@ from ...streams.syntax.builder import Operand, Term, assign, declare, do, named,
 from ...streams.syntax.nodes import StatementNode
 from ...streams.syntax.printer import PrintedProgram, printed
 from ...streams.words import MOVED, moved_rounds, port_elements, stream_word
+from .arrays import LEFT, ArrayProduct, SharedArrays, is_of_arrays
 from .bodies import BODIES, BodyNames, Statements, new_row_count, stored_rows
 from .covering import Existing, cropped, grown
 from .knobs import Knobs
@@ -215,7 +216,7 @@ def program(
     have.
     """
     chosen = groups or {}
-    missing = [x.name for x in plans if chosen and x.name not in chosen]
+    missing = [x.name for x in plans if chosen and x.op != "array" and x.name not in chosen]
     if missing:
         raise ProgramError(f"no group is given for {', '.join(missing)}; give one for each kernel")
     kernels = [x.name for x in plans]
@@ -258,8 +259,9 @@ class _ProgramWriter:
         self.lengths = [x for x in graph.operators if x.row_tile]
         self.taken |= {LENGTH, ROW_TILES} if self.lengths else set()
         self.requests: list[str] = []
-        self.gets: dict[tuple[StreamOperator, int], str] = {}
+        self.gets: dict[tuple[str, StreamOperator, int], str] = {}
         self.puts: dict[StreamOperator, list[str]] = {y: [] for x, plan in plans.items() for y in puts_of(x, plan)}
+        self.sums: dict[str, list[str]] = {}
         self.caches: dict[StreamOperator, _Cache] = {}
         self._loaded: dict[tuple[StreamOperator, Shape, tuple[Shape, ...]], str] = {}
 
@@ -268,10 +270,13 @@ class _ProgramWriter:
         carry = self._carry() if self.repeated else None
         for x, plan in self.plans.items():
             for k, operand in enumerate(x.operands):
-                if operand.is_memory and not (carry and operand is carry.memory):
+                if operand.is_memory and self._readers(x, k) and not (carry and operand is carry.memory):
                     self._load(x, k, operand, plan.gets[k])
             kernels[x] = _Task(x.name, [], rates=rates(x, plan, self.knobs.at(x.name), self.float_add))
             self.tasks.append(kernels[x])
+            if x.op == "array":
+                self._sums(x, plan)
+                continue
             if carry and x is carry.result:
                 self.puts[x].append(carry.later)
                 continue
@@ -388,13 +393,15 @@ class _ProgramWriter:
             return
         key = memory, order.tensor, (order.element, _nesting(order)) if self.knobs.packed else ()
         if key not in self._loaded:
-            name = self._moving_tensor(memory, memory.name, order, bool(self.knobs.packed))
+            # The tiles of an array lie below each other, as it takes them.
+            name = self._moving_tensor(memory, memory.name, order, x.op == "array" or bool(self.knobs.packed))
             if x.op == "append":  # up to the end of the tile in which its last row is
                 sequences, before = x.attributes["sequences"][0], x.attributes["rows"][0]
                 self.existing[name] = (1, sequences, before, order.tensor[-1]), order.tensor
             self._loaded[key] = name
             self.inputs[self._loaded[key]] = self._held(memory, memory.data)
-        self.gets[x, k] = self._load_of(self._loaded[key], order, x, [])
+        tensor = self._loaded[key]
+        self._give(x, k, lambda reader: self._load_of(tensor, order, x, [], reader))
 
     def _load_cache(self, x: StreamOperator, memory: StreamOperator, order: Order) -> None:
         """A task that loads a cache for the kernel that replaces rows of it. The cache lies row by row, in a tensor of
@@ -407,7 +414,7 @@ class _ProgramWriter:
         places = self._tensor(f"{tensor}_positions", (int(new_row_count(x)),), "i32", layered)
         self.inputs[places] = self._held(x, x.positions, POSITIONS)
         before = len(self.tasks)
-        self.gets[x, 0] = self._load_of(tensor, order, x, [])
+        self._give(x, 0, lambda reader: self._load_of(tensor, order, x, [], reader))
         self.caches[x] = _Cache(tensor, places, self.tasks[before])
 
     def _moving_tensor(self, x: StreamOperator, stem: str, order: Order, packed: bool) -> str:
@@ -436,13 +443,27 @@ class _ProgramWriter:
         self.loads[task] = target.name
         stream = self._stream(f"{tensor}_tiles", order, task, reader or target.name)
         moved = self._moved(task, tensor, order, self.knobs.at(target.name).port)
-        body = load(tensor, order, stream, moved, self.packed_tensors.get(tensor), self._front(tensor))
+        if target.op == "array" and order.trips[0] > 1:
+            body = self._load_turns(tensor, target, order.trips[0], stream, moved)
+        else:
+            body = load(tensor, order, stream, moved, self.packed_tensors.get(tensor), self._front(tensor))
         latency = self._latency(tensor)
         if before:  # each layer waits for what another task has stored
             self.tasks.append(_Task(task, [*before, *latency, *body], [tensor]))
         else:  # requests of the next layer follow at once
             self.tasks.append(_Task(task, body, [tensor], before=latency))
         return stream
+
+    def _load_turns(self, tensor: str, x: StreamOperator, rows: int, stream: str, after: Statements) -> Statements:
+        """Statements that load the weights of an array: those of each turn for each row tile."""
+        body, first = Statements(), 0
+        for turn in x.attributes["arrays"].turns:
+            count = sum(product.tiles for product in turn)
+            at = named("k") + first if first else named("k")
+            loaded = [named(stream).put(named(tensor)[(*self._front(tensor), at, 0)]), *after]
+            body += nest([("i", rows), ("k", count)], loaded)
+            first += count
+        return body
 
     def _carry(self) -> _Carry:
         """The task that gives each layer its input: the first one the tensor off the chip, the others the result of the
@@ -485,6 +506,8 @@ class _ProgramWriter:
         far: list[tuple[StreamOperator, int]] = []
         for other in self.plans:
             for k, operand in enumerate(other.operands):
+                if not self._readers(other, k):
+                    continue
                 is_near = x.is_memory or self.groups.get(other.name) == self.groups.get(x.kernel.name)
                 if operand is x and is_near:
                     near.setdefault(self.plans[other].gets[k].canonical, []).append((other, k))
@@ -499,9 +522,7 @@ class _ProgramWriter:
                 self.puts[x].append(self._stream(f"{x.name}_tiles", put, task, source))
             outs = []
             for other, k in targets:
-                stem = f"{x.name}_to_{other.name}"
-                self.gets[other, k] = self._stream(stem, get, source, other.name)
-                outs.append(self.gets[other, k])
+                outs += self._give(other, k, partial(self._stream_to, x, get, source))
             if made is None:
                 self.puts[x] += outs
             else:
@@ -558,13 +579,37 @@ class _ProgramWriter:
         if is_result:
             self.outputs[x.name] = tensor
         for other, k in readers:
-            ready = unique_name(f"{tensor}_ready", self.taken)
-            stored.body.append(named(ready).put(True))
-            before = len(self.tasks)
-            self.gets[other, k] = self._load_of(
-                tensor, self.plans[other].gets[k], other, [do("drop", named(ready).get())]
-            )
-            self.streams.append(_Stream(ready, named("boolean"), 1, stored.name, self.tasks[before].name))
+            self._give(other, k, partial(self._load_again, stored, tensor, self.plans[other].gets[k], other))
+
+    def _load_again(self, stored: _Task, tensor: str, order: Order, target: StreamOperator, reader: str) -> str:
+        """A task that loads for an operator what another task stores, once that is complete. stored: that task. Returns
+        the stream to the task that reads it."""
+        ready = unique_name(f"{tensor}_ready", self.taken)
+        stored.body.append(named(ready).put(True))
+        before = len(self.tasks)
+        stream = self._load_of(tensor, order, target, [do("drop", named(ready).get())], reader)
+        self.streams.append(_Stream(ready, named("boolean"), 1, stored.name, self.tasks[before].name))
+        return stream
+
+    def _stream_to(self, x: StreamOperator, order: Order, source: str, reader: str) -> str:
+        """A stream of a result from a task to another one. x: the operator. source, reader: names of the tasks."""
+        return self._stream(f"{x.name}_to_{reader}", order, source, reader)
+
+    def _readers(self, x: StreamOperator, k: int) -> Sequence[str]:
+        """The tasks that get an operand of an operator: its own; of a product on shared arrays the arrays get what they
+        multiply, once for all products of a turn."""
+        shared: SharedArrays | None = x.attributes.get("arrays")
+        if shared is None or x.op == "array" or not is_of_arrays(name := x.attributes["operand_names"][k]):
+            return (x.name,)
+        return shared.names if name in LEFT and shared.turn(x.name)[0].name == x.name else ()
+
+    def _give(self, x: StreamOperator, k: int, stream: Callable[[str], str]) -> list[str]:
+        """Make the streams of an operand, one for each task that gets it. stream: makes the one to a task, given its
+        name. Returns their names."""
+        readers = self._readers(x, k)
+        made = [stream(reader) for reader in readers]
+        self.gets |= {(reader, x, k): name for reader, name in zip(readers, made, strict=True)}
+        return made
 
     def _store_new_rows(self, x: StreamOperator, plan: KernelPlan, cache: _Cache) -> _Task:
         """A task that stores new rows at their positions in a cache, after the old ones were loaded. Until then the
@@ -639,13 +684,32 @@ class _ProgramWriter:
                     self.local[name] = unique_name(f"layer_{name}", self.taken)
                 vectors[name] = self.local[name]
                 kept.append(assign(vectors[name], named(tensor)[named(self.layer), :]))
-        gets = [named(self.gets[x, k]) for k in range(len(x.operands))]
+        gets = [self.gets[x.name, x, k] for k in range(len(x.operands)) if x.name in self._readers(x, k)]
+        turns = [self._left(x.name, turn) for turn in x.attributes["arrays"].turns] if x.op == "array" else []
         stored = named(cache.stored) if cache and cache.stored else None
         names = {name: named(vector) for name, vector in vectors.items()}
         puts = {y: [*map(named, self.puts[y])] for y in puts_of(x, self.plans[x])}
-        ends = BodyNames(gets, puts.pop(x), names, stored, puts)
+        gets += self.sums.get(x.name, ())
+        ends = BodyNames([*map(named, gets)], puts.pop(x), names, stored, puts, turns)
         task.body = [*kept, *BODIES[x.op](x, self.plans[x], ends)]
         task.comment = x.site
+
+    def _left(self, array: str, turn: Sequence[ArrayProduct]) -> tuple[Term, Term | None]:
+        """The streams on which an array gets the left operand of a turn, and its zero points. array: its name."""
+        first = next(x for x in self.plans if x.name == turn[0].name)
+        names = dict(enumerate(first.attributes["operand_names"]))
+        of = {names[k]: stream for (reader, x, k), stream in self.gets.items() if reader == array and x is first}
+        return named(of["x"]), named(of["zero"]) if "zero" in of else None
+
+    def _sums(self, x: StreamOperator, plan: KernelPlan) -> None:
+        """The streams from an array to the epilogues of its products."""
+        element = _type(token_shape(plan.put), plan.put.dtype)
+        for product in x.attributes["arrays"].products:
+            stream = unique_name(f"{x.name}_to_{product.name}", self.taken)
+            tokens = plan.loops["rows"] * product.columns * product.groups
+            self.streams.append(_Stream(stream, element, tokens, x.name, product.name))
+            self.puts[x].append(stream)
+            self.sums.setdefault(product.name, []).append(stream)
 
     def _written(self, task: _Task) -> StatementNode:
         types = {name: self._tensor_type(name) for name in task.parameters}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from ...base.element_types import FLOATS, ElementType
 from ...streams.dataflow.graph import KernelNode
@@ -51,6 +51,7 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
     "turn": (0, 1, 0),
     "quantise": (1, 1, 0),  # zero point, product; beside them `QUANTISE_LUTS`, and divisions for each row
     "join": (0, 0, 0),
+    "epilogue": (1, 2, 0),  # scales of a row and of a column, bias
     "scale_columns": (0, 1, 0),
     "append": (0, 0, 0),
     "replace": (0, 0, 0),
@@ -64,19 +65,25 @@ no DSPs (PG060). An estimate."""
 SHARED_DSP = 0.5
 """DSPs of a product of rows in 8 bits, or 9 behind zero points, and weights in 4. The multiplier of a DSP48E2 has 27 x
 18 bits (UG579), that of a DSP58 27 x 24 (AM004). Two weights that multiply the same number stand in its wide operand,
-the second one 13 bits above the first (`TwoProducts` in kernels.h), so that each step gives both products exactly.
-Summing them in the DSP would leave the sum of the lower ones a bounded field: with 22 bits between the weights, which
-is the most that -8 above a negative weight leaves of 27 bits, it has room for 1028 products of 8 x 255."""
-SPLIT_LUTS = 39
-"""LUTs of such a product: an adder of 32 bits, and half of what takes the sign of the lower one of two products back,
-13 bits. An estimate."""
+the second one 22 bits above the first, which is the most that -8 above a negative weight leaves of 27 bits
+(`TwoProducts` in kernels.h). The sum of the lower ones is exact in its field up to 1028 products of 8 x 255, so the
+steps of a cycle are added up from DSP to DSP, and taken apart once."""
+SPLIT_LUTS = 42
+"""LUTs of each sum of such products in a cycle: an adder of 32 bits, and half of what takes the sign of the lower one
+of two sums back, 20 bits. An estimate."""
+PACK_LUTS = 3
+"""LUTs of each such product: half of what puts two weights beside each other, where the upper one loses the sign of the
+lower one, 5 bits. An estimate."""
 READ_LUTS = 11
 """LUTs for each sum of integers that is added to in a cycle: with two of them a LUT chooses one of four bits, of 32,
 for the pass that reads some of the sums in a cycle. An estimate."""
-FABRIC_LUTS = {"i4": 64, "i8": 110, "i16": 120}
-"""LUTs of a multiply-add of rows in 9 bits in LUTs, by the type of the weight: rows of an array multiplier are added in
-pairs, two bits of a product in a LUT, and then the sum of 32 bits. An estimate; with a sum of 20 bits, one of 4 x 8
-bits is said to take 40 to 45."""
+FABRIC_LUTS = {"i4": 32, "i8": 78, "i16": 88}
+"""LUTs of a multiplication of rows in 9 bits in LUTs, by the type of the weight: rows of an array multiplier are added
+in pairs, two bits of a product in a LUT. An estimate; with a sum of 20 bits, a multiply-add of 4 x 8 bits is said to
+take 40 to 45."""
+SUM_LUTS, STEP_LUTS = 32, 18
+"""LUTs of a sum of 32 bits, and of one of products of several steps in a cycle, before it is added to that sum. The
+products of 4 x 9 bits have 13; of 8 x 9 bits, 17."""
 FLOAT32 = ("f32", "f32")
 Types = tuple[str, str]
 
@@ -106,15 +113,18 @@ def area(node: KernelNode, lanes: int, device: StreamDevice, fabric: int = 0) ->
     units, luts = units_of(device), 0
     if node.op in PRODUCTS:
         types: Types = node.attributes["types"]  # type: ignore[assignment]
-        steps = float(str(node.attributes.get("steps", 0)))
+        passes = float(str(node.attributes.get("steps", 0)))
         rows, columns = (int(str(node.attributes.get(name, 2))) for name in ("tm", "tn"))
-        beside = elements_beside(types, rows, lanes, steps)
+        beside = 0 if passes == inf else elements_beside(types, rows, lanes, passes)
         taken = Datapath({"matmul": max(1, lanes)}).product_word(ElementType(SUMS, (rows, columns)))
-        return _area_of_product(types, beside, lanes, device, fabric, taken.columns % 2 == 0)
+        steps = max(1, lanes // (rows * columns))
+        return _area_of_product(types, beside, lanes, device, fabric, taken.columns % 2 == 0, steps)
     if node.op == "pointwise":
         # Which of its operations are functions is not told apart: each counts as a product, and one as a function.
         operations = int(str(node.attributes.get("operations", 1)))
         adds, products, functions = 0, operations, 1
+    elif node.op == "epilogue" and not node.attributes["scaled"]:
+        adds, products, functions = 1, 0, 0
     else:
         adds, products, functions = PER_LANE[node.op]
     if node.op == "quantise":  # a scale and its reciprocal for each row: divisions, which take no DSPs either
@@ -128,23 +138,28 @@ def area(node: KernelNode, lanes: int, device: StreamDevice, fabric: int = 0) ->
 
 
 def _area_of_product(
-    types: Types, elements: int, lanes: int, device: StreamDevice, fabric: int, in_pairs: bool
+    types: Types, elements: int, lanes: int, device: StreamDevice, fabric: int, in_pairs: bool, steps: int
 ) -> dict[str, int]:
     """The numbers of LUTs and DSPs of a product. types: of its operands. elements: that it takes in a cycle beside.
     lanes: multiply-adds in a cycle. fabric: of these, those in LUTs. in_pairs: two columns of a word of sums may share
-    a multiplication. Beside them are adders of biases and masks; with quantised weights, multipliers of their scales
-    too."""
+    a multiplication. steps: of each sum in a cycle. Beside them are adders of biases and masks; with quantised weights,
+    multipliers of their scales too."""
     units, dsps = units_of(device), multiply_add_dsps(device, types)
     dsps = dsps if in_pairs else max(1, dsps)
     is_quantised = types[1] not in FLOATS
     beside = [units.add, units.multiply] if is_quantised else [units.add]
-    luts = units.add.lut + units.multiply.lut
+    luts: float = units.add.lut + units.multiply.lut
     if multiplies_integers(types):
-        luts = READ_LUTS + (SPLIT_LUTS if dsps < 1 else 0)
+        luts = (READ_LUTS + SPLIT_LUTS) / steps + PACK_LUTS if dsps < 1 else READ_LUTS / steps
     return {
         "DSP": elements * sum(unit.dsp for unit in beside) + ceil((lanes - fabric) * dsps),
         "LUT": CONTROL_LUTS
         + elements * sum(unit.lut for unit in beside)
-        + (lanes - fabric) * luts
-        + (fabric * (READ_LUTS + FABRIC_LUTS[types[1]]) if fabric else 0),
+        + ceil((lanes - fabric) * luts)
+        + (ceil(fabric * fabric_luts(types, steps)) if fabric else 0),
     }
+
+
+def fabric_luts(types: Types, steps: int) -> float:
+    """Return the LUTs of a multiply-add of integers in LUTs. types: of its operands. steps: of each sum in a cycle."""
+    return FABRIC_LUTS[types[1]] + STEP_LUTS * (steps - 1) / steps + (SUM_LUTS + READ_LUTS) / steps

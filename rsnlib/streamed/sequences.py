@@ -17,7 +17,7 @@ from .operators import OperatorGraph, StreamOperator
 
 ROW_BY_ROW = frozenset(
     (
-        *("linear", "join", "pointwise", "softmax", "layernorm", "rmsnorm", "rotary", "turn"),
+        *("linear", "join", "epilogue", "pointwise", "softmax", "layernorm", "rmsnorm", "rotary", "turn"),
         *("quantise", "row_scales", "integers"),
     )
 )

@@ -19,6 +19,7 @@ from ..words import port_elements, stream_word
 from .ends import EndParameter
 from .kinds import CPP, tile_type
 from .names import CppNames, identifier
+from .shared_products import FUNCTION, with_shared_products
 from .statements import BodyWriter
 from .values import HlsError
 from .variants import NO_CALLS, VariantCalls, called, function_names, functions
@@ -107,11 +108,13 @@ class _Call:
 
 @dataclass
 class _Class:
-    """A function. axes: of the grid, on which its text depends. calls: the instances that it is for."""
+    """A function. axes: of the grid, on which its text depends. products: lines of the functions that it calls for
+    products. calls: the instances that it is for."""
 
     task: Task
     text: str
     axes: tuple[int, ...]
+    products: Sequence[str] = ()
     calls: list[_Call] = field(default_factory=list)
     name: str = ""
 
@@ -192,6 +195,7 @@ class _ProjectWriter:
         head: list[str] = []
         lines = body.lines
         parameters: list[str] = []
+        streams: dict[str, str] = {}
         used = [p for p in task.parameters if self._is_used(body.parts[p.name].name, lines)]
         tensors = []
         for p in used:
@@ -203,6 +207,7 @@ class _ProjectWriter:
             parameter, wrapper = self._port(port, name)
             parameters.append(parameter)
             head += wrapper
+            streams |= {} if wrapper else {name: parameter.rpartition(" &")[0]}
         if body.draws:
             parameters += ["const bool *drawn", "std::size_t drawn_count"]
             head.append("rsn::Draws draws(drawn, drawn_count);")
@@ -214,10 +219,11 @@ class _ProjectWriter:
         head += [v.declaration for v in body.variables.values() if self._is_used(v.text, lines)]
         packed = {body.parts[p.name].name: self.packed[body.unit, p.tensor] for p in used}
         lines = list(partitioned([*head, *lines], body.tiles, packed, body.banks))
+        lines, products = with_shared_products(lines, body.tiles, streams)
         axes = tuple(k for k in range(len(shot.tid)) if self._is_used(f"tid{k}", lines))
         indented = "\n".join(line if line.lstrip().startswith("#") else f"    {line}" for line in lines)
         text = f"({', '.join(parameters)}) {{\n{indented}\n}}"
-        found = self.classes.setdefault((shot.task, text), _Class(task, text, axes))
+        found = self.classes.setdefault((shot.task, text), _Class(task, text, axes, products))
         call = _Call(
             tuple(shot.tid[k] for k in axes),
             tuple(body.ports),
@@ -307,10 +313,12 @@ class _ProjectWriter:
 
     def _function(self, made: _Class) -> Iterator[str]:
         place: Place = made.task.place
+        product = self.names.of(f"{made.name}_product") if made.products else FUNCTION
+        yield from (line.replace(FUNCTION, product) for line in made.products)
         yield f"// {made.task.name}, {self.program.file}:{place.line}: {_instances(made)}"
         if made.axes:
             yield f"template <{', '.join(f'int tid{axis}' for axis in made.axes)}>"
-        yield f"{'' if made.axes else 'static '}void {made.name}{made.text}"
+        yield f"{'' if made.axes else 'static '}void {made.name}{made.text.replace(FUNCTION, product)}"
 
     # -- the region ---------------------------------------------------------------------------------------------------
 

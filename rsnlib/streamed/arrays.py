@@ -1,0 +1,192 @@
+"""Products with constant weights on arrays of multipliers that all of them share.
+
+The products of a layer mostly wait for each other: a step of decoding has one row, and each product needs all of the
+one before. If each has multipliers of its own, most of them idle. Here all products have the same arrays, which take
+them in turn, in the order of the graph; each array has a part of the columns. The weights of an array are one tensor,
+in the order of their use, so that its load runs ahead while kernels between the products work. What each product has
+for itself, its scales and its bias, is in a kernel of its own, with the name of the product: its epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import gcd
+
+import numpy as np
+
+from ...base.element_types import FLOATS
+from .knobs import Knobs, fit
+from .operators import Array, OperatorGraph, StreamOperator, rebuilt
+
+WEIGHTS = "weights_"
+"""The operands of an epilogue that are the weights of an array begin with this; the number of the array follows."""
+
+LEFT = ("x", "zero")
+"""The operands of an epilogue that each array gets: rows, and their zero points."""
+
+OWN = ("rows", "columns", "depth", "unroll", "fabric", "outward", "kernels")
+"""Knobs of its own with which a product keeps its own multipliers."""
+
+
+def is_of_arrays(name: str) -> bool:
+    """Whether an operand of an epilogue is what its arrays get in its place. name: of the operand."""
+    return name in LEFT or name.startswith(WEIGHTS)
+
+
+@dataclass(frozen=True)
+class ArrayProduct:
+    """What an array computes of one product. name: of its operator. columns: tiles of columns of the array. groups: of
+    the weight. parts: tiles along the sum of a group."""
+
+    name: str
+    columns: int
+    groups: int
+    parts: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of weights for each row tile."""
+        return self.columns * self.groups * self.parts
+
+
+@dataclass(frozen=True, eq=False)
+class SharedArrays:
+    """Arrays that products share, each with some columns of all of them.
+
+    names: of the arrays. turns: products in the order in which they are computed; those of one turn have the same left
+    operand, and are computed one after the other for each row tile. tile: depth and columns of a tile of weights.
+    types: element types of the two operands as they are multiplied, as `plans.types_of`.
+    """
+
+    names: tuple[str, ...]
+    turns: tuple[tuple[ArrayProduct, ...], ...]
+    tile: tuple[int, int]
+    types: tuple[str, str]
+
+    @property
+    def products(self) -> Iterator[ArrayProduct]:
+        """All products, in order."""
+        return (product for turn in self.turns for product in turn)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the weights of an array."""
+        return sum(product.tiles for product in self.products)
+
+    def turn(self, name: str) -> tuple[ArrayProduct, ...]:
+        """Return the products of the turn of one of them, given its name."""
+        return next(turn for turn in self.turns if any(product.name == name for product in turn))
+
+    def product(self, name: str) -> ArrayProduct:
+        """Return a product, given its name."""
+        return next(product for product in self.products if product.name == name)
+
+
+def with_shared_products(graph: OperatorGraph, knobs: Knobs) -> OperatorGraph:
+    """Return the graph in which products of the same kind have as many arrays as the knob `arrays` says: each product
+    becomes an operator "epilogue" of the same name, with the attribute `arrays` (`SharedArrays`), and with the weights
+    of the arrays in place of its own. Of one kind are linear operators with the same rows and element types of both
+    operands; with zero points of rows, or with the same one for all, or with none. Left as they are: a product of which
+    there is no second one of its kind, one with zero points of weights, or that dequantises its weight, and one with
+    knobs (`OWN`) of its own. knobs: of the operators, by the names before."""
+    kinds: dict[object, list[StreamOperator]] = {}
+    for x in graph.kernels:
+        if knobs.arrays and x.op == "linear" and _can_share(x) and knobs.of.get(x.name, {}).keys().isdisjoint(OWN):
+            zero = "each row" if x.operand("zero") is not None else x.attributes.get("zero")
+            kinds.setdefault((x.shape[:2], x.operands[0].dtype, x.operands[1].dtype, zero), []).append(x)
+    changed: dict[StreamOperator, tuple[SharedArrays, tuple[StreamOperator, ...]]] = {}
+    several = [of_kind for of_kind in kinds.values() if len(of_kind) > 1]
+    for number, of_kind in enumerate(several):
+        stem = f"products_{number}" if len(several) > 1 else "products"
+        arrays = _arrays(of_kind, knobs, stem)
+        weights = tuple(_weights(of_kind, arrays, k) for k in range(len(arrays.names)))
+        changed |= dict.fromkeys(of_kind, (arrays, weights))
+    if not changed:
+        return graph
+    made: dict[str, tuple[SharedArrays, tuple[StreamOperator, ...]]] = {x.name: of for x, of in changed.items()}
+
+    def change(x: StreamOperator) -> StreamOperator:
+        return _epilogue(x, *made[x.name]) if x.name in made and not x.is_memory else x
+
+    return rebuilt(graph, change)
+
+
+def _can_share(x: StreamOperator) -> bool:
+    """Whether a linear operator multiplies what comes, by a constant weight."""
+    weight = x.operands[1]
+    is_plain = x.operands[0].dtype in FLOATS and weight.dtype in FLOATS
+    multiplies = is_plain or (x.multiplies_integers and x.operand("weight_zero") is None)
+    return multiplies and isinstance(weight.data, np.ndarray)
+
+
+def _groups(x: StreamOperator) -> int:
+    """The groups of a weight along the sum, each of which has its own scales."""
+    scale = x.operand("weight_scale")
+    return 1 if scale is None else scale.shape[1]
+
+
+def _arrays(products: Sequence[StreamOperator], knobs: Knobs, stem: str) -> SharedArrays:
+    """The arrays of products of one kind. stem: of their names."""
+    columns = reduce(gcd, (x.shape[2] for x in products))
+    count = fit(columns, knobs.arrays)
+    depths = [x.operands[0].shape[2] // _groups(x) for x in products]
+    tk, tn = fit(reduce(gcd, depths), knobs.depth), fit(columns // count, knobs.columns)
+    turns: dict[StreamOperator, list[ArrayProduct]] = {}
+    for x, depth in zip(products, depths, strict=True):
+        made = ArrayProduct(x.name, x.shape[2] // (count * tn), _groups(x), depth // tk)
+        turns.setdefault(x.operands[0], []).append(made)
+    names = tuple(f"{stem}_{k}" for k in range(count))
+    first, weight = products[0], products[0].operands[1]
+    has_zeros = first.operand("zero") is not None or bool(first.attributes.get("zero"))
+    types = "i16" if has_zeros else first.operands[0].dtype, weight.dtype
+    return SharedArrays(names, tuple(map(tuple, turns.values())), (tk, tn), types)
+
+
+def _weights(products: Sequence[StreamOperator], arrays: SharedArrays, number: int) -> StreamOperator:
+    """The weights of an array, tile below tile in the order of their use, (tiles * depth, columns). Of each product it
+    has every tile of columns whose number is its own, counted around the arrays. number: of the array."""
+    by_name = {x.name: x.operands[1] for x in products}
+    tk, tn = arrays.tile
+    parts = []
+    for product in arrays.products:
+        matrix = by_name[product.name].data
+        assert isinstance(matrix, np.ndarray)
+        cut = matrix.reshape(-1, tk, product.columns, len(arrays.names), tn)[:, :, :, number]
+        parts.append(cut.transpose(2, 0, 1, 3).reshape(-1, tn))
+    data: Array = np.concatenate(parts)
+    weight = products[0].operands[1]
+    name = f"{arrays.names[number]}_weight"
+    return StreamOperator(name, "memory", (), (1, *data.shape), data=data, dtype=weight.dtype)
+
+
+def _epilogue(x: StreamOperator, arrays: SharedArrays, weights: Sequence[StreamOperator]) -> StreamOperator:
+    """What is left of a product: sums of arrays become rows of its result."""
+    names: dict[str, StreamOperator] = dict(zip(x.attributes["operand_names"], x.operands, strict=True))
+    del names["weight"]
+    names |= {f"{WEIGHTS}{k}": weight for k, weight in enumerate(weights)}
+    attributes = {**x.attributes, "operand_names": tuple(names), "arrays": arrays}
+    return replace(x, op="epilogue", operands=tuple(names.values()), attributes=attributes)
+
+
+def arrays_of(kernels: Iterable[StreamOperator]) -> dict[StreamOperator, list[StreamOperator]]:
+    """Return an operator "array" for each array of kernels, with its epilogues. The array's operand are its weights;
+    its shape has the columns of all its products, once for each group; the attribute `arrays` is the `SharedArrays`,
+    and `zero` what it subtracts from all left operands, None if that comes with them, or for nothing."""
+    of: dict[SharedArrays, list[StreamOperator]] = {}
+    for x in kernels:
+        if "arrays" in x.attributes:
+            of.setdefault(x.attributes["arrays"], []).append(x)
+    found = {}
+    for shared, epilogues in of.items():
+        first = epilogues[0]
+        columns = sum(product.columns * product.groups for product in shared.products) * shared.tile[1]
+        attributes = {"arrays": shared, "zero": first.attributes.get("zero")}
+        for k, name in enumerate(shared.names):
+            weight = first.operand(f"{WEIGHTS}{k}")
+            assert weight is not None, "an epilogue has the weights of all arrays"
+            shape = 1, first.shape[1], columns
+            made = StreamOperator(name, "array", (weight,), shape, attributes, dtype=first.dtype)
+            found[replace(made, row_tile=first.row_tile)] = epilogues
+    return found

@@ -1,0 +1,51 @@
+"""Products of a task that one array of multipliers computes in turn: C++ calls one function for all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from .kinds import ValueKind
+
+FUNCTION = "RSN_PRODUCT_OF"
+"""Stands for the name of a task in the names of functions that it calls for products; the number follows."""
+
+_CALL = re.compile(r"^(\s*)(rsn::matmul_from<.*>)\((\w+), (.*), (\w+)\);$")
+_NAME = re.compile(r"\b[A-Za-z_]\w*")
+
+
+def with_shared_products(
+    lines: Sequence[str], tiles: Mapping[str, ValueKind], streams: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return the lines of a function in which products that are the same but for their tiles call one function, and the
+    lines of these functions. HLS makes one block of a function that is called several times in turn (UG1399, pragma HLS
+    function_instantiate), where two loops with the same product have an array of multipliers each.
+
+    lines: of a function. tiles: the kinds of its variables. streams: the type of each parameter that is a stream, by
+    its name.
+    """
+    found: dict[tuple[object, ...], list[tuple[int, str, list[str]]]] = {}
+    for k, line in enumerate(lines):
+        call = _CALL.match(line)
+        if call and call[3] in tiles and call[5] in streams:
+            names = [call[3], *dict.fromkeys(name for name in _NAME.findall(call[4]) if name in tiles)]
+            operand = call[4]
+            for number, name in enumerate(names):
+                operand = re.sub(rf"\b{name}\b", f"x{number}", operand)
+            product = f"{call[2]}(x0, {operand}, {call[5]});"
+            key = product, *(tiles[name] for name in names)
+            found.setdefault(key, []).append((k, call[1], [*names, call[5]]))
+    made, functions = list(lines), list[str]()
+    for number, ((product, *kinds), calls) in enumerate((key, of) for key, of in found.items() if len(of) > 1):
+        name = f"{FUNCTION}_{number}"
+        tiles_given = [f"{'const ' if k else ''}{kind.cpp} &x{k}" for k, kind in enumerate(kinds)]
+        stream = calls[0][2][-1]
+        functions += [
+            f"__attribute__((noinline)) static void {name}({', '.join(tiles_given)}, {streams[stream]} &{stream}) {{",
+            "#pragma HLS inline off",
+            f"    {product}",
+            "}",
+        ]
+        for k, indent, given in calls:
+            made[k] = f"{indent}{name}({', '.join(given)});"
+    return made, functions

@@ -1,0 +1,124 @@
+"""Products that share arrays of multipliers: the results of products that have their own, in fewer multipliers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+torchao = pytest.importorskip("torchao")
+
+from torch import nn  # noqa: E402 - torch first: it may be missing
+
+from rsn.assembler import container  # noqa: E402
+from rsn.benchmarks.hls_cycles import counted  # noqa: E402
+from rsn.host.native_tasks import run_native  # noqa: E402
+from rsn.host.tasks import run_tasks  # noqa: E402
+from rsn.rsnlib.streamed import Knobs, streamed  # noqa: E402
+from rsn.rsnlib.streamed.block import Streamed  # noqa: E402
+from rsn.rsnlib.streamed.figures import facts, lines  # noqa: E402
+from rsn.rsnlib.streamed.generate import DEFAULT, generate  # noqa: E402
+from rsn.streams.build import task_program  # noqa: E402
+from rsn.streams.placing.devices import U55C  # noqa: E402
+from rsn.tests.effort import cases, long  # noqa: E402
+from rsn.tests.streams.test_hls import built  # noqa: E402
+
+from .quantised_models import CONFIGS  # noqa: E402
+
+KINDS = (None, "with zero points", "int8 rows, int8 weights", "int4 in groups of 32", "one scale a tensor")
+"""Float32, and integers: with zero points of rows and without, with groups of weights, with constant scales."""
+
+
+class Branches(nn.Module):
+    """Products of the same rows, one behind the other, and beside each other behind a third; some without a bias."""
+
+    def __init__(self, widths: tuple[int, int, int], biases: tuple[bool, ...]) -> None:
+        super().__init__()
+        inner, outer, hidden = widths
+        self.first = nn.Linear(inner, hidden, bias=biases[0])
+        self.second = nn.Linear(inner, hidden, bias=biases[1])
+        self.up = nn.Linear(hidden, outer, bias=biases[2])
+        self.down = nn.Linear(outer, inner, bias=biases[3])
+
+    def forward(self, x: Any) -> Any:
+        """Return rows of the same width."""
+        return x + self.down(torch.relu(self.up(self.first(x) * self.second(x))))
+
+
+def drawn(random: Random, kind: str | None) -> tuple[nn.Module, Any]:
+    """A module of a kind, and rows for it."""
+    torch.manual_seed(random.randrange(1 << 20))
+    widths = random.choice([(64, 128, 64), (64, 96, 32), (128, 64, 192)])
+    model = Branches(widths, tuple(random.random() < 0.7 for _ in range(4))).eval()
+    if kind is not None:
+        torchao.quantization.quantize_(model, CONFIGS[kind]())
+    return model, torch.randn(random.choice([1, 6, 8]), widths[0])
+
+
+def bits(made: Streamed, x: Any) -> bytes:
+    """The bits of the result of a run on the engine."""
+    tensors = made.tensors(x)
+    (output,) = made.written.outputs.values()
+    found = run_tasks(made.machine, tensors).outputs[output]
+    return made.written.elements(output, found).tobytes()
+
+
+def test_results_are_those_of_products_with_their_own_multipliers() -> None:
+    """For float32 and all kinds of integers, in any number of arrays and row tiles, from one group of kernels or
+    several."""
+    random = Random(7)
+    for number in range(cases(40, 10)):
+        kind = KINDS[number % 4]
+        model, x = drawn(random, kind)
+        knobs = Knobs(rows=random.choice([1, 3, 4]), columns=16, depth=random.choice([16, 32]), packed=number % 3 % 2)
+        shared = streamed(model, (x,), replace(knobs, arrays=random.choice([1, 2, 4])))
+        arrays = [plan for y, plan in shared.plans.items() if y.op == "array"]
+        assert arrays
+        assert not any(y.op == "linear" for y in shared.plans)
+        if number % 5 == 4:
+            names = [node.name for node in shared.dataflow.nodes]
+            shared = shared.changed(groups={name: int(k > len(names) // 2) for k, name in enumerate(names)})
+        assert bits(shared, x) == bits(streamed(model, (x,), knobs), x), (number, kind, shared.knobs)
+
+
+def test_what_does_not_share() -> None:
+    """A product that is alone of its kind, or has knobs of its own; with one array for each kind."""
+    model, x = drawn(Random(1), None)
+    names = [y.name for y in streamed(model, (x,)).plans if y.op == "linear"]
+    made = streamed(model, (x,), Knobs(arrays=2, of={names[0]: {"columns": 8}}))
+    assert [y.name for y in made.plans if y.op == "linear"] == names[:1]
+    assert sum(y.op == "array" for y in made.plans) == 2
+    alone = nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(32))
+    assert streamed(alone.eval(), (x[:, :64],), Knobs(arrays=2)).text == streamed(alone, (x[:, :64],)).text
+
+
+@pytest.mark.parametrize("kind", [long(None), "with zero points"])
+def test_cpp_has_one_array_for_all_products(kind: str | None, tmp_path: Path) -> None:
+    """With the bits of the engine, the cycles of the model, and the multiplications of one product."""
+    torch.manual_seed(0)
+    model, x = Branches((64, 128, 64), (True,) * 4).eval(), torch.randn(8, 64)
+    if kind is not None:
+        torchao.quantization.quantize_(model, CONFIGS[kind]())
+    made = generate(model, (x,), U55C, replace(DEFAULT, rows=4, columns=16, depth=32, arrays=2))
+    region = built(tmp_path, {"block": task_program(made.streamed.report.region)})["block"]
+    tensors = made.streamed.tensors(x)
+    (output,) = made.streamed.written.outputs.values()
+    wanted = run_tasks(made.streamed.machine, tensors).outputs[output]
+    assert run_native(region, tensors)[output].tobytes() == wanted.tobytes()
+    file = tmp_path / "block.bin"
+    container.write(made.machine, file)
+    found = counted(file)
+    assert not found.report.findings
+    assert found.path == pytest.approx(made.cycles, rel=0.1)
+    for name in (node.name for node in made.streamed.arrays):
+        loops = [loop for loop in found.report.loops if loop.function == f"{name}_product_0"]
+        units, fabric = made.streamed.units[name], made.streamed.fabric[name]
+        shared = 1 if kind is None else 2
+        assert [ceil(loop.multiplications / loop.stated) for loop in loops] == [(units - fabric) // shared]
+    assert sum("array" in line.split()[1:2] for line in lines(made)) == 2
+    assert [facts(made)["kernels"][node.name]["group"] for node in made.streamed.arrays] == [None, None]
