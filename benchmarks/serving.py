@@ -45,17 +45,10 @@ def models(folder: Path, layers: int = 2, hidden: int = 64, vocabulary: int = 96
 
     torch.manual_seed(1)
     x = torch.randn(2, 8, FEATURES)
-    sizes = {"x": {0: rsn.Batch(1, 8)}}
+    sizes = {"input": {0: rsn.Batch(1, 8)}}
 
-    class Small(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(FEATURES, FEATURES)
-
-        def forward(self, x: Any) -> Any:
-            return self.linear(x)
-
-    rsn.compile(Small().eval(), {"x": x}, dynamic_shapes=sizes).save(folder / "small.rsnmodel")
+    linear = torch.nn.Linear(FEATURES, FEATURES).eval()
+    rsn.compile(linear, {"input": x}, dynamic_shapes=sizes).save(folder / "small.rsnmodel")
     words = Tokenizer(kinds.WordLevel({str(n): n for n in range(vocabulary)}, unk_token="0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token=str(vocabulary - 1))
@@ -69,11 +62,33 @@ def models(folder: Path, layers: int = 2, hidden: int = 64, vocabulary: int = 96
     return {"tensors": folder / "small.rsnmodel", "texts": folder / "texts"}
 
 
+WATCH = """
+import http.client, json, select, sys, time
+print(flush=True)
+seconds = []
+while not seconds or not select.select([sys.stdin], [], [], 0.02)[0]:
+    began = time.perf_counter()
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=300)
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
+    connection.close()
+    seconds.append(time.perf_counter() - began)
+print(json.dumps(seconds))
+"""
+"""The program of the process that watches /health."""
+
+
 class ServerProcess:
     """A server in a process of its own."""
 
-    def __init__(self, model: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "rsn", "serve", str(model), "--port", "0", *options]
+    def __init__(self, model: Path, *options: str, command: list[str] | None = None) -> None:
+        """command: of another server, without its port."""
+        if command:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                command = [*command, str(free.getsockname()[1])]
+        else:
+            command = [sys.executable, "-m", "rsn", "serve", str(model), "--port", "0", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -104,25 +119,25 @@ class ServerProcess:
                     total += int(found[field].split()[0])
         return total / 1e3
 
+    def seconds(self) -> float:
+        """The CPU time of the process so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     @contextmanager
     def watched(self) -> Iterator[list[float]]:
-        """Ask for /health each 20 ms in the block; yields the seconds that each answer took."""
+        """Ask for /health each 20 ms in the block, in a process of its own; behind the block the list has the seconds
+        that each answer took."""
         seconds: list[float] = []
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(0.02):
-                began = time.perf_counter()
-                status, _ = self.ask("GET", "/health")
-                seconds.append(time.perf_counter() - began if status == 200 else float("inf"))
-
-        thread = threading.Thread(target=watch)
-        thread.start()
+        watcher = subprocess.Popen(
+            [sys.executable, "-c", WATCH, str(self.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert watcher.stdout is not None
+        watcher.stdout.readline()
         try:
             yield seconds
         finally:
-            over.set()
-            thread.join()
+            seconds += json.loads(watcher.communicate("\n")[0])
 
     def end(self) -> None:
         self.process.kill()
@@ -130,8 +145,8 @@ class ServerProcess:
 
 
 @contextmanager
-def served(model: Path, *options: str) -> Iterator[ServerProcess]:
-    server = ServerProcess(model, *options)
+def served(model: Path, *options: str, command: list[str] | None = None) -> Iterator[ServerProcess]:
+    server = ServerProcess(model, *options, command=command)
     try:
         yield server
     finally:
@@ -140,7 +155,7 @@ def served(model: Path, *options: str) -> Iterator[ServerProcess]:
 
 def request(kind: str, value: str) -> bytes:
     """A body that is good but for `value`, the JSON of its tensor or its prompt."""
-    return (f'{{"inputs": {{"x": {value}}}}}' if kind == "tensors" else f'{{"prompt": {value}}}').encode()
+    return (f'{{"inputs": {{"input": {value}}}}}' if kind == "tensors" else f'{{"prompt": {value}}}').encode()
 
 
 GOOD = {"tensors": json.dumps([[[0.5] * FEATURES] * 8]), "texts": '"17 4 60"'}
@@ -290,7 +305,81 @@ def sigterm(folder: Path) -> None:
             click.echo(f"| {name} | {status} | `{end[:150]}` | {seconds:.1f} | {code} |")
 
 
-def lengths(folder: Path, layers: int = 4, hidden: int = 256) -> None:
+BARE = """
+import json, sys
+import torch, uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+linear = torch.nn.Linear(64, 64)
+
+def answer(body):
+    with torch.no_grad():
+        return json.dumps({"outputs": linear(torch.tensor(json.loads(body)["inputs"]["input"])).tolist()})
+
+async def root(request):
+    return Response(answer(await request.body()), media_type="application/json")
+
+print("bare at http://127.0.0.1:" + sys.argv[1], flush=True)
+uvicorn.run(Starlette(routes=[Route("/", root, methods=["POST"])]), port=int(sys.argv[1]), log_level="error")
+"""
+"""The same model in starlette alone."""
+
+
+def cost(folder: Path, requests: int = 400, clients: int = 8) -> None:
+    """The CPU time of a request to a Linear, beside that of starlette alone with PyTorch, and of the simulator."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    import rsn
+
+    path = folder_models(folder)["tensors"]
+    x = np.full((1, 8, FEATURES), 0.5, np.float32)
+    with rsn.load(path) as model:
+        model(input=x)
+        began = time.process_time()
+        for _ in range(requests):
+            model(input=x)
+        simulated = (time.process_time() - began) / requests
+    octets = dict.fromkeys(("content-type", "accept"), "application/octet-stream")
+    rows: list[tuple[str, bytes, dict[str, str], list[str]]] = [
+        ("starlette alone, JSON", request("tensors", GOOD["tensors"]), {}, [sys.executable, "-c", BARE]),
+        ("`rsn serve`, JSON", request("tensors", GOOD["tensors"]), {}, []),
+        ("`rsn serve`, binary", save({"input": x}), octets, []),
+    ]
+    click.echo(f"\n{clients} clients, {requests} requests of 1 x 8 x {FEATURES}")
+    click.echo(f"the simulator alone takes {simulated * 1e3:.2f} ms of CPU for each\n")
+    click.echo("| | CPU ms a request | p50, ms | requests/s |\n|---|---|---|---|")
+    for name, body, headers, command in rows:
+        with served(path, command=command) as server:
+
+            def ask(count: int, port: int = server.port, body: bytes = body, more: Any = headers) -> list[float]:
+                connection, times = http.client.HTTPConnection("127.0.0.1", port, timeout=300), []
+                for _ in range(count):
+                    began = time.perf_counter()
+                    connection.request("POST", "/", body, more)
+                    response = connection.getresponse()
+                    response.read()
+                    assert response.status == 200
+                    times.append(time.perf_counter() - began)
+                return times
+
+            ready = time.perf_counter() + 120
+            while time.perf_counter() < ready:
+                with suppress(OSError):
+                    ask(20)
+                    break
+                time.sleep(0.1)
+            before, began = server.seconds(), time.perf_counter()
+            with ThreadPoolExecutor(clients) as pool:
+                times = [t for some in pool.map(ask, [requests // clients] * clients) for t in some]
+            took = time.perf_counter() - began
+            each = (server.seconds() - before) / len(times) * 1e3
+            click.echo(f"| {name} | {each:.2f} | {median(times) * 1e3:.1f} | {len(times) / took:.0f} |")
+
+
+def lengths(folder: Path, layers: int = 2, hidden: int = 128) -> None:
     """A text that runs while prompts of new lengths join: the gaps between its tokens, and the times to the first
     tokens of the others."""
     own = folder / "lengths"
@@ -342,6 +431,7 @@ TABLES: dict[str, Callable[[Path], None]] = {
     "bodies": bodies,
     "sigterm": sigterm,
     "lengths": lengths,
+    "cost": cost,
 }
 
 

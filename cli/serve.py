@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,7 @@ def serve_command(model: Path, options: ServeOptions) -> None:
     board, timeout = options.board, options.timeout
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")
+    warnings.simplefilter("ignore", FutureWarning)  # of other libraries to their callers, which are not the users
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sock = http.listener(options.host, options.port)  # first: an address in use is reported before the model is loaded
     with sock:

@@ -25,7 +25,7 @@ try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect as ClientDisconnect
-    from starlette.responses import Response
+    from starlette.responses import Response as Response
     from starlette.responses import StreamingResponse as StreamingResponse
     from starlette.routing import Route
 except ImportError:
@@ -153,17 +153,18 @@ class Core(Generic[T]):
 
     # -- requests
 
-    async def request(self, request: Any) -> T:
-        """Read the body of a request and parse it. Raises `SlowBody`, `TooLarge`, `QueueFull` while others hold too
+    async def request(self, request: Any, quick: Callable[[bytes], T] | None = None) -> T:
+        """Read the body of a request and parse it. quick: parses instead, in a time and memory that are small for a
+        body of any size. Raises `SlowBody`, `TooLarge`, `QueueFull` while others hold too
         many bytes, `ClientDisconnect`, and what parsing raises."""
         with self._holding() as hold:
             slow = f"the body did not arrive in {self.timeout_s:g} s"
             async with self.within(self.timeout_s, slow, SlowBody):
                 body = await _read_body(request, self._limit, hold)
             if len(body) <= AT_ONCE_BYTES:
-                return self._parse(body)
-            if len(body) <= APART_BYTES:
-                return await self.in_thread(self._parse, body)
+                return (quick or self._parse)(body)
+            if quick is not None or len(body) <= APART_BYTES:
+                return await self.in_thread(quick or self._parse, body)
             async with self.within(self.timeout_s, f"the body was not parsed in {self.timeout_s:g} s"):
                 return await asyncio.get_running_loop().run_in_executor(self._parser, self._apart, body, self.timeout_s)
 
@@ -297,12 +298,7 @@ async def unless_gone(request: Any, work: Awaitable[U]) -> U:
 def json_answer(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
     """Return an HTTP answer whose body is `value` in JSON. status: the HTTP status code. headers: more headers. Raises
     `UnsupportedError` for what JSON cannot represent."""
-    return json_text(write_json(value), status, headers)
-
-
-def json_text(text: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
-    """Return an HTTP answer whose body is this JSON text in ASCII. status, headers: as for `json_answer`."""
-    return Response(text, status, headers, media_type="application/json")
+    return Response(write_json(value), status, headers, media_type="application/json")
 
 
 def _lingering(answer: Any, waits: bool) -> Any:

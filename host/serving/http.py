@@ -13,13 +13,15 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...base.errors import BoardError, TensorError, require
 from ...base.version import __version__
 from .arguments import Argument
-from .core import LIMIT_BYTES, TIMEOUT_S, Core, json_answer, json_text, stop_all, unless_gone
+from .core import LIMIT_BYTES, TIMEOUT_S, Core, Response, json_answer, stop_all, unless_gone
 from .health import Health
+from .http_binary import MEDIA_TYPE, BinaryTensors
 from .http_json import Form, NotJson, NotTheForm, Question, Tensors
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 STATUS = ((NotJson, 400), (NotTheForm, 422), (TensorError, 422))
 """HTTP status codes by error, before those of `core.STATUS`."""
+SMALL = 1024
+"""Elements of a result that is written in the event loop, in 1 ms."""
 HEADERS_S = 10.0
 """Seconds for the headers of a request to arrive."""
 SENDING_S = 5
@@ -76,17 +80,19 @@ def application(
 ) -> Any:
     """Return the ASGI application of a server. It does not close the server.
 
-    form: the format of bodies, by default `http_json.Tensors`. registry: the Prometheus registry that /metrics shows;
+    form: the format of bodies, by default `http_json.Tensors`, and `BinaryTensors` where a request's headers say so.
+    registry: the Prometheus registry that /metrics shows;
     without one there is no such path. timeout_s: the most seconds for a request to wait and run, and for its body to
     arrive. limit_bytes: the most bytes of a body. Raises `UnsupportedError` for an argument whose dtype JSON cannot
     represent.
     """
+    binary = BinaryTensors(server.arguments) if form is None else None
     form = form or Tensors(server.arguments)
     core = Core(
         form.read, lambda: server.health, lambda status, message, field: {"error": message}, STATUS,
         registry=registry, timeout_s=timeout_s, limit_bytes=limit_bytes,
     )  # fmt: skip
-    service = _ModelService(server, form, core)
+    service = _ModelService(server, form, binary, core)
     return core.application(
         {"/": ("GET POST", service.root)}, "unknown path; GET / describes the model, POST / runs it"
     )
@@ -95,14 +101,18 @@ def application(
 class _ModelService:
     """Answers the requests for one server."""
 
-    def __init__(self, server: HttpModel, form: Form, core: Core[Question]) -> None:
-        self._server, self._form, self._core = server, form, core
+    def __init__(self, server: HttpModel, form: Form, binary: Form | None, core: Core[Question]) -> None:
+        self._server, self._form, self._binary, self._core = server, form, binary, core
 
     async def root(self, request: Any) -> Any:
         """Describe the model, or run it."""
         if request.method == "POST":
-            question = await self._core.request(request)
-            return json_text(await unless_gone(request, self._result(question)))
+            reads, writes = (self._binary_where(request, header) for header in ("content-type", "accept"))
+            question = await self._core.request(request, None if reads is None else reads.read)
+            result = await unless_gone(request, self._result(question))
+            form = writes or self._form
+            body = form.write(result) if _is_small(result) else await self._core.in_thread(form.write, result)
+            return Response(body, media_type="application/json" if writes is None else MEDIA_TYPE)
         server = self._server
         return json_answer(
             {
@@ -113,8 +123,12 @@ class _ModelService:
             }
         )
 
-    async def _result(self, question: Question) -> bytes:
-        """Submit a request, and return its answer's body. Cancelled, it is cancelled in the server's queue too."""
+    def _binary_where(self, request: Any, header: str) -> Form | None:
+        """The binary form, if there is one and a header names it."""
+        return self._binary if MEDIA_TYPE in request.headers.get(header, "").lower() else None
+
+    async def _result(self, question: Question) -> Any:
+        """Submit a request, and return its result. Cancelled, it is cancelled in the server's queue too."""
         most = self._core.timeout_s
         timeout = min(question.timeout or most, most)
         # no waiting for a place in the queue: a load balancer may try another server
@@ -132,7 +146,17 @@ class _ModelService:
             asked.cancel()  # no effect if it is done
         if asked.cancelled():
             raise BoardError("the server was closed")
-        return await self._core.in_thread(self._form.write, asked.result())
+        return asked.result()
+
+
+def _is_small(result: Any) -> bool:
+    """Whether a result is written in less time than handing it to a thread takes."""
+    parts = [result]
+    if isinstance(result, Mapping):
+        parts = list(result.values())
+    elif isinstance(result, list | tuple):
+        parts = list(result)
+    return sum(prod(x.shape) if hasattr(x, "shape") else SMALL for x in parts) <= SMALL
 
 
 def _cancel_result(submitted: asyncio.Future[Future[Any]]) -> None:

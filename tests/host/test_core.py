@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 import rsn.host.serving.http as http
-from rsn.base.errors import BoardError
+from rsn.base.errors import BoardError, UnsupportedError
 from rsn.host.generation import Generation, Sampling
 from rsn.host.serving import RequestTimeout
 from rsn.host.serving.apart import Apart
@@ -23,9 +28,11 @@ from rsn.host.serving.arguments import Argument
 from rsn.host.serving.completions import application as completions
 from rsn.host.serving.core import APART_BYTES, BODIES, Core, stop_all
 from rsn.host.serving.health import Health
+from rsn.host.serving.http_binary import BinaryTensors
 from rsn.host.serving.http_json import NotJson, parsed_json
 from rsn.host.serving.metrics import Metrics
 from rsn.host.serving.policy import TooLarge
+from rsn.tests.effort import examples
 
 from .served import Stub, serving
 from .test_completions import Letters
@@ -240,3 +247,76 @@ def test_core_says_which_error_is_whose() -> None:
             return [(await asking.post("/", content=body)).status_code for body in bodies]
 
     assert asyncio.run(calls()) == [200, 418, 413, 418]
+
+
+# -- binary bodies
+
+
+ANY = st.sampled_from(["float32", "float16", "float64", "int64", "int8", "uint8", "bool"])
+
+
+@examples(300, 30)
+@given(st.data())
+def test_tensors_there_and_back(data: st.DataObject) -> None:
+    """Every bit of them, of any dtype and shape, also of 0 elements and of none."""
+    made: dict[str, np.ndarray[Any, Any]] = {}
+    for name in data.draw(st.lists(st.sampled_from(["x", "input_ids", "ÿ"]), min_size=1, unique=True)):
+        dtype, shape = data.draw(ANY), data.draw(st.lists(st.integers(0, 3), max_size=3))
+        count = math.prod(shape) * np.dtype(dtype).itemsize
+        bits = data.draw(st.binary(min_size=count, max_size=count))
+        bits = bytes(byte & 1 for byte in bits) if dtype == "bool" else bits
+        made[name] = np.frombuffer(bits, dtype).reshape(shape)
+    form = BinaryTensors([Argument(name, str(x.dtype), x.shape) for name, x in made.items()])
+    got = form.read(form.write(made)).inputs
+    assert got.keys() == made.keys()
+    for name, x in made.items():
+        assert (got[name].dtype, got[name].shape, got[name].tobytes()) == (x.dtype, x.shape, x.tobytes())
+
+
+def test_names_of_results() -> None:
+    form = BinaryTensors([])
+
+    def names(result: Any) -> dict[str, tuple[int, ...]]:
+        return {name: x.shape for name, x in safetensors.numpy.load(form.write(result)).items()}
+
+    one = np.ones((2, 3), np.float32)
+    assert names(one) == names(one.T.copy().T) == {"outputs": (2, 3)}
+    assert names({"a": one, "b": None, "c": (one, [2.5])}) == {"a": (2, 3), "c.0": (2, 3), "c.1.0": ()}
+    np.testing.assert_array_equal(safetensors.numpy.load(form.write(one.T))["outputs"], one.T)
+    for wrong in ("text", {"a": object()}, {"a": np.array([1j])}, {"a": {"b": one}, "a.b": one}):
+        with pytest.raises(UnsupportedError):
+            form.write(wrong)
+
+
+def test_binary_requests_and_answers() -> None:
+    app = http.application(Stub(lambda inputs: {"y": inputs["x"] * 2}, Argument("x", "float32", ("n", 2))))
+    x = np.array([[1, 2], [0.1, -np.inf]], np.float32)
+    octets = "application/octet-stream"
+
+    async def call(content: bytes, **headers: str) -> httpx.Response:
+        async with client(app) as asking:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await asking.post("/", content=content, headers=named)
+
+    body = safetensors.numpy.save({"x": x})
+    both = asyncio.run(call(body, content_type=octets, accept=octets))
+    assert both.headers["content-type"] == octets
+    np.testing.assert_array_equal(safetensors.numpy.load(both.content)["y"], x * 2)
+    assert asyncio.run(call(body, content_type=octets)).json() == {
+        "outputs": {"y": [[2, 4], [0.20000000298023224, None]]}
+    }
+    text = asyncio.run(call(b'{"inputs": {"x": [[1, 2]]}}', accept=f"{octets}, application/json;q=0.5"))
+    np.testing.assert_array_equal(safetensors.numpy.load(text.content)["y"], [[2, 4]])
+    large = np.zeros((APART_BYTES, 2), np.float32)
+    answer = asyncio.run(call(safetensors.numpy.save({"x": large}), content_type=octets, accept=octets))
+    assert safetensors.numpy.load(answer.content)["y"].shape == large.shape
+    for wrong, message in (
+        (b"", "not in the safetensors format"),
+        (body[:-1], "not in the safetensors format"),
+        (b"\xff" * 20, "not in the safetensors format"),
+        (safetensors.numpy.save({"y": x}), "no argument y"),
+        (safetensors.numpy.save({"x": x.astype(np.float64)}), "x is float64 (2, 2); it should be x: float32 (n, 2)"),
+        (safetensors.numpy.save({"x": x[0]}), "x is float32 (2,); it should be x: float32 (n, 2)"),
+    ):
+        refused = asyncio.run(call(wrong, content_type=octets, accept=octets))
+        assert (refused.status_code, message in refused.json()["error"]) == (422, True), refused.text
