@@ -82,6 +82,8 @@ def serve(address: str) -> None:
         with suppress(ImportError):  # of an extra that is not installed
             importlib.import_module(name)
     importlib.import_module("numba").njit(lambda: 0)()  # loads its compiler, which takes half a second
+    torch = importlib.import_module("torch")
+    torch.export.export(torch.nn.Identity(), (torch.ones(1),), strict=False)  # makes tables
     assert threading.active_count() == 1, "a fork has only one of the threads"
     gc.collect()
     gc.freeze()  # what a command frees is not mixed with what all share

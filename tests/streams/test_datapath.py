@@ -88,7 +88,7 @@ def drawn(random: Random) -> str:
 @in_both
 def test_tasks_take_the_same_time_on_the_engine_and_in_beats() -> None:
     random = Random(47)
-    for _ in range(cases(400, 40)):
+    for _ in range(cases(400, 15)):
         text = drawn(random)
         assert not report_on(read(text)).code, text
         assert on_the_engine(text, {}) == pytest.approx(evaluated(text, {})), text
@@ -106,7 +106,7 @@ def busy(text: str, rates: Mapping[str, float]) -> dict[str, int]:
 def test_the_source_has_the_cycles_of_the_model(tmp_path: Path) -> None:
     """Within a tenth, and what code that is no loop takes in an iteration."""
     random = Random(48)
-    for number in range(cases(60, 12)):
+    for number in range(cases(60, 6)):
         text = drawn(random)
         folder = tmp_path / str(number)
         folder.mkdir()
