@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
+from torch.fx import Node
 
 from ..base.errors import UnsupportedError
 from ..isa.overlays.xnn8 import numbers
@@ -17,15 +19,43 @@ from ..isa.overlays.xnn8.numbers import BLOCK, T_BITS, X_BITS, Blocks, Factor, F
 from ..scheduler.graph import Array, AttentionLayer, Gemm
 from ..scheduler.integers import IntegerNetwork, is_view
 from . import precision, reference
-from .capture import module_of
+from .capture import arguments, module_of, packet, shape_of
 from .graph_split import Examples
 from .key_spans import KeySpans
 from .partition import Traced
 from .passes import USUAL
+from .quantised_ops import DEQUANTISE, INTEGER_LINEAR, QUANTISE, ROW_SCALES
+from .rewriter import Rewriter, replacing
 from .trace import trace
 from .verification import Visible
 
-PASSES = replace(USUAL, fold=lambda graph: graph, norms_of_inputs=True, keeps_caches=False)
+aten = torch.ops.aten
+
+
+@replacing(INTEGER_LINEAR)
+def rows_in_float(graph: Rewriter, node: Node) -> Node | None:
+    """Rewrite (`rewriter.Rewrite`) a product of rows that each call quantises: the machine does that its own way, with
+    the weights as they are."""
+    a = arguments(node)
+    quantised, shape = a["x"], shape_of(a["x"])
+    while packet(quantised) is aten.reshape:
+        quantised = quantised.all_input_nodes[0]
+    rows = arguments(quantised) if packet(quantised) is QUANTISE and shape_of(quantised)[-1] == shape[-1] else {}
+    scale = rows.get("scale")
+    if not isinstance(scale, Node) or not any(packet(x) is ROW_SCALES for x in scale.all_input_nodes):
+        return None
+    x = graph.insert(node, aten.reshape.default, rows["x"], list(shape))
+    weight = graph.insert(node, DEQUANTISE.default, a["weight"], a["weight_scale"], a["weight_zero"], a["bits"])
+    return graph.insert(node, aten.linear.default, x, weight, a["bias"])
+
+
+PASSES = replace(
+    USUAL,
+    rewrites=(rows_in_float, *USUAL.rewrites),
+    fold=lambda graph: graph,
+    norms_of_inputs=True,
+    keeps_caches=False,
+)
 """Scales of norms stay apart from weights."""
 ROWS = 256
 """About how many rows are computed at a time: their integers stay in the cache."""
@@ -62,8 +92,8 @@ def in_integers(
     traced = trace(module, example, PASSES, fixes=True)
     if traced.told:
         raise UnsupportedError(
-            "the model has products of integers, which would stay in PyTorch: xnn8 makes integers of rows itself, so "
-            "give it the model before rows were quantised"
+            "the model has products of integers that would stay in PyTorch, such as those with static scales or of two "
+            "activations; overlay xnn8 takes weights that are quantised, and rows that each call quantises"
         )
     return IntegerModel(traced, {} if smooth is None else _smoothing(traced, smooth))
 

