@@ -65,17 +65,22 @@ class IntegerModel:
     """A module whose products and attention are computed in integers; PyTorch computes what the machine does not. Call
     it as the module; it returns what the module returns."""
 
-    def __init__(self, traced: Traced, smooth: Mapping[str, Floats]) -> None:
-        """traced: with `PASSES`. smooth: as for `IntegerNetwork.of`, which may raise `UnsupportedError`."""
+    def __init__(self, traced: Traced, smooth: Mapping[str, Floats], borders: precision.Borders | None = None) -> None:
+        """traced: with `PASSES`. smooth: as for `IntegerNetwork.of`, which may raise `UnsupportedError`. borders: data
+        types of arguments and results of a model in half precision."""
         self._host, self.network = traced.host, IntegerNetwork.of(traced.network, smooth)
+        self._borders = borders
         self.visible: Visible | None = None
         """The rows that the masks of the latest call showed; None without masks."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute a call. Raises `TensorError` for arguments whose shape or type differs from the example's."""
+        if self._borders is not None:
+            args, kwargs = self._borders.widened(self._host.interface.signature, args, kwargs)
         inputs, spans, state = self._host.prologue(*args, **kwargs)
         self.visible = self._host.visible(spans)
-        return self._host.epilogue(computed(self.network, inputs, spans), state)
+        returned = self._host.epilogue(computed(self.network, inputs, spans), state)
+        return returned if self._borders is None else self._borders.narrowed(returned)
 
 
 def in_integers(
@@ -88,14 +93,14 @@ def in_integers(
     migration strength 1/2). Raises `UnsupportedError` for a module beyond the overlay, naming the layer, and as `trace`
     does.
     """
-    module, example, _ = precision.in_float32(module_of(model), example_inputs)
+    module, example, borders = precision.in_float32(module_of(model), example_inputs)
     traced = trace(module, example, PASSES, fixes=True)
     if traced.told:
         raise UnsupportedError(
             "the model has products of integers that would stay in PyTorch, such as those with static scales or of two "
             "activations; overlay xnn8 takes weights that are quantised, and rows that each call quantises"
         )
-    return IntegerModel(traced, {} if smooth is None else _smoothing(traced, smooth))
+    return IntegerModel(traced, {} if smooth is None else _smoothing(traced, smooth, borders), borders)
 
 
 def computed(numbers_of: IntegerNetwork, inputs: Mapping[str, Array], spans: KeySpans | None) -> dict[str, Array]:
@@ -223,7 +228,7 @@ class _Run:
         return numbers.stored(*numbers.joined(*(x.reshape(len(x), rows, -1, x.shape[-1]) for x in units)), T_BITS)
 
 
-def _smoothing(traced: Traced, batches: Iterable[Examples]) -> dict[str, Floats]:
+def _smoothing(traced: Traced, batches: Iterable[Examples], borders: precision.Borders | None) -> dict[str, Floats]:
     """Factors of the columns of each activation that products read from X: root of its largest magnitude over that of
     the weights, without the shift of its norm, which is no part of the rows."""
     network = traced.network
@@ -231,6 +236,8 @@ def _smoothing(traced: Traced, batches: Iterable[Examples]) -> dict[str, Floats]
     most: dict[str, Floats] = {}
     for batch in batches:
         args, kwargs = ((), batch) if isinstance(batch, dict) else (batch, {})
+        if borders is not None:
+            args, kwargs = borders.widened(traced.host.interface.signature, args, kwargs)
         inputs, spans, _ = traced.host.prologue(*args, **kwargs)
         values = dict(inputs)
         for layer in network.layers:

@@ -151,6 +151,17 @@ def test_static_scales_are_refused() -> None:
         rsn.in_integers(convert_pt2e(prepared), (x,))
 
 
+def test_half_precision() -> None:
+    torch.manual_seed(0)
+    model, x = (
+        rsn.nn.Encoder(layers=1, hidden=64, heads=2, inner=64).eval().bfloat16(),
+        torch.randn(2, 8, 64).bfloat16(),
+    )
+    integers = rsn.in_integers(model, (x,), smooth=[(x,)])
+    assert integers(x).dtype == torch.bfloat16
+    assert rsn.quality(integers, model, [(x,)]).worst > 0.999
+
+
 @pytest.mark.parametrize("k", [518, 519, 4096])
 def test_sums_are_exact(k: int) -> None:
     random = np.random.default_rng(k)
