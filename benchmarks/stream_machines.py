@@ -75,14 +75,14 @@ COMPILE_S = 26.8, 63.4
 """Seconds of StreamTensor's own passes, over the four models (Fig. 10c)."""
 TILES: Mapping[str, tuple[Choice, ...]] = {
     "prompt": (
-        {"rows": 8, "columns": 512, "depth": 128, "packed": 1, "kernels": 1},
-        {"rows": 8, "columns": 512, "depth": 128, "packed": 1, "kernels": 2},
-        {"rows": 16, "columns": 512, "depth": 128, "packed": 1, "kernels": 1},
+        {"rows": 8, "columns": 64, "depth": 256, "packed": 1, "kernels": 1, "arrays": 8},
+        {"rows": 8, "columns": 32, "depth": 256, "packed": 1, "kernels": 1, "arrays": 8},
+        {"rows": 8, "columns": 512, "depth": 128, "packed": 1, "kernels": 1, "arrays": 0},
     ),
     "token": (
-        {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 8},
-        {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 2},
-        {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 4},
+        {"rows": 1, "columns": 64, "depth": 256, "packed": 1, "kernels": 1, "arrays": 16},
+        {"rows": 1, "columns": 128, "depth": 256, "packed": 1, "kernels": 1, "arrays": 8},
+        {"rows": 1, "columns": 1024, "depth": 128, "packed": 1, "kernels": 8, "arrays": 0},
     ),
 }
 """Tiles of machines of integers that are tried first."""
@@ -209,7 +209,7 @@ def device_bound(made: Generated) -> float:
 def shown(made: Generated) -> str:
     """Return the knobs of a machine as text: its tiles, and `packed`, 1 if tensors off the chip lie tile by tile."""
     k = made.streamed.knobs
-    return f"tiles {k.rows} x {k.columns} x {k.depth}, packed {k.packed}, kernels {k.kernels}"
+    return f"tiles {k.rows} x {k.columns} x {k.depth}, packed {k.packed}, kernels {k.kernels}, arrays {k.arrays}"
 
 
 def main() -> None:

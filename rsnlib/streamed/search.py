@@ -28,10 +28,11 @@ KNOBS = (
 )
 KNOBS_OF_INTEGERS = (
     Knob("rows", (1, 4, 8, 16, 32, 64)),
-    Knob("columns", (128, 256, 512, 1024)),
+    Knob("columns", (32, 64, 128, 256, 512, 1024)),
     Knob("depth", (64, 128, 256)),
     Knob("packed", (1,)),
     Knob("kernels", (1, 2, 4, 8)),
+    Knob("arrays", (0, 4, 8, 16)),
 )
 """Those of a machine whose products are of integers."""
 START: Choice = {knob.name: getattr(DEFAULT, knob.name) for knob in KNOBS}

@@ -10,8 +10,11 @@ from .kinds import ValueKind
 FUNCTION = "RSN_PRODUCT_OF"
 """Stands for the name of a task in the names of functions that it calls for products; the number follows."""
 
-_CALL = re.compile(r"^(\s*)(rsn::matmul_from<.*>)\((\w+), (.*), (\w+)\);$")
-_NAME = re.compile(r"\b[A-Za-z_]\w*")
+_CALL = re.compile(r"^(\s*)(rsn::matmul_from<.*?>)\((\w+), (.*), (\w+)\);$")
+_NAME = re.compile(r"(?<![\w:.])[A-Za-z_]\w*(?!\w|::)")
+"""A name of a variable, or of a type of C++, that no namespace stands before."""
+
+TYPES = frozenset(("bool", "double", "false", "float", "int", "true"))
 
 
 def with_shared_products(
@@ -24,19 +27,16 @@ def with_shared_products(
     lines: of a function. tiles: the kinds of its variables. streams: the type of each parameter that is a stream, by
     its name.
     """
-    found: dict[tuple[object, ...], list[tuple[int, str, list[str]]]] = {}
+    found: dict[tuple[str, tuple[ValueKind, ...]], list[tuple[int, str, list[str]]]] = {}
     for k, line in enumerate(lines):
         call = _CALL.match(line)
-        if call and call[3] in tiles and call[5] in streams:
+        if call and call[3] in tiles and call[5] in streams and {*_NAME.findall(call[4])} <= tiles.keys() | TYPES:
             names = [call[3], *dict.fromkeys(name for name in _NAME.findall(call[4]) if name in tiles)]
-            operand = call[4]
-            for number, name in enumerate(names):
-                operand = re.sub(rf"\b{name}\b", f"x{number}", operand)
-            product = f"{call[2]}(x0, {operand}, {call[5]});"
-            key = product, *(tiles[name] for name in names)
+            product = f"{call[2]}(x0, {_numbered(call[4], names)}, {call[5]});"
+            key = product, tuple(tiles[name] for name in names)
             found.setdefault(key, []).append((k, call[1], [*names, call[5]]))
     made, functions = list(lines), list[str]()
-    for number, ((product, *kinds), calls) in enumerate((key, of) for key, of in found.items() if len(of) > 1):
+    for number, ((product, kinds), calls) in enumerate((key, of) for key, of in found.items() if len(of) > 1):
         name = f"{FUNCTION}_{number}"
         tiles_given = [f"{'const ' if k else ''}{kind.cpp} &x{k}" for k, kind in enumerate(kinds)]
         stream = calls[0][2][-1]
@@ -49,3 +49,8 @@ def with_shared_products(
         for k, indent, given in calls:
             made[k] = f"{indent}{name}({', '.join(given)});"
     return made, functions
+
+
+def _numbered(text: str, names: Sequence[str]) -> str:
+    """A text in which names are x and their place among `names`."""
+    return _NAME.sub(lambda name: f"x{names.index(name[0])}" if name[0] in names else name[0], text)
