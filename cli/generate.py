@@ -58,6 +58,7 @@ class GenerateOptions(Options):
     )
     two: bool = option("a machine for prompts and one for steps, each balanced for itself", "--two-machines")
     rows: Count | None = option("tokens of a run of the one machine, at most [default: those of the prompt]")
+    head: bool = option("the last norm and the product with the vocabulary on the machine, too", "--head")
     no_search: bool = option("tiles of 32 x 64 x 64 at once, not the fastest of a few", "--no-search")
     seed: int = option("seed of random weights of FILE.py:CALLABLE", default=0)
     hls: str | None = option(
@@ -76,8 +77,8 @@ def generate_command(model: str, options: GenerateOptions) -> None:
 
     MODEL is a folder of a causal language model of transformers, or FILE.py:CALLABLE that returns one, or one and its
     example inputs. Its layers must differ in constants only: the machine goes through all of them. It reads the prompt
-    and takes the steps of one token. PyTorch computes what is before the layers and behind them, which the modelled
-    times leave out (docs/stream-machines.md).
+    and takes the steps of one token. PyTorch computes what is before the layers, and behind them unless the machine
+    does (--head); the modelled times leave that out (docs/stream-machines.md).
     """
     require_torch("generating text")
     knobs = knobs_of(options.chosen)
@@ -86,8 +87,8 @@ def generate_command(model: str, options: GenerateOptions) -> None:
     if options.two and options.rows is not None:
         raise click.UsageError("--rows is of one machine, and --two-machines makes two")
     about = f"generating a machine for {model} on {options.onto}"
-    stages = ("machine of a step", "machine of the prompt") if options.two else ("machine",)
-    with stepping(about, ("load the model", *stages)) as steps:
+    first, *others = ["machine of a step", "machine of the prompt"] if options.two else ["machine"]
+    with stepping(about, ("load the model", first, *others)) as steps:
         module, tokenizer, prompt = _loaded(model, options)
         steps.done("load the model")
         capacity = options.capacity or len(prompt) + options.answer
@@ -105,12 +106,12 @@ def generate_command(model: str, options: GenerateOptions) -> None:
             tried = (knobs,) if options.no_search else searching.tile_candidates(block, knobs, fixed)
             return searching.fastest(block, device, tried, on_chip_bytes=options.on_chip, cost=cost)
 
-        decoder = decoding.MachineDecoder(module, place, capacity=capacity, rows=rows)
-        steps.done(stages[0])
+        decoder = decoding.MachineDecoder(module, place, capacity=capacity, rows=rows, head=options.head)
+        steps.done(first)
         machines = {"machine": decoder.step_machine}
         if options.two:
             machines = {"prompt": decoder.prompt_machine(len(prompt)), "step": decoder.step_machine}
-            steps.done(stages[1])
+            steps.done("machine of the prompt")
     with working(f"running {model}"):
         text = decoder.generate(prompt, options.answer, _ends(module))
     facts = {
@@ -118,6 +119,7 @@ def generate_command(model: str, options: GenerateOptions) -> None:
         "tokens": text.tokens,
         "capacity": capacity,
         "layers": decoder.step_machine.streamed.layers,
+        "head": options.head,
         "ttft_s": text.ttft_s,
         "tokens_per_s": text.tokens_per_s,
         "machines": {name: figures.facts(made) for name, made in machines.items()},
@@ -155,11 +157,10 @@ def _lines(facts: dict[str, Any], machines: dict[str, generating.Generated]) -> 
     products = Counter(figures.products(made.streamed).values())
     counted = ", ".join(f"{count} of {types}" for types, count in sorted(products.items()))
     lines.append(f"products       {counted}")
-    lines.append(
-        f"TTFT           {duration(facts['ttft_s'])} for {len(facts['prompt'])} tokens (modelled, layers only)"
-    )
+    timed = "modelled, layers and head" if facts["head"] else "modelled, layers only"
+    lines.append(f"TTFT           {duration(facts['ttft_s'])} for {len(facts['prompt'])} tokens ({timed})")
     if facts["tokens_per_s"]:
-        lines.append(f"tokens/s       {facts['tokens_per_s']:,.2f} (modelled, layers only)")
+        lines.append(f"tokens/s       {facts['tokens_per_s']:,.2f} ({timed})")
     if "hls" in facts:
         lines.append(f"for a board    {Path(facts['hls']) / 'host.cpp'}, the C++ of the machines, the model")
     for name, machine in machines.items():

@@ -144,7 +144,7 @@ def _program(of: decoding.DecoderProgram, hls: HlsProgram, file: _ModelFile, pos
     ends = ", ".join(_rows(of, name, number[name], file) for name in (of.carried, of.result))
     return (
         f'    {{"{hls.name}_top", {of.rows}, {str(of.is_sized).lower()},\n     {{\n' + "\n".join(lines) + "\n     },\n"
-        f"     {{{arguments}}},\n     {{{', '.join(tables)}}}, {ends}, {{{caches}}}}}"
+        f"     {{{arguments}}},\n     {{{', '.join(tables)}}}, {ends}, {number.get(of.chosen, 'NONE')}, {{{caches}}}}}"
     )
 
 
@@ -153,7 +153,9 @@ def _rows(of: decoding.DecoderProgram, name: str, number: int, file: _ModelFile)
     shape = of.written.shapes[name]
     existing = of.written.existing.get(name)
     count = prod(existing[0] if existing else shape)
-    return _lying(number, of.written.laid_out(name, np.arange(count, dtype=np.int32)), count // of.rows, file)
+    # Logits are of one row.
+    width = count if of.chosen and name == of.result else count // of.rows
+    return _lying(number, of.written.laid_out(name, np.arange(count, dtype=np.int32)), width, file)
 
 
 def _lying(number: int, lying: Array, width: int, file: _ModelFile) -> str:

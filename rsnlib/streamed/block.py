@@ -40,7 +40,7 @@ from ..rotary import constant_rotations
 from .arrays import with_shared_products
 from .attention import NEVER, flat_matrices
 from .carrying import Carrying
-from .covering import with_whole_tiles
+from .covering import with_whole_columns, with_whole_tiles
 from .knobs import Knobs
 from .lengths import BlockOfLength, BlocksByLength, with_any_length
 from .operators import Array, FromHost, Held, OperatorGraph, Positions, StreamOperator
@@ -270,6 +270,7 @@ def streamed(
     name: str | None = None,
     any_length: bool = False,
     repeated: bool = False,
+    head: bool = False,
 ) -> Streamed:
     """Make a stream program of a PyTorch module.
 
@@ -278,7 +279,8 @@ def streamed(
     of its kernels. name: of the program, by default the class of the module. any_length: the rows of the sequence are a
     size that each run gives, from 1 to those of the example (`lengths`). repeated: the module has layers that are the
     same but for their constants, in a ModuleList: kernels compute these, one after the other, and PyTorch what is
-    before and behind them. The module must be in eval mode, with float32 weights on the CPU.
+    before and behind them. head: with repeated layers, kernels compute what is behind them too, such as a norm and the
+    product with a vocabulary. The module must be in eval mode, with float32 weights on the CPU.
 
     Raises `UnsupportedError` for an operator that no kernel computes, naming it and its module, for any length of
     several sequences or without a cache of fixed capacity, and for layers that differ;
@@ -288,7 +290,7 @@ def streamed(
     args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
 
     def captured(args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorBlock:
-        return _captured(model, args, kwargs, signature, repeated)
+        return _captured(model, args, kwargs, signature, repeated, head)
 
     block = captured(args, kwargs)
     lengths = BlocksByLength(block, captured) if any_length else None
@@ -303,13 +305,14 @@ def _captured(
     kwargs: dict[str, Any],
     signature: inspect.Signature,
     repeated: bool,
+    head: bool,
 ) -> OperatorBlock:
     captured = capture(model, args, kwargs)
     interface = Interface.of(captured, signature)
     values = lifted(captured) | interface.bind(args, kwargs)
     rewrite(captured, REWRITES)
     if repeated:
-        return repeated_block(model, captured, interface, values, RULES)
+        return repeated_block(model, captured, interface, values, RULES, head)
     return GraphReader(captured, interface, RULES).block(values)
 
 
@@ -324,7 +327,8 @@ def _made(
     lengths: BlocksByLength | None = None,
 ) -> Streamed:
     def changed(graph: OperatorGraph) -> OperatorGraph:
-        made = with_split_products(with_whole_tiles(graph, knobs.rows, knobs.columns), knobs)
+        covered = with_whole_columns(with_whole_tiles(graph, knobs.rows, knobs.columns), knobs)
+        made = with_split_products(covered, knobs)
         return with_shared_products(with_any_length(made, knobs.rows) if lengths else made, knobs)
 
     graph, repeated = changed(block.graph), None

@@ -486,6 +486,25 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     return nest([("h", n["heads"])], [*body, *nest([("i", n["tiles"])], tile)])
 
 
+def select(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
+    """Body (`BODIES`) of rows at positions: of each row of tiles the rows that it has of them; then these."""
+    s, n, (_, count, width) = plan.sizes, plan.loops, x.shape
+    row: Operand = "r" if count > 1 else 0
+    at, place = named("p"), ends.vectors["positions"][row]
+    # By parts that move in a cycle, as `replace` has it.
+    part = fit(width, MOVED)
+    columns, tile, loop = span("c", part, width), span("j", s["tn"], width), [("j", n["columns"])]
+    inside = when(both(at >= 0, at < s["tm"]), [assign(BUFFER[row, columns], ROW[at, columns])])
+    index = place - named("i") * s["tm"] if n["rows"] > 1 else place
+    of_tiles = [
+        assign(ROW, call("zeros", x.dtype, s["tm"], width)),
+        *nest(loop, [assign(ROW[:, tile], ends.gets[0].get())]),
+        *nest([("r", count), ("c", width // part)], [assign(at, index), inside]),
+    ]
+    buffer = assign(BUFFER, call("zeros", x.dtype, count, width))
+    return [buffer, *nest([("i", n["rows"])], of_tiles), *nest(loop, ends.put(BUFFER[:, tile]))]
+
+
 def new_row_count(x: StreamOperator) -> int:
     """Return how many new rows of a cache exist. x: the operator that replaces them."""
     _, new = x.attributes["rows"]
@@ -539,5 +558,6 @@ BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Statement
     "attend": attend,
     "append": append,
     "replace": replace,
+    "select": select,
 }
 """The body of each kernel's task: called with the operator, its plan, and the names of what it reads and writes."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from .knobs import Knobs, fit
 from .operators import Array, OperatorGraph, StreamOperator, consumers
 from .sequences import OF_KEYS, ROW_BY_ROW, row_units
 
@@ -44,6 +45,38 @@ def with_whole_tiles(graph: OperatorGraph, rows: int, columns: int) -> OperatorG
         return _Covering(graph, rows, columns).covered()
     except _Uncovered:
         return graph
+
+
+def with_whole_columns(graph: OperatorGraph, knobs: Knobs) -> OperatorGraph:
+    """Return the graph with columns that whole tiles of all kernels cover, of products that only the host reads, where
+    divisors of their columns are at most half as large as knobs say: a vocabulary may have a prime number of words.
+    Columns of weights off the chip are added where they are laid out."""
+    read = consumers(graph.operators)
+    wide: dict[StreamOperator, int] = {}
+    for x in graph.results:
+        columns, count = x.shape[2], knobs.at(x.name).kernels
+        tile = knobs.at(x.name if count == 1 else f"{x.name}_0").columns
+        part = -(-columns // count)
+        if x.op == "linear" and x not in read and (_divides_badly(columns, count) or _divides_badly(part, tile)):
+            wide[x] = count * covered(part, tile)
+            named = zip(x.attributes["operand_names"], x.operands, strict=True)
+            wide |= {y: wide[x] for name, y in named if name.startswith("weight")}
+    made: dict[StreamOperator, StreamOperator] = {}
+    for x in graph.operators:
+        made[x] = replace(x, operands=tuple(made[operand] for operand in x.operands))
+        if x in wide:
+            heads, rows, columns = x.shape
+            existing = (*(x.existing or (heads, 1, rows))[:3], columns)
+            attributes: dict[str, Any] = dict(x.attributes)
+            if attributes.get("bias") is not None:
+                attributes["bias"] = np.pad(attributes["bias"], (0, wide[x] - columns), mode="edge")
+            shape = heads, rows, wide[x]
+            made[x] = replace(made[x], shape=shape, attributes=attributes, existing=existing)
+    return OperatorGraph(tuple(made.values()), tuple(made[x] for x in graph.results))
+
+
+def _divides_badly(size: int, most: int) -> bool:
+    return most > 1 and 2 * fit(size, most) <= min(size, most)
 
 
 def grown(x: Array, existing: Existing, tensor: tuple[int, ...]) -> Array:

@@ -1,7 +1,8 @@
 """Text of a causal language model whose layers run on generated machines: one for prompts and steps, or one for each.
 
 A machine goes through all layers. The host, which is PyTorch, computes what is before the layers, such as embeddings,
-masks and rotary tables, and what is behind them: the last norm and the product with the vocabulary.
+masks and rotary tables, and what is behind them, unless the machine does: the last norm and the product with the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -57,16 +58,23 @@ class MachineDecoder:
     model: in eval mode, in float32 or quantised from it. place: makes the machine of a model's stream program
     (`generate.place`, `search.fastest`). capacity: the most tokens of a sequence, its prompt included. rows: of the one
     machine that reads prompts, that many tokens in a run at most, and takes the steps; None for one machine for the
-    steps, which is made now, and one for prompts of each length, which is made when the first one comes. Weights are
-    laid out in a machine's memory once; keys and values stay there. The machines have the weights that the model has
-    now: once they change, the next run raises `TensorError`.
+    steps, which is made now, and one for prompts of each length, which is made when the first one comes. head: machines
+    compute the last norm and the product with the vocabulary, too. Weights are laid out in a machine's memory once;
+    keys and values stay there. The machines have the weights that the model has now: once they change, the next run
+    raises `TensorError`.
 
     Raises `UnsupportedError` for a model that is no language model of transformers or has no layers that one machine
     can go through, `PositionError` for a capacity beyond the model's positions, and as `streamed` and `place` do.
     """
 
     def __init__(
-        self, model: nn.Module, place: Callable[[Streamed], Generated], *, capacity: int, rows: int | None = None
+        self,
+        model: nn.Module,
+        place: Callable[[Streamed], Generated],
+        *,
+        capacity: int,
+        rows: int | None = None,
+        head: bool = False,
     ) -> None:
         config: Any = getattr(model, "config", None)
         if not hasattr(config, "get_text_config"):
@@ -79,7 +87,7 @@ class MachineDecoder:
             raise TensorError(f"a capacity of {capacity} tokens; the least is 2")
         if rows is not None and not 1 <= rows <= capacity:
             raise TensorError(f"runs of {rows} tokens; sequences have up to {capacity}")
-        self.capacity, self.rows, self.vocabulary = capacity, rows, int(text.vocab_size)
+        self.capacity, self.rows, self.head, self.vocabulary = capacity, rows, head, int(text.vocab_size)
         self._model, self._place = model, place
         self._steps = self._program(1 if rows is None else rows)
         self._prompts = {1: self._steps}
@@ -159,7 +167,7 @@ class MachineDecoder:
             "logits_to_keep": torch.tensor([rows - 1]),
         }
         one = self.rows is not None
-        block = streamed(self._model, arguments, DEFAULT, name=name, repeated=True, any_length=one)
+        block = streamed(self._model, arguments, DEFAULT, name=name, repeated=True, any_length=one, head=self.head)
         return DecoderProgram(self._place(block), arguments)
 
     def _known(self, tokens: Iterable[int]) -> list[int]:
@@ -175,8 +183,9 @@ class DecoderProgram:
 
     made: the machine. rows: the tokens of a run; at most, of a program of any length. block, written: of its stream
     program. given: names of the tensors that the host makes for each run; carried: of them the one with the rows that
-    the layers begin with. result: name of the tensor with those that they end with. caches: of each operator that
-    replaces rows of a cache the name of that tensor.
+    the layers begin with. result: name of the tensor with those that they end with, or with logits. chosen: of the
+    tensor that says which row's logits these are, "" for none. caches: of each operator that replaces rows of a cache
+    the name of that tensor.
     """
 
     def __init__(self, made: Generated, arguments: dict[str, Any]) -> None:
@@ -197,7 +206,10 @@ class DecoderProgram:
         assert repeated is not None, "it was made of layers"
         data = next(x.data for x in self.block.graph.operators if x.name == repeated.carried)
         self.carried = next(name for name, held in self.written.inputs.items() if held is data)
-        self.result = self.written.outputs[repeated.result]
+        (self.result,) = (name for x, name in self.written.outputs.items() if x not in replaced)
+        at = [x.positions for x in self.block.graph.kernels if x.op == "select"]
+        inputs = self.written.inputs.items()
+        self.chosen = next((name for name, held in inputs if isinstance(held, Positions) and held in at), "")
         for name, tensor in made.streamed.tensors(**arguments).items():
             self._memory.write(name, tensor)
 

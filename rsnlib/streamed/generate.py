@@ -287,10 +287,15 @@ def _bytes_on_chip(device: StreamDevice) -> int:
 def _widened(made: Streamed, device: StreamDevice) -> Knobs:
     """Let tiles of so few sums that they become registers have more columns: then a product adds to other words of sums
     before it comes back to one."""
-    rows = max((plan.sizes["tm"] for x, plan in made.plans.items() if x.op in PRODUCTS), default=MOVED)
-    if rows * made.knobs.columns > MOVED:
-        return made.knobs
-    return replace(made.knobs, columns=(device.float_add + 2) * MOVED // rows)
+    knobs, rows = made.knobs, {x.name: plan.sizes["tm"] for x, plan in made.plans.items() if x.op in PRODUCTS}
+    most = max(rows.values(), default=MOVED)
+    if most * knobs.columns <= MOVED:
+        return replace(knobs, columns=(device.float_add + 2) * MOVED // most)
+    of = {operator: dict(chosen) for operator, chosen in knobs.of.items()}
+    for name, few in rows.items():  # such as the one row of a product with the vocabulary, beside those of a prompt
+        if few < most and few * knobs.at(name).columns <= MOVED and "columns" not in of.get(name, {}):
+            of.setdefault(name, {})["columns"] = (device.float_add + 2) * MOVED // few
+    return replace(knobs, of=of)
 
 
 def _outward(made: Streamed) -> Knobs:

@@ -32,21 +32,22 @@ MOVES = frozenset((*VIEWS, aten.index, aten.slice, aten.select, aten.index_selec
 
 @dataclass(frozen=True)
 class HostTables:
-    """The host's part before and behind the layers. float32 all.
+    """The host's part before and behind the layers, which may be on a machine. float32 all.
 
     embedding: of words, (vocabulary, width). places: what is added to it by position, (capacity, width), None for
     nothing. gamma, beta: of the last norm, (width,), None for none. centred: it subtracts the mean. eps: of it. head,
-    bias: of the product with the vocabulary, (vocabulary, width) and (vocabulary,), None for no bias.
+    bias: of the product with the vocabulary, (vocabulary, width) and (vocabulary,), None for no bias, and for a machine
+    that gives logits.
     """
 
     embedding: Array
     places: Array | None
-    gamma: Array | None
-    beta: Array | None
-    centred: bool
-    eps: float
-    head: Array
-    bias: Array | None
+    gamma: Array | None = None
+    beta: Array | None = None
+    centred: bool = False
+    eps: float = 0.0
+    head: Array | None = None
+    bias: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,18 @@ def host_tables(program: DecoderProgram, capacity: int, vocabulary: int) -> Host
     if places is not None:
         found = [program.host_values([0], k)[1][places].reshape(-1) for k in range(capacity)]
         added = torch.stack(found).broadcast_to(capacity, embedding.shape[1])
-    return HostTables(_array(embedding), None if added is None else _array(added), **_behind(block, logits_of(block)))
+    logits = logits_of(block)
+    behind = {} if logits in block.results else _behind(block, logits)
+    return HostTables(_array(embedding), None if added is None else _array(added), **behind)
 
 
 def positional_tensors(program: DecoderProgram, positions: int) -> dict[str, PositionalTensor]:
-    """Return each tensor that the host makes for a run, but for the rows that the layers begin with, by name, with its
-    rows for runs that begin at positions from 0 on. Raises `UnsupportedError` for one that depends on the tokens, and,
-    of a program of any length, for one of which a row depends on more than its position."""
+    """Return each tensor that the host makes for a run, by name, but for the rows that the layers begin with, and the
+    number of the one whose logits are wanted, with its rows for runs that begin at positions from 0 on. Raises
+    `UnsupportedError` for one that depends on the tokens, and, of a program of any length, for one of which a row
+    depends on more than its position."""
     tokens, _ = _arguments(program.block)
-    names = [name for name in program.given if name != program.carried]
+    names = [name for name in program.given if name not in (program.carried, program.chosen)]
     for name in names:
         if any(_depends(x.node, {tokens}) for x in _held(program, name)):
             raise UnsupportedError(f"{name} depends on the tokens; a program for a board has tables by position")

@@ -7,7 +7,7 @@ sequence. So a decoder block with a cache of fixed capacity reads a prompt and d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,14 +39,21 @@ def of_sequence(graph: OperatorGraph) -> list[StreamOperator]:
         for operand in _same_rows(x):
             near[x].append(operand)
             near[operand].append(x)
+
+    def reached(seeds: Iterable[StreamOperator], until: Collection[StreamOperator] = ()) -> set[StreamOperator]:
+        found: set[StreamOperator] = set(until)
+        stack = [*seeds]
+        while stack:
+            x = stack.pop()
+            if x not in found:
+                found.add(x)
+                stack += near[x]
+        return found.difference(until)
+
     new = [x.operands[1] for x in graph.kernels if x.op == "replace"]
-    found: set[StreamOperator] = set()
-    stack = [*new, *(x for x in graph.results if x.op != "replace")]
-    while stack:
-        x = stack.pop()
-        if x not in found:
-            found.add(x)
-            stack += near[x]
+    chosen = [x for x in graph.kernels if x.op == "select"]  # of which, and of what follows, the rows are fixed
+    results = [x for x in graph.results if x.op != "replace"]
+    found = reached([*new, *results, *(x.operands[0] for x in chosen)], reached(chosen))
     made = [x for x in graph.operators if x in found]
     rows = {x.shape[1] for x in made}
     for x in graph.kernels:
@@ -71,6 +78,8 @@ def _same_rows(x: StreamOperator) -> Iterable[StreamOperator]:
         return [operand for name, operand in named if name in ("x", "scale", "zero")]
     if x.op in ROW_BY_ROW:
         return x.operands
+    if x.op == "select":
+        return ()
     return _of_attention(x, keys=False) if x.op in ATTENTION else x.operands[:1]
 
 
@@ -141,6 +150,8 @@ def counterparts(graph: OperatorGraph, other: OperatorGraph) -> dict[int, Held]:
 def _constants(x: StreamOperator) -> Mapping[str, Any]:
     """The attributes of an operator but for those that tell the rows of a sequence."""
     kept = {name: value for name, value in x.attributes.items() if name != "positions"}
+    if x.op == "select":
+        return {name: value for name, value in kept.items() if name != "rows"}
     return kept | ({"rows": kept["rows"][0]} if x.op == "replace" else {})
 
 

@@ -397,6 +397,20 @@ def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     return KernelPlan(gets, put, named, sizes, whole_bytes(new * width, x.operands[1].dtype), (tm, width))
 
 
+def select(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
+    """Plan (`PLANS`) of rows at positions: all tiles of the operand, of which the kernel keeps a row of tiles, and
+    these rows; then the rows themselves."""
+    (operand,) = x.operands
+    _, count, width = x.shape
+    rows = operand.shape[1]
+    tm, tn = fit(rows, knobs.rows), fit(width, knobs.columns)
+    tall = row_tiles(operand, rows, tm)
+    get = tiles(operand, (tm, tn), [(tall, tm), (width // tn, tn)], row=0, column=1)
+    put = tiles(x, (count, tn), [(width // tn, tn)], column=0)
+    named, sizes = {"rows": tall, "columns": width // tn}, {"tm": tm, "tn": tn}
+    return KernelPlan((get,), put, named, sizes, whole_bytes((tm + count) * width, x.dtype), (count, tn))
+
+
 def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
     """Return the order in which a kernel that replaces rows of a cache puts the new rows: tiles of a tensor (sequences,
     new rows, columns of the heads of a sequence), sequence by sequence, head by head. x: the operator. plan: its
@@ -426,6 +440,7 @@ PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
     "attend": attend,
     "append": append,
     "replace": replace_rows,
+    "select": select,
 }
 """How each operator is cut into tiles: called with the operator, its own knobs, and its unit of rows, which a tile of
 rows divides (`row_units`)."""
@@ -526,7 +541,7 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
         sums = SUMS if x.multiplies_integers else x.dtype
         kind = ElementType(sums, plan.computed)
         return Datapath({"matmul": most}, float_add).multiply_adds(kind, _coming(x, plan))
-    if x.op in ("append", "replace", "join"):  # they move tiles, and compute nothing
+    if x.op in ("append", "replace", "join", "select"):  # they move tiles, and compute nothing
         return word(plan.computed, MOVED).elements
     by_rows = x.op in ("softmax", "layernorm", "rmsnorm", "quantise")
     return (row_word if by_rows else word)(plan.computed, min(most, MOVED)).elements

@@ -243,6 +243,7 @@ class _ProgramWriter:
         self.repeated = repeated
         self.layer = unique_name("layer", self.taken) if repeated else ""
         self.layered: set[str] = set()
+        self.once = False  # whether what is written now is behind the layers
         self.local: dict[str, str] = {}
         self.tensors: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
@@ -269,6 +270,7 @@ class _ProgramWriter:
         kernels = {}
         carry = self._carry() if self.repeated else None
         for x, plan in self.plans.items():
+            begun, self.once = len(self.tasks), self._is_behind(x)
             for k, operand in enumerate(x.operands):
                 if operand.is_memory and self._readers(x, k) and not (carry and operand is carry.memory):
                     self._load(x, k, operand, plan.gets[k])
@@ -282,6 +284,7 @@ class _ProgramWriter:
                 continue
             for result, put in puts_of(x, plan).items():
                 self._connect(result, plan, put, x.name)
+            self._only_once(begun)
         for x, task in kernels.items():
             self._kernel(x, task)
         self._check_depths(depths)
@@ -339,6 +342,16 @@ class _ProgramWriter:
         self.tensors[name], self.dtypes[name] = shape, dtype
         return name
 
+    def _is_behind(self, x: StreamOperator) -> bool:
+        """Whether an operator computes behind the layers."""
+        return self.repeated is not None and x.name in self.repeated.behind
+
+    def _only_once(self, begun: int) -> None:
+        """Tasks from a number on do what they do once, if they are behind the layers."""
+        for task in self.tasks[begun:]:
+            task.once |= self.once
+        self.once = False
+
     def _front(self, tensor: str) -> tuple[Term, ...]:
         """The index of the layer, of a tensor with an axis for the layers."""
         return (named(self.layer),) if tensor in self.layered else ()
@@ -388,7 +401,7 @@ class _ProgramWriter:
 
     def _load(self, x: StreamOperator, k: int, memory: StreamOperator, order: Order) -> None:
         """A task that loads a tensor in the order in which a kernel gets it."""
-        if x.positions is not None and k == 0:
+        if x.op == "replace" and k == 0:
             self._load_cache(x, memory, order)
             return
         key = memory, order.tensor, (order.element, _nesting(order)) if self.knobs.packed else ()
@@ -420,7 +433,7 @@ class _ProgramWriter:
     def _moving_tensor(self, x: StreamOperator, stem: str, order: Order, packed: bool) -> str:
         """The tensor of an operator that is loaded, or stored, in an order. packed: it lies token by token, as they
         follow each other in that order."""
-        layered = self._differs(x) or not (x.is_memory or x in self.graph.results)
+        layered = not self.once and (self._differs(x) or not (x.is_memory or x in self.graph.results))
         if packed:
             lying = PackedTensor(order.tensor, order.element, order.element, order.dtype, _nesting(order))
             tiles = lying.shape[: len(order.element)]
@@ -467,7 +480,7 @@ class _ProgramWriter:
 
     def _carry(self) -> _Carry:
         """The task that gives each layer its input: the first one the tensor off the chip, the others the result of the
-        layer before, which stays on the chip. The result of the last layer goes to the store."""
+        layer before, which stays on the chip. The result of the last layer goes to the store, or to what is behind."""
         assert self.repeated is not None
         memory = next(x for x in self.graph.operators if x.name == self.repeated.carried)
         result = next(x for x in self.plans if x.name == self.repeated.result)
@@ -484,9 +497,10 @@ class _ProgramWriter:
         self.puts[memory] = []
         self._connect(memory, plan, order, name)
         targets = self.puts.pop(memory)
-        self._store(result, plan, order, (), name)
-        self.tasks[-1].once = True
-        stored = self.puts[result].pop()
+        begun, self.once = len(self.tasks), True
+        self._connect(result, plan, order, name)
+        self._only_once(begun)
+        ends, self.puts[result] = self.puts[result], []
 
         def moved(source: str, targets: Sequence[str]) -> Statements:
             token = named("token") if len(targets) > 1 else named(source).get()
@@ -494,7 +508,7 @@ class _ProgramWriter:
             return nest(loops_of(order), [*got, *(named(target).put(token) for target in targets)])
 
         others = nest([(self.layer, self.repeated.count - 1)], moved(later, targets))
-        body = [*moved(first, targets), *others, *moved(later, [stored])]
+        body = [*moved(first, targets), *others, *moved(later, ends)]
         self.tasks.append(_Task(name, body, rates=COPYING, once=True))
         return _Carry(memory, result, later)
 
@@ -677,6 +691,9 @@ class _ProgramWriter:
         cache = self.caches.get(x)
         if cache is not None:
             vectors[POSITIONS] = cache.positions
+        elif x.positions is not None:
+            vectors[POSITIONS] = self._tensor(f"{x.name}_{POSITIONS}", x.shape[1:2], "i32")
+            self.inputs[vectors[POSITIONS]] = x.positions
         task.parameters += vectors.values()
         for name, tensor in vectors.items():
             if tensor in self.layered:

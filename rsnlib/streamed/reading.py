@@ -8,7 +8,7 @@ generated machine are single operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -153,7 +153,8 @@ def weight_memory(name: str, matrix: npt.NDArray[Any], dtype: str = "f32") -> St
 
 class GraphReader:
     """Reads a captured graph, operator by operator. program: the graph. interface: how its module is called. rules: for
-    each operator of PyTorch. part: that is read, None for all of it. of: what each node is, so far."""
+    each operator of PyTorch. part: that is read, None for all of it. taken: names that operators must not have. of:
+    what each node is, so far."""
 
     def __init__(
         self,
@@ -161,6 +162,7 @@ class GraphReader:
         interface: Interface,
         rules: Mapping[Any, Rule],
         part: GraphPart | None = None,
+        taken: Collection[str] = (),
     ) -> None:
         self.rules = rules
         self._part = part
@@ -168,7 +170,7 @@ class GraphReader:
         self.interface = interface
         self.constants = Constants(program)
         self.of: dict[Node, Value] = {}
-        self._names: set[str] = set(RESERVED)
+        self._names: set[str] = {*RESERVED, *taken}
         self._memories: dict[tuple[Node, View, tuple[int, int, int], bool], StreamOperator] = {}
         self._shared: dict[tuple[object, ...], StreamOperator] = {}
         self._columns: dict[tuple[StreamOperator, int, int], StreamOperator] = {}
@@ -256,6 +258,10 @@ class GraphReader:
         """Return a new operator that stands for a node. op, operands, attributes: as in `StreamOperator`. shape: of the
         result, (heads, rows, columns)."""
         return StreamOperator(self.name(node, op), op, tuple(operands), shape, attributes, site=site(node))
+
+    def again(self, x: StreamOperator, operand: StreamOperator) -> StreamOperator:
+        """Return an operator that computes, of fewer rows, what x does of its operand. operand: with these rows."""
+        return replace(x, name=unique_name(x.name, self._names), operands=(operand,), shape=operand.shape)
 
     def once(self, key: tuple[object, ...], make: Callable[[], StreamOperator]) -> StreamOperator:
         """Return the operator of a key: what `make` returns when it is first asked for. Layers that quantise the same

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from .operators import FromHost, Held, OperatorGraph, Positions, vectors_of
+from .operators import FromHost, Held, OperatorGraph, Positions, reachable, vectors_of
 
 POSITIONS = "positions"
 """What the positions of an operator that replaces rows of a cache are called beside its vectors."""
@@ -23,21 +23,23 @@ class ProgramLayers:
     count: of the layers. carried: name of the tensor off the chip that is the input of the first layer. result: name of
     the operator whose result is the input of the next layer, and of the last layer the result of all. held: what
     differs between layers, for each layer: of tensors off the chip by their name and "", of vectors of kernels, and of
-    positions, by the names of the kernel and the vector.
+    positions, by the names of the kernel and the vector. behind: names of operators that compute behind the layers,
+    once.
     """
 
     count: int
     carried: str
     result: str
     held: Mapping[tuple[str, str], HeldByLayers]
+    behind: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
 class RepeatedLayers:
-    """Layers of which the operators of a block are the first one.
+    """Layers of which the operators of a block are the first one, and those that compute behind them.
 
     count, carried, result: as in `ProgramLayers`. others: the operators of the other layers, in the order of the
-    block's. results: for each node of PyTorch that shows a result of a layer, such as a cache, the number of the layer.
+    first. results: for each node of PyTorch that shows a result of a layer, such as a cache, the number of the layer.
     behind: nodes that the host runs behind the layers, in order.
     """
 
@@ -49,15 +51,25 @@ class RepeatedLayers:
     behind: Sequence[Node] = ()
 
     def layers(self, count: int, graphs: Sequence[OperatorGraph]) -> ProgramLayers:
-        """Return the first `count` layers. graphs: their operators, all changed in the same way, such as by
-        `covering`."""
-        return ProgramLayers(count, self.carried, self.result, held_by_layers(graphs, self.carried))
+        """Return the first `count` layers. graphs: their operators, and in the first one those behind the layers, all
+        changed in the same way, such as by `covering`."""
+        first = of_layer(graphs[0], self.result)
+        behind = frozenset(x.name for x in graphs[0].operators) - {x.name for x in first.operators}
+        held = held_by_layers([first, *graphs[1:]], self.carried)
+        return ProgramLayers(count, self.carried, self.result, held, behind)
 
     @property
     def positions(self) -> tuple[Positions, ...]:
         """The positions in the caches of the other layers."""
         found = (x.positions for graph in self.others for x in graph.operators)
         return tuple(x for x in found if x is not None)
+
+
+def of_layer(graph: OperatorGraph, result: str) -> OperatorGraph:
+    """Return the operators of a layer, without those behind it. result: name of the layer's result."""
+    roots = *(x for x in graph.results if x.op == "replace"), next(x for x in graph.operators if x.name == result)
+    kept = frozenset(reachable(roots))
+    return OperatorGraph(tuple(x for x in graph.operators if x in kept), roots)
 
 
 def held_by_layers(graphs: Sequence[OperatorGraph], carried: str) -> dict[tuple[str, str], HeldByLayers]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,25 @@ from ..capture import LIFTED, Environment, Interface, draws, dtype_of, module_pa
 from ..view import View
 from .operators import FromHost, OperatorGraph, Positions, StreamOperator
 from .reading import GraphPart, GraphReader, OperatorBlock, Rule, ahead, block_of
-from .repeated import RepeatedLayers, held_by_layers
+from .repeated import RepeatedLayers, held_by_layers, of_layer
 from .showing import ShownTensor
 
 
 def repeated_block(
-    model: nn.Module, program: ExportedProgram, interface: Interface, values: Environment, rules: Mapping[Any, Rule]
+    model: nn.Module,
+    program: ExportedProgram,
+    interface: Interface,
+    values: Environment,
+    rules: Mapping[Any, Rule],
+    head: bool = False,
 ) -> OperatorBlock:
     """Return one layer of a captured model as a block, with what differs in the others.
 
     model: that was captured. program, interface, rules: as for `GraphReader`. values: of all nodes that are no
-    operators. Raises `UnsupportedError` for a model without layers in a `ModuleList`, for layers that are not in a
-    chain, for the first difference between two layers beside constants and tensors of the host, and for what a layer
-    stores beside caches of fixed capacity; and as `GraphReader.read` does.
+    operators. head: kernels compute what is behind the layers, too. Raises `UnsupportedError` for a model without
+    layers in a `ModuleList`, for layers that are not in a chain, for the first difference between two layers beside
+    constants and tensors of the host, and for what a layer stores beside caches of fixed capacity; and as
+    `GraphReader.read` does.
     """
     _merge_equal(program)
     parts = _parts(model, program, interface)
@@ -45,16 +52,53 @@ def repeated_block(
             if node in own and (node is not part.results[0] or part is parts[-1]):
                 results[node], layer_of[node] = shown[first], k
     _check_stored(graph, result.operator)
-    held = held_by_layers([graph for graph, _ in read], given.name)
-    kept = [x.positions for graph, _ in read for x in graph.operators]
+    layers = [graph for graph, _ in read]
+    held = held_by_layers(layers, given.name)
+    if head:
+        last = parts[-1].results[0]
+        layers = [of_layer(x, own[part.results[0]].operator.name) for (x, own), part in zip(read, parts, strict=True)]
+        part = _head(program, interface, last)
+        found, of_head = GraphReader(program, interface, rules, part, {x.name for x in graph.operators}).read()
+        graph = _with_head(layers[0], result.operator, found, last)
+        results |= {x: ShownTensor(_named(graph, shown.operator.name), shown.view) for x, shown in of_head.items()}
+        if last not in interface.result.all_input_nodes:
+            del results[last]
+    kept = [x.positions for of in (graph, *layers[1:]) for x in of.operators]
     positions, _ = ahead(program, {x.node for x in kept if x})
     needed = {x.node for of in held.values() for x in of if isinstance(x, FromHost)}
     others, _ = ahead(program, needed | {x.data.node for x in graph.operators if isinstance(x.data, FromHost)})
     host = [*positions, *(node for node in others if node not in positions)]
     behind, _ = ahead(program, interface.result.all_input_nodes, {*results, *host})
-    layers = [graph for graph, _ in read[1:]]
-    repeated = RepeatedLayers(len(parts), given.name, result.operator.name, layers, layer_of, behind)
+    repeated = RepeatedLayers(len(parts), given.name, result.operator.name, layers[1:], layer_of, behind)
     return block_of(program, interface, graph, results, host, values, repeated)
+
+
+def _head(program: ExportedProgram, interface: Interface, last: Node) -> GraphPart:
+    """What computes behind the layers: the operators that depend on the result of the last one."""
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "call_function" and any(x is last or x in found for x in node.all_input_nodes):
+            found.add(node)
+    return GraphPart("", frozenset(found), last, tuple(x for x in interface.result.all_input_nodes if x in found))
+
+
+def _with_head(layer: OperatorGraph, result: StreamOperator, head: OperatorGraph, last: Node) -> OperatorGraph:
+    """A layer, and behind its result what computes from that of the last layer. head: it. last: the node of that
+    result. Raises `UnsupportedError` where the head takes other rows than layers give."""
+    given = [x for x in head.operators if _node_of(x) is last]
+    if len(given) != 1 or given[0].shape != result.shape or given[0].data != FromHost(last, View.dense(shape_of(last))):
+        raise UnsupportedError("what is behind the layers does not take the rows that they give; leave it to the host")
+    made = {given[0]: result}
+    for x in head.operators:
+        if x is not given[0]:
+            made[x] = replace(x, operands=tuple(made[operand] for operand in x.operands))
+    kept = [x for x in layer.results if x is not result]
+    behind = tuple(made[x] for x in head.operators if x is not given[0])
+    return OperatorGraph((*layer.operators, *behind), (*kept, *(made[x] for x in head.results)))
+
+
+def _named(graph: OperatorGraph, name: str) -> StreamOperator:
+    return next(x for x in graph.operators if x.name == name)
 
 
 def _merge_equal(program: ExportedProgram) -> None:

@@ -55,6 +55,7 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
     "scale_columns": (0, 1, 0),
     "append": (0, 0, 0),
     "replace": (0, 0, 0),
+    "select": (0, 0, 0),
 }
 
 

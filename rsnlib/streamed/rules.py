@@ -20,7 +20,7 @@ from ..rules import SAME, VIEWS, seen
 from ..view import View, merge
 from . import pointwise as p
 from .attention import attend, flat_matrices, joined_rows, replaced_rows, scaled_columns, scores_of
-from .operators import Array, StreamOperator
+from .operators import Array, Positions, StreamOperator
 from .products import ConstantWeight, is_number, product, rows_scaled_by
 from .reading import GraphReader, Host, Missing, OperatorRefused, Rule, Value
 from .showing import ColumnSlice, ShownTensor, heads_of
@@ -463,6 +463,30 @@ def index_put(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | Non
     return replaced_rows(reader, node, cache, dim, positions, rows)
 
 
+def chosen_rows(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
+    """Rule (`reading.Rule`) of rows that an argument chooses, such as the last one of a sequence. Of a norm they are
+    chosen in front of it. Raises `OperatorRefused` for several sequences, for indices of other dimensions, and for some
+    that are computed."""
+    x: Node = a["self"]
+    if isinstance(reader.of[x], Host):
+        return None
+    sizes, found = shape_of(x), {k: index for k, index in enumerate(a["indices"]) if index is not None}
+    ((dim, positions),) = found.items() if len(found) == 1 else [(-1, x)]
+    if dim != len(sizes) - 2 or prod(sizes[:-2]) != 1 or len(shape_of(positions)) != 1:
+        raise OperatorRefused("kernels choose rows of one sequence, by a list of positions")
+    if not isinstance(reader.of[positions], Host) or dtype_of(positions) not in (torch.int32, torch.int64):
+        raise OperatorRefused("its positions must be integers that the host computes")
+
+    def chosen(of: StreamOperator) -> StreamOperator:
+        if of.op in ("layernorm", "rmsnorm") and of.attributes["columns"] == of.shape[2]:
+            return reader.again(of, chosen(of.operands[0]))
+        attributes = {"positions": Positions(positions, of.name, sizes[-2]), "rows": (sizes[-2],)}
+        shape = 1, shape_of(positions)[0], of.shape[2]
+        return replace(reader.operator(node, "select", (of,), shape, **attributes), dtype=of.dtype)
+
+    return ShownTensor(chosen(reader.matrix(x)), View.dense(shape_of(node)))
+
+
 def _turned(reader: GraphReader, node: Node, parts: list[Node]) -> Value:
     """cat of ranges of one tensor's columns along its last dimension, some negated."""
     columns: list[int] = []
@@ -539,6 +563,7 @@ RULES: dict[Any, Rule] = {
     aten.cat: cat,
     aten.index_copy: index_copy,
     aten.index_put: index_put,
+    aten.index: chosen_rows,
     ROW_SCALES: row_scales,
     operator.getitem: part_of_result,
     QUANTISE: quantise,

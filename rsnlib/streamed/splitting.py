@@ -44,7 +44,7 @@ def _parts(x: StreamOperator, count: int) -> Iterator[StreamOperator]:
         attributes: dict[str, Any] = {**x.attributes}
         if attributes["bias"] is not None:
             attributes["bias"] = attributes["bias"][own]
-        existing = x.existing and (*x.existing[:3], columns // count)
+        existing = x.existing and (*x.existing[:3], _existing(x.existing[3], own))
         shape = heads, rows, columns // count
         yield replace(
             x, name=f"{x.name}_{k}", operands=tuple(operands), shape=shape, attributes=attributes, existing=existing
@@ -55,4 +55,12 @@ def _columns(x: StreamOperator, own: slice, number: int) -> StreamOperator:
     """Some columns of a weight, or of its scales or zero points. number: of the kernel that reads them."""
     assert isinstance(x.data, np.ndarray)
     data = np.ascontiguousarray(x.data[..., own])
-    return replace(x, name=f"{x.name}_{number}", shape=data.shape, data=data)
+    existing = x.existing and (*x.existing[:3], _existing(x.existing[3], own))
+    shape = *x.shape[:2], own.stop - own.start
+    return replace(x, name=f"{x.name}_{number}", shape=shape, data=data, existing=existing)
+
+
+def _existing(columns: int, own: slice) -> int:
+    """How many of the columns of a kernel exist. columns: of all kernels together."""
+    found: int = min(columns, own.stop) - own.start
+    return max(1, found)

@@ -54,7 +54,8 @@ struct Cache {
 };
 
 // A machine's program. kernel: its name. rows: tokens of a run; at most, if `sized`. tables: what it needs for a
-// position. input, result: of all layers. caches: what the machine of a step takes from that of a prompt.
+// position. input, result: of all layers; or the result is logits of the row whose number is in the tensor `chosen`,
+// which is NONE for none. caches: what the machine of a step takes from that of a prompt.
 struct Program {
     const char *kernel;
     std::size_t rows;
@@ -63,12 +64,14 @@ struct Program {
     std::vector<Argument> arguments;
     std::vector<Table> tables;
     Rows input, result;
+    std::size_t chosen;
     std::vector<Cache> caches;
 };
 
 // What is before and behind the layers; offsets are in the file, NONE for what the model does not have. embedding: of
 // words (vocabulary, width). places: what is added to it (capacity, width). gamma, beta: of the last norm, which
-// subtracts the mean if `centred`. head, bias: of the product (vocabulary, width). programs: one for all, or that of a
+// subtracts the mean if `centred`. head, bias: of the product (vocabulary, width), which the machine computes if there
+// is no head. programs: one for all, or that of a
 // prompt and that of a step.
 struct Model {
     std::size_t width, vocabulary, capacity, bytes;
@@ -172,7 +175,7 @@ class Decoder {
         machine_->write(where.tensor, reinterpret_cast<const unsigned char *>(lying.data()));
     }
 
-    // Run the layers on tokens at positions from `position` on. Returns the last row of the result.
+    // Run the machine on tokens at positions from `position` on. Returns the last row of the result, or its logits.
     std::vector<float> run(const Program &program, const std::vector<int> &tokens, std::size_t position) {
         const std::size_t width = model_.width;
         for (const Table &table : program.tables)
@@ -187,21 +190,26 @@ class Decoder {
                 rows[row * width + k] = value;
             }
         write(program.input, rows.data(), tokens.size());
+        const auto chosen = static_cast<std::int32_t>(tokens.size() - 1);
+        const std::size_t row = program.chosen == NONE ? tokens.size() - 1 : 0;
+        if (program.chosen != NONE)
+            machine_->write(program.chosen, reinterpret_cast<const unsigned char *>(&chosen));
         machine_->run(tokens.size());
-        std::vector<float> lying(program.result.elements), last(width);
+        std::vector<float> lying(program.result.elements), last(program.result.width);
         machine_->read(program.result.tensor, reinterpret_cast<unsigned char *>(lying.data()));
         const auto *to = file_.template at<std::int32_t>(program.result.at);
         // From the end on: elements that repeat the last row are behind those that exist.
         for (std::size_t k = lying.size(); k-- > 0;) {
             const auto number = static_cast<std::size_t>(to[k]);
-            if (number / width == tokens.size() - 1) last[number % width] = lying[k];
+            if (number / last.size() == row) last[number % last.size()] = lying[k];
         }
         return last;
     }
 
-    // The last norm, and the product with the vocabulary.
+    // Of logits the largest; of a row of the layers' result, with the last norm and the product with the vocabulary.
     int most_probable(const float *row) const {
         const std::size_t width = model_.width;
+        if (model_.head == NONE) return static_cast<int>(std::max_element(row, row + model_.vocabulary) - row);
         double mean = 0, squares = 0;
         for (std::size_t k = 0; k < width; ++k) mean += row[k];
         mean = model_.centred ? mean / static_cast<double>(width) : 0;

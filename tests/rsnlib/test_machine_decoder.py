@@ -36,9 +36,12 @@ PROMPT = [5, 17, 3, 60, 41, 8, 8]
 XRT = Path("/usr/include/xrt")
 
 
-def decoder(model: nn.Module, capacity: int = 40, rows: int | None = None) -> MachineDecoder:
-    knobs = replace(DEFAULT, columns=16, depth=16)
-    return MachineDecoder(model, partial(place, device=U55C, knobs=knobs), capacity=capacity, rows=rows)
+def decoder(
+    model: nn.Module, capacity: int = 40, rows: int | None = None, head: bool = False, **knobs: int
+) -> MachineDecoder:
+    chosen = replace(DEFAULT, **{"columns": 16, "depth": 16, **knobs})
+    made = partial(place, device=U55C, knobs=chosen)
+    return MachineDecoder(model, made, capacity=capacity, rows=rows, head=head)
 
 
 def by_pytorch(model: Any, prompt: list[int], count: int) -> list[int]:
@@ -78,13 +81,16 @@ def test_one_program_goes_through_all_layers(name: str, rows: int) -> None:
         agree(mine, theirs)
 
 
-@pytest.mark.parametrize("name", ["gpt2", long("llama"), long("qwen2"), long("gemma3")])
-def test_a_program_of_any_length_goes_through_all_layers(name: str) -> None:
-    """Between groups, too, where results of each layer have a place of their own."""
-    model = decoder_model(name, **({"n_layer": 2} if name == "gpt2" else {}))
-    made = streamed(
-        model, with_cache(model, torch.zeros(1, 6, dtype=torch.long), 0, 16), SMALL, repeated=True, any_length=True
-    )
+@pytest.mark.parametrize(
+    ("name", "head"), [("gpt2", True), long("llama", False), long("llama", True), long("gemma3", True)]
+)
+def test_a_program_of_any_length_goes_through_all_layers(name: str, head: bool) -> None:
+    """Between groups, too, where results of each layer have a place of their own; and behind the layers, with a
+    vocabulary that no tile divides."""
+    model = decoder_model(name, **({"n_layer": 2} if name == "gpt2" else {}), vocab_size=97)
+    example = with_cache(model, torch.zeros(1, 6, dtype=torch.long), 0, 16)
+    made = streamed(model, example, SMALL, repeated=True, any_length=True, head=head)
+    assert [x.op for x in made.block.graph.kernels if x.op == "select"] == ["select"] * head
     parted = made.changed(groups={node.name: k for k, node in enumerate(made.dataflow.nodes)})
     for way in (made, parted):
         assert not way.report.findings, way.report
@@ -119,10 +125,13 @@ def test_a_program_of_a_few_layers_has_the_same_tasks() -> None:
     assert three - two == two - one or three < 3 * one
 
 
-@pytest.mark.parametrize(("name", "rows"), [("gpt2", 3), long("llama", 3), long("gemma3", 3), long("gemma3", 7)])
-def test_one_machine_reads_prompts_and_takes_steps(name: str, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows", "head"),
+    [("gpt2", 3, True), long("llama", 3, False), long("gemma3", 3, True), long("gemma3", 7, False)],
+)
+def test_one_machine_reads_prompts_and_takes_steps(name: str, rows: int, head: bool) -> None:
     model = decoder_model(name, **({"n_layer": 2} if name == "gpt2" else {}))
-    made = decoder(model, 24, rows)
+    made = decoder(model, 24, rows, head)
     count = 6 if name == "gpt2" else 18
     text = made.generate(PROMPT, count)
     assert text.tokens == by_pytorch(model, PROMPT, count)
@@ -147,6 +156,23 @@ def test_a_text_is_that_of_pytorch(name: str) -> None:
     assert text.tokens_per_s == pytest.approx(1 / made.step_machine.latency_s)
     again = made.generate(PROMPT, 3)  # with what the caches still hold
     assert again.tokens == text.tokens[:3]
+
+
+@pytest.mark.long
+def test_a_quantised_product_with_the_vocabulary() -> None:
+    """On two machines, whose kernels share its columns: more than the vocabulary has, which is prime."""
+    model = decoder_model("llama", num_hidden_layers=2, vocab_size=97)
+    four_bits = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(16))
+    quantize_(model, four_bits)
+    made = decoder(model, 20, head=True, kernels=2)
+    text = made.generate(PROMPT, 6)
+    assert text.tokens == by_pytorch(model, PROMPT, 6)
+    written = made.program(1).written
+    assert written.shape_of_one("lm_head_result") == (1, 2, 1, 52)
+    assert written.dtypes["lm_head_weight_0"] == written.dtypes["lm_head_weight_1"] == "i4"
+    alone = decoder(model, 20)
+    assert alone.generate(PROMPT, 6).tokens == text.tokens
+    assert alone.step_machine.latency_s < made.step_machine.latency_s
 
 
 def test_what_a_decoder_refuses() -> None:
@@ -201,7 +227,7 @@ def test_hls_of_layers_gives_the_same_bits(tmp_path: Path) -> None:
 )
 def test_the_host_program(name: str, rows: int | None, tmp_path: Path) -> None:
     """The native run shares the host's part with the program for XRT. At its end memory holds the engine's bits."""
-    made = decoder(decoder_model(name), rows=rows)
+    made = decoder(decoder_model(name), rows=rows, head=(name, rows) == ("gpt2", 3))
     text = made.generate(PROMPT, 8)
     for path, content in machine_files(made, len(PROMPT)).items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
