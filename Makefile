@@ -4,6 +4,8 @@
 #                 as .ci/run does: make test RSN_TESTS=long
 # make test-full  all cases of properties, of which make test-long tries a tenth or less, and all rows of tables, such as
 #                 all spellings of all families of transformers. How long each takes: docs/contributing.md
+# make test-torch the tests of quantised models with another PyTorch, TORCH (2.14.1), and another torchao, TORCHAO
+#                 (0.18.0), in an environment of its own, which is removed afterwards: 6 GB on disk with CUDA
 # make lint       the linter and the type-checker alone
 # make generate   write what follows from tables and programs: headers in hw/versal, docs/isa.md, docs/pictures
 # make board-bundle
@@ -43,7 +45,11 @@ BOARD_MACHINE ?= aarch64
 BOARD_PYTHON ?= 3.11
 BOARD_VENV ?= build/board-venv
 
-.PHONY: demo test test-long test-full lint generate board-bundle docs bench soak fuzz clean
+TORCH ?= 2.14.1
+TORCHAO ?= 0.18.0
+TORCH_VENV := build/torch-$(TORCH)
+
+.PHONY: demo test test-long test-full test-torch lint generate board-bundle docs bench soak fuzz clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -93,6 +99,14 @@ soak: .venv/dev.stamp
 	$(BIN)/python -m rsn.tests.host.soak_http
 	$(BIN)/python -m rsn.tests.host.soak_generation
 	if $(BIN)/python -c 'import ray' 2>/dev/null; then $(BIN)/python -m rsn.tests.programs.soak_ray; fi
+
+# PyTorch and torchao last: what else is installed must not choose their versions.
+test-torch:
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --disable-pip-version-check $(QUIET) --editable '.[dev,fast]' 'transformers>=5'
+	$(TORCH_VENV)/bin/python -m pip install --disable-pip-version-check $(QUIET) torch==$(TORCH) torchao==$(TORCHAO)
+	$(TORCH_VENV)/bin/python -m pytest tests/rsnlib -q -m 'not long' -k 'quantised or integer_attention or checkpoint'; \
+		failed=$$?; rm -rf $(TORCH_VENV); exit $$failed
 
 # An input that breaks a reader is left in build/fuzz.
 fuzz: .venv/fuzz.stamp

@@ -1,7 +1,7 @@
 """Machines that are generated for a layer of StreamTensor's models, on its device, beside its published times.
 
     python benchmarks/stream_machines.py [gpt2 qwen llama gemma] [--lengths 32 64 128 256] [--numbers w4a8]
-        [--trials 6] [--seed 0]
+        [--trials 6] [--seed 0] [--head]
 
 For each model: a machine for a layer that reads a prompt, and one for a layer that decodes a token with a cache. The
 layers of a model run one after the other on the same machine, with other weights, as StreamTensor's do. So the time to
@@ -12,6 +12,9 @@ second one's. Prompt and answer have the same length. Tiles are searched.
 prompt and answer; w4a8-128, the same with a scale for groups of 128 numbers of a column; f32, float32, with a cache
 that is copied as it grows, at the middle length of the answer.
 
+--head: also the times of machines that go through all layers, with the same tiles, and then compute the last norm and
+the product with the vocabulary; not of f32, whose cache grows.
+
 Ours is modelled. StreamTensor's is measured, with 4-bit weights and 8-bit activations, on a U55C at 250 MHz (MICRO'25,
 10.1145/3725843.3762817, tables 4 to 7). Nothing depends on this computer but the seconds of the generation.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +50,8 @@ from rsn.tuning.study import tune
 
 LAYERS = {"gpt2": 24, "qwen": 24, "llama": 22, "gemma": 26}
 """Table 7."""
+WORDS = {"gpt2": 50257, "qwen": 151936, "llama": 32000, "gemma": 262144}
+"""Words of the vocabularies, as in the models."""
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}),
     "qwen": (
@@ -133,19 +138,60 @@ class QuantisedStep(nn.Module):  # type: ignore[misc]
         return y, made.keys, made.values, made.scales.keys, made.scales.values
 
 
+class Layers(nn.Module):  # type: ignore[misc]
+    """Layers, a norm, and a product with a vocabulary for one row: (x, row) to logits, or, with `QuantisedStep`s as
+    layers, (x, row, position, caches of all layers) to logits and caches."""
+
+    def __init__(self, layers: Sequence[nn.Module], norm: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.norm, self.head = nn.ModuleList(layers), norm, head
+
+    def forward(self, x: Any, row: Any, *given: Any) -> Any:
+        """Return logits, (1, 1, words), and the caches. x: (1, rows, width). row: whose logits, int64 (1,). given:
+        position and caches."""
+        position, stored = given[:1], []
+        for k, layer in enumerate(self.layers):
+            y = layer(x, *position, *given[4 * k + 1 : 4 * k + 5])
+            x, *caches = (y,) if isinstance(y, torch.Tensor) else y
+            stored += caches if position else []
+        return (self.head(self.norm(x)[:, row]), *stored)
+
+
 def quantised(model: str, sizes: dict[str, Any], group: int) -> nn.Module:
     """Return a layer with int4 weights, int8 rows and attention of integers. model, sizes: as for `block`. group:
     numbers of a column with one scale, 0 for all."""
-    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
-    from torchao.quantization.granularity import PerAxis, PerGroup
-
     AttentionInterface.register("quantised", rsn.quantised_attention)
     AttentionMaskInterface.register("quantised", eager_mask)
     made = block(model, "quantised", **sizes)
     rsn.conv1d_to_linear(made)
+    return with_four_bits(made, group)
+
+
+def with_four_bits(module: nn.Module, group: int) -> nn.Module:
+    """Quantise the linear layers of a module, and return it. group: as for `quantised`."""
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+    from torchao.quantization.granularity import PerAxis, PerGroup
+
     granularity = PerGroup(group) if group else PerAxis(0)
-    quantize_(made, Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=granularity))
-    return made.eval()
+    quantize_(module, Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=granularity))
+    return module.eval()
+
+
+def with_head(
+    model: str, layers: Sequence[nn.Module], given: tuple[Any, ...], group: int, like: Generated
+) -> Generated:
+    """Return the machine that goes through all layers of a model, and computes what is behind them. layers: two of
+    them. given: the arguments of `Layers`. group: as for `quantised`. like: the machine of a layer, whose tiles it
+    has."""
+    width = given[0].shape[-1]
+    norm = nn.LayerNorm(width) if model == "gpt2" else nn.RMSNorm(width)
+    head = with_four_bits(nn.Sequential(nn.Linear(width, WORDS[model], bias=False)), group)
+    made = streamed(Layers(layers, norm, head).eval(), given, repeated=True, head=True)
+    assert made.block.repeated is not None
+    # The program's text and its times do not depend on the numbers in the weights.
+    made = replace(made, block=replace(made.block, repeated=replace(made.block.repeated, count=LAYERS[model])))
+    tiles = {name: getattr(like.streamed.knobs, name) for name in ("rows", "columns", "depth", "packed", "kernels")}
+    return place(made.changed(layers=LAYERS[model]), U55C, replace(DEFAULT, **tiles))
 
 
 def best(layer: Streamed, trials: int, seed: int, tiles: tuple[Choice, ...] = ()) -> Generated:
@@ -158,16 +204,17 @@ def best(layer: Streamed, trials: int, seed: int, tiles: tuple[Choice, ...] = ()
     return problem.made(found.best[0].choice)
 
 
-def figures(model: str, length: int, trials: int, seed: int, numbers: str) -> dict[str, Any]:
+def figures(model: str, length: int, trials: int, seed: int, numbers: str, head: bool) -> dict[str, Any]:
     """Return the two machines of a model, for the prompt and for a token, and its modelled times, as a JSON object.
     model: key of `SIZES`. length: tokens of the prompt and of the answer. trials, seed: as for `best`, also its error.
-    numbers: of weights and rows, as --numbers.
+    numbers: of weights and rows, as --numbers. head: with the times of machines with the product with the vocabulary.
     """
     name, sizes = SIZES[model]
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     kv, columns = sizes.get("num_key_value_heads", heads), sizes.get("head_dim", hidden // heads)
     torch.manual_seed(seed)
-    module = block(name, **sizes) if numbers == "f32" else quantised(name, sizes, 128 if "128" in numbers else 0)
+    group, whole = 128 if "128" in numbers else 0, dict[str, float]()
+    module = block(name, **sizes) if numbers == "f32" else quantised(name, sizes, group)
     begun = time.perf_counter()
     layer = streamed(module, (torch.randn(1, length, hidden),))
     captured = time.perf_counter() - begun
@@ -184,10 +231,19 @@ def figures(model: str, length: int, trials: int, seed: int, numbers: str) -> di
         held = (*integers, *(torch.ones(1, kv, 2 * length, 1) for _ in range(2)))
         step = streamed(QuantisedStep(module).eval(), (new, torch.tensor(length), *held))
         token = best(step, trials, seed, TILES["token"])
+        if head:
+            both = [module, quantised(name, sizes, group)]
+            rows = torch.randn(1, length, hidden), torch.tensor([length - 1])
+            row = new, torch.tensor([0]), torch.tensor(length), *held, *(x.clone() for x in held)
+            ttft = with_head(model, both, rows, group, prompt).latency_s
+            whole = {
+                "head_ttft_ms": ttft * 1e3,
+                "head_tokens_per_s": 1 / with_head(model, [*map(QuantisedStep, both)], row, group, token).latency_s,
+            }
     seconds = time.perf_counter() - begun
     layers = LAYERS[model]
     ttft, each = layers * prompt.latency_s, layers * token.latency_s
-    return {
+    return whole | {
         "ttft_ms": ttft * 1e3,
         "tokens_per_s": 1 / each,
         "latency_ms": (ttft + length * each) * 1e3,
@@ -220,14 +276,18 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=6, help="machines to try for each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--numbers", choices=["w4a8", "w4a8-128", "f32"], default="w4a8")
+    parser.add_argument("--head", action="store_true", help="also with the product with the vocabulary")
     options = parser.parse_args()
+    if options.head and options.numbers == "f32":
+        parser.error("--head is of machines of integers, whose caches have a fixed capacity")
     results: dict[str, Any] = {}
     head = f"{'model':<7}{'length':>7}{'latency ms':>12}{'TTFT ms':>10}{'bound':>9}{'tok/s':>9}{'bound':>8}"
     if not options.json:
         click.echo(f"{head}   published: latency, TTFT, tok/s")
     for model in options.models:
         for length in options.lengths:
-            row = results[f"{model} {length}"] = figures(model, length, options.trials, options.seed, options.numbers)
+            how = options.trials, options.seed, options.numbers, options.head
+            row = results[f"{model} {length}"] = figures(model, length, *how)
             if options.json:
                 continue
             published = PUBLISHED.get(length) if model == "gpt2" else None
@@ -236,6 +296,11 @@ def main() -> None:
                 f"{model:<7}{length:>7}{row['latency_ms']:>12.2f}{row['ttft_ms']:>10.2f}{row['bound_ttft_ms']:>9.2f}"
                 f"{row['tokens_per_s']:>9.2f}{row['bound_tokens_per_s']:>8.1f}{beside}"
             )
+            if options.head:
+                click.echo(
+                    f"  all layers and the product with the vocabulary: TTFT {row['head_ttft_ms']:.2f} ms, "
+                    f"{row['head_tokens_per_s']:.2f} tok/s"
+                )
             for part in ("prompt", "token"):
                 steps = ", ".join(f"{step} {duration(seconds)}" for step, seconds in row[part]["seconds"].items())
                 used = ", ".join(f"{name} {count:,}" for name, count in row[part]["used"].items())

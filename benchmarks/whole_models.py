@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, Lla
 
 import rsn
 from rsn.benchmarks.measuring import command_line
-from rsn.benchmarks.stream_machines import LAYERS, SIZES
+from rsn.benchmarks.stream_machines import LAYERS, SIZES, WORDS
 from rsn.rsnlib.static_cache import empty_cache
 from rsn.rsnlib.streamed import Streamed, streamed
 from rsn.rsnlib.streamed.figures import tiles as figures_of_tiles
@@ -39,8 +39,6 @@ from rsn.streams.placing.devices import U55C
 CONFIGS = {"qwen": Qwen2Config, "llama": LlamaConfig, "gemma": Gemma3TextConfig}
 CAPTURED = 2
 """Layers that are captured."""
-WORDS = {"gpt2": 50257, "qwen": 151936, "llama": 32000, "gemma": 262144}
-"""The words of a vocabulary, as in the models."""
 
 
 def model(name: str, four_bits: bool, head: bool = False) -> Any:

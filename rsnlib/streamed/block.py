@@ -48,7 +48,7 @@ from .plans import KernelPlan, dataflow, fabric_of, node_of, planned, units_of
 from .ports import ChannelPorts, float_add_of
 from .program import StreamProgramText, program
 from .reading import GraphReader, OperatorBlock
-from .repeated import HeldByLayers
+from .repeated import HeldByLayers, of_layer
 from .repeated_layers import repeated_block
 from .rules import RULES
 from .showing import ShownTensor
@@ -133,6 +133,14 @@ class Streamed:
         float_add = float_add_of(self.ports)
         most = {x: self.knobs.lanes_of(x.name, x.op) for x in self.plans}
         return {x.name: units_of(x, plan, float_add, most[x]) for x, plan in self.plans.items()}
+
+    def times_of(self, name: str) -> int:
+        """Return how many times an execution computes an operator: once for each layer, or once behind them. name: of
+        an operator of the block."""
+        if self.layers == 1 or self.block.repeated is None:
+            return 1
+        layer = of_layer(self.block.graph, self.block.repeated.result)
+        return self.layers if any(x.name == name for x in layer.operators) else 1
 
     @property
     def fabric(self) -> Mapping[str, int]:
@@ -326,8 +334,12 @@ def _made(
     ports: ChannelPorts | None = None,
     lengths: BlocksByLength | None = None,
 ) -> Streamed:
+    carried = block.repeated.result if block.repeated else ""
+
     def changed(graph: OperatorGraph) -> OperatorGraph:
-        covered = with_whole_columns(with_whole_tiles(graph, knobs.rows, knobs.columns), knobs)
+        covered = with_whole_tiles(graph, knobs.rows, knobs.columns)
+        if graph is block.graph:  # of the other layers, the next ones read all results but caches
+            covered = with_whole_columns(covered, knobs, carried)
         made = with_split_products(covered, knobs)
         return with_shared_products(with_any_length(made, knobs.rows) if lengths else made, knobs)
 

@@ -47,17 +47,19 @@ def with_whole_tiles(graph: OperatorGraph, rows: int, columns: int) -> OperatorG
         return graph
 
 
-def with_whole_columns(graph: OperatorGraph, knobs: Knobs) -> OperatorGraph:
+def with_whole_columns(graph: OperatorGraph, knobs: Knobs, carried: str = "") -> OperatorGraph:
     """Return the graph with columns that whole tiles of all kernels cover, of products that only the host reads, where
     divisors of their columns are at most half as large as knobs say: a vocabulary may have a prime number of words.
-    Columns of weights off the chip are added where they are laid out."""
+    Columns of weights off the chip are added where they are laid out. carried: name of the result that the next layer
+    reads, "" for none."""
     read = consumers(graph.operators)
     wide: dict[StreamOperator, int] = {}
     for x in graph.results:
         columns, count = x.shape[2], knobs.at(x.name).kernels
         tile = knobs.at(x.name if count == 1 else f"{x.name}_0").columns
         part = -(-columns // count)
-        if x.op == "linear" and x not in read and (_divides_badly(columns, count) or _divides_badly(part, tile)):
+        alone = x.op == "linear" and x not in read and x.name != carried
+        if alone and (_divides_badly(columns, count) or _divides_badly(part, tile)):
             wide[x] = count * covered(part, tile)
             named = zip(x.attributes["operand_names"], x.operands, strict=True)
             wide |= {y: wide[x] for name, y in named if name.startswith("weight")}

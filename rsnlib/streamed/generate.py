@@ -170,11 +170,10 @@ class Generated:
         most = max(1, int(FILL * self.device.total["DSP"]) // dsps)
         products = [x for x in self.streamed.block.graph.kernels if x.op in PRODUCTS]
         cost = {x.name: multiply_add_dsps(self.device, types_of(x)) / dsps for x in products}
-        work = sum(multiply_adds(x) * cost[x.name] for x in products)
+        work = sum(multiply_adds(x) * cost[x.name] * self.streamed.times_of(x.name) for x in products)
         fabric = self.streamed.fabric
         multiply = (x for x in self.streamed.plans if fabric[x.name])
         most += sum(fabric[x.name] * multiply_add_dsps(self.device, types_of(x)) / dsps for x in multiply)
-        work *= self.streamed.layers
         return {
             "slowest kernel": self.slowest[1] / hz,
             "multipliers": work / most / hz,

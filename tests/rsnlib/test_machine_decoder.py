@@ -158,6 +158,37 @@ def test_a_text_is_that_of_pytorch(name: str) -> None:
     assert again.tokens == text.tokens[:3]
 
 
+class Chain(nn.Module):
+    """Layers whose results are products, and a head; no tile divides their columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(13, 24), nn.ReLU(), nn.Linear(24, 13)) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(13), nn.Linear(13, 29)
+
+    def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        y: torch.Tensor = self.head(self.norm(x)[:, row])
+        return y
+
+
+@pytest.mark.parametrize("kernels", [2, long(1)])
+def test_a_head_takes_any_row(kernels: int) -> None:
+    torch.manual_seed(0)
+    model, x = Chain().eval(), torch.randn(1, 10, 13)
+    knobs = Knobs(rows=4, columns=8, depth=8, packed=1, kernels=kernels)
+    made = streamed(model, (x, torch.tensor([9])), knobs, repeated=True, head=True)
+    assert not made.report.findings, made.report
+    assert (made.layers, made.written.shapes["head_result"]) == (3, (1, 4, 1, 8))
+    assert [made.times_of(x.name) for x in made.block.graph.kernels] == [3, 3, 3, 1, 1, 1]
+    with torch.no_grad():
+        for row in (9, 3, 0):
+            torch.testing.assert_close(made.run(x, torch.tensor([row])), model(x, torch.tensor([row])))
+    with pytest.raises(TensorError, match="position 10 is beyond"):
+        made.run(x, torch.tensor([10]))
+
+
 @pytest.mark.long
 def test_a_quantised_product_with_the_vocabulary() -> None:
     """On two machines, whose kernels share its columns: more than the vocabulary has, which is prime."""
