@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.rsnlib.changes import Change, Snapshot  # noqa: E402
-from rsn.tests.effort import sampled, thinned  # noqa: E402
+from rsn.tests.effort import spread, thinned  # noqa: E402
 
 nn = torch.nn
 C = 64
@@ -181,7 +181,7 @@ def test_new_weights_are_no_new_program() -> None:
         assert compiled.program.packets is not packets
 
 
-@pytest.mark.parametrize("change", sampled([load, in_place, a_mask, epsilon, submodule], quick=[submodule]))
+@pytest.mark.parametrize("change", spread([load, in_place, a_mask, epsilon, submodule], 3, [submodule]))
 def test_a_family_is_never_mixed(change: Callable[[Block], None]) -> None:
     model = Block().eval()
     shapes = {"x": {0: rsn.Batch(1, 4)}}
@@ -216,7 +216,7 @@ def test_a_family_is_checked_again() -> None:
             family(torch.randn(1, 7, C))
 
 
-@pytest.mark.parametrize("change", sampled([*CHANGES[:9], loose], quick=[*CHANGES[:9:5], loose]))
+@pytest.mark.parametrize("change", spread([*CHANGES[:9], loose], 3, [submodule, loose]))
 def test_torch_compile_takes_over(change: Callable[[Block], None]) -> None:
     torch._dynamo.reset()
     model, x = Block().eval(), torch.randn(2, 5, C)
