@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import UnsupportedError  # noqa: E402
-from rsn.tests.effort import long, sampled, thinned  # noqa: E402
+from rsn.tests.effort import full, long, thinned  # noqa: E402
 
 SIZES = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 128}
 WORDS = {"vocab_size": 100}
@@ -72,7 +72,13 @@ QUICK = {("bert", "sdpa"), ("gpt2, padded", "eager"), ("t5", "eager"), ("vit", "
 """A mask, a causal one with padding, a bias with RMS norms, patches."""
 
 
-@pytest.mark.parametrize(("family", "attention"), [c if c in QUICK else long(*c) for c in ATTENTIONS])
+OFTEN = set(ATTENTIONS[::2])
+"""Each family in one of the two, half of them in each; `make test-full` tries all."""
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"), [c if c in QUICK else (long if c in OFTEN else full)(*c) for c in ATTENTIONS]
+)
 def test_family(family: str, attention: str, tmp_path: Path) -> None:
     """Compiled, and written to a file and loaded."""
     name, config, inputs = FAMILIES[family]
@@ -90,8 +96,15 @@ def test_family(family: str, attention: str, tmp_path: Path) -> None:
         assert (got[b, :n] - wanted[b, :n]).abs().max() <= 1e-5 * wanted[b, :n].abs().max()
 
 
-@pytest.mark.parametrize("attention", sampled(["sdpa", "eager"], quick=["sdpa"]))
-@pytest.mark.parametrize("family", sampled(["vit", "deit", "clip, images"], quick=["vit"]))
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [
+        ("vit", "sdpa"),
+        long("deit", "eager"),
+        long("clip, images", "sdpa"),
+        *(full(*case) for case in (("vit", "eager"), ("deit", "sdpa"), ("clip, images", "eager"))),
+    ],
+)
 def test_patches_are_embedded_on_the_machine(family: str, attention: str) -> None:
     """With the class tokens and the positions, which the host adds up: one product with one residual."""
     name, config, inputs = FAMILIES[family]

@@ -115,14 +115,13 @@ def assert_close(got: Any, wanted: Any, given: dict[str, Any]) -> None:
 
 
 def marked(case: tuple[str, str, str]) -> Any:
-    """In the long tests each family once, every second one respelled, and every third one with padding on the left;
-    in the other spellings and with the other masks in those of all cases."""
+    """In the long tests each family once, every second one respelled; in the other spellings and with the other masks
+    in those of all cases."""
     family, spelling, mask = case
     usual = "eager" if (family, "sdpa") in MISSING else "sdpa"
     number = [*FAMILIES].index(family)
     respelt = number % 2 and (family, "respelled") not in MISSING
     often = (spelling, mask) == (("respelled", "") if respelt else (usual, "right"))
-    often |= (spelling, mask) == (usual, "left") and number % 3 == 0
     return case if case in QUICK else (long if often else full)(*case)
 
 

@@ -11,6 +11,7 @@ stream that is used several times goes to all its readers; one that is used nowh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import Token as Reset
 from dataclasses import dataclass, field
@@ -129,6 +130,7 @@ class Program:
     loops: dict[Stream, ClosedLoop] = field(default_factory=dict)
     assumed: set[Stream] = field(default_factory=set)
     _readings: dict[Stream, list[StreamReader]] = field(default_factory=dict)
+    _operators: Counter[str] = field(default_factory=Counter)
     _open: set[Stream] = field(default_factory=set)
     _reset: Reset[Program | None] | None = None
 
@@ -245,13 +247,14 @@ class Program:
             types = operator.types([stream.type for stream in streams], self.symbols, self.limits)
         except InputRefused as error:
             raise StepError(operator.name, str(error)) from error
-        number = sum(node.operator.name == operator.name for node in self.nodes)
+        number = self._operators[operator.name]
         node = OperatorNode(operator, streams, (), where, f"{operator.name}{number or ''}")
         node.outputs = tuple(
             Stream(self, one, f"{node.name}.{port}" if len(types) > 1 else node.name, node, port)
             for port, one in enumerate(types)
         )
         self.nodes.append(node)
+        self._operators[operator.name] += 1
         for port, stream in enumerate(streams):
             self._readings.setdefault(stream, []).append(StreamReader(stream, node, port))
         if operator.several or len(types) > 1:

@@ -119,7 +119,9 @@ def of_node(node: OperatorNode, rules: Rules = PAPER, on_demand: bool = False) -
         raise StepError(node.operator.name, f"{type(error).__name__}: {error}", node.where) from error
     memory = sympy.sympify(node.operator.memory(inputs, outputs, rules))
     if on_demand and inputs and memory != 0:
-        memory *= sympy.Min(1, inputs[0].count())  # a Piecewise of a sum of others takes sympy minutes
+        # A Piecewise of a sum of others takes sympy minutes, and to ask whether a sum is at least 1 seconds.
+        count = sympy.sympify(inputs[0].count())
+        memory *= sympy.Min(1, count, evaluate=count.is_number)
     return NodeMetrics(
         sympy.sympify(node.operator.traffic(inputs, outputs)),
         memory,

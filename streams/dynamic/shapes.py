@@ -496,5 +496,7 @@ class Symbols:
         if all(one.same(several[0]) and not one.ragged for one in several):
             return several[0]
         totals = [one.total if one.total is not None else one.size * n for one, n in zip(several, counts, strict=True)]
-        largest = sympy.Max(*[one.largest for one in several])
-        return self.ragged(letter, total=sympy.Add(*totals), largest=largest)
+        largest = [one.largest for one in several]
+        # Of symbols none is known to be larger than another. sympy would ask for each pair, which takes long.
+        most = sympy.Max(*largest, evaluate=not all(one.is_Symbol for one in largest))
+        return self.ragged(letter, total=sympy.Add(*totals), largest=most)

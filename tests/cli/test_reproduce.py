@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from rsn.cli import reproduce
 from rsn.cli.main import main
 from rsn.cli.published import networks, rows
 from rsn.cli.reproduce import TABLES
@@ -210,7 +211,8 @@ def test_text_says_what_is_far_off_and_why() -> None:
 
 
 @pytest.mark.long
-def test_text_says_which_rows_are_not_timed() -> None:
+def test_text_says_which_rows_are_not_timed(made: list[rows.PublishedRow], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "rows_of", lambda tables, *_: [row for row in made if row.table in tables])
     text = rsn("table7").stdout
     assert "not among the timed rows:\n  table7   NCF " in text
     assert "not among the timed rows" not in rsn("table6").stdout

@@ -207,7 +207,7 @@ def test_results_are_those_of_the_simulator(regions: dict[str, NativeRegion]) ->
 
 @in_full
 @pytest.mark.parametrize("sort", [long("listed"), long("pipelines"), long("scalars"), full("tiles"), full("systolic")])
-def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str) -> None:
+def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str, regions: dict[str, NativeRegion]) -> None:
     texts, most = {
         "listed": ({name: observable(row["program"]) for name, row in LISTED.items() if not row["code"]}, 20),
         "pipelines": (pipelines(), 24),
@@ -217,13 +217,14 @@ def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str) -> No
     }[sort]
     given = well_typed(texts, most)
     assert len(given) == most
-    assert compare(built(tmp_path, given))["equal"] >= 0.95 * most
+    others = {name: program for name, program in given.items() if name not in regions}
+    assert compare(built(tmp_path, others))["equal"] >= 0.95 * len(others)
 
 
 @in_full
 @pytest.mark.long
 def test_tensors_in_several_channels_hold_what_the_simulator_stores(tmp_path: Path) -> None:
-    given = {f"channels_{k}": in_channels(k) for k in range(cases(160, 24))}
+    given = {f"channels_{k}": in_channels(k) for k in range(4, cases(160, 16))}  # those before are in `regions`
     text = "".join(cpp_program(program).text for program in given.values())
     for move in ("send", "receive", "load", "save"):
         assert f"rsn::{move}_rounds<" in text

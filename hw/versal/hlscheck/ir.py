@@ -16,24 +16,31 @@ import networkx as nx
 _VALUE = re.compile(r'[%@](?:"[^"]*"|[-\w.$]+)')
 _TYPE = re.compile(r"%(?:\"[^\"]*\"|[A-Za-z_][-\w.$:]*)")
 _PLACE = re.compile(r"(?:, )?!dbg !(\d+)")
+_METADATA = re.compile(r", ![\w.]+ !\d+|, !dbg !\d+| !dbg !\d+")
 _LOCAL = r'%(?:"[^"]*"|[-\w.$]+)'
 _RESULT = re.compile(rf"\s*(?:({_LOCAL}) = )?(?:tail |musttail |notail )?(\w+)(.*)")
 _LABEL = re.compile(r'^(?:"([^"]*)"|([-\w.$]+)):')
 _BRACKET = re.compile(r'["(\[{<]')
+_CALLEE = re.compile(r"@([-\w.$]+)\(")
 _TARGET = re.compile(rf"label ({_LOCAL})")
 
 
 @dataclass(eq=False)
 class Instruction:
-    """One instruction. result: the name of its value, or "". rest: what follows the opcode, without metadata. line: its
-    last one in the module's text. place: the number of its debug location, or -1. block: the label of its block."""
+    """One instruction. result: the name of its value, or "". text: what follows the opcode. line: its last one in the
+    module's text. place: the number of its debug location, or -1. block: the label of its block."""
 
     result: str
     opcode: str
-    rest: str
+    text: str
     line: int
     place: int
     block: str
+
+    @cached_property
+    def rest(self) -> str:
+        """What follows the opcode, without metadata."""
+        return _METADATA.sub("", self.text) if "!" in self.text else self.text
 
     @cached_property
     def operands(self) -> list[str]:
@@ -48,7 +55,7 @@ class Instruction:
     @cached_property
     def callee(self) -> str:
         """The name of the function that a call calls; "" for another instruction, and for a call of a pointer."""
-        found = re.search(r"@([-\w.$]+)\(", self.rest) if self.opcode == "call" else None
+        found = _CALLEE.search(self.text) if self.opcode == "call" else None
         return found[1] if found else ""
 
     @cached_property
@@ -255,19 +262,20 @@ class Module:
             if line == "}":
                 function = None
                 continue
-            if found := _LABEL.match(line):
+            if line[:1] != " " and (found := _LABEL.match(line)):
                 label = "%" + (f'"{found[1]}"' if found[1] is not None else found[2])
                 block = function.blocks[label] = BasicBlock(label)
                 continue
-            if not line.strip() or line.lstrip().startswith(";"):
+            stripped = line.lstrip()
+            if not stripped or stripped[0] == ";":
                 continue
             if block is None:  # the entry has a label only where it is named
                 label = f"%{len(function.parameters)}"
                 block = function.blocks[label] = BasicBlock(label)
-            if line.lstrip().startswith("#dbg_"):
+            if stripped.startswith("#dbg_"):
                 _named(line, block, function)
                 continue
-            while line.lstrip().startswith("switch") and "]" not in line:
+            while stripped.startswith("switch") and "]" not in line:
                 line += self.lines[number]
                 number += 1
             instruction = _instruction(line, number - 1, block.label)
@@ -297,5 +305,4 @@ def _instruction(line: str, number: int, block: str) -> Instruction:
     found = _RESULT.match(line)
     assert found is not None, line
     place = _PLACE.search(found[3])
-    rest = re.sub(r", ![\w.]+ !\d+|, !dbg !\d+| !dbg !\d+", "", found[3])
-    return Instruction(found[1] or "", found[2], rest, number, int(place[1]) if place else -1, block)
+    return Instruction(found[1] or "", found[2], found[3], number, int(place[1]) if place else -1, block)

@@ -150,7 +150,8 @@ class LoopSchedule:
         """The labels of the blocks that come behind each block in the same iteration, by its label."""
         out: dict[str, set[str]] = {}
         for label in reversed(list(nx.topological_sort(self._forward))):
-            out[label] = {behind for after in self._forward.successors(label) for behind in (after, *out[after])}
+            after = [*self._forward.successors(label)]
+            out[label] = set(after).union(*(out[block] for block in after))
         return out
 
     def _of_memories(self) -> Iterator[OperatorEdge]:
