@@ -158,12 +158,15 @@ class CostExpressions(Expressions):
             case "reduce" if given.shape:
                 axis = options.get("axis")
                 axes = (axis,) if isinstance(axis, int) else axis if isinstance(axis, tuple) else None
-                self.charge(TileCost.COMPUTED, at, path.reduction(name, given, axes), scales=True)
+                unwritten = values[0].unwritten if isinstance(values[0], Data) else None
+                self.charge(TileCost.COMPUTED, at, path.reduction(name, given, axes, unwritten), scales=True)
             case "rows" if given.shape:
                 self.charge(TileCost.COMPUTED, at, path.rows(name, given), scales=True)
                 factors = ("mul", "add")[: len(operands) - 1]
                 return self._expression(factors, (), kind, at) if factors else None
             case "transpose" if kind.shape:
+                if 1 in kind.shape and len(kind.shape) == 2:  # elements stay in their order
+                    return Unwritten()
                 return Unwritten(path.lanes(name), turned=len(kind.shape) == 2)
             case "reshape" if kind.shape:
                 return Unwritten()

@@ -38,6 +38,10 @@ DEPTHS: Mapping[str, int] = {"rint": 2, "div": 10, "sqrt": 14, "exp": 20, "gelu"
 (`rsn.hw.versal.hlscheck.operators`). Others take 1."""
 
 
+ADDITIONS = 3
+"""Additions of integers, one after another, in a cycle (`carry32` in `rsn.hw.versal.hlscheck.operators`)."""
+
+
 @dataclass(frozen=True)
 class Unwritten:
     """An expression of tiles that is computed in the loop of what reads it. lanes: elements of it that a cycle may
@@ -294,19 +298,39 @@ class Datapath:
             return 1
         return divisor(stream_word(coming.dtype, coming.shape).rows, self.rates.get("matmul", 1.0) / sums)
 
+    def dots(self, kind: ElementType, coming: ElementType) -> tuple[TileWord, int]:
+        """Return the word of sums that a product takes in a cycle, and how many products are added up for each, where
+        the transpose of its right operand comes over a stream (`words.comes_by_column`). A word of the stream is there
+        for all of its columns, so several are multiplied in a cycle, and then with several rows. kind: of the result.
+        coming: the tokens of the stream, [columns of the result, elements of a sum].
+        """
+        rate, rows = self.rates.get("matmul", 1.0), prod(kind.shape[:-1])
+        whole = stream_word(coming.dtype, coming.shape)
+        steps = row_word((1, whole.columns), rate).columns
+        columns = divisor(whole.rows, rate / steps) if steps == whole.columns else 1
+        return TileWord(divisor(rows, rate / (steps * columns)) if columns == whole.rows else 1, columns), steps
+
     def fabric_columns(self, kind: ElementType, taken: TileWord, steps: int = 1) -> int:
         """Return how many columns of a word of sums are products in LUTs: an even number, so that the others share
         multiplications. kind: of the result of a product. taken: the word. steps: of each sum in a cycle."""
         columns = min(taken.columns, int(self.rates.get(FABRIC, 0) // (taken.rows * steps)))
         return 0 if kind.dtype in FLOATS else columns // 2 * 2
 
-    def multiply_adds(self, kind: ElementType, coming: ElementType | None = None) -> int:
+    def multiply_adds(self, kind: ElementType, coming: ElementType | None = None, turned: bool = False) -> int:
         """Return the multiply-adds of a product in a cycle, rounded up. kind: the type of the result [.., rows,
-        columns]. coming: as for `product_steps`.
+        columns]. coming: as for `product_steps`; with turned, as for `dots`.
         """
+        taken, steps = self.product_units(kind, coming, turned)
+        dots = turned and coming is not None
+        return steps * ceil(taken.elements / (1 if dots else self._interval_of(kind, taken)))
+
+    def product_units(self, kind: ElementType, coming: ElementType | None, turned: bool) -> tuple[TileWord, int]:
+        """Return the word of sums of a product that are added to in one step, and the steps of each sum together. kind,
+        coming, turned: as for `multiply_adds`."""
+        if turned and coming is not None:
+            return self.dots(kind, coming)
         taken = self.product_word(kind)
-        steps = self.product_steps(kind, taken, coming)
-        return steps * ceil(taken.elements / self._interval_of(kind, taken))
+        return taken, self.product_steps(kind, taken, coming)
 
     def row_word(self, kernel: str, shape: Sequence[int]) -> TileWord:
         """Return the word of elements that a kernel which combines rows takes in a cycle. kernel: its name. shape: of
@@ -324,8 +348,13 @@ class Datapath:
     ) -> int:
         """Return the cycles of a matrix product. kind: the type of the result [.., rows, columns]. depth: elements of
         each sum. turned: its right operand is read as the transpose of a tile. before: cycles of what is computed of
-        operands where they are read. coming: as for `product_steps`.
+        operands where they are read. coming: as for `product_steps`; of a transpose, as for `dots`.
         """
+        if turned and coming is not None:
+            taken, steps = self.dots(kind, coming)
+            levels = ceil((steps.bit_length() - 1) / ADDITIONS)
+            words = prod(kind.shape) // taken.elements
+            return loop(words * (depth // steps), before + self._turns(kind.dtype) + levels)
         taken = self.product_word(kind, depth if turned else 0)
         words = prod(kind.shape[-2:]) // taken.elements
         together = self.product_steps(kind, taken, coming)
@@ -356,22 +385,25 @@ class Datapath:
         last = loop(prod(kind.shape) // taken.elements, DEPTHS["div"] + 1)
         return last + sum(self._combined(kind, taken, before, behind) for before, behind in sums)
 
-    def reduction(self, kernel: str, kind: ElementType, axes: Sequence[int] | None) -> int:
+    def reduction(
+        self, kernel: str, kind: ElementType, axes: Sequence[int] | None, value: Unwritten | None = None
+    ) -> int:
         """Return the cycles of a sum or maximum along axes. kernel: its name. kind: the type of the operand. axes: of
-        the operand, negative ones counted from the last; None for all.
+        the operand, negative ones counted from the last; None for all. value: the operand, if it is an expression.
         """
         shape = list(kind.shape)
-        cycles = 0
+        cycles, before = 0, value.depth if value else 0
         for axis in sorted({a % len(shape) for a in (range(len(shape)) if axes is None else axes)}, reverse=True):
             taken = self.row_word(kernel, shape)
             part = ElementType(kind.dtype, tuple(shape))
             if axis == len(shape) - 1:
-                cycles += self._combined(part, taken, 0, 0)
+                cycles += self._combined(part, taken, before, 0)
             else:
                 inner = prod(shape[axis + 1 :])
                 outer = prod(shape[:axis])
-                cycles += outer * self._combining(kind.dtype, shape[axis], ceil(inner / taken.columns), 1, 1)
+                cycles += outer * self._combining(shape[axis], ceil(inner / taken.columns), before + 1, 1)
             del shape[axis]
+            before = 0
         return cycles
 
     def _combined(self, kind: ElementType, taken: TileWord, before: int, behind: int) -> int:
@@ -380,10 +412,12 @@ class Datapath:
         rows, columns = matrix(kind.shape)
         tree = taken.columns.bit_length() - 1
         parts, groups = columns // taken.columns, rows // taken.rows
-        return self._combining(kind.dtype, parts, groups, before + tree + 1, behind + 1)
+        return self._combining(parts, groups, before + tree + 1, behind + 1)
 
-    def _combining(self, dtype: str, parts: int, groups: int, before: int, behind: int) -> int:
-        return loop(parts * groups, before, self._interval(dtype, groups)) + loop(groups, behind)
+    def _combining(self, parts: int, groups: int, before: int, behind: int) -> int:
+        """Cycles in which `parts` values of each group are combined pair by pair. What a level of the tree keeps goes
+        to the next level only, so no step waits for the one before."""
+        return loop(parts * groups, before + parts.bit_length() - 1) + loop(groups, behind)
 
     def _interval(self, dtype: str, sums: int) -> int:
         """Cycles from one step of a loop to the next. sums: those that the loop adds to, one in each step."""

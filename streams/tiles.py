@@ -26,10 +26,18 @@ from .syntax.control import varying
 from .syntax.printer import short, shown
 from .tree import StreamDecl, TaskDecl
 from .values import INT, OPERATORS, Data, Static, Value, compute, is_whole, type_of
-from .words import comes_by_row
+from .words import comes_by_column, comes_by_row
 
 KERNEL_OF = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul"}
 """Operators that are kernels; others are arithmetic, which nothing pending passes."""
+
+
+class _ComingMatrices(NamedTuple):
+    """How an operand of a product comes over a stream: by a get, whose matrices may be turned."""
+
+    stream: StreamDecl
+    get: syn.Invocation
+    turned: bool = False
 
 
 class TileExpressions(CostExpressions):
@@ -87,56 +95,66 @@ class TileExpressions(CostExpressions):
         return value
 
     def argument(self, name: str, node: syn.ExpressionNode) -> Value:
-        """Return the value of an operand of a kernel, and take its tokens and cycles. A kernel on elements may take an
-        expression that lies in no tile yet; for another kernel the value is kept as a tile first. name: of the kernel.
-        Raises `Refusal` as `eval`."""
+        """Return the value of an operand of a kernel, and take its tokens and cycles. A kernel on elements, and one
+        that combines them, may take an expression that lies in no tile yet; for another kernel the value is kept as a
+        tile first. name: of the kernel. Raises `Refusal` as `eval`."""
         value = self.taken(node)
         found = value.unwritten if isinstance(value, Data) else None
         by_product = name == "matmul" and found is not None and (found.turned or found.in_place)
-        return value if by_product or KERNELS[name].rule == "elementwise" else self.kept(value, node)
+        combined = KERNELS[name].rule == "reduce" and found is not None and not found.turned
+        where_read = by_product or combined or KERNELS[name].rule == "elementwise"
+        return value if where_read else self.kept(value, node)
 
     def factor(self, node: syn.ExpressionNode, left: Value, at: syn.ExpressionNode) -> Value:
         """Return the value of the right operand of a product, the expression `node`. A tile comes over its stream while
-        the product is computed, if each step of the sum takes a part of one of its rows, and no variant of the kernel
-        needs all of it. left, at: the value and the expression of the left operand. Raises `Refusal` as `eval`.
+        the product is computed, if each step of the sum takes a part of one of its rows, or each word has whole columns
+        of a transpose, and no variant of the kernel needs all of it. left, at: the value and the expression of the left
+        operand. Raises `Refusal` as `eval`.
         """
         shape = left.type.shape if isinstance(left, Data) and left.type is not None else ()
-        stream = self._matrices(node)
+        found = self._matrices(node)
         comes = False
-        if self.datapath is not None and stream is not None and len(shape) == 2 and stream.packing == 1:
-            made = ElementType(stream.type.dtype, (shape[0], stream.type.shape[-1]))
-            taken = self.datapath.product_word(made)
+        if self.datapath is not None and found is not None and len(shape) == 2 and found.stream.packing == 1:
+            of, turned = found.stream.type, found.turned
+            columns = of.shape[0 if turned else -1]
+            made = ElementType(of.dtype, (shape[0], columns))
             first = self.tile_operand(self.operand(at, left), left)
             assert first is not None
-            right = TileOperand(stream.type, False, False, short(node), True)
+            right = TileOperand(ElementType(of.dtype, (shape[-1], columns)), turned, False, short(node), True)
             choice = self.datapath.chosen("matmul", [first, right], made)
             by_unit = choice is None or choice.variant is None
-            comes = by_unit and comes_by_row(stream.type.dtype, stream.type.shape, taken)
-        outer, self._sent = self._sent, self._unconverted(node) if comes else self._sent
+            taken = self.datapath.product_word(made)
+            in_words = comes_by_column(of.dtype, of.shape) if turned else comes_by_row(of.dtype, of.shape, taken)
+            comes = by_unit and in_words
+        outer, self._sent = self._sent, found.get if comes and found is not None else self._sent
         try:
-            value = self.argument("matmul", node)
+            if comes and found is not None and found.turned:
+                value = self.taken(node)
+                value = replace(value, unwritten=Unwritten(turned=True)) if isinstance(value, Data) else value
+            else:
+                value = self.argument("matmul", node)
         finally:
             self._sent = outer
-        self.coming = stream.type if comes and stream is not None else None
+        self.coming = found.stream.type if comes and found is not None else None
         return value
 
-    def _matrices(self, node: syn.ExpressionNode) -> StreamDecl | None:
-        """Return the stream from which a node gets a matrix, perhaps of integers as ones of another type; None if it
-        does not."""
-        got = self._unconverted(node)
-        if got is not node:
-            stream = self._matrices(got)
-            return stream if stream is not None and stream.type.dtype not in FLOATS else None
+    def _matrices(self, node: syn.ExpressionNode) -> _ComingMatrices | None:
+        """Return how a node gets matrices from a stream, perhaps their transposes, and perhaps of integers as ones of
+        another type; None if it does not."""
+        inner, turns = (node.base, True) if isinstance(node, syn.Attribute) and node.name == "T" else (None, False)
+        if isinstance(node, syn.Invocation) and len(node.arguments) == 1 and not node.named:
+            turns = node.called == "transpose"
+            if node.called not in self.env and (turns or (node.called in BITS and node.called not in FLOATS)):
+                inner = node.arguments[0]
+        if inner is not None:
+            found = self._matrices(inner)
+            if found is None or found.stream.type.dtype in FLOATS or (turns and found.turned):
+                return None
+            return found._replace(turned=turns or found.turned)
         if not isinstance(node, syn.Invocation) or not isinstance(node.function, syn.Attribute):
             return None
         stream = self._stream_of(node.function.base) if node.function.name == "get" else None
-        return stream if stream is not None and len(stream.type.shape) == 2 else None
-
-    def _unconverted(self, node: syn.ExpressionNode) -> syn.ExpressionNode:
-        """Return what a node converts to a type of integers, or the node itself."""
-        if not isinstance(node, syn.Invocation) or len(node.arguments) != 1 or node.named or node.called in self.env:
-            return node
-        return node.arguments[0] if node.called in BITS and node.called not in FLOATS else node
+        return _ComingMatrices(stream, node) if stream is not None and len(stream.type.shape) == 2 else None
 
     def given(self, node: syn.ExpressionNode) -> Value:
         """Return the value that a put takes, as `Expressions.given`, and note in `by_layout` if it may depend on how

@@ -105,6 +105,14 @@ def comes_by_row(dtype: str, shape: Sequence[int], taken: TileWord) -> bool:
     return len(shape) == 2 and stream_word(dtype, shape).columns % taken.columns == 0
 
 
+def comes_by_column(dtype: str, shape: Sequence[int]) -> bool:
+    """Return whether a product can take the transpose of its right operand from a stream while it is computed: each
+    word has whole columns of the operand, with which sums of integers, in any order, are complete. dtype, shape: of the
+    tokens.
+    """
+    return len(shape) == 2 and SCALARS[dtype].integer and stream_word(dtype, shape).columns == shape[-1]
+
+
 def part_of(part: TileWord, whole: TileWord) -> TileWord:
     """Return the largest word that divides both `part` and `whole`, in rows and in columns."""
     return TileWord(gcd(part.rows, whole.rows), gcd(part.columns, whole.columns))

@@ -29,7 +29,7 @@ BUFFER, OWN, PARTNER, QUERIES = map(named, ("buffer", "own", "partner", "queries
 ABOVE, BELOW, HIGHEST, LOWEST = map(named, ("above", "below", "highest", "lowest"))
 FACTOR, OFFSET, GROUP_SUMS = map(named, ("factor", "offset", "sums"))
 SCALE, WEIGHT_OFFSET, WEIGHT_SCALE = map(named, ("scales", "weight_offset", "weight_scales"))
-ROW, ROWS, TILE, TOTAL, TURNED = map(named, ("row", "rows", "tile", "total", "turned"))
+INTEGERS, ROW, ROWS, TILE, TOTAL, TURNED = map(named, ("integers", "row", "rows", "tile", "total", "turned"))
 
 Statements = list[StatementNode]
 """Statements of a task."""
@@ -60,6 +60,23 @@ def put_on(streams: Sequence[Term], value: Term) -> Statements:
     if len(streams) == 1 or isinstance(value.node, Identifier):
         return [stream.put(value) for stream in streams]
     return [assign("result", value), *(stream.put("result") for stream in streams)]
+
+
+def _gathered(into: Term, plan: KernelPlan, get: Term) -> Statements:
+    """Statements that get the row tiles that a kernel takes together into one tile, which exists if they are several.
+    get: the next one."""
+    tm, together = plan.sizes["tm"], plan.sizes["together"]
+    if together == 1:
+        return [assign(into, get)]
+    return nest([("t", together)], [assign(into[span("t", tm, together * tm), :], get)])
+
+
+def _given(streams: Sequence[Term], name: Term, plan: KernelPlan) -> Statements:
+    """Statements that put the row tiles of a tile in a variable one by one on streams (`_gathered`)."""
+    tm, together = plan.sizes["tm"], plan.sizes["together"]
+    if together == 1:
+        return put_on(streams, name)
+    return nest([("t", together)], put_on(streams, name[span("t", tm, together * tm), :])) if streams else []
 
 
 def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
@@ -182,46 +199,57 @@ def join(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 def quantise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of scales, zero points and integers of rows, as `base.quantised` defines them: gather a row of
-    tiles, put its scales, then its integers tile by tile. Tiles are compared element by element, and rows only once.
-    The least number of a row is the largest one with the sign changed."""
-    s, n, a = plan.sizes, plan.loops, x.attributes
-    low, high = a["low"], a["high"]
+    tiles, put its scales, then its integers tile by tile. Several tiles are compared element by element, and rows only
+    once. The least number of a row is the largest one with the sign changed; neither is less than 0."""
+    s, n, a, together = plan.sizes, plan.loops, x.attributes, plan.sizes["together"]
+    low, high, rows = a["low"], a["high"], s["tm"] * together
     loop, columns = [("j", n["columns"])], a["columns"]
     part = ROW[:, span("j", s["tn"], columns)] if n["columns"] > 1 else ROW
     most = {ABOVE: call("maximum", part, -part)} if a["is_symmetric"] else {ABOVE: part, BELOW: -part}
-    body = [
-        assign(name, call("zeros", "f32", s["tm"], size))
-        for name, size in ((ROW, columns), *((end, s["tn"]) for end in most))
-    ]
-    body += nest(
-        loop,
-        [assign(part, ends.gets[0].get()), *(assign(end, call("maximum", end, value)) for end, value in most.items())],
-    )
-    for name, end in zip((HIGHEST, LOWEST), most, strict=False):
-        body.append(assign(name, call("reduce_max", end, axis=1, keepdims=True)))
+    if n["columns"] > 1:
+        body = [
+            assign(name, call("zeros", "f32", s["tm"], size))
+            for name, size in ((ROW, columns), *((end, s["tn"]) for end in most))
+        ]
+        compared = [assign(end, call("maximum", end, value)) for end, value in most.items()]
+        body += nest(loop, [assign(part, ends.gets[0].get()), *compared])
+    else:
+        body = _gathered(ROW, plan, ends.gets[0].get())
+    for name, (end, value) in zip((HIGHEST, LOWEST), most.items(), strict=False):
+        combined = call("reduce_max", end if n["columns"] > 1 else value, axis=1, keepdims=True)
+        body.append(assign(name, combined if n["columns"] > 1 else call("maximum", combined, 0.0)))
     dtype = next((y.dtype for y in ends.beside if y.attributes.get("kind") == "zero"), "i8")
     if a["is_symmetric"]:
         scale = HIGHEST / ((high - low) / 2)
-        zero = call("full", dtype, int((high + low + 1) / 2), s["tm"], 1)
+        zero = call("full", dtype, int((high + low + 1) / 2), rows, 1)
     else:
         scale = (HIGHEST + LOWEST) / float(high - low)
         nearest = call("rint", LOWEST / SCALE) + float(low)
         zero = call(dtype, call("minimum", call("maximum", nearest, float(low)), float(high)))
     body.append(assign(SCALE, call("maximum", scale, a["least"])))
     found = {kind: streams for y, streams in ends.beside.items() if (kind := y.attributes.get("kind"))}
-    body += [stream.put(SCALE) for stream in found.get("scale", ())]
+    body += _given(found.get("scale", ()), SCALE, plan)
     if "zero" in found:
-        body += [assign(OFFSET, zero), *(stream.put(OFFSET) for stream in found["zero"])]
+        body += [assign(OFFSET, zero), *_given(found["zero"], OFFSET, plan)]
     integers = Statements()
     for y, streams in ends.beside.items():
         if y.op == "integers":
             nearest = call("rint", part * FACTOR)
             nearest = nearest + call("f32", OFFSET) if "zero" in y.attributes["operand_names"] else nearest
             bounded = call("minimum", call("maximum", nearest, y.attributes["low"]), y.attributes["high"])
-            integers += put_on(streams, call("i8", bounded))
+            made = call("i8", bounded)
+            if together > 1:
+                integers += [assign(INTEGERS, made), *_given(streams, INTEGERS, plan)]
+            else:
+                integers += put_on(streams, made)
     if integers:
-        body += [assign(FACTOR, call("full", "f32", 1.0, s["tm"], 1) / SCALE), *nest(loop, integers)]
-    return nest([("h", n["heads"]), ("i", n["rows"]), ("g", n["parts"])], body)
+        body += [assign(FACTOR, call("full", "f32", 1.0, rows, 1) / SCALE), *nest(loop, integers)]
+    heads, parts = n["heads"], n["parts"]
+    if together == 1:
+        return nest([("h", heads), ("i", n["rows"]), ("g", parts)], body)
+    heads, parts = (heads, parts // together) if parts > 1 else (heads // together, parts)
+    kept = assign(ROW, call("zeros", "f32", rows, columns))
+    return [kept, *nest([("h", heads), ("i", n["rows"]), ("g", parts)], body)]
 
 
 def scale_columns(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
@@ -286,15 +314,16 @@ def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statement
 
 
 def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of softmax and norms: gather a row of tiles, compute, give it tile by tile."""
-    s, n = plan.sizes, plan.loops
+    """Body (`BODIES`) of softmax and norms: gather a row of tiles, or row tiles of several heads, compute, give it tile
+    by tile."""
+    s, n, together = plan.sizes, plan.loops, plan.sizes["together"]
     arguments = [ends.vectors[name] for name in ("gamma", "beta") if name in ends.vectors]
     eps = {} if x.op == "softmax" else {"eps": x.attributes["eps"]}
     columns = x.attributes.get("columns", x.shape[2])
     hides: Statements = []
     if "hidden" in ends.vectors:
         added = x.attributes["hidden"].size
-        value = call("zeros", "f32", s["tm"], added) + ends.vectors["hidden"]
+        value = call("zeros", "f32", s["tm"] * together, added) + ends.vectors["hidden"]
         whole = TILE if n["columns"] == 1 else ROW
         hides = [assign(whole[:, columns - added :], value)]
 
@@ -302,6 +331,13 @@ def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statemen
         return call(x.op, value, *arguments, **eps)
 
     outer = [("h", n["heads"]), ("i", n["rows"])]
+    if together > 1:
+        of_heads = columns == x.shape[2]
+        loops = [("h", n["heads"] // (together if of_heads else 1)), ("i", n["rows"])]
+        loops.append(("j", 1 if of_heads else n["columns"] // together))
+        body = [*_gathered(TILE, plan, ends.gets[0].get()), *hides, assign(ROWS, computed(TILE))]
+        kept = assign(TILE, call("zeros", x.operands[0].dtype, *plan.computed))
+        return [kept, *nest(loops, [*body, *_given(ends.puts, ROWS, plan)])]
     if columns < x.shape[2] or n["columns"] == 1:
         body = [assign(TILE, ends.gets[0].get()), *hides, *ends.put(computed(TILE))]
         return nest([*outer, ("j", n["columns"])], body)
@@ -359,9 +395,10 @@ def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     s, n, a = plan.sizes, plan.loops, x.attributes
     get = {name: stream.get() for name, stream in zip(a["operand_names"], ends.gets, strict=True)}
     of_rows, queries, keys, factor = _of_integers(x, get, "queries", "keys")
-    value = QUERIES @ call("transpose", keys)
-    if factor is not None:
-        value = call(x.dtype, call(SUMS, value)) * factor
+    value, summed = QUERIES @ call("transpose", keys), Statements()
+    if factor is not None:  # a statement, so that keys are taken as they come
+        summed, sums = _integer_sums(value, (s["tm"], s["tn"]), 1)
+        value = call(x.dtype, sums) * factor
     if a["scale"] != 1:
         value = call("scale", value, a["scale"])
     if "mask" in get:
@@ -371,7 +408,7 @@ def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
         first = _shifted(shift, a["first"]) if "first" in a else -s["tm"]
         last = _shifted(shift, a["last"]) if "last" in a else s["tn"]
         value = call("banded", value, first, last)
-    inner = nest([("j", n["columns"])], ends.put(value))
+    inner = nest([("j", n["columns"])], [*summed, *ends.put(value)])
     return nest([("h", n["heads"]), ("i", n["rows"])], [*of_rows, assign(QUERIES, queries), *inner])
 
 

@@ -12,7 +12,7 @@ from ...base.element_types import SCALARS
 from ...base.errors import ProgramError
 from ...streams.words import MOVED
 
-OF_OPERATORS = ("rows", "columns", "depth", "unroll", "fabric", "lanes", "port", "outward", "kernels")
+OF_OPERATORS = ("rows", "columns", "depth", "unroll", "fabric", "lanes", "port", "outward", "kernels", "together")
 """Knobs that an operator may have for itself."""
 
 SWITCHES = frozenset(("outward", "packed", "ping_pong"))
@@ -43,10 +43,12 @@ class Knobs:
     columns: it then works on each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of
     the result is complete before the next. kernels: of a linear operator, which have equal shares of its columns, at
     most. arrays: of multipliers, which all products with constant weights share (`arrays`), at most; 0 if each of them
-    has its own. packed: 1 if tensors off the chip lie tile by tile, as they are moved, so that a tile is read in full
-    words of the port; 0 if they are row-major, so that each row of a tile begins a word. ping_pong: 1 if a converter
-    has two buffers, of which one is filled while the other is read; 0 if it has one, which is filled and read in turn.
-    of: knobs of single operators by the name of the operator, by the name of the knob.
+    has its own. together: row tiles of heads that a norm, a softmax or a quantiser takes together, at most: it works on
+    their rows in turn, where with a single row it would wait for its own pipeline. packed: 1 if tensors off the chip
+    lie tile by tile, as they are moved, so that a tile is read in full words of the port; 0 if they are row-major, so
+    that each row of a tile begins a word. ping_pong: 1 if a converter has two buffers, of which one is filled while the
+    other is read; 0 if it has one, which is filled and read in turn. of: knobs of single operators by the name of the
+    operator, by the name of the knob.
     """
 
     rows: int = 16
@@ -59,6 +61,7 @@ class Knobs:
     outward: int = 0
     kernels: int = 1
     arrays: int = 0
+    together: int = 1
     packed: int = 0
     ping_pong: int = 0
     of: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -236,7 +236,18 @@ def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     tn = whole if whole < columns else fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
     loops = {"heads": heads, "rows": row_tiles(x, rows, tm), "columns": columns // tn}
-    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, whole_bytes(tm * whole, x.operands[0].dtype), (tm, whole))
+    together = _together(loops, "columns" if whole < columns else "heads", knobs)
+    sizes = {"tm": tm, "tn": tn, "together": together}
+    taken = together * tm
+    return KernelPlan(gets, put, loops, sizes, whole_bytes(taken * whole, x.operands[0].dtype), (taken, whole))
+
+
+def _together(loops: Mapping[str, int], along: str, knobs: Knobs) -> int:
+    """How many row tiles of heads a kernel takes together: those that follow each other. along: the loop over heads.
+    In `columns` they lie side by side, else one behind another, and the innermost loop is theirs if each has one
+    tile."""
+    inner = [n for name, n in loops.items() if name != along and not (name in ("heads", "rows") and along != "heads")]
+    return fit(loops[along], knobs.together) if all(n == 1 for n in inner) else 1
 
 
 def quantise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -247,8 +258,10 @@ def quantise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     tm, tn = fit(unit, knobs.rows), columns if columns < width else fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
     loops = {"heads": heads, "rows": row_tiles(x, rows, tm), "parts": width // columns, "columns": columns // tn}
-    kept = columns + tn * (1 if x.attributes["is_symmetric"] else 2)
-    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, whole_bytes(tm * kept, x.dtype), (tm, tn))
+    compared = tn * (1 if x.attributes["is_symmetric"] else 2) if columns > tn else 0
+    together = _together(loops, "parts" if columns < width else "heads", knobs)
+    sizes, taken = {"tm": tm, "tn": tn, "together": together}, together * tm
+    return KernelPlan(gets, put, loops, sizes, whole_bytes(taken * (columns + compared), x.dtype), (taken, tn))
 
 
 def _beside(plan: KernelPlan, beside: Sequence[StreamOperator]) -> dict[StreamOperator, Order]:
@@ -540,7 +553,7 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
     if x.op in PRODUCTS:
         sums = SUMS if x.multiplies_integers else x.dtype
         kind = ElementType(sums, plan.computed)
-        return Datapath({"matmul": most}, float_add).multiply_adds(kind, _coming(x, plan))
+        return Datapath({"matmul": most}, float_add).multiply_adds(kind, _coming(x, plan), x.op == "scores")
     if x.op in ("append", "replace", "join", "select"):  # they move tiles, and compute nothing
         return word(plan.computed, MOVED).elements
     by_rows = x.op in ("softmax", "layernorm", "rmsnorm", "quantise")
@@ -577,18 +590,20 @@ def fabric_of(x: StreamOperator, plan: KernelPlan, units: int, most: int) -> int
     if not (x.op in PRODUCTS and x.multiplies_integers):
         return 0
     path, kind = Datapath({"matmul": units, FABRIC: most}), ElementType(SUMS, plan.computed)
-    taken = path.product_word(kind)
-    steps = path.product_steps(kind, taken, _coming(x, plan))
+    taken, steps = path.product_units(kind, _coming(x, plan), x.op == "scores")
     return path.fabric_columns(kind, taken, steps) * taken.rows * steps
 
 
 def _coming(x: StreamOperator, plan: KernelPlan) -> ElementType | None:
-    """The tiles of weights that a product of integers takes as they come; None for other products, and for weights with
-    zero points, which are subtracted first."""
-    is_linear = x.op == "array" or (x.op == "linear" and x.operand("weight_zero") is None)
-    if not (is_linear and x.multiplies_integers):
+    """The tiles of weights, keys or values that a product of integers takes as they come; None for other products, and
+    for those with zero points, which are subtracted first."""
+    zero = "weight_zero" if x.op == "linear" else "other_zero"
+    has_zero = x.op != "array" and (x.operand(zero) is not None or bool(x.attributes.get(zero)))
+    if not x.multiplies_integers or has_zero:
         return None
-    return ElementType(types_of(x)[1], (plan.sizes["tk"], plan.sizes["tn"]))
+    dtype = types_of(x)[1] if x.op == "array" else x.operands[1].dtype
+    rows, columns = ("tn", "width") if x.op in ("scores", "attend") else ("tk", "tn")
+    return ElementType(dtype, (plan.sizes[rows], plan.sizes[columns]))
 
 
 def steps_of(x: StreamOperator, plan: KernelPlan) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,9 +99,12 @@ def term(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Term], insi
     return made.in_brackets() if inside else made
 
 
-def operations(x: Expression) -> int:
-    """Return how many operations an expression has: kernels and + - * /."""
-    return 1 + sum(map(operations, x.arguments)) if isinstance(x, PointwiseCall) else 0
+def operations(x: Expression) -> Counter[str]:
+    """Return how often an expression has each operation: kernels and + - * /, by their names."""
+    if not isinstance(x, PointwiseCall):
+        return Counter()
+    name = "neg" if x.name == "-" and len(x.arguments) == 1 else x.name
+    return sum(map(operations, x.arguments), Counter([name]))
 
 
 def pointwise(

@@ -695,12 +695,14 @@ class _ProgramWriter:
             vectors[POSITIONS] = self._tensor(f"{x.name}_{POSITIONS}", x.shape[1:2], "i32")
             self.inputs[vectors[POSITIONS]] = x.positions
         task.parameters += vectors.values()
-        for name, tensor in vectors.items():
-            if tensor in self.layered:
-                if name not in self.local:
-                    self.local[name] = unique_name(f"layer_{name}", self.taken)
-                vectors[name] = self.local[name]
-                kept.append(assign(vectors[name], named(tensor)[named(self.layer), :]))
+        for name, tensor in vectors.items():  # kept before a tile comes, which then does not wait for the memory
+            if name == POSITIONS and tensor not in self.layered:
+                continue
+            if name not in self.local:
+                self.local[name] = unique_name(f"kept_{name}", self.taken)
+            vectors[name] = self.local[name]
+            of = (named(self.layer), slice(None)) if tensor in self.layered else (slice(None),)
+            kept.append(assign(vectors[name], named(tensor)[of]))
         gets = [self.gets[x.name, x, k] for k in range(len(x.operands)) if x.name in self._readers(x, k)]
         turns = [self._left(x.name, turn) for turn in x.attributes["arrays"].turns] if x.op == "array" else []
         stored = named(cache.stored) if cache and cache.stored else None

@@ -27,29 +27,44 @@ class FloatOperation:
 
 @dataclass(frozen=True)
 class FloatUnits:
-    """Operations in float32 of a family of devices. add, multiply: an addition and a multiplication. function: one such
-    as exp."""
+    """Operations in float32 of a family of devices. add, multiply: an addition and a multiplication. divide: a division
+    or a square root."""
 
     add: FloatOperation
     multiply: FloatOperation
-    function: FloatOperation
-    """exp, tanh, erf, reciprocal or square root."""
+    divide: FloatOperation
 
 
-# PG060, "Resource Utilization": single precision with full use of DSP48E2: multiplication 3, addition 2; exp 7.
-# LUTs are rounded from the same tables.
-ULTRASCALE = FloatUnits(FloatOperation(2, 220), FloatOperation(3, 80), FloatOperation(7, 800))
-# UG1399 (impl=primitivedsp): a DSP58 adds or multiplies in float32. exp as in isa/versal/logic.py.
-VERSAL = FloatUnits(FloatOperation(1, 60), FloatOperation(1, 60), FloatOperation(1, 500))
+# PG060, "Resource Utilization": single precision with full use of DSP48E2: multiplication 3, addition 2; divisions and
+# roots take LUTs only. LUTs are rounded from the same tables.
+ULTRASCALE = FloatUnits(FloatOperation(2, 220), FloatOperation(3, 80), FloatOperation(0, 800))
+# UG1399 (impl=primitivedsp): a DSP58 adds or multiplies in float32.
+VERSAL = FloatUnits(FloatOperation(1, 60), FloatOperation(1, 60), FloatOperation(0, 800))
 
-# Additions, multiplications and functions for each element that a kernel takes in a cycle.
+FUNCTIONS: Mapping[str, tuple[int, int, int]] = {
+    "+": (1, 0, 0),
+    "-": (1, 0, 0),
+    "*": (0, 1, 0),
+    "/": (0, 0, 1),
+    "scale": (0, 1, 0),
+    "sqrt": (0, 0, 1),
+    "rint": (2, 0, 0),
+    "exp": (11, 12, 0),
+    "silu": (12, 12, 1),
+    "tanh": (13, 14, 1),
+    "gelu": (19, 23, 1),
+}
+"""Additions, multiplications, and divisions or roots of an elementwise operation, as `kernels.h` computes it: exp is a
+polynomial. Those that are missing are comparisons and signs, which take few LUTs."""
+
+# The same for each element that another kernel takes in a cycle.
 PER_LANE: Mapping[str, tuple[int, int, int]] = {
-    "softmax": (3, 1, 1),  # scale, maximum, exp, sum, product
-    "layernorm": (3, 4, 1),  # sum, sum of squares, mean, product, gamma, beta
-    "rmsnorm": (1, 3, 1),
+    "softmax": (13, 12, 1),  # difference from the maximum, exp, sum, quotient
+    "layernorm": (4, 2, 1),  # sum, difference from the mean, sum of squares, beta; square, gamma; quotient
+    "rmsnorm": (1, 2, 1),
     "rotary": (1, 2, 0),
-    "turn": (0, 1, 0),
-    "quantise": (1, 1, 0),  # zero point, product; beside them `QUANTISE_LUTS`, and divisions for each row
+    "turn": (0, 0, 0),
+    "quantise": (3, 1, 0),  # rint, zero point; product; beside them `QUANTISE_LUTS`, and divisions for each row
     "join": (0, 0, 0),
     "epilogue": (1, 2, 0),  # scales of a row and of a column, bias
     "scale_columns": (0, 1, 0),
@@ -108,6 +123,19 @@ def multiplies_integers(types: Types) -> bool:
     return types[0] not in FLOATS
 
 
+def lane_operations(node: KernelNode) -> tuple[int, int, int]:
+    """Return the additions, multiplications, and divisions or roots, of each element that a kernel which is no product
+    takes in a cycle."""
+    if node.op == "epilogue" and not node.attributes["scaled"]:
+        return 1, 0, 0
+    if node.op != "pointwise":
+        return PER_LANE[node.op]
+    counted: Mapping[str, int] = node.attributes.get("operations", {})  # type: ignore[assignment]
+    each = [(count, FUNCTIONS.get(name, (0, 0, 0))) for name, count in counted.items()]
+    adds, products, divisions = (sum(count * of[k] for count, of in each) for k in range(3))
+    return adds, products, divisions
+
+
 def area(node: KernelNode, lanes: int, device: StreamDevice, fabric: int = 0) -> dict[str, int]:
     """Return the numbers of LUTs and DSPs of a kernel, by the names "LUT" and "DSP"; estimates. lanes: multiply-adds of
     a product, or elements of another kernel, in a cycle. fabric: of these multiply-adds, those in LUTs."""
@@ -120,18 +148,11 @@ def area(node: KernelNode, lanes: int, device: StreamDevice, fabric: int = 0) ->
         taken = Datapath({"matmul": max(1, lanes)}).product_word(ElementType(SUMS, (rows, columns)))
         steps = max(1, lanes // (rows * columns))
         return _area_of_product(types, beside, lanes, device, fabric, taken.columns % 2 == 0, steps)
-    if node.op == "pointwise":
-        # Which of its operations are functions is not told apart: each counts as a product, and one as a function.
-        operations = int(str(node.attributes.get("operations", 1)))
-        adds, products, functions = 0, operations, 1
-    elif node.op == "epilogue" and not node.attributes["scaled"]:
-        adds, products, functions = 1, 0, 0
-    else:
-        adds, products, functions = PER_LANE[node.op]
+    adds, products, divisions = lane_operations(node)
     if node.op == "quantise":  # a scale and its reciprocal for each row: divisions, which take no DSPs either
-        rows = min(lanes, int(str(node.attributes["tm"])))
-        luts = lanes * QUANTISE_LUTS + 2 * rows * units.function.lut
-    each = [(adds, units.add), (products, units.multiply), (functions, units.function)]
+        rows = min(lanes, int(str(node.attributes["tm"])) * int(str(node.attributes.get("together", 1))))
+        luts = lanes * QUANTISE_LUTS + 2 * rows * units.divide.lut
+    each = [(adds, units.add), (products, units.multiply), (divisions, units.divide)]
     return {
         "DSP": lanes * sum(count * unit.dsp for count, unit in each),
         "LUT": CONTROL_LUTS + luts + lanes * sum(count * unit.lut for count, unit in each),

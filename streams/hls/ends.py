@@ -177,7 +177,7 @@ class StreamEndWriter(Variables):
         if not isinstance(behind, t.Assign | t.Put | t.Store) or any(isinstance(n, t.Select) for n in t.nodes(behind)):
             return False
         products = (n.arguments for n in t.nodes(behind) if isinstance(n, t.Kernel) and n.kernel == "matmul")
-        right = (_unconverted(arguments[1], kind.dtype) for arguments in products if len(arguments) == 2)
+        right = (_taken_in_place(arguments[1], kind.dtype) for arguments in products if len(arguments) == 2)
         if t.Name(node.name) not in right:
             return False
         chosen, ports = self._ends(node.stream, node.index, put=False)
@@ -302,9 +302,16 @@ class StreamEndWriter(Variables):
         self._at_end(chosen, ports, written)
 
 
-def _unconverted(node: t.Expression, dtype: str) -> t.Expression:
-    """What is converted to a type of integers, if it has one itself (dtype), or the expression itself."""
-    return node.value if isinstance(node, t.Convert) and {node.type.dtype, dtype} <= LIMITS.keys() else node
+def _taken_in_place(node: t.Expression, dtype: str, turned: bool = False) -> t.Expression:
+    """What a product takes in place of an operand: integers that are converted to other ones, and once turned; else the
+    operand itself. dtype: of the operand. turned: it was turned already."""
+    if dtype not in LIMITS:
+        return node
+    if isinstance(node, t.Convert) and node.type.dtype in LIMITS:
+        return _taken_in_place(node.value, dtype, turned)
+    if isinstance(node, t.Kernel) and node.kernel == "transpose" and len(node.arguments) == 1 and not turned:
+        return _taken_in_place(node.arguments[0], dtype, True)
+    return node
 
 
 def _number(index: tuple[int, ...], shape: tuple[int, ...]) -> int:

@@ -63,7 +63,7 @@ class ExpressionWriter(KernelWriter):
                 return self.converted(product, ElementType(kind.dtype, product.kind.shape))
             case t.Convert(kind, value):
                 made = self.value(value)
-                if isinstance(made, Val) and made.text in self.coming and kind.dtype in LIMITS:
+                if isinstance(made, Val) and self.port_of(made) in self.coming and kind.dtype in LIMITS:
                     return made  # a product takes it as it comes
                 shape = () if isinstance(made, ItemsKind | TextKind) else made.kind.shape
                 return self.converted(made, ElementType(kind.dtype, shape))

@@ -1261,20 +1261,62 @@ T combined(Op op, Value value) {
     return held[0];
 }
 
+// The product of a matrix and the transpose of one that comes over a stream in words Word of whole rows: these are columns
+// of what is multiplied, so a word is enough for some sums, of integers in any order. W: the sums of a cycle. Begin: as
+// for `matmul`. Steps: of each sum in a cycle, a power of 2.
+template <class W, class Word, std::size_t Steps, bool Begin, class Out, class A, class T, std::size_t N>
+void matmul_turned_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
+    using Sum = typename Out::Element;
+    using Sizes = typename Out::Sizes_;
+    constexpr std::size_t rows = Sizes::rows, columns = Sizes::columns, depth = A::Sizes_::columns;
+    constexpr std::size_t of_row = SignedBits<A>::value, of_column = SignedBits<T>::value;
+    static_assert(Word::columns == depth && std::is_integral<Sum>::value, "whole rows of integers");
+    hls::vector<T, N> word;
+    Sum sums[W::rows][W::columns];
+#pragma HLS array_partition variable=sums dim=0 complete
+    for (std::size_t j = 0; j < columns; j += W::columns)
+        for (std::size_t i = 0; i < rows; i += W::rows)
+            for (std::size_t k = 0; k < depth; k += Steps) {
+#pragma HLS pipeline II=1 style=flp
+#pragma HLS dependence variable=out.v type=inter dependent=false
+                if (i == 0 && k == 0 && j % Word::rows == 0) word = stream.read();
+                for (std::size_t y = 0; y < W::rows; ++y) {
+#pragma HLS unroll
+                    for (std::size_t x = 0; x < W::columns; ++x) {
+#pragma HLS unroll
+                        const Sum made = combined<Steps, Sum>(Add(), [&](std::size_t s) {
+                            const auto left = a(i + y, k + s);
+                            const auto right = word[(j % Word::rows + x) * depth + k + s];
+                            if constexpr (of_row + of_column > 32) {
+                                return Mul()(static_cast<Sum>(left), static_cast<Sum>(right));
+                            } else {
+                                const Signed<of_row + of_column> made =
+                                    narrowed<of_row>(left) * narrowed<of_column>(right);
+                                return static_cast<Sum>(made);
+                            }
+                        });
+                        sums[y][x] = k == 0 ? made : Add()(sums[y][x], made);
+                        if (k + Steps == depth)
+                            out(i + y, j + x) = Begin ? sums[y][x] : Add()(out(i + y, j + x), sums[y][x]);
+                    }
+                }
+            }
+}
+
 constexpr std::size_t levels_of(std::size_t parts) { return parts ? 1 + levels_of(parts / 2) : 0; }
 
 // Of each of Count results Parts values, combined pair by pair: neighbours first, then neighbours of these, what is left
-// over last. A pair is combined as soon as it is there, so only one value of each level waits. value(part, result); At:
-// results in a cycle.
+// over last. A pair is combined as soon as it is there, so only one value of each level waits. What waits at a level goes
+// to the next one only: no sum is added to, so a part is taken in each cycle. value(part, result); At: results in a cycle.
 template <std::size_t Parts, std::size_t Count, std::size_t At, class T, class Op, class Value, class Result>
 void combine(Op op, Value value, Result result) {
-    constexpr std::size_t levels = levels_of(Parts), interval = sum_interval<T>(ceil_divided(Count, At));
+    constexpr std::size_t levels = levels_of(Parts);
     T waiting[levels][Count];
 #pragma HLS array_partition variable=waiting dim=1 complete
 #pragma HLS array_partition variable=waiting dim=2 cyclic factor=At
     for (std::size_t part = 0; part < Parts; ++part)
         for (std::size_t first = 0; first < Count; first += At) {
-#pragma HLS pipeline II=interval style=flp
+#pragma HLS pipeline II=1 style=flp
             for (std::size_t y = 0; y < At; ++y) {
 #pragma HLS unroll
                 T made = value(part, first + y);

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from inspect import signature
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from ...base.element_types import NARROW, ElementType
 from ...isa.overlays.tasks.kernels import KERNELS
-from ..words import MOVED, comes_by_row, stream_word, word
+from ..words import MOVED, comes_by_column, comes_by_row, stream_word, word
 from .kinds import (
     BOOL,
     CPP,
@@ -122,13 +123,21 @@ class KernelWriter(Operators):
         return self._library(name, operands, options)
 
     def _operand(self, name: str, value: Value) -> Val:
-        """An operand of a kernel. Those on elements take expressions, products what is read in place, others tiles."""
+        """An operand of a kernel. Those that take or combine elements take expressions, products what is read in place,
+        others tiles."""
         made = self.number(value)
         if made.adapted:
             self.fail_adapted(made)
-        if KERNELS[name].rule == "elementwise" or made.text in self.coming:
+        combined = KERNELS[name].rule == "reduce" and not TURNED_MATRIX.fullmatch(made.text)
+        if combined or KERNELS[name].rule == "elementwise" or made.text in self.coming:
             return made
         return made if name == "matmul" and self._read_in_product(made) else self.held(made)
+
+    def port_of(self, value: Val) -> str:
+        """Return the text of a value, or of the tile of which it is the transpose: of a tile that a product takes as it
+        comes (`coming`), that is the stream's port."""
+        turned = TURNED_MATRIX.fullmatch(value.text)
+        return turned[1] if turned else value.text
 
     def _read_in_product(self, value: Val) -> bool:
         """Whether a product reads an operand in place: the transpose of a tile, or integers of tiles."""
@@ -269,24 +278,33 @@ class KernelWriter(Operators):
     def _product(self, kind: ValueKind, a: Val, b: Val, sums: Val | None = None) -> Val:
         """A product of two tiles. The right one may be the transpose of a tile, or come over a stream meanwhile. sums:
         a tile in a variable to which it is added; None for a new one."""
-        turned = b.kind.shape[-2] if TURNED_MATRIX.fullmatch(b.text) else 0
-        taken = self.datapath.product_word(ElementType(kind.dtype, kind.shape), turned)
-        out = sums.text if sums else self.tile(kind)
-        made, stream = ElementType(kind.dtype, kind.shape), self.coming.pop(b.text, None)
-        comes = stream is not None and comes_by_row(stream.dtype, b.kind.shape, taken)
-        coming = ElementType(stream.dtype, b.kind.shape) if stream is not None and comes else None
-        steps = self.datapath.product_steps(made, taken, coming)
+        made, out = ElementType(kind.dtype, kind.shape), sums.text if sums else self.tile(kind)
+        stream, turned = self.coming.pop(self.port_of(b), None), self.port_of(b) != b.text
+        shape = b.kind.shape[::-1] if turned else b.kind.shape
+        coming = ElementType(stream.dtype, shape) if stream is not None else None
+        begins = "false" if sums else "true"
+        if stream is not None and coming is not None and turned and comes_by_column(coming.dtype, shape):
+            taken, steps = self.datapath.dots(made, coming)
+            words = f"{taken}, {stream_word(stream.dtype, shape)}, {steps}, {begins}"
+            self.emit(f"rsn::matmul_turned_from<{words}>({out}, {a.text}, {stream.port});")
+            return Val(kind, out)
+        taken = self.datapath.product_word(made, b.kind.shape[-2] if turned else 0)
+        comes = coming is not None and not turned and comes_by_row(coming.dtype, shape, taken)
+        steps = self.datapath.product_steps(made, taken, coming if comes else None)
         fabric = self.datapath.fabric_columns(made, taken, steps)
-        more = f", {'false' if sums else 'true'}, {fabric}" if fabric or steps > 1 else ", false" if sums else ""
+        more = f", {begins}, {fabric}" if fabric or steps > 1 else ", false" if sums else ""
         more += f", {steps}" if steps > 1 else ""
-        if stream is not None and not comes:
-            dtype = stream.dtype if b.kind.dtype in LIMITS else b.kind.dtype
-            b = Val(b.kind, self.tile(ValueKind(dtype, b.kind.shape), "got"))
-            self.emit(f"rsn::get<{stream_word(stream.dtype, b.kind.shape)}>({stream.port}, {b.text});")
-        elif stream is not None:
-            word_of = stream_word(stream.dtype, b.kind.shape)
+        if stream is not None and comes:
+            word_of = stream_word(stream.dtype, shape)
             self.emit(f"rsn::matmul_from<{taken}, {word_of}{more}>({out}, {a.text}, {stream.port});")
             return Val(kind, out)
+        if stream is not None:
+            kept = ValueKind(stream.dtype if b.kind.dtype in LIMITS else b.kind.dtype, shape)
+            got = Val(kept, self.tile(kept, "got"))
+            self.emit(f"rsn::get<{stream_word(stream.dtype, shape)}>({stream.port}, {got.text});")
+            moved = self._moved("transpose", got, {}) if turned else got
+            assert isinstance(moved, Val)
+            b = moved
         self.emit(f"rsn::matmul<{taken}{more}>({out}, {a.text}, {b.text});")
         return Val(kind, out)
 
@@ -312,7 +330,9 @@ class KernelWriter(Operators):
         rank = len(x.kind.shape)
         axes = tuple(int(k) % rank for k in given) or tuple(reversed(range(rank)))
         text = f"rsn::transpose<{kind.cpp}, {', '.join(map(str, axes))}>({x.text})"
-        return Val(kind, text, simple=False, lanes=self.datapath.lanes(name), elsewhere=(x.text,))
+        moves = not (rank == 2 and 1 in kind.shape)  # those of a vector stay in their order
+        lanes = self.datapath.lanes(name) if moves else inf
+        return Val(kind, text, simple=False, lanes=lanes, elsewhere=(x.text,))
 
     def matmul_kind(self, values: list[Val]) -> ValueKind:
         """Return the kind of a product. Raises `HlsError` for operands that have none."""

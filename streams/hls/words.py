@@ -14,11 +14,12 @@ _WORD = re.compile(r"rsn::Word<(\d+), (\d+)>")
 _NAME = re.compile(r"(?:rsn::transpose<[^()]*, (\d+)>\()?\b([A-Za-z_]\w*)")
 """A name, and the last axis of the transpose of which it is the operand."""
 _ALLOWED = "// hls-allow registers: in each cycle a product of integers takes one step of all sums"
-_STEPS = re.compile(r"rsn::matmul_from<.*, (?:true|false), \d+, (\d+)>\(")
+_STEPS = re.compile(r"rsn::matmul_(?:from<.*, (?:true|false), \d+, (\d+)|turned_from<.*, (\d+), (?:true|false))>\(")
 """Steps of a sum that a product takes in a cycle, columns of its left operand."""
 _BY_OPERAND = {
     "rsn::matmul<": ((True, True), (True, False), (False, True)),
     "rsn::matmul_from<": ((True, True), (True, False)),
+    "rsn::matmul_turned_from<": ((True, True), (True, False)),
 }
 """Of which axes of each argument a kernel takes as many elements as its word has: rows, columns. Others: both."""
 
@@ -40,7 +41,7 @@ def banks(
         out[name] = TileWord(lcm(*(gcd(rows, w.rows) for w in words)), lcm(*(gcd(columns, w.columns) for w in words)))
     for line in lines:
         found, stepped = _WORD.search(line), _STEPS.search(line)
-        steps = int(stepped[1]) if stepped else 1
+        steps = int(stepped[1] or stepped[2]) if stepped else 1
         kernel = next((k for k in _BY_OPERAND if k in line), "")
         parts = _arguments(line) if kernel else [line[found.end() if found else 0 :]]
         names = [(k, axis, name) for k, part in enumerate(parts) for axis, name in _NAME.findall(part)]

@@ -17,6 +17,7 @@ from rsn.benchmarks.hls_cycles import counted
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed.generate import DEFAULT, generate
 from rsn.rsnlib.streamed.knobs import PRODUCTS
+from rsn.rsnlib.streamed.resources import lane_operations
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.placing.devices import U55C, VC1902, StreamDevice
 from rsn.tests.effort import full, long
@@ -88,3 +89,7 @@ def test_cycles_and_units_of_the_source(made: Callable[[], Made], device: Stream
             assert units == machine.streamed.units[name], name
         else:
             assert machine.streamed.units[name] in words_of(text, name), name
+            _, products, _ = lane_operations(machine.streamed.dataflow.node(name))
+            multiplied = sum(loop.multiplications for loop in found.report.loops if loop.function == name)
+            assert multiplied <= products * machine.streamed.units[name], name
+            assert multiplied or not products or machine.streamed.plans[x].sizes["tm"] == 1, name

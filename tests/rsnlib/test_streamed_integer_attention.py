@@ -151,18 +151,18 @@ class DynamicAttention(nn.Module):
     rows=st.integers(1, 6),
     keys=st.integers(2, 9),
     is_causal=st.booleans(),
-    tiles=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(0, 1)),
+    tiles=st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(0, 1), st.integers(1, 4)),
 )
 @examples(200, 12, deadline=None)
 def test_dynamic_attention_is_that_of_its_definition(
-    batch: int, heads: int, groups: int, rows: int, keys: int, is_causal: bool, tiles: tuple[int, int, int]
+    batch: int, heads: int, groups: int, rows: int, keys: int, is_causal: bool, tiles: tuple[int, int, int, int]
 ) -> None:
     torch.manual_seed(batch + 10 * heads + 100 * rows + 1000 * keys)
     keys = max(rows, keys)
     sizes = ((rows, heads * groups), (keys, heads), (keys, heads))
     drawn = tuple(torch.randn(batch, n, count * COLUMNS) * 3 for n, count in sizes)
     model = DynamicAttention(is_causal).eval()
-    made = streamed(model, drawn, Knobs(rows=tiles[0], columns=tiles[1], packed=tiles[2]))
+    made = streamed(model, drawn, Knobs(rows=tiles[0], columns=tiles[1], packed=tiles[2], together=tiles[3]))
     assert [x.op for x in made.plans if x.multiplies_integers] == ["scores", "attend"]
     # The softmax of kernels and of PyTorch differ in their last bits, and then a weight by a step.
     assert (made.run(*drawn) - defined((model, drawn))).abs().max() <= drawn[2].abs().max() * keys / 255
@@ -241,16 +241,16 @@ def step(capacity: int | None, batch: int, heads: int, groups: int, rows: int, p
     rows=st.integers(1, 3),
     past=st.integers(1, 6),
     more=st.none() | st.integers(0, 3),
-    tiles=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(0, 1)),
+    tiles=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(0, 1), st.integers(1, 4)),
 )
 @examples(100, 6, deadline=None)
 def test_caches_of_integers(
-    batch: int, heads: int, groups: int, rows: int, past: int, more: int | None, tiles: tuple[int, int, int]
+    batch: int, heads: int, groups: int, rows: int, past: int, more: int | None, tiles: tuple[int, int, int, int]
 ) -> None:
     """Caches that grow, and those of fixed capacity, get the integers and scales of their definition."""
     torch.manual_seed(batch + 10 * heads + 100 * rows + 1000 * past)
     model, drawn = step(None if more is None else past + rows + more, batch, heads, groups, rows, past)
-    made = streamed(model, drawn, Knobs(rows=tiles[0], columns=tiles[1], packed=tiles[2]))
+    made = streamed(model, drawn, Knobs(rows=tiles[0], columns=tiles[1], packed=tiles[2], together=tiles[3]))
     assert [x.op for x in made.plans].count("append" if more is None else "replace") == 4
     with torch.no_grad():
         wanted = model(*drawn)
@@ -265,6 +265,9 @@ def test_caches_have_the_same_bits_everywhere(tmp_path: Path) -> None:
     torch.manual_seed(0)
     drawn = {"grows": step(None, 2, 2, 1, 2, 5), "fixed": step(9, 1, 2, 2, 1, 4)}
     made = {name: streamed(*one, Knobs(rows=2, columns=3, packed=1)) for name, one in drawn.items()}
+    drawn["together"] = drawn["fixed"]  # rows of several heads, and parts of a query in a cycle
+    made["together"] = streamed(*drawn["fixed"], Knobs(rows=1, columns=9, packed=1, together=2, unroll=4))
+    assert {plan.sizes.get("together", 1) for plan in made["together"].plans.values()} == {1, 2}
     regions = built(tmp_path, {name: task_program(one.report.region) for name, one in made.items()})
     for name, one in made.items():
         tensors = one.tensors(*drawn[name][1])

@@ -59,14 +59,26 @@ def test_two_products_of_one_multiplication(tmp_path: Path) -> None:
     assert subprocess.run([tmp_path / "two"], capture_output=True, check=True, text=True).stdout == "0\n"
 
 
-def drawn(random: Random, types: tuple[str, str], shape: tuple[int, int, int], rate: int, fabric: int = 0) -> str:
+TURNED = ("transpose(i32(b.get()))", "i32(transpose(b.get()))", "i32(b.get()).T")
+
+
+def drawn(
+    random: Random,
+    types: tuple[str, str],
+    shape: tuple[int, int, int],
+    rate: int,
+    fabric: int = 0,
+    turned: bool = False,
+) -> str:
     """A task that sums products of tiles of two streams, in place where there are several, for each of two results.
-    fabric: multiply-adds in LUTs."""
+    fabric: multiply-adds in LUTs. turned: the transposes of right operands come over the stream."""
     rates = f"matmul={rate}, fabric={fabric}" if fabric else f"matmul={rate}"
     left, right = types
     rows, depth, columns = shape
     tiles, zero = random.choice([1, 3]), random.choice(["", " - i32(z)"])
-    product = f"(i32(a.get()){zero}) @ i32(b.get())"
+    taken = random.choice(TURNED) if turned else "i32(b.get())"
+    product = f"(i32(a.get()){zero}) @ {taken}"
+    of_right = f"{columns}, {depth}" if turned else f"{depth}, {columns}"
     sums = [f"        total = i32({product})"]
     if tiles > 1:
         sums = [
@@ -77,18 +89,18 @@ def drawn(random: Random, types: tuple[str, str], shape: tuple[int, int, int], r
     lines = [
         "from rsn.streams import *",
         f"A: {left}[{2 * tiles}, {rows}, {depth}]",
-        f"B: {right}[{2 * tiles}, {depth}, {columns}]",
+        f"B: {right}[{2 * tiles}, {of_right}]",
         f"Z: i8[{rows}, 1]",
         f"Y: f32[2, {rows}, {columns}]",
         f"a = Stream[{left}[{rows}, {depth}], 2]",
-        f"b = Stream[{right}[{depth}, {columns}], 2]",
+        f"b = Stream[{right}[{of_right}], 2]",
         f"r = Stream[f32[{rows}, {columns}], 2]",
         "@task(mapping=[1], args=[A])",
         f"def load(x: {left}[{2 * tiles}, {rows}, {depth}]) -> None:",
         f"    for i in range({2 * tiles}):",
         "        a.put(x[i])",
         "@task(mapping=[1], args=[B])",
-        f"def bring(x: {right}[{2 * tiles}, {depth}, {columns}]) -> None:",
+        f"def bring(x: {right}[{2 * tiles}, {of_right}]) -> None:",
         f"    for i in range({2 * tiles}):",
         "        b.put(x[i])",
         f"@task(mapping=[1], args=[Z], rates=dict({rates}, elements=16))",
@@ -116,7 +128,7 @@ def test_sums_in_place_have_the_bits_of_the_engine(tmp_path: Path) -> None:
     for number in range(cases(60, 12)):
         rate = random.choice(RATES)
         types, shape, fabric = TYPES[number % len(TYPES)], random.choice(SHAPES), random.choice([0, rate // 2])
-        text = drawn(random, types, shape, rate, fabric)
+        text = drawn(random, types, shape, rate, fabric, random.random() < 0.4)
         report = report_on(read(text))
         assert not report.code, text
         programs[f"p{number}"] = task_program(report.region)
@@ -126,6 +138,9 @@ def test_sums_in_place_have_the_bits_of_the_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("types", "shape", "rate", "fabric", "units"),
     [
+        (("i8", "i8"), (1, 64, 64), 256, None, 256),
+        long(("i8", "i8"), (16, 64, 64), 1024, None, 1024),
+        long(("i8", "i8"), (3, 96, 32), 100, None, 32),
         long(("i8", "i4"), (16, 32, 64), 1024, 0, 512),
         (("i8", "i4"), (16, 32, 64), 256, 96, 80),
         long(("i8", "i8"), (16, 32, 64), 1024, 256, 768),
@@ -137,10 +152,11 @@ def test_sums_in_place_have_the_bits_of_the_engine(tmp_path: Path) -> None:
     ],
 )
 def test_the_source_has_the_cycles_and_the_multiplications_of_the_model(
-    types: tuple[str, str], shape: tuple[int, int, int], rate: int, fabric: int, units: int, tmp_path: Path
+    types: tuple[str, str], shape: tuple[int, int, int], rate: int, fabric: int | None, units: int, tmp_path: Path
 ) -> None:
-    """Two products of i4 are one multiplication, where there are two columns of them; those in LUTs are none."""
-    text = drawn(Random(1), types, shape, rate, fabric)
+    """Two products of i4 are one multiplication, where there are two columns of them; those in LUTs are none. fabric:
+    None for transposes."""
+    text = drawn(Random(1), types, shape, rate, fabric or 0, fabric is None)
     for name, of_file in project(cpp_program(task_program(report_on(read(text)).region)), U55C).items():
         (tmp_path / name).write_text(of_file, encoding="utf-8")
     report = check_folder(tmp_path)
