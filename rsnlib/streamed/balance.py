@@ -44,10 +44,6 @@ LEAST_PART = 1 / 16
 MANY = 64
 """Units of a kernel of which the cost of one is the mean: two products may share a multiplier."""
 
-BESIDE = 0.02
-"""Cycles that a cycle of any task costs beside the time of the program, where products are of integers. Several kernels
-that work at the same time, such as those of queries and keys, save no time before each of them is faster."""
-
 STORES = 1 / 16
 """Share of the bandwidth that stores may use: a block stores few rows, and loads all its weights."""
 
@@ -92,19 +88,36 @@ class _Holder:
 
 def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, luts: int = 0) -> Streamed:
     """Return the block with `unroll` or `lanes`, `fabric` and `port` chosen for each operator for which the knobs do
-    not say them; what the knobs say for all operators is a limit. Products of integers have multiply-adds in LUTs, too,
-    the same part of all, if there are LUTs left and this saves time.
+    not say them, and `together` for all; what the knobs say for all operators is a limit. Products of integers have
+    multiply-adds in LUTs, too, the same part of all, if there are LUTs left and this saves time.
 
     made: the block. dsps: multipliers (DSPs) that kernels may use. prefetch: bytes that loads may keep on the chip
     ahead of their kernels. luts: LUTs that kernels may use. Raises `ResourceError` if kernels with one unit each need
     more multipliers, and as `port_shares` does.
     """
+    most = made.knobs.together
+    made = made.changed(replace(made.knobs, together=1))
     plain, cycles = _shared(made, device, dsps, prefetch, 0.0)
     part = _part_in_luts(plain, device, luts)
     if part < LEAST_PART:
-        return plain
+        return _with_heads_together(plain, most, prefetch)
     both, fewer = _shared(made, device, dsps, prefetch, part)
-    return both if fewer < cycles else plain
+    return _with_heads_together(both if fewer < cycles else plain, most, prefetch)
+
+
+def _with_heads_together(made: Streamed, most: int, prefetch: int) -> Streamed:
+    """The block whose kernels on rows take as many row tiles of heads together as take the least time: 1, or twice as
+    many as long as this saves time. most: the limit."""
+    cycles, count = _Steps(made, {}, prefetch).cycles([]), 2
+    while count <= most:
+        changed = made.changed(replace(made.knobs, together=count), ports=made.ports)
+        if all(plan.sizes.get("together", 1) < count for plan in changed.plans.values()):
+            break
+        taken = _Steps(changed, {}, prefetch).cycles([])
+        if taken >= cycles:
+            break
+        made, cycles, count = changed, taken, 2 * count
+    return made
 
 
 def _part_in_luts(made: Streamed, device: StreamDevice, luts: int) -> float:
@@ -120,8 +133,8 @@ def _part_in_luts(made: Streamed, device: StreamDevice, luts: int) -> float:
     return more / (1 + more) if each else 0.0
 
 
-def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part: float) -> tuple[Streamed, float]:
-    """The block with what is chosen, and what an execution costs (`_Steps.cycles`). part: of the multiply-adds of
+def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part: float) -> tuple[Streamed, int]:
+    """The block with what is chosen, and the cycles of an execution (`_Steps.cycles`). part: of the multiply-adds of
     integers, those in LUTs."""
     knobs = made.knobs
     bandwidth = device.bytes_a_cycle(device.gbs)
@@ -157,7 +170,7 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
         fixed = {task: shares.share(tensor, task) for task, tensor in moved.items()}
         ports = ChannelPorts(device, ChannelShares(shares.channels, {}), waits=False)
         steps = _Steps(single.changed(ports=ports), fixed, prefetch)
-        steps.run([multipliers])
+        steps.improve([multipliers])
         steps.enlarge([multipliers])
         found.append((steps.cycles([multipliers]), [holder.chosen for holder in kernels], shares))
     enough = WORTH * min(cycles for cycles, _, _ in found)
@@ -248,15 +261,33 @@ class _Steps:
         self.depths = _depths(sized, set(single.written.loads), prefetch)
         numbers = _instances(single)
         self.fixed: dict[int, float] = {numbers[task]: units for task, units in fixed.items()}
-        self.beside = BESIDE if any(steps_of(x, plan) for x, plan in single.plans.items()) else 0
-        self._known: dict[tuple[float, ...], float] = {}
+        self._known: dict[tuple[float, ...], int] = {}
 
     def run(self, resources: Sequence[_Resource]) -> None:
-        """Set the units of all holders to the best ones that were found."""
+        """Set the units of all holders to the best ones that are found from two begins: what takes least time if all
+        kernels work at the same time, and if they work one after the other. Steps from one alone may end where kernels
+        beside each other, such as those of queries and keys, have few units: none of them saves time by itself."""
         busy = self.model.code.cycles
+        found = []
+        for serial in (False, True):
+            for holders, amount in resources:
+                work = [float(max(busy[task] for task in holder.tasks)) for holder in holders]
+                costs = [holder.cost if serial else 1.0 for holder in holders]
+                goal = [(w * c) ** (0.5 if serial else 1.0) for w, c in zip(work, costs, strict=True)]
+                self._share(holders, amount, goal)
+            self._climb(resources)
+            found.append((self.cycles(resources), [[holder.units for holder in holders] for holders, _ in resources]))
+        _, best = min(found, key=lambda one: one[0])
+        for (holders, _), chosen in zip(resources, best, strict=True):
+            for holder, units in zip(holders, chosen, strict=True):
+                holder.units = units
+        self.improve(resources)
+
+    def improve(self, resources: Sequence[_Resource]) -> None:
+        """Set the units of all holders to the best ones that are found from those that they have."""
+        self._climb(resources)
         for holders, amount in resources:
-            self._share(holders, amount, [float(max(busy[task] for task in holder.tasks)) for holder in holders])
-        self._descend(resources)
+            self._spend_rest(holders, amount, resources)
 
     def enlarge(self, resources: Sequence[_Resource]) -> None:
         """Give arrays that products share their next sizes, as long as this saves time, with less for all others. An
@@ -271,14 +302,14 @@ class _Steps:
                     holder.units = float(holder.more)
                     self.fixed |= dict.fromkeys(holder.tasks, holder.speed(holder.chosen))
                     self._share(others, rest, [other.cost * other.units for other in others])
-                    self._descend([(others, rest)])
+                    self.improve([(others, rest)])
                     if self.cycles(resources) >= best:
                         for other, units in before:
                             other.units = units
                         break
 
-    def _descend(self, resources: Sequence[_Resource]) -> None:
-        """Take steps from the present units to better ones, and then give what whole units leave over."""
+    def _climb(self, resources: Sequence[_Resource]) -> None:
+        """Take steps from the present units to better ones."""
         best, step = self.cycles(resources), FIRST_STEP
         while step > LAST_STEP:
             before = [(holder, holder.units) for holders, _ in resources for holder in holders]
@@ -296,27 +327,32 @@ class _Steps:
                 step **= 0.5
                 for holder, units in before:
                     holder.units = units
-        for holders, amount in resources:
-            self._spend_rest(holders, amount, resources)
 
     def _spend_rest(self, holders: list[_Holder], amount: float, resources: Sequence[_Resource]) -> None:
-        """Give what whole units leave over to those that save most time with it."""
-        while True:
-            left = amount - sum(holder.cost * holder.chosen for holder in holders)
-            before, best, units_of_best = self.cycles(resources), None, 0.0
-            most = 0.0
-            for holder in holders:
-                units, more = holder.units, holder.more
-                price = holder.cost * (more - holder.chosen)
-                if more and price <= left:
-                    holder.units = float(more)
-                    saved = (before - self.cycles(resources)) / price
-                    holder.units = units
-                    if saved > most:
-                        most, best, units_of_best = saved, holder, float(more)
-            if best is None:
-                return
-            best.units = units_of_best
+        """Give what whole units leave over to those that save most time with it, one after the other, as long as some
+        save time."""
+        gained = True
+        while gained:
+            before, gained = self.cycles(resources), False
+            saved = [(self._with_more(holder, before, resources), k) for k, holder in enumerate(holders)]
+            for of_price, k in sorted(saved, reverse=True):
+                holder = holders[k]
+                left = amount - sum(other.cost * other.chosen for other in holders)
+                if of_price > 0 and holder.cost * (holder.more - holder.chosen) <= left:
+                    now = self.cycles(resources)
+                    if self._with_more(holder, now, resources) > 0:
+                        holder.units, gained = float(holder.more), True
+
+    def _with_more(self, holder: _Holder, before: int, resources: Sequence[_Resource]) -> float:
+        """The cycles that the next larger number of units saves, for what it costs; 0 if there is none. before: the
+        cycles without."""
+        units, more = holder.units, holder.more
+        if not more:
+            return 0.0
+        price, holder.units = holder.cost * (more - holder.chosen), float(more)
+        saved = (before - self.cycles(resources)) / price
+        holder.units = units
+        return saved
 
     def _share(self, holders: list[_Holder], amount: float, goal: list[float]) -> None:
         """Share an amount in these proportions, but for the least and the most units of each holder."""
@@ -343,8 +379,8 @@ class _Steps:
         holder.units = units
         return max(0.0, (taken[0] - taken[1]) / log(more / fewer)) if more > fewer else 0.0
 
-    def cycles(self, resources: Sequence[_Resource]) -> float:
-        """Return the time of an execution with the units of all holders, and what tasks cost beside it."""
+    def cycles(self, resources: Sequence[_Resource]) -> int:
+        """Return the cycles of an execution with the units of all holders."""
         units = [1.0] * self.model.code.instances
         for task, fixed in self.fixed.items():
             units[task] = fixed
@@ -355,7 +391,7 @@ class _Steps:
         if tuple(units) not in self._known:
             run = self.model.sped_up(units).run(self.depths)
             assert isinstance(run, BeatTiming), "a program without limits that is deep enough to end"
-            self._known[tuple(units)] = run.latency + self.beside * sum(run.busy)
+            self._known[tuple(units)] = run.latency
         return self._known[tuple(units)]
 
 

@@ -49,8 +49,10 @@ from .resources import area, multiply_add_dsps
 FILL = 0.75
 """Share of a device that kernels may use: the shell of the card and routing take the rest."""
 
-DEFAULT = Knobs(rows=32, columns=64, depth=64, unroll=1 << 14, lanes=MOVED, port=STREAM_BITS // 8, packed=1)
-"""Knobs of a machine for which none are given: its tiles; `unroll`, `lanes` and `port` are limits."""
+DEFAULT = Knobs(
+    rows=32, columns=64, depth=64, unroll=1 << 14, lanes=MOVED, port=STREAM_BITS // 8, together=MOVED, packed=1
+)
+"""Knobs of a machine for which none are given: its tiles; `unroll`, `lanes`, `port` and `together` are limits."""
 
 Rule = Literal["balanced", "printed"]
 """How kernels share a device: by the time that they save (`balance`), or as StreamTensor prints it (`unrolling`)."""
@@ -253,6 +255,7 @@ def place(
         made = made.changed(_widened(made, device))
         if rule == "balanced":
             made = made.changed(_outward(made))
+            made = made.changed(_as_they_come(made))
         made, fusion, held, memories, dies = _fused(made, device, limit, rule)
     with step("machine"):
         if made.layers < layers:
@@ -311,9 +314,26 @@ def _outward(made: Streamed) -> Knobs:
     return replace(made.knobs, of=of)
 
 
+def _as_they_come(made: Streamed) -> Knobs:
+    """Let an elementwise kernel, and one that gathers a row of tiles, take tiles as narrow as those of the kernel in
+    front of it. So it works on each as it comes, and no converter gathers several."""
+    of = {operator: dict(chosen) for operator, chosen in made.knobs.of.items()}
+    width = {x: plan.put.element[-1] for x, plan in made.plans.items()}
+    for x, plan in made.plans.items():
+        source = next((operand for operand in x.operands if operand.kernel in width), None)
+        gathers = x.op in ("softmax", "layernorm", "rmsnorm", "quantise") and plan.loops["columns"] > 1
+        gathers = gathers and x.attributes.get("columns", x.shape[2]) == x.shape[2]
+        if source is None or source.shape != x.shape or not (gathers or x.op == "pointwise"):
+            continue
+        narrow = width[source.kernel]
+        if narrow < width[x] and width[x] % narrow == 0 and "columns" not in made.knobs.of.get(x.name, {}):
+            of.setdefault(x.name, {})["columns"] = width[x] = narrow
+    return replace(made.knobs, of=of)
+
+
 def _unrolled(made: Streamed, device: StreamDevice, dsps: int) -> Streamed:
-    """Spend the multipliers on the slowest products, and share the bandwidth evenly."""
-    made = made.changed(ports=ChannelPorts(device, waits=False))
+    """Spend the multipliers on the slowest products, and share the bandwidth evenly. Heads are taken one by one."""
+    made = made.changed(replace(made.knobs, together=1), ports=ChannelPorts(device, waits=False))
     port = _port(made, device)
     widest = widest_ports(made, device)
     wanted = {x: float(min(port, most)) for x, most in widest.items() if "port" not in made.knobs.of.get(x, {})}
