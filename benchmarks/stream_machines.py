@@ -149,7 +149,8 @@ class Layers(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any, row: Any, *given: Any) -> Any:
         """Return logits, (1, 1, words), and the caches. x: (1, rows, width). row: whose logits, int64 (1,). given:
         position and caches."""
-        position, stored = given[:1], []
+        position = given[:1]
+        stored: list[Any] = []
         for k, layer in enumerate(self.layers):
             y = layer(x, *position, *given[4 * k + 1 : 4 * k + 5])
             x, *caches = (y,) if isinstance(y, torch.Tensor) else y
