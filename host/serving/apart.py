@@ -50,7 +50,7 @@ class Apart(Closing, Generic[T]):
         self._socket: Connection | None = None
         self._ended: Callable[[], object] = lambda: None
 
-    def __call__(self, body: bytes, seconds: float) -> T:
+    def __call__(self, body: bytes | bytearray, seconds: float) -> T:
         """Return what `read` returns, or raise what it raises; `TooLarge` if it takes too much memory, `RequestTimeout`
         after `seconds`, with the time until it is this call's turn, and `BoardError` if the process ends."""
         ends = time.monotonic() + seconds

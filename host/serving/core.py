@@ -64,6 +64,10 @@ class SlowBody(RsnError):
     """A request's body did not arrive in time."""
 
 
+class BodiesFull(QueueFull):
+    """All bodies together have too many bytes. This one was not read."""
+
+
 class Stopping(BoardError):
     """The server stops, and the time that requests under way had is over."""
 
@@ -155,29 +159,29 @@ class Core(Generic[T]):
 
     async def request(self, request: Any, quick: Callable[[bytes], T] | None = None) -> T:
         """Read the body of a request and parse it. quick: parses instead, in a time and memory that are small for a
-        body of any size. Raises `SlowBody`, `TooLarge`, `QueueFull` while others hold too
+        body of any size. Raises `SlowBody`, `TooLarge`, `BodiesFull` while others hold too
         many bytes, `ClientDisconnect`, and what parsing raises."""
         with self._holding() as hold:
             slow = f"the body did not arrive in {self.timeout_s:g} s"
             async with self.within(self.timeout_s, slow, SlowBody):
                 body = await _read_body(request, self._limit, hold)
             if len(body) <= AT_ONCE_BYTES:
-                return (quick or self._parse)(body)
+                return (quick or self._parse)(bytes(body))
             if quick is not None or len(body) <= APART_BYTES:
-                return await self.in_thread(quick or self._parse, body)
+                return await self.in_thread(lambda: (quick or self._parse)(bytes(body)))
             async with self.within(self.timeout_s, f"the body was not parsed in {self.timeout_s:g} s"):
                 return await asyncio.get_running_loop().run_in_executor(self._parser, self._apart, body, self.timeout_s)
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[Callable[[int], None]]:
-        """Count the bytes of a body that arrive. Yields a function that takes more of them, and raises `QueueFull` when
+        """Count the bytes of a body that arrive. Yields a function that takes more of them. It raises `BodiesFull` when
         all bodies together have too many."""
         held, most = 0, BODIES * self._limit
 
         def hold(size: int) -> None:
             nonlocal held
             if self._held + size > most:
-                raise QueueFull(f"the bodies of other requests have more than {most - size} bytes")
+                raise BodiesFull(f"the bodies of other requests have more than {most - size} bytes")
             self._held += size
             held += size
 
@@ -239,9 +243,12 @@ class Core(Generic[T]):
         status = next(code for kind, code in self._status if isinstance(error, kind))
         if status == 500:
             log.error("%s: %s", type(error).__name__, error)
-        headers = {"retry-after": "1"} if status == 503 else {"connection": "close"} if status in (408, 413) else {}
+        is_sending = isinstance(error, TooLarge | BodiesFull)
+        headers = {"retry-after": "1"} if status == 503 else {}
+        if is_sending or isinstance(error, SlowBody):
+            headers["connection"] = "close"
         told = self._told(status, str(error), getattr(error, "field", ""), headers)
-        if status != 413:
+        if not is_sending:
             return told
         return _lingering(told, waits=request.headers.get("expect", "").lower() == "100-continue")
 
@@ -258,21 +265,20 @@ def stop_all(seconds: float) -> None:
         core.stop(seconds)
 
 
-async def _read_body(request: Any, limit: int, hold: Callable[[int], None]) -> bytes:
+async def _read_body(request: Any, limit: int, hold: Callable[[int], None]) -> bytearray:
     """Read a request's body. limit: in bytes. hold: takes the sizes of its parts. Raises `TooLarge` as soon as the size
     is known to be larger, `ClientDisconnect` if the client goes away meanwhile, and what `hold` raises."""
     large = TooLarge(f"the body has more than {limit} bytes")
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise large
-    chunks, size = [], 0
+    body = bytearray()  # which grows in place; to join parts of 64 MB would stop the loop
     async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
+        if len(body) + len(chunk) > limit:
             raise large
         hold(len(chunk))
-        chunks.append(chunk)
-    return b"".join(chunks)
+        body += chunk
+    return body
 
 
 async def disconnected(receive: Receive) -> None:
