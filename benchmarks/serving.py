@@ -1,6 +1,6 @@
 """Servers over HTTP as their clients see them (docs/serving.md, docs/generation.md).
 
-    python benchmarks/serving.py [hostile] [bodies] [sigterm] [lengths] [cost] [memory]
+    python benchmarks/serving.py [hostile] [bodies] [sigterm] [lengths] [cost]
 
 Each word is a table; none takes all. Servers are processes of `rsn serve` on the board sim, with random weights, on
 this computer: other programs slow them down, so that a bare server, or the same without load, stands beside them.

@@ -113,7 +113,8 @@ def limited_memory(more: int) -> Iterator[None]:
         yield
         return
     before, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
+    most = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     try:
         yield
     finally:

@@ -7,6 +7,8 @@ import contextlib
 import json
 import math
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -50,6 +52,19 @@ def test_parsing_in_a_process_of_its_own() -> None:
         with pytest.raises(TooLarge, match="to parse the body takes more than"):
             apart(hostile, 60)
         assert apart(b"[3]", 60) == [3]
+
+
+def test_a_limit_of_memory_holds_within_that_of_the_process() -> None:
+    code = (
+        "import resource; from rsn.host.serving.apart import limited_memory\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))\n"
+        "for more in (1 << 24, 1 << 40):\n"
+        "    with limited_memory(more):\n"
+        "        print(resource.getrlimit(resource.RLIMIT_AS)[0] < 1 << 34)\n"
+        "    print(resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 34)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True", "True", "False", "True"]
 
 
 def test_a_process_that_ends_or_is_late_is_replaced() -> None:
