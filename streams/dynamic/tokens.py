@@ -335,9 +335,10 @@ def _spaced(word: str) -> str:
     return spaced
 
 
-def _numbers(word: str) -> Any:
+def _numbers(word: str, depth: int = 2) -> Any:
+    """A number, or numbers in brackets, at most `depth` of them around each."""
     if not word.startswith("["):
         return int(word) if word.lstrip("-").isdecimal() else float(word)
-    if not word.endswith("]"):
+    if not word.endswith("]") or not depth:
         raise ValueError(word)
-    return [_numbers(part) for part in _words(_spaced(word[1:-1]))]
+    return [_numbers(part, depth - 1) for part in _words(_spaced(word[1:-1]))]
