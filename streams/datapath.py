@@ -37,6 +37,9 @@ DEPTHS: Mapping[str, int] = {"rint": 2, "div": 10, "sqrt": 14, "exp": 20, "gelu"
 """Cycles from the operands of an operator on elements to its result, one after another on its longest way
 (`rsn.hw.versal.hlscheck.operators`). Others take 1."""
 
+CHAINED = 0.3
+"""Cycles of an addition of integers behind another one (`rsn.hw.versal.hlscheck.operators`, carry32)."""
+
 
 ADDITIONS = 3
 """Additions of integers, one after another, in a cycle (`carry32` in `rsn.hw.versal.hlscheck.operators`)."""
@@ -358,7 +361,7 @@ class Datapath:
         taken = self.product_word(kind, depth if turned else 0)
         words = prod(kind.shape[-2:]) // taken.elements
         together = self.product_steps(kind, taken, coming)
-        step = before + self._turns(kind.dtype) + together - 1  # each multiplier adds to the sum of the one before it
+        step = before + self._turns(kind.dtype) + round(CHAINED * (together - 1))
         return prod(kind.shape[:-2]) * loop(depth // together * words, step, self._interval_of(kind, taken))
 
     def _interval_of(self, kind: ElementType, taken: TileWord) -> int:

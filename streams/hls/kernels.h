@@ -1199,6 +1199,8 @@ void matmul_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
     Tile<T, Word::rows, columns> row;
 #pragma HLS array_partition variable=row.v dim=0 complete
     static_assert(Steps == 1 || turns == 1, "several steps in a cycle are those of all sums");
+    // The products of these steps are added up from multiplier to multiplier.
+#pragma HLS expression_balance off
     for (std::size_t k = 0; k < depth; k += Steps)
         for (std::size_t i = 0; i < rows; i += W::rows)
             for (std::size_t j = 0; j < columns; j += W::columns) {

@@ -25,13 +25,13 @@ from rsn.rsnlib.streamed.figures import facts, lines  # noqa: E402
 from rsn.rsnlib.streamed.generate import DEFAULT, generate  # noqa: E402
 from rsn.streams.build import task_program  # noqa: E402
 from rsn.streams.placing.devices import U55C  # noqa: E402
-from rsn.tests.effort import cases, long  # noqa: E402
+from rsn.tests.effort import cases, full, long  # noqa: E402
 from rsn.tests.streams.test_hls import built  # noqa: E402
 
 from .quantised_models import CONFIGS  # noqa: E402
 
-KINDS = (None, "with zero points", "int8 rows, int8 weights", "int4 in groups of 32", "one scale a tensor")
-"""Float32, and integers: with zero points of rows and without, with groups of weights, with constant scales."""
+KINDS = (None, "with zero points", "int8 rows, int8 weights", "int4 in groups of 32")
+"""Float32, and integers: with zero points of rows and without, with groups of weights."""
 
 
 class Branches(nn.Module):
@@ -72,8 +72,8 @@ def test_results_are_those_of_products_with_their_own_multipliers() -> None:
     """For float32 and all kinds of integers, in any number of arrays and row tiles, from one group of kernels or
     several."""
     random = Random(7)
-    for number in range(cases(40, 10)):
-        kind = KINDS[number % 4]
+    for number in range(cases(40, 8)):
+        kind = KINDS[number % len(KINDS)]
         model, x = drawn(random, kind)
         knobs = Knobs(rows=random.choice([1, 3, 4]), columns=16, depth=random.choice([16, 32]), packed=number % 3 % 2)
         shared = streamed(model, (x,), replace(knobs, arrays=random.choice([1, 2, 4])))
@@ -97,7 +97,7 @@ def test_what_does_not_share() -> None:
     assert streamed(alone.eval(), (x[:, :64],), Knobs(arrays=2)).text == streamed(alone, (x[:, :64],)).text
 
 
-@pytest.mark.parametrize("kind", [long(None), "with zero points"])
+@pytest.mark.parametrize("kind", [full(None), long("with zero points")])
 def test_cpp_has_one_array_for_all_products(kind: str | None, tmp_path: Path) -> None:
     """With the bits of the engine, the cycles of the model, and the multiplications of one product."""
     torch.manual_seed(0)
