@@ -91,5 +91,7 @@ def test_cycles_and_units_of_the_source(made: Callable[[], Made], device: Stream
             assert machine.streamed.units[name] in words_of(text, name), name
             _, products, _ = lane_operations(machine.streamed.dataflow.node(name))
             multiplied = sum(loop.multiplications for loop in found.report.loops if loop.function == name)
-            assert multiplied <= products * machine.streamed.units[name], name
-            assert multiplied or not products or machine.streamed.plans[x].sizes["tm"] == 1, name
+            rows = machine.streamed.plans[x].sizes["tm"]
+            # Beside lanes, mean and variance of each row.
+            assert multiplied <= products * machine.streamed.units[name] + 2 * rows, name
+            assert multiplied or not products or rows == 1, name
