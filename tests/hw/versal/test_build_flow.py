@@ -230,6 +230,8 @@ def found(checked: Check, versal: Path) -> list[str]:
 @pytest.mark.long
 def test_check_says_what_is_wrong_and_exits_1(versal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sources, "graph", graph())
+    # What HLS makes of the sources takes ten times as long as the others, and says nothing of this mistake.
+    monkeypatch.setattr(check, "CHECKS", [each for each in check.CHECKS if each is not check.hls])
     (versal / "hls.cfg").unlink()
     done = CliRunner().invoke(check.main, [str(versal)])
     assert done.exit_code == 1
