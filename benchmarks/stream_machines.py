@@ -138,7 +138,7 @@ class QuantisedStep(nn.Module):  # type: ignore[misc]
         return y, made.keys, made.values, made.scales.keys, made.scales.values
 
 
-class Layers(nn.Module):  # type: ignore[misc]
+class LayersAndHead(nn.Module):  # type: ignore[misc]
     """Layers, a norm, and a product with a vocabulary for one row: (x, row) to logits, or, with `QuantisedStep`s as
     layers, (x, row, position, caches of all layers) to logits and caches."""
 
@@ -187,7 +187,7 @@ def with_head(
     width = given[0].shape[-1]
     norm = nn.LayerNorm(width) if model == "gpt2" else nn.RMSNorm(width)
     head = with_four_bits(nn.Sequential(nn.Linear(width, WORDS[model], bias=False)), group)
-    made = streamed(Layers(layers, norm, head).eval(), given, repeated=True, head=True)
+    made = streamed(LayersAndHead(layers, norm, head).eval(), given, repeated=True, head=True)
     assert made.block.repeated is not None
     # The program's text and its times do not depend on the numbers in the weights.
     made = replace(made, block=replace(made.block, repeated=replace(made.block.repeated, count=LAYERS[model])))

@@ -15,7 +15,7 @@ from torch.fx import Node
 from ..base.errors import UnsupportedError
 from ..isa.overlays.xnn8 import numbers
 from ..isa.overlays.xnn8.functions import TABLES
-from ..isa.overlays.xnn8.numbers import BLOCK, T_BITS, X_BITS, Blocks, Factor, Floats, Integers
+from ..isa.overlays.xnn8.numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Floats, Integers, RowFactor
 from ..scheduler.graph import Array, AttentionLayer, Gemm
 from ..scheduler.integers import IntegerNetwork, is_view
 from . import precision, reference
@@ -147,24 +147,24 @@ class _Run:
             self._norms[name] = numbers.statistics(self._raw(name), sent.columns, sent.norm.eps, rms=sent.norm.rms)
         return self._norms.get(name)
 
-    def _raw(self, name: str) -> Blocks:
+    def _raw(self, name: str) -> BlockNumbers:
         raw = self._of.sent[name].raw
         return self._kept[name] if raw == name else self._x(raw)
 
-    def _x(self, name: str) -> Blocks:
+    def _x(self, name: str) -> BlockNumbers:
         """An activation in X, behind its norm."""
         sent, norm = self._of.sent[name], self._statistics(name)
         if norm is None:
             return self._raw(name)
         return numbers.stored(*numbers.normalised(self._raw(name), *sent.affine, norm), X_BITS)
 
-    def _rows(self, name: str) -> tuple[Integers, Factor]:
+    def _rows(self, name: str) -> tuple[Integers, RowFactor]:
         """An activation as a product takes it."""
         if name in self._of.columns:
             return numbers.of_rows(self._kept[name])
         return numbers.sent(self._raw(name), self._of.sent[name].gains, self._statistics(name))
 
-    def _gemm(self, layer: Gemm) -> Blocks:
+    def _gemm(self, layer: Gemm) -> BlockNumbers:
         addends = []
         if layer.multiplies:
             product = self._of.products[layer.y]
@@ -197,7 +197,7 @@ class _Run:
             v = v.reshape(*shape[:2], -1, unit)[:, :, : columns.heads * heads[-1]].reshape(*heads, unit)
             head = numbers.stored(v, of_units, X_BITS)
             norm = numbers.statistics(head, layer.width // layer.heads, layer.norm.eps, rms=layer.norm.rms)
-            gain, shift = (Blocks(x.integers[..., :unit], x.exponents) for x in self._of.head_norms[layer.y])
+            gain, shift = (BlockNumbers(x.integers[..., :unit], x.exponents) for x in self._of.head_norms[layer.y])
             v, exponent = numbers.normalised(head, gain, shift, norm)
             v, exponent = numbers.joined(*(x.reshape(*shape[:2], -1, x.shape[-1]) for x in (v, exponent)))
         if layer.rotary is None:
@@ -205,7 +205,7 @@ class _Run:
         own, partner = (t[: shape[1]].reshape(-1, *shape[2:]) for t in self._of.rotations[layer.y])
         return numbers.rotated(v, exponent, own, partner)
 
-    def _attention(self, layer: AttentionLayer) -> Blocks:
+    def _attention(self, layer: AttentionLayer) -> BlockNumbers:
         columns = self._of.columns[layer.q]
         q, k, v = (self._kept[name] for name in (layer.q, layer.k, layer.v))
         rows, keys = q.integers.shape[1], k.integers.shape[1]

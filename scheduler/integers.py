@@ -1,7 +1,7 @@
 """A matched network as overlay xnn8 computes it: where each activation is kept, and weights and vectors as integers.
 
-Scales of norms stay out of the weights: X multiplies by them as it sends rows (`Sent.gain`). The shift of a norm joins
-the bias of what reads it. An activation is in T if attention reads or makes it, or if it is a product that only
+Scales of norms stay out of the weights: X multiplies by them as it sends rows (`SentRows.gain`). The shift of a norm
+joins the bias of what reads it. An activation is in T if attention reads or makes it, or if it is a product that only
 products read; all others are in X.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..base.errors import UnsupportedError
 from ..isa.overlays.xnn8 import bounds
-from ..isa.overlays.xnn8.numbers import BLOCK, X_BITS, Blocks, Floats, Integers, blocks_of, drain_shift
+from ..isa.overlays.xnn8.numbers import BLOCK, X_BITS, BlockNumbers, Floats, Integers, blocks_of, drain_shift
 from .graph import AttentionLayer, Gemm, LayerGraph, Norm, Rotary
 
 SMALLEST_PITCH = 32
@@ -27,7 +27,7 @@ KEPT = 2**-12
 
 
 @dataclass(frozen=True)
-class Columns:
+class IntegerColumns:
     """Which column of an activation, counted through all heads, each stored column is; -1 for none: filled up with 0.
 
     places: int64 (stored columns,), a multiple of 64. heads, pitch: stored columns from a head to the next; 0 heads
@@ -39,12 +39,12 @@ class Columns:
     pitch: int = 0
 
     @classmethod
-    def plain(cls, count: int) -> Columns:
+    def plain(cls, count: int) -> IntegerColumns:
         """`count` columns side by side."""
         return cls(_filled(np.arange(count)))
 
     @classmethod
-    def of_heads(cls, heads: int, head_dim: int, rotary: Rotary | None) -> Columns:
+    def of_heads(cls, heads: int, head_dim: int, rotary: Rotary | None) -> IntegerColumns:
         """Heads, each from a multiple of its pitch on, with the partners of a rotation side by side."""
         pitch = max(SMALLEST_PITCH, SMALLEST_PITCH << (head_dim - 1 >> 5).bit_length())
         order = list(range(head_dim))
@@ -67,18 +67,18 @@ def _filled(places: Integers) -> Integers:
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class IntegerProduct:
     """The constants of a product, which `numbers` explains. weight: int8 (stored K, stored N). columns: scales of its
     columns. shifts: (blocks, 1). bias: (blocks, columns)."""
 
     weight: npt.NDArray[np.int8]
-    columns: Blocks
+    columns: BlockNumbers
     shifts: Integers
-    bias: Blocks
+    bias: BlockNumbers
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
+class SentRows:
     """How X sends an activation. norm: applied first, None for none. gain: what the rows of products are multiplied by,
     float64 (columns,). scale, shift: of the norm's result as such."""
 
@@ -90,12 +90,12 @@ class Sent:
     shift: Floats
 
     @cached_property
-    def gains(self) -> Blocks:
+    def gains(self) -> BlockNumbers:
         """`gain` as it is sent, 16 bits."""
         return blocks_of(self.gain, X_BITS)
 
     @cached_property
-    def affine(self) -> tuple[Blocks, Blocks]:
+    def affine(self) -> tuple[BlockNumbers, BlockNumbers]:
         """`scale` and `shift`, 16 bits each."""
         return blocks_of(self.scale, X_BITS), blocks_of(self.shift, X_BITS)
 
@@ -107,10 +107,10 @@ class IntegerNetwork:
     (rows, stored columns), 16 bits in units of 2^-14."""
 
     network: LayerGraph
-    columns: Mapping[str, Columns]
-    sent: Mapping[str, Sent]
-    products: Mapping[str, Product] = field(default_factory=dict)
-    head_norms: Mapping[str, tuple[Blocks, Blocks]] = field(default_factory=dict)
+    columns: Mapping[str, IntegerColumns]
+    sent: Mapping[str, SentRows]
+    products: Mapping[str, IntegerProduct] = field(default_factory=dict)
+    head_norms: Mapping[str, tuple[BlockNumbers, BlockNumbers]] = field(default_factory=dict)
     rotations: Mapping[str, tuple[Integers, Integers]] = field(default_factory=dict)
 
     @classmethod
@@ -140,11 +140,11 @@ class IntegerNetwork:
         rotations = {y: _rotation(x, columns[y], x.rotary) for y, x in in_heads.items() if x.rotary is not None}
         return cls(network, columns, sent, products, norms, rotations)
 
-    def stored(self, name: str, width: int) -> Columns:
+    def stored(self, name: str, width: int) -> IntegerColumns:
         """The stored columns of an activation of `width` columns."""
-        return self.columns.get(name) or Columns.plain(width)
+        return self.columns.get(name) or IntegerColumns.plain(width)
 
-    def _product(self, layer: Gemm) -> Product:
+    def _product(self, layer: Gemm) -> IntegerProduct:
         weight, bias = layer.weight.astype(np.float64), np.asarray(layer.bias, np.float64)
         if layer.x in self.sent:
             sent = self.sent[layer.x]
@@ -164,7 +164,7 @@ class IntegerNetwork:
         largest = 127 * np.abs(integers.astype(np.int64)).sum(0).reshape(-1, BLOCK).max(1)
         bounds.check_product(layer.place, int(largest.max()))
         shifts = np.array([[drain_shift(int(x))] for x in largest])
-        return Product(integers, blocks_of(scales * factor, X_BITS), shifts, blocks_of(bias, X_BITS))
+        return IntegerProduct(integers, blocks_of(scales * factor, X_BITS), shifts, blocks_of(bias, X_BITS))
 
     def _check_attention(self, layer: AttentionLayer) -> None:
         bounds.check_attention(layer.place, layer.head_dim, self.network.seq_of(layer.k))
@@ -184,13 +184,13 @@ def _quantised(weight: npt.NDArray[np.float64]) -> tuple[Floats, npt.NDArray[np.
     return scales, np.rint(weight / scales).astype(np.int8)
 
 
-def _head_norm(layer: Gemm, columns: Columns) -> tuple[Blocks, Blocks]:
+def _head_norm(layer: Gemm, columns: IntegerColumns) -> tuple[BlockNumbers, BlockNumbers]:
     scale = np.ones(layer.width) if layer.scale is None else layer.scale
     of_scale, of_shift = (blocks_of(columns.of(x)[: columns.pitch], X_BITS) for x in (scale, _shift(layer)))
     return of_scale, of_shift
 
 
-def _rotation(layer: Gemm, columns: Columns, rotary: Rotary) -> tuple[Integers, Integers]:
+def _rotation(layer: Gemm, columns: IntegerColumns, rotary: Rotary) -> tuple[Integers, Integers]:
     most = max(float(np.abs(t).max()) for t in (rotary.own, rotary.partner))
     if most * (1 << 14) > (1 << 15) - 1:
         raise UnsupportedError(f"{layer.place}: factors of a rotation of up to {most:g}; overlay xnn8 has them below 2")
@@ -203,18 +203,18 @@ def _shift(layer: Gemm) -> Floats:
     return np.zeros(layer.width) if layer.shift is None else layer.shift
 
 
-def _plain(name: str, count: int, smooth: Mapping[str, Floats]) -> Sent:
+def _plain(name: str, count: int, smooth: Mapping[str, Floats]) -> SentRows:
     ones = np.ones(count)
-    return Sent(name, count, None, ones / smooth.get(name, ones), ones, np.zeros(count))
+    return SentRows(name, count, None, ones / smooth.get(name, ones), ones, np.zeros(count))
 
 
-def _sent(layer: Gemm, smooth: Mapping[str, Floats]) -> Sent:
+def _sent(layer: Gemm, smooth: Mapping[str, Floats]) -> SentRows:
     if layer.norm is None or layer.in_heads:
         return _plain(layer.y, layer.width, smooth)
     ones = np.ones(layer.width)
     raw = str(layer.residual) if is_view(layer) else layer.y
     scale = ones if layer.scale is None else layer.scale
-    return Sent(raw, layer.width, layer.norm, scale / smooth.get(layer.y, ones), scale, _shift(layer))
+    return SentRows(raw, layer.width, layer.norm, scale / smooth.get(layer.y, ones), scale, _shift(layer))
 
 
 def is_view(layer: Gemm) -> bool:
@@ -222,12 +222,12 @@ def is_view(layer: Gemm) -> bool:
     return not layer.multiplies and not layer.is_sum and layer.norm is not None and layer.activation is None
 
 
-def _in_t(network: LayerGraph) -> dict[str, Columns]:
+def _in_t(network: LayerGraph) -> dict[str, IntegerColumns]:
     """The columns of all activations in T. Raises `UnsupportedError` for an attention whose operands or result have
     other readers."""
     made = {layer.y: layer for layer in network.layers}
     outputs = {out.name for out in network.outputs}
-    found: dict[str, Columns] = {}
+    found: dict[str, IntegerColumns] = {}
     for layer in network.layers:
         if isinstance(layer, AttentionLayer):
             kv_heads = layer.kv_heads or layer.heads
@@ -239,15 +239,15 @@ def _in_t(network: LayerGraph) -> dict[str, Columns]:
                         f"{layer.place}: {name} is no product that only attention reads, with norms of heads at most"
                     )
                 rotary = of.rotary
-                columns = Columns.of_heads(heads, layer.head_dim, rotary)
+                columns = IntegerColumns.of_heads(heads, layer.head_dim, rotary)
                 if name in found and not np.array_equal(found[name].places, columns.places):
                     raise UnsupportedError(f"{layer.place}: {name} has other heads in another attention")
                 found[name] = columns
             if layer.y in outputs or not _feeds_products(network, layer.y):
                 raise UnsupportedError(f"{layer.place}: its result is read by more than products")
-            found[layer.y] = Columns.of_heads(layer.heads, layer.head_dim, rotary)  # as values have their columns
+            found[layer.y] = IntegerColumns.of_heads(layer.heads, layer.head_dim, rotary)  # as values have theirs
         elif layer.y not in outputs and _is_hidden(layer) and _feeds_products(network, layer.y):
-            found[layer.y] = Columns.plain(layer.width)
+            found[layer.y] = IntegerColumns.plain(layer.width)
     return found
 
 

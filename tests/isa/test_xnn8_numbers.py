@@ -13,7 +13,7 @@ from hypothesis import given
 from rsn.base.errors import TensorError, UnsupportedError
 from rsn.isa.overlays.xnn8 import bounds, numbers
 from rsn.isa.overlays.xnn8.functions import TABLES
-from rsn.isa.overlays.xnn8.numbers import HIGHEST, LOWEST, Blocks, Factor
+from rsn.isa.overlays.xnn8.numbers import HIGHEST, LOWEST, BlockNumbers, RowFactor
 from rsn.tests.effort import examples
 from rsn.tests.isa import xnn8_scalars as scalars
 
@@ -40,8 +40,8 @@ def rows_of_blocks(count: int, bits: int = 15) -> Any:
     return st.tuples(*[st.tuples(block, exponents())] * count)
 
 
-def blocks(row: list[tuple[list[int], int]]) -> Blocks:
-    return Blocks(np.array([x for x, _ in row]), np.array([[e] for _, e in row]))
+def blocks(row: list[tuple[list[int], int]]) -> BlockNumbers:
+    return BlockNumbers(np.array([x for x, _ in row]), np.array([[e] for _, e in row]))
 
 
 def listed(v: Any, e: Any) -> list[list[tuple[int, int]]]:
@@ -138,8 +138,8 @@ def test_widest_norm(sign: int) -> None:
 def test_products(largest: int, share: float, column: int, of_column: int, row: int, of_row: int) -> None:
     """Sums up to the largest one leave the tiles without saturation."""
     total, shift = round(share * largest), numbers.drain_shift(largest)
-    factor = Factor(*(np.array([[x]]) for x in (row, of_row)))
-    columns = Blocks(np.full((1, 64), column), np.array([[of_column]]))
+    factor = RowFactor(*(np.array([[x]]) for x in (row, of_row)))
+    columns = BlockNumbers(np.full((1, 64), column), np.array([[of_column]]))
     drained = numbers.drained(np.full((1, 64), total), np.array([[shift]]))
     v, e, bits = numbers.scaled(drained, np.array([[shift]]), columns, factor)
     assert (int(v[0, 0, 0]), number(e), bits) == scalars.scaled(total, shift, (column, of_column), (row, of_row))

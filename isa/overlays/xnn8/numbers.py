@@ -45,14 +45,14 @@ INVERSE_127 = round(2**22 / 127)
 """1 / 127 in units of 2^-22."""
 
 
-class Blocks(NamedTuple):
+class BlockNumbers(NamedTuple):
     """Values integers * 2^exponents. integers: (..., blocks, columns of a block). exponents: (..., blocks, 1)."""
 
     integers: Integers
     exponents: Integers
 
 
-class Factor(NamedTuple):
+class RowFactor(NamedTuple):
     """Positive values mantissa * 2^exponent. mantissa: from 2^14 up to 2^15 - 1. Both have the same shape."""
 
     mantissa: Integers
@@ -65,7 +65,7 @@ class Statistics(NamedTuple):
 
     mean: Integers
     top: Integers
-    inverse: Factor
+    inverse: RowFactor
 
 
 # -- rounding
@@ -106,7 +106,7 @@ def divided(x: Integers, divisor: Integers | int) -> Integers:
     return made
 
 
-def normal(x: Integers, exponent: Integers | int, *, up: bool = False) -> Factor:
+def normal(x: Integers, exponent: Integers | int, *, up: bool = False) -> RowFactor:
     """x * 2^exponent as a factor. x: not negative, at most 61 bits; 0 is taken for 1. up: rounded up."""
     x = np.maximum(x, 1)
     shift = length(x) - FACTOR_BITS
@@ -114,10 +114,10 @@ def normal(x: Integers, exponent: Integers | int, *, up: bool = False) -> Factor
     if up:
         made = made + (rounded(made, -shift) < x)
     over = made >> FACTOR_BITS  # rounded up to the next power of two
-    return Factor(made >> over, exponent + shift + over)
+    return RowFactor(made >> over, exponent + shift + over)
 
 
-def times(a: Factor, b: Factor) -> Factor:
+def times(a: RowFactor, b: RowFactor) -> RowFactor:
     """The product of two factors, as a factor."""
     return normal(a.mantissa * b.mantissa, a.exponent + b.exponent)
 
@@ -125,14 +125,14 @@ def times(a: Factor, b: Factor) -> Factor:
 # -- storing
 
 
-def stored(v: Integers, exponent: Integers, bits: int) -> Blocks:
+def stored(v: Integers, exponent: Integers, bits: int) -> BlockNumbers:
     """v * 2^exponent as blocks of `bits` bits, each with the exponent by which its largest integer has all of them.
     v: (..., blocks, columns), at most 31 bits and a sign. exponent: (..., blocks, 1)."""
     most = np.abs(v).max(-1, keepdims=True)
     made = np.clip(exponent + length(most) - (bits - 1), LOWEST, HIGHEST)
     made = np.where(most == 0, LOWEST, made)
     shift = np.maximum(made - exponent, -SATURATING)
-    return Blocks(saturated(rounded(v, shift), bits), made)
+    return BlockNumbers(saturated(rounded(v, shift), bits), made)
 
 
 def added(*addends: tuple[Integers, Integers, int]) -> tuple[Integers, Integers]:
@@ -148,7 +148,7 @@ def added(*addends: tuple[Integers, Integers, int]) -> tuple[Integers, Integers]
     return total, top
 
 
-def kept(x: Blocks, bits: int = X_BITS) -> tuple[Integers, Integers, int]:
+def kept(x: BlockNumbers, bits: int = X_BITS) -> tuple[Integers, Integers, int]:
     """Blocks as an addend of `added`."""
     return x.integers, x.exponents, bits - 1
 
@@ -156,7 +156,7 @@ def kept(x: Blocks, bits: int = X_BITS) -> tuple[Integers, Integers, int]:
 # -- sending X
 
 
-def statistics(x: Blocks, columns: int, eps: float, *, rms: bool) -> Statistics:
+def statistics(x: BlockNumbers, columns: int, eps: float, *, rms: bool) -> Statistics:
     """Mean and deviation of each row of an X. columns: that count; those behind are 0. eps: added to the variance. rms:
     the mean is taken for 0.
 
@@ -184,7 +184,7 @@ def statistics(x: Blocks, columns: int, eps: float, *, rms: bool) -> Statistics:
     return Statistics(mean, top, inverse)
 
 
-def sent(x: Blocks, gain: Blocks, norm: Statistics | None = None) -> tuple[Integers, Factor]:
+def sent(x: BlockNumbers, gain: BlockNumbers, norm: Statistics | None = None) -> tuple[Integers, RowFactor]:
     """The rows of an X as a product takes them: int8 (..., blocks, columns), and the scale of each row (..., 1, 1).
     gain: 16 bits, (blocks, columns); columns that do not count have 0. norm: of the rows, None for none.
 
@@ -209,13 +209,13 @@ def sent(x: Blocks, gain: Blocks, norm: Statistics | None = None) -> tuple[Integ
     return rows, scale if norm is None else times(scale, norm.inverse)
 
 
-def normalised(x: Blocks, gain: Blocks, shift: Blocks, norm: Statistics) -> tuple[Integers, Integers]:
+def normalised(x: BlockNumbers, gain: BlockNumbers, shift: BlockNumbers, norm: Statistics) -> tuple[Integers, Integers]:
     """(x - mean) * gain / deviation + shift, as `added` returns it. gain, shift: 16 bits, (blocks, columns)."""
     u, exponent = _centred(x, gain, norm)
     return added((u * norm.inverse.mantissa, exponent + norm.inverse.exponent, 41), kept(shift))
 
 
-def _centred(x: Blocks, gain: Blocks, norm: Statistics | None) -> tuple[Integers, Integers]:
+def _centred(x: BlockNumbers, gain: BlockNumbers, norm: Statistics | None) -> tuple[Integers, Integers]:
     """(x - mean) * gain: 26 bits and a sign, and exponents. The difference has 24 bits, the product 39."""
     top = x.exponents.max(-2, keepdims=True) if norm is None else norm.top
     centred = rounded(x.integers << GUARD, top - x.exponents)
@@ -238,13 +238,13 @@ def _constant(value: float, bits: int) -> tuple[Integers, int]:
 # -- sending T
 
 
-def of_rows(x: Blocks) -> tuple[Integers, Factor]:
+def of_rows(x: BlockNumbers) -> tuple[Integers, RowFactor]:
     """The rows of a T as a product takes them: int8, aligned to the largest exponent of each row, its scale."""
     top = x.exponents.max(-2, keepdims=True)
-    return rounded(x.integers, top - x.exponents), Factor(np.full_like(top, 1 << 14), top - 14)
+    return rounded(x.integers, top - x.exponents), RowFactor(np.full_like(top, 1 << 14), top - 14)
 
 
-def of_heads(x: Blocks, pitch: int, shows: npt.NDArray[np.bool_] | None = None) -> tuple[Integers, Integers]:
+def of_heads(x: BlockNumbers, pitch: int, shows: npt.NDArray[np.bool_] | None = None) -> tuple[Integers, Integers]:
     """A T as attention takes it: int8 (batch, heads, rows, pitch), and the exponent of each head and sequence, (batch,
     heads, 1, 1): its largest one. x: (batch, rows, blocks, columns). pitch: columns from a head to the next, 32 or a
     multiple of 64. shows: (batch, rows), rows whose exponents count; others are 0. None: all."""
@@ -284,7 +284,7 @@ def drain_shift(largest: int) -> int:
     return shift + (int(rounded(np.asarray(largest), shift)) >= 1 << 15)
 
 
-def scaled(drain: Integers, shifts: Integers, columns: Blocks, row: Factor) -> tuple[Integers, Integers, int]:
+def scaled(drain: Integers, shifts: Integers, columns: BlockNumbers, row: RowFactor) -> tuple[Integers, Integers, int]:
     """What drained sums stand for, as an addend of `added` with 41 bits: sum * scale of the column (30 bits, of which
     26 are kept) * scale of the row. columns: 16 bits, (blocks, columns). row: (..., 1, 1)."""
     products = rounded(drain * columns.integers, 4) * row.mantissa
@@ -396,7 +396,7 @@ def of_weights(total: Integers, weight: Integers, exponent: Integers, keys: int)
 # -- the host
 
 
-def blocks_of(values: Floats, bits: int) -> Blocks:
+def blocks_of(values: Floats, bits: int) -> BlockNumbers:
     """The nearest blocks of `bits` bits. values: (..., columns), filled up with 0 to whole blocks. Raises `TensorError`
     for values that are not finite."""
     if not np.isfinite(values).all():
@@ -408,10 +408,10 @@ def blocks_of(values: Floats, bits: int) -> Blocks:
     most = np.abs(padded).max(-1, keepdims=True)
     exponents = np.clip(np.frexp(most)[1].astype(np.int64) - (bits - 1), LOWEST, HIGHEST)
     exponents = np.where(most == 0, LOWEST, exponents)
-    return Blocks(saturated(np.rint(np.ldexp(padded, -exponents)).astype(np.int64), bits), exponents)
+    return BlockNumbers(saturated(np.rint(np.ldexp(padded, -exponents)).astype(np.int64), bits), exponents)
 
 
-def values_of(x: Blocks, columns: int) -> npt.NDArray[np.float32]:
+def values_of(x: BlockNumbers, columns: int) -> npt.NDArray[np.float32]:
     """What blocks stand for: float32 (..., columns), exact for 16 bits unless beyond float32's range."""
     values = np.ldexp(x.integers.astype(np.float64), x.exponents)
     return values.reshape(*values.shape[:-2], -1)[..., :columns].astype(np.float32)
