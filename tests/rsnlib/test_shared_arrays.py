@@ -97,7 +97,7 @@ def test_what_does_not_share() -> None:
     assert streamed(alone.eval(), (x[:, :64],), Knobs(arrays=2)).text == streamed(alone, (x[:, :64],)).text
 
 
-@pytest.mark.parametrize("kind", [full(None), long("with zero points")])
+@pytest.mark.parametrize("kind", [full(None), full("with zero points"), long("int4 in groups of 32")])
 def test_cpp_has_one_array_for_all_products(kind: str | None, tmp_path: Path) -> None:
     """With the bits of the engine, the cycles of the model, and the multiplications of one product."""
     torch.manual_seed(0)
@@ -114,12 +114,14 @@ def test_cpp_has_one_array_for_all_products(kind: str | None, tmp_path: Path) ->
     container.write(made.machine, file)
     found = counted(file)
     assert not found.report.findings
-    of_unit = {unit.name: unit for unit in found.units}
-    for name in (node.name for node in made.streamed.arrays):
-        assert of_unit[name].derived == pytest.approx(of_unit[name].modelled, rel=0.1, abs=60)
+    names = [node.name for node in made.streamed.arrays]
+    (on_path,) = (unit for unit in found.units if unit.name in names)
+    assert on_path.derived == pytest.approx(on_path.modelled, rel=0.1)
+    for node in made.streamed.arrays:
+        name = node.name
         loops = [loop for loop in found.report.loops if loop.function == f"{name}_product_0"]
         units, fabric = made.streamed.units[name], made.streamed.fabric[name]
-        shared = 1 if kind is None else 2
+        shared = 2 if node.attributes["types"] == ("i16", "i4") else 1
         assert [ceil(loop.multiplications / loop.stated) for loop in loops] == [(units - fabric) // shared]
     assert sum("array" in line.split()[1:2] for line in lines(made)) == 2
     assert [facts(made)["kernels"][node.name]["group"] for node in made.streamed.arrays] == [None, None]
