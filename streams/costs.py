@@ -13,7 +13,7 @@ from enum import Enum
 from math import inf, prod
 
 from ..base.element_types import FLOATS, ElementType
-from .datapath import DEPTHS, Datapath, KernelVariant, TileOperand, Unwritten
+from .datapath import DEPTHS, Datapath, KernelVariant, LoopCycles, TileOperand, Unwritten
 from .expressions import Expressions, RegionContext
 from .kernels import KERNELS, KernelOperand, Options
 from .syntax import nodes as syn
@@ -48,14 +48,16 @@ class CostExpressions(Expressions):
         self._sent: syn.ExpressionNode | None = None
         self.coming: ElementType | None = None
 
-    def charge(self, what: TileCost, node: syn.SyntaxNode, cycles: int, scales: bool = False) -> None:
-        """Charge cycles to the statement at a node, and add them to the open beat. what: the kind of cost. scales: a
-        kernel with more units would take fewer.
+    def charge(self, what: TileCost, node: syn.SyntaxNode, taken: int | LoopCycles, scales: bool = True) -> None:
+        """Charge cycles to the statement at a node, and add them to the open beat. what: the kind of cost. taken: the
+        cycles; kernels with more units would take as many, or less of those of loops. scales: False if these are loops
+        of no kernel, which would also take as many.
         """
+        cycles, fixed = (taken.total, taken.fixed) if isinstance(taken, LoopCycles) else (taken, taken)
         key = self.task.name, node.place, what.value
         self.context.reading.costs.setdefault(key, set()).add(cycles)
         self.charges += cycles > 0
-        self.spend(cycles, node.place, 0 if scales else cycles)
+        self.spend(cycles, node.place, fixed if scales else cycles)
 
     def shard_of(self, node: syn.ExpressionNode) -> Data | None:
         """Return what the instance holds of the parameter of which an expression is a part, or all; None if it is
@@ -154,14 +156,14 @@ class CostExpressions(Expressions):
                 before = max((part.depth for part in parts if part.in_place), default=0)
                 coming, self.coming = self.coming, None
                 cycles = path.product(kind, given.shape[-1], turned, before, coming)
-                self.charge(TileCost.COMPUTED, at, cycles, scales=True)
+                self.charge(TileCost.COMPUTED, at, cycles)
             case "reduce" if given.shape:
                 axis = options.get("axis")
                 axes = (axis,) if isinstance(axis, int) else axis if isinstance(axis, tuple) else None
                 unwritten = values[0].unwritten if isinstance(values[0], Data) else None
-                self.charge(TileCost.COMPUTED, at, path.reduction(name, given, axes, unwritten), scales=True)
+                self.charge(TileCost.COMPUTED, at, path.reduction(name, given, axes, unwritten))
             case "rows" if given.shape:
-                self.charge(TileCost.COMPUTED, at, path.rows(name, given), scales=True)
+                self.charge(TileCost.COMPUTED, at, path.rows(name, given))
                 factors = ("mul", "add")[: len(operands) - 1]
                 return self._expression(factors, (), kind, at) if factors else None
             case "transpose" if kind.shape:
@@ -237,7 +239,7 @@ class CostExpressions(Expressions):
         )
         if self.datapath.rates.keys().isdisjoint(names):
             return made
-        self.charge(TileCost.COMPUTED, at, self.datapath.elements(kind, made), scales=True)
+        self.charge(TileCost.COMPUTED, at, self.datapath.elements(kind, made))
         return None
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
@@ -252,6 +254,7 @@ class CostExpressions(Expressions):
         if self.datapath is None or not stream.type.shape or not isinstance(value, Data):
             return
         shard = self.shard_of(node.arguments[0])
+        cycles: int | LoopCycles
         if shard is not None and shard.type is not None and shard.type.shape:
             cycles = self.datapath.moved(stream.type, shard.type.shape[-1])
         else:
@@ -277,13 +280,14 @@ class CostExpressions(Expressions):
             return
         shard = self.shard_of(target)
         unwritten = (value.unwritten if isinstance(value, Data) else None) or Unwritten()
+        cycles: int | LoopCycles
         if shard is None or shard.type is None:
             cycles = path.elements(kind, unwritten)
         else:
-            cycles = path.moved(kind, shard.type.shape[-1]) + unwritten.depth
-            if isinstance(source, syn.Invocation) and isinstance(value, Data) and value.futures:
-                cycles = max(0, cycles - path.got(kind))
-        self.charge(TileCost.STORED, target, cycles, shard is None and unwritten.scales)
+            moved = path.moved(kind, shard.type.shape[-1]) + unwritten.depth
+            has_come = isinstance(source, syn.Invocation) and isinstance(value, Data) and value.futures
+            cycles = max(0, moved - path.got(kind)) if has_come else moved
+        self.charge(TileCost.STORED, target, cycles, unwritten.scales)
 
     def exchanges(self, node: syn.SyntaxNode, made: Collective, others: int, first: bool) -> None:
         """Charge the cycles of a collective for one instance. node: where it stands. made: the collective. others: how
@@ -316,13 +320,13 @@ def exchange_cycles(path: Datapath, made: Collective, others: int, first: bool) 
     while the others give one tile and get one.
     """
     kind = made.arrays[0].type
-    tokens = path.got(kind) + path.put(kind, Unwritten())
+    tokens = path.got(kind) + path.put(kind, Unwritten()).total
     if made.what == "allreduce" and not first:
         return tokens
     cycles = others * tokens
     if made.what != "allreduce":
-        cycles += path.elements(kind, Unwritten())  # an instance copies its own tile
+        cycles += path.elements(kind, Unwritten()).total  # an instance copies its own tile
     if made.what == "allgather":
-        return cycles + (others + 1) * path.elements(kind, Unwritten())
+        return cycles + (others + 1) * path.elements(kind, Unwritten()).total
     lanes = path.lanes("add" if made.op == "+" else "maximum")
-    return cycles + path.elements(kind, Unwritten(lanes, others))
+    return cycles + path.elements(kind, Unwritten(lanes, others)).total

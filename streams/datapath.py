@@ -63,17 +63,33 @@ class Unwritten:
         return self.lanes < MOVED
 
 
-def loop(iterations: int, depth: int, interval: int = 1) -> int:
-    """Return the cycles of a pipelined loop. iterations: at least 1. depth: cycles of an iteration beyond its first
-    one. interval: cycles from the beginning of one iteration to that of the next.
+@dataclass(frozen=True)
+class LoopCycles:
+    """Cycles of loops, one after another. total: of all. fixed: those of them that kernels with more units would take
+    as well: with n times the units, loops take `fixed + (total - fixed) / n`."""
+
+    total: int = 0
+    fixed: int = 0
+
+    def __add__(self, other: LoopCycles) -> LoopCycles:
+        return LoopCycles(self.total + other.total, self.fixed + other.fixed)
+
+    def __mul__(self, times: int) -> LoopCycles:
+        return LoopCycles(self.total * times, self.fixed * times)
+
+
+def loop(iterations: int, depth: int, interval: int = 1) -> LoopCycles:
+    """Return the cycles of a pipelined loop, of which more units shorten the iterations. iterations: at least 1. depth:
+    cycles of an iteration beyond its first one. interval: cycles from the beginning of one iteration to that of the
+    next.
     """
-    return (iterations - 1) * interval + depth + 1
+    return LoopCycles((iterations - 1) * interval + depth + 1, depth + 1 - interval)
 
 
-def _pass(kind: ElementType, taken: TileWord, depth: int) -> int:
+def _pass(kind: ElementType, taken: TileWord, depth: int) -> LoopCycles:
     """Cycles of a pass over a tile. A tile of one word takes no loop: it is a part of the beat around it."""
     count = prod(kind.shape) // taken.elements
-    return loop(count, depth) if count > 1 else 0
+    return loop(count, depth) if count > 1 else LoopCycles()
 
 
 ROWS, COLUMNS = "rows", "columns"
@@ -248,7 +264,8 @@ class Datapath:
                 continue
             trips = tuple(size // one for size, one in zip(sizes, variant.tile, strict=True))
             copies = tuple(self._copy(operand, variant.layout(k)) for k, operand in enumerate(operands))
-            cycles = loop(batch * prod(trips), variant.latency, variant.interval) + sum(filter(None, copies))
+            calls = loop(batch * prod(trips), variant.latency, variant.interval).total
+            cycles = calls + sum(filter(None, copies))
             told = (_told(operand, variant.layout(k), copies[k]) for k, operand in enumerate(operands))
             trips = (batch, *trips) if batch > 1 else trips
             found.append(VariantChoice(variant, cycles, trips, (), copies, tuple(filter(None, told))))
@@ -265,7 +282,7 @@ class Datapath:
         block = block_of(layout)
         if not operand.type.shape or operand.layout == layout or (operand.arrives and block is None):
             return None
-        return _pass(operand.type, self.copy_word(operand.type.shape, operand.turned, layout), 1)
+        return _pass(operand.type, self.copy_word(operand.type.shape, operand.turned, layout), 1).total
 
     def copy_word(self, shape: Sequence[int], turned: bool, layout: str) -> TileWord:
         """Return the elements of an operand that are copied to a layout in a cycle. turned: it is the transpose of a
@@ -348,7 +365,7 @@ class Datapath:
         turned: bool = False,
         before: int = 0,
         coming: ElementType | None = None,
-    ) -> int:
+    ) -> LoopCycles:
         """Return the cycles of a matrix product. kind: the type of the result [.., rows, columns]. depth: elements of
         each sum. turned: its right operand is read as the transpose of a tile. before: cycles of what is computed of
         operands where they are read. coming: as for `product_steps`; of a transpose, as for `dots`.
@@ -362,7 +379,7 @@ class Datapath:
         words = prod(kind.shape[-2:]) // taken.elements
         together = self.product_steps(kind, taken, coming)
         step = before + self._turns(kind.dtype) + round(CHAINED * (together - 1))
-        return prod(kind.shape[:-2]) * loop(depth // together * words, step, self._interval_of(kind, taken))
+        return loop(depth // together * words, step, self._interval_of(kind, taken)) * prod(kind.shape[:-2])
 
     def _interval_of(self, kind: ElementType, taken: TileWord) -> int:
         """Cycles between two steps of a product. What becomes registers is added to as if it were one word: integers in
@@ -372,7 +389,7 @@ class Datapath:
             return 1
         return self._interval(kind.dtype, 1 if sums <= MOVED else sums // taken.elements)
 
-    def rows(self, kernel: str, kind: ElementType) -> int:
+    def rows(self, kernel: str, kind: ElementType) -> LoopCycles:
         """Return the cycles of a kernel on rows. kernel: softmax, layernorm or rmsnorm; `KeyError` for another. kind:
         the type of the operand.
         """
@@ -386,16 +403,16 @@ class Datapath:
             "rmsnorm": ((1, root),),
         }[kernel]
         last = loop(prod(kind.shape) // taken.elements, DEPTHS["div"] + 1)
-        return last + sum(self._combined(kind, taken, before, behind) for before, behind in sums)
+        return sum((self._combined(kind, taken, before, behind) for before, behind in sums), last)
 
     def reduction(
         self, kernel: str, kind: ElementType, axes: Sequence[int] | None, value: Unwritten | None = None
-    ) -> int:
+    ) -> LoopCycles:
         """Return the cycles of a sum or maximum along axes. kernel: its name. kind: the type of the operand. axes: of
         the operand, negative ones counted from the last; None for all. value: the operand, if it is an expression.
         """
         shape = list(kind.shape)
-        cycles, before = 0, value.depth if value else 0
+        cycles, before = LoopCycles(), value.depth if value else 0
         for axis in sorted({a % len(shape) for a in (range(len(shape)) if axes is None else axes)}, reverse=True):
             taken = self.row_word(kernel, shape)
             part = ElementType(kind.dtype, tuple(shape))
@@ -404,23 +421,25 @@ class Datapath:
             else:
                 inner = prod(shape[axis + 1 :])
                 outer = prod(shape[:axis])
-                cycles += outer * self._combining(shape[axis], ceil(inner / taken.columns), before + 1, 1)
+                parts, groups = shape[axis], ceil(inner / taken.columns)
+                cycles += (self._combining(parts, groups, before + 1) + loop(groups, 1)) * outer
             del shape[axis]
             before = 0
         return cycles
 
-    def _combined(self, kind: ElementType, taken: TileWord, before: int, behind: int) -> int:
+    def _combined(self, kind: ElementType, taken: TileWord, before: int, behind: int) -> LoopCycles:
         """Rows that are combined to a number each. before, behind: cycles of what is computed of an element, and of a
         row's result."""
         rows, columns = matrix(kind.shape)
         tree = taken.columns.bit_length() - 1
         parts, groups = columns // taken.columns, rows // taken.rows
-        return self._combining(parts, groups, before + tree + 1, behind + 1)
+        results = loop(groups, behind + 1).total  # one of each row, until a word has several rows
+        return self._combining(parts, groups, before + tree + 1) + LoopCycles(results, results)
 
-    def _combining(self, parts: int, groups: int, before: int, behind: int) -> int:
+    def _combining(self, parts: int, groups: int, before: int) -> LoopCycles:
         """Cycles in which `parts` values of each group are combined pair by pair. What a level of the tree keeps goes
         to the next level only, so no step waits for the one before."""
-        return loop(parts * groups, before + parts.bit_length() - 1) + loop(groups, behind)
+        return loop(parts * groups, before + parts.bit_length() - 1)
 
     def _interval(self, dtype: str, sums: int) -> int:
         """Cycles from one step of a loop to the next. sums: those that the loop adds to, one in each step."""
@@ -430,7 +449,7 @@ class Datapath:
         """Cycles in which a sum is read, added to and written."""
         return (self.float_add if dtype in FLOATS else 0) + 2
 
-    def elements(self, kind: ElementType, value: Unwritten) -> int:
+    def elements(self, kind: ElementType, value: Unwritten) -> LoopCycles:
         """Return the cycles of the loop that computes an expression and keeps it in a tile. kind: the type of the tile.
         value: the expression.
         """
@@ -439,9 +458,9 @@ class Datapath:
 
     def got(self, kind: ElementType) -> int:
         """Return the cycles in which a tile comes from a stream. kind: the type of the tile."""
-        return _pass(kind, stream_word(kind.dtype, kind.shape), 1)
+        return _pass(kind, stream_word(kind.dtype, kind.shape), 1).total
 
-    def put(self, kind: ElementType, value: Unwritten) -> int:
+    def put(self, kind: ElementType, value: Unwritten) -> LoopCycles:
         """Return the cycles in which an expression, or a tile, is put on a stream. kind: the type of the tile. value:
         the expression.
         """
@@ -453,4 +472,4 @@ class Datapath:
         """Return the cycles in which a part of a tensor off the chip is read or written. kind: the type of the part.
         axis: elements of the last axis of the whole tensor.
         """
-        return _pass(kind, TileWord(1, port_elements(kind.dtype, kind.shape[-1], axis)), 0)
+        return _pass(kind, TileWord(1, port_elements(kind.dtype, kind.shape[-1], axis)), 0).total

@@ -159,7 +159,8 @@ class KernelExpressions(TileExpressions):
         operands = [self.operand(part, self.kept(self.taken(part), part)) for part in parts]
         if self.datapath is not None:
             shapes = [x.type for x in operands if x.type is not None and x.type.shape]
-            self.charge(TileCost.COMPUTED, node, sum(self.datapath.elements(kind, Unwritten()) for kind in shapes))
+            cycles = sum(self.datapath.elements(kind, Unwritten()).total for kind in shapes)
+            self.charge(TileCost.COMPUTED, node, cycles)
         try:
             result = kernel_types.concat(operands, axis, self.mesh)
         except Refusal as r:

@@ -55,8 +55,8 @@ class _Holder:
 
     operators, knob: the knobs that state the amount. tasks: numbers of the instances that are faster with it. cost: of
     a unit. most: units that can be used. whole: gives the units that are built of a number that it may have. speed: how
-    many times as fast the tasks are with a number of units as with one. part: of the units, those in LUTs. is_array:
-    they are arrays that products share. units: that it holds.
+    many times as fast the tasks are with a number of units as with the least. part: of the units, those in LUTs.
+    is_array: they are arrays that products share. units: that it holds.
     """
 
     operators: tuple[str, ...]
@@ -69,6 +69,11 @@ class _Holder:
     part: float = 0.0
     is_array: bool = False
     units: float = 1.0
+
+    @property
+    def least(self) -> int:
+        """The fewest units that are built."""
+        return self.whole(1)
 
     @property
     def chosen(self) -> int:
@@ -92,8 +97,8 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, lut
     multiply-adds in LUTs, too, the same part of all, if there are LUTs left and this saves time.
 
     made: the block. dsps: multipliers (DSPs) that kernels may use. prefetch: bytes that loads may keep on the chip
-    ahead of their kernels. luts: LUTs that kernels may use. Raises `ResourceError` if kernels with one unit each need
-    more multipliers, and as `port_shares` does.
+    ahead of their kernels. luts: LUTs that kernels may use. Raises `ResourceError` if kernels with the fewest units
+    need more multipliers, and as `port_shares` does.
     """
     most = made.knobs.together
     made = made.changed(replace(made.knobs, together=1))
@@ -148,11 +153,11 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
         ]
         for node in nodes
     )
-    least = given + int(sum(holder.cost for holder in kernels))
+    least = given + int(sum(holder.cost * holder.least for holder in kernels))
     if least > dsps:
         raise ResourceError(
-            f"{device.name}: {dsps:,} DSPs may be used, and the {len(made.plans)} kernels need {least:,} with one unit "
-            f"each; choose a larger device, or cut the block"
+            f"{device.name}: {dsps:,} DSPs may be used, and the {len(made.plans)} kernels need {least:,} with the "
+            f"fewest units; choose a larger device, or cut the block"
         )
     multipliers = kernels, float(dsps - given)
     stored = max(1, min(knobs.port, int(bandwidth * STORES / max(1, len(single.written.stores)))))
@@ -190,7 +195,7 @@ def _instances(made: Streamed) -> dict[str, int]:
 
 
 def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) -> list[_Holder]:
-    """Kernels whose units are free. single: the block with one unit each. part: as for `_shared`."""
+    """Kernels whose units are free. single: the block with the fewest units. part: as for `_shared`."""
     numbers = _instances(single)
     nodes = {node.name: node for node in single.nodes}
     found: list[_Holder] = []
@@ -210,7 +215,7 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) 
             whole = partial(units_of, x, plan, device.float_add)
             in_luts = part if steps_of(x, plan) and "fabric" not in knobs.of.get(x.name, {}) else 0.0
             few, many = (area(nodes[x.name], n, device, int(in_luts * n))["DSP"] for n in (MANY, 2 * MANY))
-            speed = partial(_speed, x, plan, whole(1)) if 0 < steps_of(x, plan) < inf else float
+            speed = partial(_speed, x, plan, whole(1))
             most = whole(getattr(knobs, knob))
             cost = (many - few) / MANY or 1
             of_array, task = x.op == "array", numbers[x.name]
@@ -220,8 +225,11 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) 
 
 
 def _speed(x: StreamOperator, plan: KernelPlan, least: int, units: int) -> float:
-    """How many times as fast a product of integers is as with the least units, with the passes that scale its sums."""
+    """How many times as fast a kernel is as with the least units; a product of integers with the passes that scale its
+    sums."""
     steps = steps_of(x, plan)
+    if not 0 < steps < inf:
+        return units / least
 
     def taken(n: int) -> float:
         return steps / n + 1 / elements_beside(types_of(x), plan.sizes["tm"], n, steps)
@@ -252,7 +260,7 @@ _Resource = tuple[list[_Holder], float]
 
 
 class _Steps:
-    """Steps towards the amounts with which the program takes the least time. single: the block with one unit each;
+    """Steps towards the amounts with which the program takes the least time. single: the block with the fewest units;
     amounts that its knobs state for single operators stay. fixed: units of tasks that are not shared out."""
 
     def __init__(self, single: Streamed, fixed: Mapping[str, int], prefetch: int) -> None:
@@ -297,7 +305,7 @@ class _Steps:
                 while holder.is_array and holder.more:
                     before, best = [(other, other.units) for other in holders], self.cycles(resources)
                     others, rest = [x for x in holders if x is not holder], amount - holder.cost * holder.more
-                    if rest < sum(other.cost for other in others):
+                    if rest < sum(other.cost * other.least for other in others):
                         break
                     holder.units = float(holder.more)
                     self.fixed |= dict.fromkeys(holder.tasks, holder.speed(holder.chosen))
@@ -362,17 +370,17 @@ class _Steps:
             total = sum(open_.values())
             wanted = {k: left * (w / total if total else 1 / len(open_)) / holders[k].cost for k, w in open_.items()}
             over = [k for k, units in wanted.items() if units >= holders[k].most]
-            under = [k for k, units in wanted.items() if units < 1]
+            under = [k for k, units in wanted.items() if units < holders[k].least]
             # Those at a limit first: what they leave, or take, changes the others' parts.
             for k in under or over or list(open_):
-                holders[k].units = min(max(1.0, wanted[k]), float(holders[k].most))
+                holders[k].units = min(max(float(holders[k].least), wanted[k]), float(holders[k].most))
                 left -= holders[k].units * holders[k].cost
                 del open_[k]
 
     def _saved(self, holder: _Holder, resources: Sequence[_Resource]) -> float:
         """The time that more units save: cycles between fewer and more of them, for the logarithm of their ratio."""
         units = holder.units
-        fewer, more = max(1.0, units * LESS), min(float(holder.most), max(units + 1, units / LESS))
+        fewer, more = max(float(holder.least), units * LESS), min(float(holder.most), max(units + 1, units / LESS))
         taken = []
         for holder.units in (fewer, more):
             taken.append(self.cycles(resources))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from ...base.element_types import FLOATS, KEPT, ElementType
 from ..costs import TileCost
-from ..datapath import Datapath, Unwritten
+from ..datapath import Datapath, LoopCycles, Unwritten
 from ..elaborate import Elaborator, Exit
 from ..expressions import EMPTY, RegionContext, WrittenBody
 from ..kernels import KernelOperand, Options
@@ -252,7 +252,7 @@ class _FootprintReader(Elaborator):
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def charge(self, what: TileCost, node: syn.SyntaxNode, cycles: int, scales: bool = False) -> None:
+    def charge(self, what: TileCost, node: syn.SyntaxNode, taken: int | LoopCycles, scales: bool = True) -> None:
         """Take no cycles."""
 
     def _name(self, node: syn.Identifier) -> Value:

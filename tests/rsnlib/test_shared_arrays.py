@@ -20,6 +20,7 @@ from rsn.benchmarks.hls_cycles import counted  # noqa: E402
 from rsn.host.native_tasks import run_native  # noqa: E402
 from rsn.host.tasks import run_tasks  # noqa: E402
 from rsn.rsnlib.streamed import Knobs, streamed  # noqa: E402
+from rsn.rsnlib.streamed.balance import _shared  # noqa: E402
 from rsn.rsnlib.streamed.block import Streamed  # noqa: E402
 from rsn.rsnlib.streamed.figures import facts, lines  # noqa: E402
 from rsn.rsnlib.streamed.generate import DEFAULT, generate  # noqa: E402
@@ -95,6 +96,22 @@ def test_what_does_not_share() -> None:
     assert sum(y.op == "array" for y in made.plans) == 2
     alone = nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(32))
     assert streamed(alone.eval(), (x[:, :64],), Knobs(arrays=2)).text == streamed(alone, (x[:, :64],)).text
+
+
+@pytest.mark.parametrize("kind", ["with zero points", long("int8 rows, int8 weights"), long(None)])
+def test_balance_sees_nearly_the_time_of_the_block_that_it_chooses(kind: str | None) -> None:
+    """Also of arrays whose fewest units are many, and of lanes so wide that loops take little but their depth."""
+    torch.manual_seed(0)
+    model = Branches((64, 128, 64), (True,) * 4).eval()
+    if kind is not None:
+        torchao.quantization.quantize_(model, CONFIGS[kind]())
+    layers = nn.Sequential(model, nn.LayerNorm(64)).eval()
+    knobs = replace(DEFAULT, rows=1, columns=64, depth=64, arrays=2)
+    made, cycles = _shared(streamed(layers, (torch.randn(1, 64),), knobs), U55C, 1000, 1 << 20, 0.0)
+    assert made.ports is not None
+    times = made.changed(made.knobs, ports=replace(made.ports, waits=False)).sized().together({})
+    assert times is not None
+    assert cycles == pytest.approx(times.latency, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", [full(None), full("with zero points"), long("int4 in groups of 32")])

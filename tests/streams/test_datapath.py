@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,13 +13,13 @@ from rsn.base.element_types import ElementType
 from rsn.hw.versal.hlscheck.checker import check_folder
 from rsn.streams.build import task_program
 from rsn.streams.check import report_on
-from rsn.streams.datapath import Datapath, Unwritten
+from rsn.streams.datapath import Datapath, LoopCycles, Unwritten
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.hls.project import project
 from rsn.streams.placing.devices import VC1902
 from rsn.streams.reader import read
 from rsn.streams.timing.timed import TimedProgram
-from rsn.streams.words import SUMS
+from rsn.streams.words import SUMS, TileWord, word
 from rsn.tests.effort import cases, in_both, in_full
 from rsn.tests.streams.test_time import evaluated, on_the_engine
 
@@ -142,24 +143,49 @@ def f(a: f32[4], b: f32[4, 4], y: f32[4]) -> None:
 def test_products() -> None:
     path = Datapath({"matmul": 256}, float_add=6)
     assert path.multiply_adds(ElementType("f32", (32, 64))) == 256
-    assert path.product(ElementType("f32", (32, 64)), 64) == 64 * 8 + 8
+    assert path.product(ElementType("f32", (32, 64)), 64).total == 64 * 8 + 8
     # A sum is added to every 8 cycles: 16 x 16 sums keep 32 multiply-adds busy, 64 in registers keep 8.
     assert path.multiply_adds(ElementType("f32", (16, 16))) == 32
     assert path.multiply_adds(ElementType("f32", (1, 64))) == 8
-    assert path.product(ElementType("f32", (1, 64)), 64) == 63 * 8 + 9
+    assert path.product(ElementType("f32", (1, 64)), 64).total == 63 * 8 + 9
     # Integers in registers are added to in each cycle: all of them, or words of them in turn.
     integers = Datapath({"matmul": 256})
     assert integers.multiply_adds(ElementType("i32", (16, 16))) == 256
-    assert integers.product(ElementType("i32", (16, 16)), 64, before=1) == 64 + 3
-    assert integers.product(ElementType("i32", (32, 16)), 64) == 2 * 64 + 2
+    assert integers.product(ElementType("i32", (16, 16)), 64, before=1).total == 64 + 3
+    assert integers.product(ElementType("i32", (32, 16)), 64).total == 2 * 64 + 2
     assert Datapath({"matmul": 1 << 14}).multiply_adds(ElementType("i32", (64, 128))) == SUMS // 2 * 2
 
 
 def test_passes() -> None:
     path = Datapath({"elements": 16})
     tile = ElementType("f32", (32, 64))
-    assert path.got(tile) == path.put(tile, Unwritten()) + 1 == 33
-    assert path.elements(tile, Unwritten(16)) == 128 + 1
-    assert path.elements(ElementType("f32", (4, 4)), Unwritten(16)) == 0  # one word is a part of the beat
+    assert path.got(tile) == path.put(tile, Unwritten()).total + 1 == 33
+    assert path.elements(tile, Unwritten(16)).total == 128 + 1
+    assert path.elements(ElementType("f32", (4, 4)), Unwritten(16)).total == 0  # one word is a part of the beat
     assert path.moved(tile, 64) == 128
     assert path.moved(ElementType("f32", (32, 60)), 60) == 32 * 15  # words of 4 elements
+
+
+def test_more_units_take_no_cycles_from_the_depths_of_loops() -> None:
+    random = Random(5)
+    for _ in range(cases(400, 100)):
+        kind = ElementType("f32", (random.choice([1, 2, 8, 30]), random.choice([48, 64, 512, 1000])))
+        one, many = Datapath({"elements": 1}), Datapath({"elements": random.choice([2, 4, 8, 16, 40])})
+        for name in ("softmax", "layernorm", "rmsnorm"):
+            shortened(one.rows(name, kind), many.rows(name, kind), many.row_word(name, kind.shape))
+        taken, axis = many.row_word("reduce_max", kind.shape), random.choice([0, 1])
+        taken = taken if axis else TileWord(1, taken.columns)  # rows are combined one after another
+        shortened(one.reduction("reduce_max", kind, [axis]), many.reduction("reduce_max", kind, [axis]), taken)
+        value = Unwritten(many.lanes("exp"), random.randrange(40))
+        shortened(
+            one.elements(kind, replace(value, lanes=1)), many.elements(kind, value), word(kind.shape, value.lanes)
+        )
+
+
+def shortened(one: LoopCycles, many: LoopCycles, taken: TileWord) -> None:
+    """Check the cycles of a kernel that takes a word in a cycle, given those of one that takes an element. Words of
+    several rows have several results in a cycle, which `fixed` does not know."""
+    expected = one.fixed + (one.total - one.fixed) / taken.elements
+    if taken.rows == 1:
+        assert many.total == pytest.approx(expected, rel=0.01, abs=4)
+    assert many.total <= 1.01 * expected + 4

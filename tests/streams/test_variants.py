@@ -162,7 +162,7 @@ def test_the_cycles_are_the_fewest_of_those_that_fit() -> None:
             for name, shape in (("a", (*batch, rows, depth)), ("b", (*batch, depth, columns)))
         ]
         fitting = [
-            loop(prod(batch) * prod(n // one for n, one in zip(sizes, v.tile, strict=True)), v.latency, v.interval)
+            loop(prod(batch) * prod(map(int.__floordiv__, sizes, v.tile)), v.latency, v.interval).total
             for v in variants
             if all(n % one == 0 for n, one in zip(sizes, v.tile, strict=True))
             and "f16" not in v.types
