@@ -10,13 +10,12 @@ least time (`placing.channels`), and kernels share the multipliers once more bes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, log, prod
 
 from ...base.errors import ResourceError
-from ...streams.placing.channels import ChannelShares
 from ...streams.placing.devices import StreamDevice
 from ...streams.sizing.program import SizedProgram
 from ...streams.timing.timed import BeatTiming, TimedProgram
@@ -24,7 +23,7 @@ from .block import Streamed
 from .knobs import PRODUCTS, Knobs, elements_beside
 from .operators import StreamOperator
 from .plans import KernelPlan, steps_of, types_of, units_of
-from .ports import ChannelPorts, load_parts, port_shares, widest_ports, widths
+from .ports import ChannelPorts, load_parts, mover, port_shares, widest_ports, widths
 from .program import LEAST_DEPTH
 from .resources import area, fabric_luts
 
@@ -44,14 +43,11 @@ LEAST_PART = 1 / 16
 MANY = 64
 """Units of a kernel of which the cost of one is the mean: two products may share a multiplier."""
 
-STORES = 1 / 16
-"""Share of the bandwidth that stores may use: a block stores few rows, and loads all its weights."""
-
 
 @dataclass
 class _Holder:
-    """What holds an amount of a resource: a kernel, or several that work beside each other, or the loads of an
-    operator.
+    """What holds an amount of a resource: a kernel, or several that work beside each other, the loads of an operator,
+    or a store.
 
     operators, knob: the knobs that state the amount. tasks: numbers of the instances that are faster with it. cost: of
     a unit. most: units that can be used. whole: gives the units that are built of a number that it may have. speed: how
@@ -113,12 +109,12 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, lut
 def _with_heads_together(made: Streamed, most: int, prefetch: int) -> Streamed:
     """The block whose kernels on rows take as many row tiles of heads together as take the least time: 1, or twice as
     many as long as this saves time. most: the limit."""
-    cycles, count = _Steps(made, {}, prefetch).cycles([]), 2
+    cycles, count = _Steps(made, prefetch).cycles([]), 2
     while count <= most:
         changed = made.changed(replace(made.knobs, together=count), ports=made.ports)
         if all(plan.sizes.get("together", 1) < count for plan in changed.plans.values()):
             break
-        taken = _Steps(changed, {}, prefetch).cycles([])
+        taken = _Steps(changed, prefetch).cycles([])
         if taken >= cycles:
             break
         made, cycles, count = changed, taken, 2 * count
@@ -144,7 +140,7 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
     knobs = made.knobs
     bandwidth = device.bytes_a_cycle(device.gbs)
     single = made.changed(replace(knobs, unroll=1, lanes=1, port=1), ports=ChannelPorts(device, waits=False))
-    kernels, loads = _kernels(single, knobs, device, part), _loads(single, knobs, device)
+    kernels, ports = _kernels(single, knobs, device, part), _ports(single, knobs, device)
     free = {name for holder in kernels for name in holder.operators}
     nodes = made.nodes
     given = sum(
@@ -160,21 +156,12 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
             f"fewest units; choose a larger device, or cut the block"
         )
     multipliers = kernels, float(dsps - given)
-    stored = max(1, min(knobs.port, int(bandwidth * STORES / max(1, len(single.written.stores)))))
-    steps = _Steps(single, dict.fromkeys(single.written.stores, stored), prefetch)
-    steps.run([multipliers, (loads, bandwidth * (1 - STORES))])
-    wanted = {name: holder.units for holder in loads for name in holder.operators}
-    of_task = single.written.loads
-    moved = {
-        task: moves.tensor
-        for task, moves in single.written.moved.items()
-        if task not in of_task or of_task[task] in wanted
-    }
+    steps = _Steps(single, prefetch)
+    steps.run([multipliers, (ports, bandwidth)])
+    wanted = {name: holder.units for holder in ports for name in holder.operators}
     found = []
-    for shares in port_shares(single, device, wanted, stored, knobs.port):
-        fixed = {task: shares.share(tensor, task) for task, tensor in moved.items()}
-        ports = ChannelPorts(device, ChannelShares(shares.channels, {}), waits=False)
-        steps = _Steps(single.changed(ports=ports), fixed, prefetch)
+    for shares in port_shares(single, device, wanted, knobs.port):
+        steps = _Steps(single.changed(ports=ChannelPorts(device, shares)), prefetch)
         steps.improve([multipliers])
         steps.enlarge([multipliers])
         found.append((steps.cycles([multipliers]), [holder.chosen for holder in kernels], shares))
@@ -237,16 +224,17 @@ def _speed(x: StreamOperator, plan: KernelPlan, least: int, units: int) -> float
     return taken(least) / taken(units)
 
 
-def _loads(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder]:
-    """Loads whose ports are free: all of an operator have the same one, and so have those of all arrays that products
-    share."""
+def _ports(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder]:
+    """Loads and stores whose ports are free: all loads of an operator have the same one, and so have those of all
+    arrays that products share."""
     numbers, most = _instances(single), widest_ports(single, device)
     parts, wider = load_parts(single), widths(single)
     shared = {x.name: x.attributes["arrays"].names for x in single.plans if x.op == "array"}
     of: dict[tuple[str, ...], list[str]] = {}
-    for task, operator in single.written.loads.items():
-        if "port" not in knobs.of.get(operator, {}):
-            of.setdefault(shared.get(operator, (operator,)), []).append(task)
+    for task in single.written.moved:
+        name = mover(single, task)
+        if "port" not in knobs.of.get(name, {}):
+            of.setdefault(shared.get(name, (name,)), []).append(task)
     found = []
     for names, tasks in of.items():
         limit = knobs.port * min(wider[single.written.moved[task].tensor] for task in tasks if parts[task] == 1)
@@ -261,14 +249,14 @@ _Resource = tuple[list[_Holder], float]
 
 class _Steps:
     """Steps towards the amounts with which the program takes the least time. single: the block with the fewest units;
-    amounts that its knobs state for single operators stay. fixed: units of tasks that are not shared out."""
+    amounts that its knobs state for single operators stay, and so do the shares of memory channels that it has. sizes:
+    how many times as fast the arrays are that are not shared out while others are."""
 
-    def __init__(self, single: Streamed, fixed: Mapping[str, int], prefetch: int) -> None:
+    def __init__(self, single: Streamed, prefetch: int) -> None:
         sized = single.sized()
         self.model = TimedProgram(sized.outcomes.bodies[0], sized.packing)
         self.depths = _depths(sized, set(single.written.loads), prefetch)
-        numbers = _instances(single)
-        self.fixed: dict[int, float] = {numbers[task]: units for task, units in fixed.items()}
+        self.sizes: dict[int, float] = {}
         self._known: dict[tuple[float, ...], int] = {}
 
     def run(self, resources: Sequence[_Resource]) -> None:
@@ -308,7 +296,7 @@ class _Steps:
                     if rest < sum(other.cost * other.least for other in others):
                         break
                     holder.units = float(holder.more)
-                    self.fixed |= dict.fromkeys(holder.tasks, holder.speed(holder.chosen))
+                    self.sizes |= dict.fromkeys(holder.tasks, holder.speed(holder.chosen))
                     self._share(others, rest, [other.cost * other.units for other in others])
                     self.improve([(others, rest)])
                     if self.cycles(resources) >= best:
@@ -390,8 +378,8 @@ class _Steps:
     def cycles(self, resources: Sequence[_Resource]) -> int:
         """Return the cycles of an execution with the units of all holders."""
         units = [1.0] * self.model.code.instances
-        for task, fixed in self.fixed.items():
-            units[task] = fixed
+        for task, speed in self.sizes.items():
+            units[task] = speed
         for holders, _ in resources:
             for holder in holders:
                 for task in holder.tasks:

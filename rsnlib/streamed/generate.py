@@ -337,7 +337,7 @@ def _unrolled(made: Streamed, device: StreamDevice, dsps: int) -> Streamed:
     port = _port(made, device)
     widest = widest_ports(made, device)
     wanted = {x: float(min(port, most)) for x, most in widest.items() if "port" not in made.knobs.of.get(x, {})}
-    ways = port_shares(made, device, wanted, port, port)
+    ways = port_shares(made, device, wanted, port)
     shared = ChannelPorts(device, max(ways, key=lambda shares: sum(shares.bytes.values())))
     made = made.changed(replace(made.knobs, port=port), ports=shared)
     knobs = made.knobs

@@ -66,24 +66,29 @@ def pieces(token_bytes: int) -> int:
     return token_bytes // PORT_BYTES if token_bytes % PORT_BYTES == 0 else 1
 
 
+def mover(made: Streamed, task: str) -> str:
+    """Return the name of the operator for which a task loads, or of the task itself if it stores."""
+    return made.written.loads.get(task, task)
+
+
 def port_shares(
-    made: Streamed, device: StreamDevice, wanted: Mapping[str, float], stored: float, most: int
+    made: Streamed, device: StreamDevice, wanted: Mapping[str, float], most: int
 ) -> Iterator[ChannelShares]:
     """Yield ways to share the channels of a device, those with fewer ports first.
 
-    made: the program whose tensors move. wanted: bytes a cycle of the loads of operators, by the operator's name; those
-    of others get what the knobs say. stored: bytes a cycle of each store. most: of any of these. All tensors get
-    channels, also those that kernels read themselves. Raises as `placing.channels.shares` does.
+    made: the program whose tensors move. wanted: bytes a cycle of loads and stores, by their `mover`; others get what
+    the knobs say. most: of any of these. All tensors get channels, also
+    those that kernels read themselves. Raises as `placing.channels.shares` does.
     """
     written = made.written
     ports: dict[str, dict[str, float]] = {name: {} for name in written.shapes}
     given, parts, wider = set(), load_parts(made), widths(made)
     for task, moved in written.moved.items():
-        operator = written.loads.get(task)
-        if operator is None or operator in wanted:
-            ports[moved.tensor][task] = stored if operator is None else wanted[operator] * parts[task]
+        name = mover(made, task)
+        if name in wanted:
+            ports[moved.tensor][task] = wanted[name] * parts[task]
         else:
-            ports[moved.tensor][task] = made.knobs.at(operator).port
+            ports[moved.tensor][task] = made.knobs.at(name).port
             given.add(task)
     tensors = {
         name: MovedTensor(written.pieces(name), of, frozenset(given & of.keys()), wider.get(name, 1))
@@ -93,10 +98,10 @@ def port_shares(
 
 
 def load_parts(made: Streamed) -> dict[str, float]:
-    """Return, by the load's name, the part of the bytes a cycle of an operator that a load has: 1, but scales and zero
-    points of a quantised weight come beside it, and are fewer bytes."""
+    """Return, by the name of each load and store, the part of the bytes a cycle of its `mover` that it has: 1, but
+    scales and zero points of a quantised weight come beside it, and are fewer bytes."""
     written, operators = made.written, {x.name: x for x in made.plans}
-    parts = {}
+    parts = dict.fromkeys(written.moved, 1.0)
     for task, name in written.loads.items():
         of = [written.moved[other].cost for other, operator in written.loads.items() if operator == name]
         x = operators[name]
@@ -115,18 +120,17 @@ def widths(made: Streamed) -> dict[str, int]:
 
 
 def widest_ports(made: Streamed, device: StreamDevice) -> dict[str, int]:
-    """Return, by the operator's name, the most bytes a cycle that the loads of each operator can have, as its tensors
-    lie off the chip."""
+    """Return, by the `mover` of loads and stores, the most bytes a cycle that they can have, as their tensors lie off
+    the chip."""
     written = made.written
     sharing: dict[str, int] = {}
     for moved in written.moved.values():
         sharing[moved.tensor] = sharing.get(moved.tensor, 0) + 1
     most: dict[str, int] = {}
     parts = load_parts(made)
-    for task, operator in written.loads.items():
+    for task, moved in written.moved.items():
         if parts[task] < 1:
             continue
-        tensor = written.moved[task].tensor
-        found = widest(device, written.pieces(tensor), sharing[tensor])
-        most[operator] = min(found, most.get(operator, found))
+        found, name = widest(device, written.pieces(moved.tensor), sharing[moved.tensor]), mover(made, task)
+        most[name] = min(found, most.get(name, found))
     return most
