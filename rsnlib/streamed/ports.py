@@ -90,6 +90,9 @@ def port_shares(
         else:
             ports[moved.tensor][task] = made.knobs.at(name).port
             given.add(task)
+    for name, of in ports.items():  # those of a tensor beyond what all its channels move take nothing from others
+        beyond = sum(of.values()) / widest(device, written.pieces(name))
+        of |= {task: bytes_ / beyond for task, bytes_ in of.items() if task not in given and beyond > 1}
     tensors = {
         name: MovedTensor(written.pieces(name), of, frozenset(given & of.keys()), wider.get(name, 1))
         for name, of in ports.items()
@@ -131,6 +134,6 @@ def widest_ports(made: Streamed, device: StreamDevice) -> dict[str, int]:
     for task, moved in written.moved.items():
         if parts[task] < 1:
             continue
-        found, name = widest(device, written.pieces(moved.tensor), sharing[moved.tensor]), mover(made, task)
-        most[name] = min(found, most.get(name, found))
+        found, name = widest(device, written.pieces(moved.tensor)) - sharing[moved.tensor] + 1, mover(made, task)
+        most[name] = min(max(1, found), most.get(name, found))
     return most
