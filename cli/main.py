@@ -30,7 +30,7 @@ COMMANDS = {
     "dis": ListedCommand("dis", "Disassemble PROGRAM (.bin) to text (.rsn)."),
     "doctor": ListedCommand("doctor", "Show what this computer can run, and what is missing."),
     "fmt": ListedCommand("fmt", "Format .rsn FILES in place: indentation, spacing, blank lines."),
-    "generate": ListedCommand("generate", "Generate text with a language model, on machines of its own."),
+    "generate": ListedCommand("generate", "Generate text with a language model, on a machine of its own."),
     "hls": ListedCommand("hls", "Write a stream program as HLS C++, and run it here."),
     "info": ListedCommand("info", "Show what PROGRAM (.bin or .rsn) holds."),
     "map": ListedCommand("map", "Map a stream program onto the tiles of a machine."),

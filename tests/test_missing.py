@@ -74,7 +74,7 @@ def test_the_sentence_encoder_takes_transformers(without: Without) -> None:
             "metrics of a runner need prometheus_client, which is not installed: pip install prometheus-client",
         ),
         (
-            "rsn.host.serving.http",
+            "rsn.host.serving.core",
             "starlette",
             "serving over HTTP takes starlette, which is not installed: pip install starlette uvicorn",
         ),

@@ -184,7 +184,8 @@ def values(graph: Graph) -> Any:
 
 @pytest.mark.parametrize("expression", SPELLINGS.splitlines())
 def test_every_spelling(expression: str) -> None:
-    """It becomes operators of the table, pass by pass, that compute the same bits; the message names the same."""
+    """It becomes operators of the table, pass by pass, that compute the same bits, but for the order of a sum; the
+    message names the same."""
     graph = graph_of(expression)
     before = values(graph)
     editor = Editor(graph)
@@ -196,7 +197,9 @@ def test_every_spelling(expression: str) -> None:
     assert {packet(node) for node in graph.nodes if node.op == "call_function"} <= set(OPERATORS)
     for got, wanted in zip(values(graph), before, strict=True):
         assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
-        assert torch.equal(got, wanted)
+        # Some processors begin the sums of these products with the addend, others end with it.
+        in_one = "addmm" in expression or "baddbmm" in expression
+        torch.testing.assert_close(got, wanted, rtol=1e-6 if in_one else 0, atol=1e-6 if in_one else 0)
     for node, result in zip(graph.output_node().args[0], values(graph), strict=True):
         assert (node.meta["val"].shape, node.meta["val"].dtype) == (result.shape, result.dtype)
 
