@@ -143,8 +143,8 @@ class Decoder(Closing):
             )
 
     def prepare(self, tokens: int) -> bool:
-        """Return whether the program for a prompt of so many tokens is there. If it is not, it is compiled in another
-        thread, after others that were asked for before, and `told` is called then. Raises the error of that."""
+        """Return whether there is a program for prompts of this number of tokens. If there is none, another thread
+        compiles it, after those that were asked for before, and then calls `told`. Raises the error of compiling."""
         rows = self._rows(tokens)
         with self._lock:
             if rows in self._prompts:
@@ -153,7 +153,7 @@ class Decoder(Closing):
                 raise self._failed[rows]
             if self._compiling is None and not self._closed:
                 self._compiling = rows
-                # a daemon: nobody waits for a program when the process ends
+                # The process may end while a daemon compiles.
                 threading.Thread(
                     target=self._compile, args=(rows, self._prompts), name="rsn-compile", daemon=True
                 ).start()
@@ -166,7 +166,7 @@ class Decoder(Closing):
                 self._prompts[rows] = self._compiled(self._prompt_arguments([0], rows))
 
     def _compile(self, rows: int, prompts: dict[int, Compiled]) -> None:
-        """Compile the program of prompts with so many rows, one of `prompts`."""
+        """Compile the program for prompts of this number of rows, and add it to `prompts`."""
         made: Compiled | None = None
         error: Exception | None = None
         try:

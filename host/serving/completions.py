@@ -72,10 +72,10 @@ class CompletionRequest:
 
 
 LONGEST = 64
-"""The longest prompt, in characters, is estimated with at least so many of them a token: a word that the tokenizer does
+"""Characters of a token, at least, when the length of the longest prompt is estimated: a word that the tokenizer does
 not know, or white space, may be one token, and longer than any of the vocabulary."""
 LETTER_BYTES, OTHER_BYTES = 12, 1 << 16
-"""Bytes of a body: a character in JSON has at most 12 (two escapes), and what is not the prompt has so many."""
+"""The most bytes of a body: of a character in JSON (two escapes), and of all that is not the prompt."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ def application(
 
     name: of the model, as requests say it. ends: tokens that end a text, beside the tokenizer's. registry: the
     Prometheus registry that /metrics shows; without one there is no such path. timeout_s: the most seconds for a body
-    to arrive, and for each token to come. limit_bytes: the most bytes of a body, if the longest prompt needs so many.
+    to arrive, and for each token to come. limit_bytes: the most bytes of a body; less if
+    the longest prompt needs less.
     """
     own = tokenizer.eos_token_id
     vocabulary: Iterable[str] = getattr(tokenizer, "get_vocab", list)()

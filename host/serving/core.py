@@ -46,7 +46,7 @@ log = logging.getLogger("rsn.http")
 LIMIT_BYTES = 64 << 20
 """Bytes of a request's body."""
 BODIES = 8
-"""The bodies that are held at one time have at most so many times these bytes together."""
+"""All bodies that are held at one time have together at most this number times the limit of one."""
 TIMEOUT_S = 60.0
 """Seconds of a request."""
 THREADS = 8
@@ -216,8 +216,8 @@ class Core(Generic[T]):
             raise Stopping("the server stops, and had no more time for this request") from None
 
     def stop(self, seconds: float) -> None:
-        """Give requests under way so many seconds; those that wait for something then get `Stopping`. In the event
-        loop."""
+        """Give requests under way this number of seconds; those that still wait for something get `Stopping`. To be
+        called in the event loop."""
         self._ends = asyncio.get_running_loop().time() + seconds
         for wait in self._waits:
             if not wait.expired():

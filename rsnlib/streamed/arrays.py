@@ -84,7 +84,7 @@ class SharedArrays:
         return next(product for product in self.products if product.name == name)
 
 
-def with_shared_products(graph: OperatorGraph, knobs: Knobs) -> OperatorGraph:
+def with_shared_arrays(graph: OperatorGraph, knobs: Knobs) -> OperatorGraph:
     """Return the graph in which products of the same kind have as many arrays as the knob `arrays` says: each product
     becomes an operator "epilogue" of the same name, with the attribute `arrays` (`SharedArrays`), and with the weights
     of the arrays in place of its own. Of one kind are linear operators with the same rows and element types of both

@@ -37,7 +37,7 @@ from ..norm_spellings import norms
 from ..normal_form.passes import capture
 from ..rewrites import aliases, joins, likes, rewrite
 from ..rotary import constant_rotations
-from .arrays import with_shared_products
+from .arrays import with_shared_arrays
 from .attention import NEVER, flat_matrices
 from .carrying import Carrying
 from .covering import with_whole_columns, with_whole_tiles
@@ -341,7 +341,7 @@ def _made(
         if graph is block.graph:  # of the other layers, the next ones read all results but caches
             covered = with_whole_columns(covered, knobs, carried)
         made = with_split_products(covered, knobs)
-        return with_shared_products(with_any_length(made, knobs.rows) if lengths else made, knobs)
+        return with_shared_arrays(with_any_length(made, knobs.rows) if lengths else made, knobs)
 
     graph, repeated = changed(block.graph), None
     if block.repeated and layers > 1:

@@ -19,7 +19,7 @@ from ..words import port_elements, stream_word
 from .ends import EndParameter
 from .kinds import CPP, tile_type
 from .names import CppNames, identifier
-from .shared_products import FUNCTION, with_shared_products
+from .shared_products import FUNCTION, with_shared_functions
 from .statements import BodyWriter
 from .values import HlsError
 from .variants import NO_CALLS, VariantCalls, called, function_names, functions
@@ -219,7 +219,7 @@ class _ProjectWriter:
         head += [v.declaration for v in body.variables.values() if self._is_used(v.text, lines)]
         packed = {body.parts[p.name].name: self.packed[body.unit, p.tensor] for p in used}
         lines = list(partitioned([*head, *lines], body.tiles, packed, body.banks))
-        lines, products = with_shared_products(lines, body.tiles, streams)
+        lines, products = with_shared_functions(lines, body.tiles, streams)
         axes = tuple(k for k in range(len(shot.tid)) if self._is_used(f"tid{k}", lines))
         indented = "\n".join(line if line.lstrip().startswith("#") else f"    {line}" for line in lines)
         text = f"({', '.join(parameters)}) {{\n{indented}\n}}"

@@ -1244,23 +1244,15 @@ auto transpose(const X &x) {
     });
 }
 
-// The values of a word, combined pair by pair: neighbours first, then neighbours of these.
-template <std::size_t N, class T, class Op, class Value>
+// The values of a word, combined pair by pair: neighbours first, then neighbours of these. N: a power of 2. From: the first.
+template <std::size_t N, class T, class Op, class Value, std::size_t From = 0>
 T combined(Op op, Value value) {
-    T held[N];
-#pragma HLS array_partition variable=held complete
-    for (std::size_t k = 0; k < N; ++k) {
-#pragma HLS unroll
-        held[k] = static_cast<T>(value(k));
+    if constexpr (N == 1) {
+        return static_cast<T>(value(From));
+    } else {
+        const T first = combined<N / 2, T, Op, Value, From>(op, value);
+        return op(first, combined<N / 2, T, Op, Value, From + N / 2>(op, value));
     }
-    for (std::size_t left = N; left > 1; left /= 2) {
-#pragma HLS unroll
-        for (std::size_t k = 0; k < left / 2; ++k) {
-#pragma HLS unroll
-            held[k] = op(held[2 * k], held[2 * k + 1]);
-        }
-    }
-    return held[0];
 }
 
 // The product of a matrix and the transpose of one that comes over a stream in words Word of whole rows: these are columns

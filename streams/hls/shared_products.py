@@ -17,7 +17,7 @@ _NAME = re.compile(r"(?<![\w:.])[A-Za-z_]\w*(?!\w|::)")
 TYPES = frozenset(("bool", "double", "false", "float", "int", "true"))
 
 
-def with_shared_products(
+def with_shared_functions(
     lines: Sequence[str], tiles: Mapping[str, ValueKind], streams: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
     """Return the lines of a function in which products that are the same but for their tiles call one function, and the
