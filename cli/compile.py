@@ -128,7 +128,8 @@ class CompileOptions(Options):
     )
     on_chip: Count | None = option("with --machine: most bytes on the chip [default: 75 % of the device]", of=MACHINES)
     chosen: tuple[str, ...] = option(
-        "with --machine: rows, columns, depth of tiles; outward, packed; limits unroll, lanes, port",
+        "with --machine: rows, columns, depth of tiles; outward, packed, kernels, arrays; limits unroll, lanes, port, "
+        "together",
         "--set",
         metavar="KNOB=VALUE",
         of=MACHINES,

@@ -54,7 +54,9 @@ class GenerateOptions(Options):
     )
     on_chip: Count | None = option("most bytes on the chip [default: 75 % of the device]")
     chosen: tuple[str, ...] = option(
-        "rows, columns, depth of tiles; outward, packed; limits unroll, lanes, port", "--set", metavar="KNOB=VALUE"
+        "rows, columns, depth of tiles; outward, packed, kernels, arrays; limits unroll, lanes, port, together",
+        "--set",
+        metavar="KNOB=VALUE",
     )
     two: bool = option("a machine for prompts and one for steps, each balanced for itself", "--two-machines")
     rows: Count | None = option("tokens of a run of the one machine, at most [default: those of the prompt]")
