@@ -342,12 +342,17 @@ def _unrolled(made: Streamed, device: StreamDevice, dsps: int) -> Streamed:
     made = made.changed(replace(made.knobs, port=port), ports=shared)
     knobs = made.knobs
     products = {x.name: multiply_adds(x) for x in made.plans if multiply_adds(x)}
-    dsps -= sum(
-        area(node, knobs.at(node.name).lanes, device)["DSP"]
-        for node in made.dataflow.nodes
-        if node.name not in products
-    )
+    others = {node.name: node for node in made.dataflow.nodes if node.name not in products}
     of = {operator: dict(chosen) for operator, chosen in knobs.of.items()}
+    taken = {x: area(node, knobs.at(x).lanes, device)["DSP"] for x, node in others.items()}
+    while sum(taken.values()) > dsps // 2:  # the other half is for products
+        dearest = max(taken, key=taken.__getitem__)
+        lanes = of.get(dearest, {}).get("lanes", knobs.lanes) // 2
+        if not lanes or "lanes" in knobs.of.get(dearest, {}):
+            break
+        of.setdefault(dearest, {})["lanes"] = lanes
+        taken[dearest] = area(others[dearest], lanes, device)["DSP"]
+    dsps -= sum(taken.values())
     if products:
         if dsps < multiply_add_dsps(device) * len(products):
             raise ResourceError(
