@@ -475,7 +475,8 @@ def _latency(overlay: Overlay, run: Run) -> str:
 def _shares(shares: Sequence[float]) -> str:
     """The shares of units of a kind in percent; of many, the smallest and the largest."""
     if len(shares) > MANY:
-        return f"{100 * min(shares):.0f}..{100 * max(shares):.0f} ({len(shares)} units)"
+        least, most = f"{100 * min(shares):.0f}", f"{100 * max(shares):.0f}"
+        return f"{least}..{most} ({len(shares)} units)" if least != most else f"{most} ({len(shares)} units)"
     return "/".join(f"{100 * share:.0f}" for share in shares)
 
 

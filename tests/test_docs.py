@@ -6,7 +6,8 @@ In README.md and docs/*.md
   checkout. Lines after `$ ` are commands, which a backslash at the end continues; what follows is what they print,
   where `...` stands for anything, on a line of its own for any number of lines. A command without output may print
   what it likes. It has to succeed, unless what it prints is said to hold an error;
-  ```` ```console ray ```` is left out where `ray` is not installed;
+  ```` ```console ray ```` is left out where `ray` is not installed, and ```` ```console full ````, whose commands take
+  long and which no later block needs, but in `make test-full`;
 * a block whose first line is `# NAME.EXT` is that file, where the shell is; `# NAME.EXT, continued` adds to it;
 * a block ```` ```text ```` is a drawing.
 
@@ -32,6 +33,7 @@ import pytest
 
 from rsn.hw.versal.sources import cache_folder
 from rsn.isa.overlays import page as isa_page
+from rsn.tests.effort import FULL
 from rsn.tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,11 +89,13 @@ class Block:
     language: str
     lines: tuple[str, ...]
     needs: str = ""
-    """A package."""
+    """A package; or "full", that is `make test-full`."""
 
     @property
     def typed(self) -> bool:
-        return self.language == "console" and (not self.needs or find_spec(self.needs) is not None)
+        if self.language != "console" or self.needs == "full":
+            return self.language == "console" and FULL
+        return not self.needs or find_spec(self.needs) is not None
 
     @property
     def file(self) -> tuple[str, bool] | None:
@@ -239,13 +243,16 @@ def warm_python() -> Iterator[WarmPython]:
         yield python
 
 
+def marks(page: Path) -> list[pytest.MarkDecorator]:
+    """Of the test of a page: one with blocks for `make test-full` is typed there, too."""
+    has_full = FULL and any(block.needs == "full" for block in blocks(page))
+    return [pytest.mark.long] * (has_full or name_of(page) in LONG) + [pytest.mark.full] * has_full
+
+
 TYPED = [page for page in PAGES if any(block.typed for block in blocks(page))]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, id=name_of(p), marks=pytest.mark.long if name_of(p) in LONG else ()) for p in TYPED],
-)
+@pytest.mark.parametrize("page", [pytest.param(p, id=name_of(p), marks=marks(p)) for p in TYPED])
 def test_commands_print_what_is_shown(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     python = request.getfixturevalue("warm_python") if name_of(page) in LONG else None
     assert tried(page, tmp_path, python)
