@@ -1,4 +1,4 @@
-"""Generation on the machine, modelled: time to the first token, and steps beside their bound.
+"""Generation on the machine, modelled: time to the first token, chunks of prompts, and steps beside their bound.
 
 The bound of a step is the time of its weights at the rate of LPDDR, plus that of the cache at the rate of DDR loads. A
 model of many layers is timed by two of its layers and the difference to one: layers are alike, and run one after the
@@ -84,8 +84,9 @@ def timed(program: Program) -> Timed:
 
 
 def programs(model: Any, batch: int, prompt: int) -> list[Timed]:
-    """Return what the programs of a model take: that of the prompt, then that of the step. model: of transformers, in
-    eval mode. batch: sequences. prompt: tokens of each. Raises as `CapturedGraph.divide` and `Pipeline.build`."""
+    """Return what the programs of a model take: of a prompt, of a chunk as long behind it, and of a step. model: of
+    transformers, in eval mode. batch: sequences. prompt: tokens of each. Raises as `CapturedGraph.divide` and
+    `Pipeline.build`."""
     from transformers.cache_utils import StaticCache
 
     pipeline = Pipeline.named("xnn")
@@ -95,7 +96,7 @@ def programs(model: Any, batch: int, prompt: int) -> list[Timed]:
         captured = CapturedGraph(graph, pipeline, whole=True)
 
         def call(*args: Any) -> Any:
-            if len(found) < 2:
+            if len(found) < 3:
                 traced: Any = captured.divide(args)
                 found.append(timed(pipeline.build(traced.network).program))
             return captured.in_pytorch(*args)
@@ -106,26 +107,28 @@ def programs(model: Any, batch: int, prompt: int) -> list[Timed]:
     run = torch.compile(model.forward, backend=backend)
     cache = StaticCache(model.config, max_cache_len=ROWS)
     with torch.no_grad():
-        for rows, before in ((prompt, 0), (1, prompt)):
+        for rows, before in ((prompt, 0), (prompt, prompt), (1, 2 * prompt)):
             mask = torch.ones(batch, before + rows, dtype=torch.long)
             run(torch.ones(batch, rows, dtype=torch.long), attention_mask=mask, past_key_values=cache)
     return found
 
 
 def measured(model: DecoderModel, batch: int) -> dict[str, Any]:
-    """Return a row of the table as a JSON object: modelled milliseconds of a prompt and of a step, and tokens a second.
-    batch: sequences. Raises as `programs`."""
+    """Return a row of the table as a JSON object: modelled milliseconds of a prompt, a chunk and a step, and tokens a
+    second. batch: sequences. Raises as `programs`."""
     one, two = (programs(model.make(layers), batch, ROWS // 4) for layers in (1, 2))
-    prompt, step = (a.of(model.layers, b) for a, b in zip(one, two, strict=True))
+    prompt, chunk, step = (a.of(model.layers, b) for a, b in zip(one, two, strict=True))
     return {
         "model": model.name,
         "batch": batch,
         "first_token_ms": prompt.seconds * 1e3,
+        "chunk_ms": chunk.seconds * 1e3,
         "step_ms": step.seconds * 1e3,
         "bound_ms": step.bound * 1e3,
         "of_bound": step.bound / step.seconds,
         "tokens_per_s": batch / step.seconds,
         "prompt": asdict(prompt),
+        "chunk": asdict(chunk),
         "step": asdict(step),
     }
 
@@ -163,7 +166,7 @@ def main(only: tuple[str, ...], batches: tuple[int, ...], host: bool, as_json: b
                 line += f"{row['prompt_s']:.1f} s | {row['step_s']:.1f} s |"
             else:
                 line += (
-                    f"{row['first_token_ms']:.0f} ms | {row['step_ms']:.1f} ms | "
+                    f"{row['first_token_ms']:.0f} ms | {row['chunk_ms']:.0f} ms | {row['step_ms']:.1f} ms | "
                     f"{row['bound_ms']:.1f} ms | {row['of_bound']:.2f} | {row['tokens_per_s']:.1f} | "
                     f"{row['prompt']['ops']:.0f}, {row['step']['ops']:.0f} | "
                     f"{row['prompt']['image'] / 1024:.0f}, {row['step']['image'] / 1024:.0f} KiB |"

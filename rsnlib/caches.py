@@ -1,25 +1,29 @@
 """Caches of keys and values: arguments of a module that it writes new rows to, and then attends to.
 
 A module puts new keys or values into a cache with `index_copy`: rows `index` of each sequence become those of a
-projection. The machine sees three cases of it:
+projection. The machine sees four cases of it:
 
 - A step: one new row. The cache becomes a state of the machine (`Gemm.into`), a copy of the host's tensor that stays
   there between calls. The machine appends the row to its copy; the host gets the row, and writes it to its own tensor.
 - A step of a cache whose rows move up when it is full: the machine replaces its oldest row instead, wherever that is.
 - A prompt: several rows, the first ones of an empty cache. The attention reads the projection itself. Calls check that
   the rows are the first ones, and that the attention sees no key behind them.
+- A chunk: several rows that follow others in the example. It is a step with more rows, whose mask says which keys each
+  of them sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..scheduler.graph import Gemm
-from .capture import arguments, dtype_of, module_path, packet, shape_of
+from .capture import Environment, arguments, computed, dtype_of, is_static, module_path, packet, shape_of
 from .rewriter import Rewriter, replacing
 from .rotate import ROLL_IN
 from .values import Abstract, AbstractState, Arguments, Value, is_host, unsupported
@@ -33,8 +37,8 @@ ONLY = "only rows of a cache in float32 of (batch, heads, rows, columns) can be 
 class Append:
     """New rows of a cache. cache, index: tensors of the host, (batch, heads, rows of the cache, columns of a head) and
     the rows that are replaced, integers (new rows,); None: the rows move up, and the new one is the last. new: the
-    projection that they come from, as (batch, heads, rows, columns). is_step: it is one row for an argument of the
-    module, which becomes exactly that."""
+    projection that they come from, as (batch, heads, rows, columns). is_step: it is one row, or a chunk, for an
+    argument of the module, which becomes exactly that."""
 
     cache: Node
     index: Node | None
@@ -51,7 +55,8 @@ def index_copy(values: AbstractState, node: Node, a: Arguments) -> Abstract | st
     if a["dim"] not in (2, -2):
         return ONLY
     rows = shape_of(index)[0]
-    if rows > 1 and values.is_constant(index) and not torch.equal(values.constant(index), torch.arange(rows)):
+    first = node not in values.chunks and values.is_constant(index)
+    if rows > 1 and first and not torch.equal(values.constant(index), torch.arange(rows)):
         return "its rows are not the first ones of the cache"
     return _appended(values, node, a["self"], index, a["source"])
 
@@ -84,7 +89,7 @@ def _appended(values: AbstractState, node: Node, cache: Node, index: Node | None
     view = values.in_heads(shape)
     state = values.source(cache, view, found.base.width)
     layer = values.layers.appended(module_path(node), state, found.base)
-    is_step = shape_of(source)[2] == 1 and values.written.get(cache) is node
+    is_step = (shape_of(source)[2] == 1 or node in values.chunks) and values.written.get(cache) is node
     values.appends[layer] = values.appended[node] = Append(cache, index, found, is_step)
     return Value(layer, view)
 
@@ -112,6 +117,20 @@ def moved_up(graph: Rewriter, node: Node) -> Node | None:
     if shape[0] == 1 and shape_of(new) == row[1:]:
         new = graph.insert(node, aten.reshape.default, new, list(row), origin=source)
     return graph.insert(node, ROLL_IN.default, cache, new, origin=node) if shape_of(new) == row else None
+
+
+def chunks(program: ExportedProgram, environment: Environment) -> frozenset[Node]:
+    """Return the operators that put several new rows behind others of a cache. environment: the values of the example,
+    as for `trace.interpret`."""
+    known = dict(environment)
+    found = set()
+    for node in program.graph.find_nodes(op="call_function", target=aten.index_copy.default):
+        index = arguments(node)["index"]
+        if is_static(index) and (count := prod(shape_of(index))) > 1:
+            rows = computed(index, known)
+            if rows[0] > 0 and torch.equal(rows, rows[0] + torch.arange(count)):
+                found.add(node)
+    return frozenset(found)
 
 
 def attended(

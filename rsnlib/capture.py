@@ -455,6 +455,19 @@ def run(nodes: Iterable[Node], environment: Environment) -> None:
                 raise TensorError(f"{site(node)}: {str(error).strip().partition(chr(10))[0]}") from error
 
 
+def computed(node: Node, environment: Environment) -> torch.Tensor:
+    """Compute a tensor from the arguments and constants in `environment`, which receives all results. node: the
+    operator that makes it. Raises as `run`."""
+    needed, stack = set(), [node]
+    while stack:
+        x = stack.pop()
+        if x not in environment and x not in needed:
+            needed.add(x)
+            stack.extend(x.all_input_nodes)
+    run([x for x in node.graph.nodes if x in needed], environment)
+    return environment[node]
+
+
 def lifted(program: ExportedProgram) -> Environment:
     """Return the values of all inputs of a graph other than arguments, by node: parameters, buffers, constants and
     subgraphs. Tensors share memory with the program."""

@@ -147,7 +147,8 @@ class HostPart:
         for node, count in self.prompts:
             if not torch.equal(environment[node], torch.arange(count)):
                 raise TensorError(
-                    f"a call with {count} rows must be the first one of a cache; this one has other rows before"
+                    f"a call with {count} rows must be the first one of a cache; this one has other rows before: "
+                    "compile an example that has, for a program of such calls"
                 )
         kinds = dict.fromkeys((0, *self.counts.values(), *self.rows_taken.values()))
         found = {kind: self._spans_of(environment, kind) for kind in kinds}
@@ -185,9 +186,12 @@ class HostPart:
             return None
         if any(not torch.equal(x, found[0]) for x in found):
             raise TensorError("the layers append to different rows of their caches")
-        row, count = int(found[0]), self._cache_rows(kind)
-        if not 0 <= row < count:
-            raise CacheFull(f"row {row} of a cache of {count} rows")
+        first, count = found[0].reshape(-1), self._cache_rows(kind)
+        row, last = int(first[0]), int(first[-1])
+        if not torch.equal(first, torch.arange(row, row + len(first))):
+            raise TensorError("the new rows of a cache do not follow each other")
+        if not 0 <= row <= last < count:
+            raise CacheFull(f"row {last if row >= 0 else row} of a cache of {count} rows")
         return np.full(self.batch, row, np.int64)
 
     def state(self, name: str, environment: Environment) -> Array:

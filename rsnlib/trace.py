@@ -9,7 +9,7 @@ the operator that prevents them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,10 +24,12 @@ from torch.fx import Node
 
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import AttentionLayer, Gemm, LayerGraph
+from .caches import chunks
 from .capture import (
     Environment,
     Interface,
     arguments,
+    computed,
     draws,
     dtype_of,
     fitting,
@@ -38,7 +40,6 @@ from .capture import (
     module_path,
     op_name,
     packet,
-    run,
     shape_of,
     short_name,
     site,
@@ -216,10 +217,11 @@ def interpret(
     if premise is not None and not premise.holds():
         raise UnsupportedError("values that the graph was rewritten for have changed; capture the model again")
     given, environment = environment, dict(environment)
-    tracer = _Tracer(program, interface, passes)
+    of_chunks = chunks(program, environment)
+    tracer = _Tracer(program, interface, passes, of_chunks)
     patterns = tracer.patterns_of_masks(environment)
     if any(pattern != PLAIN for pattern in patterns.values()):
-        tracer = _Tracer(program, interface, passes, patterns)
+        tracer = _Tracer(program, interface, passes, of_chunks, patterns)
     traced = tracer.partition()
     tracer.check_masks(traced, environment)
     if not again:
@@ -253,18 +255,6 @@ def _emptiness(node: Node) -> str:
     return f"its {'result' if x is node else names.get(x, 'operand')} is empty, {shape_of(x)}"
 
 
-def _computed(node: Node, environment: Environment) -> torch.Tensor:
-    """Compute a tensor of the host from the arguments and constants in `environment`, which receives all results."""
-    needed, stack = set(), [node]
-    while stack:
-        x = stack.pop()
-        if x not in environment and x not in needed:
-            needed.add(x)
-            stack.extend(x.all_input_nodes)
-    run([x for x in node.graph.nodes if x in needed], environment)
-    return environment[node]
-
-
 class _Tracer:
     """One pass over a captured graph, which decides for each operator where it runs."""
 
@@ -273,12 +263,18 @@ class _Tracer:
         program: ExportedProgram,
         interface: Interface,
         passes: Passes,
+        of_chunks: Collection[Node] = (),
         patterns: Mapping[Node, Pattern | None] = MappingProxyType({}),
     ) -> None:
+        """of_chunks, patterns: as for `AbstractState`."""
         self.program, self.interface = program, interface
         self.passes = passes
         self.values = AbstractState(
-            program, patterns, norms_of_inputs=passes.norms_of_inputs, keeps_caches=passes.keeps_caches
+            program,
+            patterns,
+            norms_of_inputs=passes.norms_of_inputs,
+            keeps_caches=passes.keeps_caches,
+            chunks=of_chunks,
         )
         self.before: list[Node] = []
         self.after: list[Node] = []
@@ -542,7 +538,7 @@ class _Tracer:
         for mask, keys in {mask: self._keys_of(layer) for layer, mask in self.values.masks.items()}.items():
             found[mask] = None
             with suppress(TensorError):
-                found[mask] = pattern_of(_computed(mask, environment), self.values.batch, keys)
+                found[mask] = pattern_of(computed(mask, environment), self.values.batch, keys)
                 if mask in stepping and found[mask] in (PLAIN, Pattern(left=True)):
                     found[mask] = Pattern(left=True)  # whatever the first step's rows are
         return found
@@ -553,7 +549,7 @@ class _Tracer:
             try:
                 if mask in traced.host.masks:
                     keys, pattern = self._keys_of(layer), self.values.patterns.get(mask) or PLAIN
-                    attended_keys(_computed(mask, environment), self.values.batch, keys, pattern)
+                    attended_keys(computed(mask, environment), self.values.batch, keys, pattern)
             except TensorError as error:
                 message = f"attention at {layer.place}: {error}"
                 raise RefusedError(self._node_of(layer), message) from error

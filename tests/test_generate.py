@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -22,11 +25,12 @@ from transformers import (
 )
 from transformers.cache_utils import StaticCache
 
+import rsn
 from rsn.base.errors import CacheFull, TensorError, UnsupportedError
 from rsn.host.model.compiled import Compiled
 from rsn.host.runner import Runner
 from rsn.rsnlib.fallback import Fallback
-from rsn.tests.effort import full, long, sampled
+from rsn.tests.effort import examples, full, long, sampled
 
 TOKENS, END = 96, 95
 SIZES: dict[str, Any] = {
@@ -201,8 +205,6 @@ def caches(batch: int, seed: int) -> list[torch.Tensor]:
 
 
 def compiled_step(model: Step, batch: int) -> Compiled:
-    import rsn
-
     x, at, mask = arguments(batch, 3, 0)
     return rsn.compile(model, (x, *caches(batch, 0), at, mask))
 
@@ -232,6 +234,61 @@ def test_a_module_with_a_cache(batch: int) -> None:
         assert_step(model, compiled, one, 6, 11)
         one[0][:, :, 2] += 1
         assert_step(model, compiled, one, 7, 12)
+
+
+@examples(100, 2)
+@given(st.integers(0, 2**32))
+def test_chunks_of_several_rows(seed: int) -> None:
+    """Several new rows behind others, anywhere in the cache, with masks that show each row other keys, or all rows the
+    same: one call behind the other, and in a cache that the board does not have."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    model, batch = Step().eval(), draw.randint(1, 3)
+    rows = draw.choice([draw.randint(2, 9), draw.randint(100, 140)])
+    capacity = rows + draw.randint(1, 150)
+    shows, is_float = draw.choice(["causal", "window", "used"]), draw.random() < 0.5
+
+    def mask(first: int) -> torch.Tensor:
+        own, key = torch.arange(first, first + rows)[:, None], torch.arange(capacity)
+        shown = (key <= own) & (key > own - rows) if shows == "window" else key <= own
+        shown = (key < first + rows).expand(rows, capacity) if shows == "used" else shown
+        whole = shown.expand(batch, 1, rows, capacity).clone()
+        return torch.where(whole, 0.0, -torch.inf) if is_float else whole
+
+    def given_at(first: int, kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.randn(batch, rows, 64), *kept, torch.arange(first, first + rows), mask(first)]
+
+    def assert_chunk(first: int, kept: list[torch.Tensor]) -> None:
+        x, *_, at, shown = given_at(first, kept)
+        own = [cache.clone() for cache in kept]
+        with torch.no_grad():
+            wanted = model(x, *own, at, shown)
+        assert difference(compiled(x, *kept, at, shown), wanted) < 1e-5
+        for one, other in zip(kept, own, strict=True):
+            assert difference(one, other) < 1e-5
+
+    def fresh_caches() -> list[torch.Tensor]:
+        return [torch.randn(batch, 2, capacity, 32) for _ in range(2)]
+
+    with rsn.compile(
+        model, tuple(given_at(draw.randint(1, capacity - rows), fresh_caches())), verify="never"
+    ) as compiled:
+        kept = fresh_caches()
+        first = draw.randint(0, capacity - rows)
+        while first + rows <= capacity:
+            assert_chunk(first, kept)
+            first += rows
+        assert_chunk(draw.randint(0, capacity - rows), fresh_caches())
+        x, *_, shown = given_at(0, kept)
+        with pytest.raises(CacheFull, match=f"row {capacity} of a cache of {capacity} rows"):
+            compiled(x, *kept, torch.arange(capacity + 1 - rows, capacity + 1), shown)
+        with pytest.raises(TensorError, match="do not follow each other"):
+            compiled(x, *kept, torch.arange(rows).flip(0), shown)
+
+
+def difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest deviation, over the largest magnitude."""
+    return float((got - wanted).abs().max() / wanted.abs().max())
 
 
 def test_caches_stay_on_the_board(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,8 +367,6 @@ def test_caches_that_share_memory_are_refused() -> None:
 
 
 def test_what_would_write_to_a_copy_is_refused() -> None:
-    import rsn
-
     x, at, mask = arguments(1, 3, 0)
     given = (x, *caches(1, 0), at, mask)
     family = rsn.compile(Step().eval(), given, dynamic_shapes={"x": {0: rsn.Batch(1)}})
@@ -336,8 +391,6 @@ def test_a_model_that_writes_to_its_arguments_is_not_saved(tmp_path: Path) -> No
 @pytest.mark.long
 def test_a_static_cache_of_transformers() -> None:
     """Of a call with `rsn.compile`; the result has the cache that was given."""
-    import rsn
-
     model = made("Llama")
 
     def cache() -> StaticCache:
@@ -363,8 +416,6 @@ def test_a_static_cache_of_transformers() -> None:
 @pytest.mark.parametrize(("capacity", "window"), [(20, 4), (4, 16)])
 def test_sliding_layers_until_they_are_full(capacity: int, window: int) -> None:
     """PyTorch goes on with the cache as it is; the machine says that it cannot."""
-    import rsn
-
     model = Gemma3ForCausalLM(Gemma3TextConfig(**OF_GEMMA | {"sliding_window": window})).eval()
 
     def cache() -> StaticCache:
@@ -393,8 +444,6 @@ def test_sliding_layers_until_they_are_full(capacity: int, window: int) -> None:
 
 
 def test_machines_without_caches_refuse_them() -> None:
-    import rsn
-
     x, at, mask = arguments(1, 3, 0)
     with pytest.raises(UnsupportedError):
         rsn.compile(Step().eval(), (x, *caches(1, 0), at, mask), overlay="xnn2")
@@ -415,8 +464,6 @@ class Unmasked(Step):
 @pytest.mark.parametrize("shown", [None, slice(0, CAPACITY), slice(0, 6), slice(3, CAPACITY)])
 @pytest.mark.parametrize("batch", [1, long(3)])
 def test_a_step_without_a_mask_argument(batch: int, shown: slice | None) -> None:
-    import rsn
-
     torch.manual_seed(0)
     mask = None
     if shown is not None:
