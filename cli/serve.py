@@ -63,6 +63,9 @@ class ServeOptions(Options):
     generate: bool = option("MODEL is a folder of a causal language model of transformers")
     slots: int = option("texts generated together", default=8, type=click.IntRange(1, 128))
     capacity: int = option("the most tokens of a text", default=512, type=click.IntRange(2))
+    chunk: int = option(
+        "the most tokens of a prompt that are read between two steps", default=generation.CHUNK, type=click.IntRange(2)
+    )
     warm_up: bool = option("compile the programs for prompts of all lengths first, not when they are needed")
 
 
@@ -78,7 +81,7 @@ def serve_command(model: Path, options: ServeOptions) -> None:
     With --generate, MODEL is a folder of a language model, and POST /v1/completions generates text
     (docs/generation.md).
     """
-    wrong = given("xclbin", "max_wait") if options.generate else given("slots", "capacity", "warm_up")
+    wrong = given("xclbin", "max_wait") if options.generate else given("slots", "capacity", "chunk", "warm_up")
     for flag in wrong:
         raise click.UsageError(f"{flag} {'cannot be used with' if options.generate else 'needs'} --generate")
     board, timeout = options.board, options.timeout
@@ -140,7 +143,9 @@ def _generation(model: Path, options: ServeOptions, counters: Any) -> tuple[Any,
         tokenizer = AutoTokenizer.from_pretrained(model)
     except Exception as e:  # of several packages, each with its own errors
         raise TensorError(f"{model}: no language model of transformers: {str(e).partition(chr(10))[0]}") from None
-    decoder = generation.Decoder(loaded, slots=options.slots, capacity=options.capacity, board=options.board)
+    decoder = generation.Decoder(
+        loaded, slots=options.slots, capacity=options.capacity, chunk=options.chunk, board=options.board
+    )
     if options.warm_up:
         decoder.warm_up()
     ends = loaded.generation_config.eos_token_id if loaded.can_generate() else None

@@ -2,5 +2,6 @@
 
 from .batching import Generation as Generation
 from .batching import Stream as Stream
+from .decoder import CHUNK as CHUNK
 from .decoder import Decoder as Decoder
 from .sampling import Sampling as Sampling

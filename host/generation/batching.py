@@ -1,8 +1,8 @@
 """Continuous batching: requests join a decoder's slots between steps, and leave them when they end.
 
-One thread owns the decoder. In each round it frees the slots of requests that were cancelled, begins a waiting request
-in a free slot (several while none runs), and decodes one token of all that run. Requests begin in the order of their
-arrival, but one whose program is still being compiled lets others pass.
+One thread owns the decoder. In each round it frees the slots of requests that were cancelled, runs a chunk of a prompt
+in a free slot (several prompts while no text runs), and decodes one token of all texts that run. Requests begin in the
+order of their arrival, but one whose program is still being compiled lets others pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 log = logging.getLogger("rsn.generation")
 
 RETRIES = 1
-"""How often a step or a prompt is run again when the board fails: neither has changed anything then."""
+"""How often a step or a chunk of a prompt is run again when the board fails: neither has changed anything then."""
 LOOK_S = 0.1
 """Seconds between two looks for cancelled requests, while all requests wait for their programs to be compiled."""
 
@@ -111,13 +111,15 @@ class _Request:
     random: np.random.Generator
     made: list[int] = field(default_factory=list)
     arrived: float = field(default_factory=time.monotonic)
+    begun: bool = False
+    """Whether a chunk of its prompt has run, or tried to."""
 
 
 class Generation(Closing):
     """Generates texts for many callers. Any thread may call it; it owns the decoder, and closes it.
 
     queue: the most requests that wait for a slot. metrics: where to count requests and runs, under the label `name`; a
-    prompt is a run, and a step is one. Raises `ValueError` if a runner of these metrics has this name.
+    chunk of a prompt is a run, and a step is one. Raises `ValueError` if a runner of these metrics has this name.
     """
 
     def __init__(
@@ -265,13 +267,22 @@ class Generation(Closing):
                 self._work.wait(LOOK_S if self._waiting else None)
         for request in dropped:
             self._answer(request, Event(reason="cancelled"))
-        others = bool(self._running)
-        for slot in range(self._decoder.slots):
-            if slot not in self._running and (began := self._next()):
-                self._prefill(slot, began)
-                if others:  # which wait for it
-                    break
+        others = any(request.made for request in self._running.values())
+        while (reading := self._prompt()) is not None:
+            self._prefill(reading)
+            begun = self._running.get(reading)
+            if others or (begun is not None and not begun.made):  # others wait for it, or chunks are left
+                break
         return True
+
+    def _prompt(self) -> int | None:
+        """The slot of the prompt whose next chunk runs: one that has begun, else the next request's. None without."""
+        begun = next((slot for slot, request in self._running.items() if not request.made), None)
+        free = next((slot for slot in range(self._decoder.slots) if slot not in self._running), None)
+        if begun is None and free is not None and (request := self._next()):
+            self._running[free] = request
+            return free
+        return begun
 
     def _is_ready(self, request: _Request) -> bool:
         """Whether a waiting request can begin; also if only to get the error of its program."""
@@ -288,23 +299,27 @@ class Generation(Closing):
                 self._waiting.remove(ready)
             return ready
 
-    def _prefill(self, slot: int, request: _Request) -> None:
-        self._running[slot] = request
-        waited = time.monotonic() - request.arrived
+    def _prefill(self, slot: int) -> None:
+        """Run the next chunk of a request's prompt."""
+        request = self._running[slot]
+        waited = [] if request.begun else [time.monotonic() - request.arrived]
+        request.begun = True
         try:
-            logits = self._tried(partial(self._decoder.prefill, slot, request.tokens), [waited])
+            run = partial(self._decoder.prefill_chunk, slot, request.tokens)
+            logits = self._tried(run, 1 / self._decoder.slots, waited)
         except Exception as e:
             self._end(slot, Event(error=e))
         else:
-            self._take(slot, logits)
+            if logits is not None:
+                self._take(slot, logits)
 
     def _decode(self) -> None:
         """Decode a token of each running request."""
-        tokens = {slot: request.made[-1] for slot, request in self._running.items()}
+        tokens = {slot: request.made[-1] for slot, request in self._running.items() if request.made}
         if not tokens:
             return
         try:
-            found = self._tried(partial(self._decoder.step, tokens))
+            found = self._tried(partial(self._decoder.step, tokens), len(tokens) / self._decoder.slots)
         except Exception as e:
             for slot in tokens:
                 self._end(slot, Event(error=e))
@@ -334,8 +349,9 @@ class Generation(Closing):
         self._decoder.free(slot)
         self._answer(self._running.pop(slot), event)
 
-    def _tried(self, run: Callable[[], T], waited_s: Sequence[float] = ()) -> T:
-        """Run a prompt or a step, again if the board fails. waited_s: seconds of requests that begin with it."""
+    def _tried(self, run: Callable[[], T], fill: float, waited_s: Sequence[float] = ()) -> T:
+        """Run a chunk of a prompt or a step, again if the board fails. fill: share of the slots that it is for.
+        waited_s: seconds of requests that begin with it."""
         for attempt in range(RETRIES + 1):
             began = time.monotonic()
             try:
@@ -349,7 +365,6 @@ class Generation(Closing):
             else:
                 self._become(self._health.to(State.READY))
                 if self._figures:
-                    fill = 1 / self._decoder.slots if waited_s else len(self._running) / self._decoder.slots
                     self._figures.ran(waited_s, time.monotonic() - began, fill, self._decoder.last_run)
                 return result
         raise AssertionError("unreachable")

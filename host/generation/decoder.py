@@ -2,7 +2,8 @@
 
 The step is compiled once, for all slots and a cache of `capacity` rows. A prompt is padded on the right to one of a few
 lengths, and has a program of its own, compiled when it is first needed, or beside the steps of others (`prepare`).
-Causal attention keeps the padding from the rows before it.
+Causal attention keeps the padding from the rows before it. A prompt longer than a chunk runs in chunks, which attend to
+the rows before; one program serves all of them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...base.deferred import deferred
 from ...base.errors import (
@@ -51,6 +53,28 @@ PROBE, LEAST_PROBE = 8, 3
 not tried."""
 NEAR = 1e-3
 """How far logits may be apart there, of the largest one."""
+CHUNK = 128
+"""Rows of a chunk: those of a block of the machine. While the weights' bandwidth is the bound, a chunk takes about as
+long as a step."""
+
+
+class PromptProgram(NamedTuple):
+    """Which program a prompt runs on. rows: of the program. is_chunk: they follow others in the cache; else they are
+    the whole prompt."""
+
+    rows: int
+    is_chunk: bool
+
+
+@dataclass
+class _Prompt:
+    """A prompt of which chunks have run. tokens: all of them. cache: of its sequence. begun: the model's change count.
+    done: the tokens whose rows are in the cache."""
+
+    tokens: list[int]
+    cache: Any
+    begun: int
+    done: int = 0
 
 
 class Decoder(Closing):
@@ -59,24 +83,34 @@ class Decoder(Closing):
 
     model: in eval mode, in float32. A change of it counts from the next prompt or step on, as in PyTorch: the keys and
     values of earlier tokens stay. slots: number of sequences that are decoded together. capacity: the most tokens of a
-    sequence, its prompt included. board: as for `rsn.compile`. The keys and values of all slots stay on the board; the
-    host has them too, so that a board that failed gets them again. A layer with a sliding window has as many rows as
-    the window, and a new token replaces the oldest one. Raises what `rsn.compile` raises, `UnsupportedError` for a
-    model that attends to chunks, or computes something else if it is given positions, `PositionError` for a capacity
-    beyond the model's positions, and `TensorError` for slots or a capacity that are no whole numbers or too small.
+    sequence, its prompt included. chunk: the most rows of a prompt that run at once. board: as for `rsn.compile`. The
+    keys and values of all slots stay on the board; the host has them too, so that a board that failed gets them again.
+    A layer with a sliding window has as many rows as the window, and a new token replaces the oldest one. Raises what
+    `rsn.compile` raises, `UnsupportedError` for a model that attends to chunks of fixed size, or computes something
+    else if it is given positions, `PositionError` for a capacity beyond the model's positions, and `TensorError` for
+    slots, a capacity or a chunk that are no whole numbers or too small.
 
     verify: as for `rsn.compile`: the logits of the first call of each program are compared with those of the model in
     PyTorch, for all tokens of the sequence and without a cache. Raises `WrongResultError` if they differ.
     """
 
     def __init__(
-        self, model: Any, *, slots: int = 8, capacity: int = 512, board: str = "sim", verify: str = "first"
+        self,
+        model: Any,
+        *,
+        slots: int = 8,
+        capacity: int = 512,
+        chunk: int = CHUNK,
+        board: str = "sim",
+        verify: str = "first",
     ) -> None:
         require_torch("generation")
-        if type(slots) is not int or type(capacity) is not int:
-            raise TensorError(f"{slots!r} slots of {capacity!r} rows; both are whole numbers")
+        if not type(slots) is type(capacity) is type(chunk) is int:
+            raise TensorError(f"{slots!r} slots of {capacity!r} rows, chunks of {chunk!r}; these are whole numbers")
         if slots < 1 or capacity < 2:
             raise TensorError(f"{slots} slots of {capacity} rows; there must be one of two at least")
+        if chunk < 2:
+            raise TensorError(f"chunks of {chunk} rows; they have two at least")
         if not hasattr(getattr(model, "config", None), "get_text_config"):
             raise UnsupportedError(f"{type(model).__name__}: no language model of transformers")
         text = model.config.get_text_config(decoder=True)
@@ -85,11 +119,13 @@ class Decoder(Closing):
         positions = getattr(text, "max_position_embeddings", None)
         if positions is not None and capacity > positions:
             raise PositionError(f"sequences of {capacity} tokens; the model has positions for {positions}")
-        self.slots, self.capacity = slots, capacity
+        self.slots, self.capacity, self.chunk = slots, capacity, min(chunk, capacity)
         self.vocabulary = int(text.vocab_size)
         self._model, self._board = model, board
         self._pipeline, self._pool = pipelines.Pipeline.named("xnn"), pools.Pool()
         self._tokens: list[list[int]] = [[] for _ in range(slots)]
+        self._reading: dict[int, _Prompt] = {}
+        """By slot, the prompts of which chunks are left."""
         self._begun = [0] * slots
         """The model's change count when the sequence of each slot began."""
         self._verification = verifications.Verification(
@@ -101,10 +137,10 @@ class Decoder(Closing):
         self.told: Callable[[], None] = lambda: None
         """Called, in another thread, when a program that `prepare` asked for is there, or cannot be."""
         self._lock = threading.Lock()
-        self._compiling: int | None = None
-        """The rows of the program that is being compiled beside, None for none."""
-        self._failed: dict[int, Exception] = {}
-        """By their rows, the programs that could not be compiled."""
+        self._compiling: PromptProgram | None = None
+        """The program that is being compiled beside, None for none."""
+        self._failed: dict[PromptProgram, Exception] = {}
+        """The programs that could not be compiled."""
         try:
             self._cache = self._static_cache(slots)
             self._probe(text)
@@ -119,8 +155,8 @@ class Decoder(Closing):
         self._seen = self._followed.look()
         self._shared = SharedBank.of(model.parameters(), board, self._pipeline.overlay.name)
         self._step = self._compiled(self._step_arguments({}))
-        shortest = self._prompt_sizes()[0]
-        self._prompts: dict[int, Compiled] = {shortest: self._compiled(self._prompt_arguments([0], shortest))}
+        shortest = self._prompt_programs()[0]
+        self._prompts: dict[PromptProgram, Compiled] = {shortest: self._compiled(self._example(shortest))}
 
     def length(self, slot: int) -> int:
         """The number of tokens of the sequence in a slot, 0 for a free one. Raises `TensorError` for a slot that there
@@ -145,54 +181,55 @@ class Decoder(Closing):
     def prepare(self, tokens: int) -> bool:
         """Return whether there is a program for prompts of this number of tokens. If there is none, another thread
         compiles it, after those that were asked for before, and then calls `told`. Raises the error of compiling."""
-        rows = self._rows(tokens)
+        wanted = self._program_of(tokens)
         with self._lock:
-            if rows in self._prompts:
+            if wanted in self._prompts:
                 return True
-            if rows in self._failed:
-                raise self._failed[rows]
+            if wanted in self._failed:
+                raise self._failed[wanted]
             if self._compiling is None and not self._closed:
-                self._compiling = rows
+                self._compiling = wanted
                 # The process may end while a daemon compiles.
                 threading.Thread(
-                    target=self._compile, args=(rows, self._prompts), name="rsn-compile", daemon=True
+                    target=self._compile, args=(wanted, self._prompts), name="rsn-compile", daemon=True
                 ).start()
             return False
 
     def warm_up(self) -> None:
         """Compile the programs of prompts of all lengths now. Raises what `rsn.compile` raises."""
-        for rows in self._prompt_sizes():
-            if rows not in self._prompts:
-                self._prompts[rows] = self._compiled(self._prompt_arguments([0], rows))
+        for wanted in self._prompt_programs():
+            if wanted not in self._prompts:
+                self._prompts[wanted] = self._compiled(self._example(wanted))
 
-    def _compile(self, rows: int, prompts: dict[int, Compiled]) -> None:
-        """Compile the program for prompts of this number of rows, and add it to `prompts`."""
+    def _compile(self, wanted: PromptProgram, prompts: dict[PromptProgram, Compiled]) -> None:
+        """Compile a program of prompts, and add it to `prompts`."""
         made: Compiled | None = None
         error: Exception | None = None
         try:
-            made = self._compiled(self._prompt_arguments([0], rows))
+            made = self._compiled(self._example(wanted))
         except Exception as e:
             error = e
-            log.warning("prompts of %d tokens cannot run: %s: %s", rows, type(e).__name__, e)
+            log.warning("prompts of %d tokens cannot run: %s: %s", wanted.rows, type(e).__name__, e)
         with self._lock:
             self._compiling = None
             if self._closed or prompts is not self._prompts:  # it is of no use any more
                 pass
             elif made is not None:
-                prompts[rows], made = made, None
+                prompts[wanted], made = made, None
             elif error is not None:
-                self._failed[rows] = error
+                self._failed[wanted] = error
         if made is not None:
             made.close()
         self.told()
 
-    def _rows(self, tokens: int) -> int:
-        """The rows of the program for a prompt."""
-        return next(n for n in self._prompt_sizes() if n >= tokens)
+    def _program_of(self, tokens: int) -> PromptProgram:
+        """The program for a prompt."""
+        return next(p for p in self._prompt_programs() if p.is_chunk or p.rows >= tokens)
 
     def free(self, slot: int) -> None:
         """Forget the sequence of a slot. Raises `TensorError` for a slot that there is not."""
         self._tokens[self._known_slot(slot)] = []
+        self._reading.pop(slot, None)
 
     def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
         """Begin a sequence in a slot with the tokens of its prompt. Returns the logits behind its last token, float32
@@ -202,35 +239,66 @@ class Decoder(Closing):
         decoder is closed, `WrongResultError` if a verified call differs, and what `rsn.compile` raises if the model has
         changed.
         """
+        self._reading.pop(self._known_slot(slot), None)
+        while (logits := self.prefill_chunk(slot, tokens)) is None:
+            pass
+        return logits
+
+    def prefill_chunk(self, slot: int, tokens: Sequence[int]) -> Array | None:
+        """Run the next chunk of a prompt, whose sequence begins with its last one. tokens: the whole prompt; another
+        one than in the call before begins anew. Returns None if chunks are left, else as `prefill`, and raises as that:
+        then the chunk can be run again."""
         import torch
 
         self.check(tokens)
-        tokens, slot = self._known(tokens), self._known_slot(slot)
+        known, slot = self._known(tokens), self._known_slot(slot)
         self._follow()
-        rows = self._rows(len(tokens))
-        arguments = self._prompt_arguments(tokens, rows)
-        if rows in self._failed:
-            raise self._failed[rows]
-        if rows not in self._prompts:
-            self._prompts[rows] = self._compiled(arguments)
-        program, sequences = self._prompts[rows], [list(tokens)]
-        verified = self._verification.begin(program, (sequences,), {}, rows)
+        wanted = self._program_of(len(known))
+        prompt = self._reading.get(slot)
+        if prompt is None or prompt.tokens != known:
+            prompt = _Prompt(known, self._static_cache(1, self.capacity), self._seen)
+        first, end = prompt.done, len(known)
+        if wanted.is_chunk:  # the last rows of the cache have a chunk that begins before
+            first, end = min(first, self.capacity - wanted.rows), min(first + wanted.rows, end)
+        arguments = self._prompt_arguments(known[first:end], wanted.rows, prompt.cache, first)
+        if wanted in self._failed:
+            raise self._failed[wanted]
+        if wanted not in self._prompts:
+            self._prompts[wanted] = self._compiled(self._example(wanted))
+        program, sequences, verified = self._prompts[wanted], [known], None
+        is_last = end == len(known)
+        if is_last and prompt.begun == self._seen:  # else keys are from before a change of the model
+            verified = self._verification.begin(program, (sequences,), {}, wanted)
         with torch.no_grad():
             logits = program(**arguments).logits
-            for whole, own in zip(self._cache.layers, arguments["past_key_values"].layers, strict=True):
-                count = whole.max_cache_len
-                kept = torch.arange(max(0, len(tokens) - count), len(tokens))
-                for name in ("keys", "values"):
-                    cache = getattr(whole, name)[slot]
-                    cache.zero_()  # a hidden row counts 0 times its value, which for what is no number is no number
-                    cache[:, kept % count] = getattr(own, name)[0, :, kept]
-        self._tokens[slot], self._begun[slot], self.last_run = [], self._seen, program.last_run
-        last = _behind(logits, len(tokens))
+            prompt.done = end
+            if is_last:
+                self._keep(slot, prompt)
+        self.last_run = program.last_run
+        if not is_last:
+            self._reading[slot] = prompt
+            return None
+        self._reading.pop(slot, None)
+        self._tokens[slot], self._begun[slot] = [], prompt.begun
+        last = _behind(logits, end - first)
         if verified is not None:
             verified.check([last], (sequences,), {}, layers=program.depth)
-            self._verification.passed(program, rows)
-        self._tokens[slot] = list(tokens)
+            self._verification.passed(program, wanted)
+        self._tokens[slot] = known
         return _numbers(last)
+
+    def _keep(self, slot: int, prompt: _Prompt) -> None:
+        """Copy the rows of a prompt to the caches of a slot."""
+        import torch
+
+        tokens = len(prompt.tokens)
+        for whole, own in zip(self._cache.layers, prompt.cache.layers, strict=True):
+            count = whole.max_cache_len
+            kept = torch.arange(max(0, tokens - count), tokens)
+            for name in ("keys", "values"):
+                cache = getattr(whole, name)[slot]
+                cache.zero_()  # a hidden row counts 0 times its value, which for what is no number is no number
+                cache[:, kept % count] = getattr(own, name)[0, :, kept]
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """Append a token to each of some slots. tokens: by slot. Returns the logits behind it, float32 (vocabulary,),
@@ -312,15 +380,24 @@ class Decoder(Closing):
         self._joined = self._shared.changes
         return Compiled(traced, self._pipeline.build(traced.network), self._board, shared=self._shared).open()
 
-    def _prompt_arguments(self, tokens: Sequence[int], rows: int) -> dict[str, Any]:
+    def _example(self, program: PromptProgram) -> dict[str, Any]:
+        """The arguments that a program of prompts is compiled with."""
+        first = self.capacity - program.rows if program.is_chunk else 0
+        return self._prompt_arguments([0], program.rows, self._static_cache(1, self.capacity), first)
+
+    def _prompt_arguments(self, tokens: Sequence[int], rows: int, cache: Any, first: int) -> dict[str, Any]:
+        """The model's arguments for tokens of a prompt. rows: of the program. cache: of the prompt's sequence. first:
+        the row of the first token."""
         import torch
 
         # padding is the last token again: what is no number for another token must not reach this sequence
         ids = torch.full((1, rows), tokens[-1])
         ids[0, : len(tokens)] = torch.tensor(list(tokens))
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(first)
         return {
             "input_ids": ids,
-            "past_key_values": self._static_cache(1, self.capacity),
+            "past_key_values": cache,
             "logits_to_keep": torch.tensor([len(tokens) - 1]),
         }
 
@@ -372,13 +449,22 @@ class Decoder(Closing):
             prompt = self._model(input_ids=ids[:, :-1], past_key_values=cache, logits_to_keep=keep).logits
             for layer in cache.layers:
                 layer.cumulative_length.fill_(rows - 1)
+            chunked = self._static_cache(1, rows, capacity=rows)
+            for part in ids[:, :1], ids[:, 1:]:
+                chunk = self._model(input_ids=part, past_key_values=chunked).logits
+                for layer in chunked.layers:
+                    layer.cumulative_length.fill_(1)
             step = self._model(
                 input_ids=ids[:, -1:],
                 attention_mask=mask,
                 position_ids=ids.new_tensor([[count]]),
                 past_key_values=cache,
             ).logits
-        for name, got, want in (("prompt", _behind(prompt, count), wanted[-2]), ("step", step[0, -1], wanted[-1])):
+        for name, got, want in (
+            ("prompt", _behind(prompt, count), wanted[-2]),
+            ("chunk of a prompt", chunk[0, -1], wanted[-1]),
+            ("step", step[0, -1], wanted[-1]),
+        ):
             if not torch.isfinite(want).all():
                 return  # the model has what is no number; there is nothing to compare
             if float((got - want).abs().max()) > NEAR * float(want.abs().max()):
@@ -392,12 +478,14 @@ class Decoder(Closing):
         capacity: rows of the other layers; None: that of this decoder."""
         return static_cache.empty_cache(self._model.config, batch, capacity or self.capacity, rows)
 
-    def _prompt_sizes(self) -> list[int]:
-        """The lengths that prompts are padded to."""
-        sizes = [min(SHORTEST, self.capacity)]
-        while sizes[-1] < self.capacity:
-            sizes.append(min(2 * sizes[-1], self.capacity))
-        return sizes
+    def _prompt_programs(self) -> list[PromptProgram]:
+        """The programs of prompts: for the lengths that prompts are padded to, then that of chunks, if prompts can be
+        longer than one."""
+        sizes = [min(SHORTEST, self.chunk)]
+        while sizes[-1] < self.chunk:
+            sizes.append(min(2 * sizes[-1], self.chunk))
+        whole = [PromptProgram(rows, False) for rows in sizes]
+        return whole if self.chunk == self.capacity else [*whole, PromptProgram(self.chunk, True)]
 
     def _known(self, tokens: Iterable[int]) -> list[int]:
         """Tokens as integers. Raises `TensorError` for what is none, and for unknown ones."""

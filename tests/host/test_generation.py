@@ -58,11 +58,13 @@ def logits_of(tokens: Sequence[int]) -> Array:
 
 
 class Scripted:
-    """A decoder whose logits are `logits_of` each slot's tokens. fails: the calls that fail, by number."""
+    """A decoder whose logits are `logits_of` each slot's tokens. fails: the calls that fail, by number. chunk: tokens
+    of a prompt that a call takes."""
 
-    def __init__(self, slots: int = 3, capacity: int = 20, fails: Sequence[int] = ()) -> None:
-        self.slots, self.capacity = slots, capacity
+    def __init__(self, slots: int = 3, capacity: int = 20, fails: Sequence[int] = (), chunk: int = 20) -> None:
+        self.slots, self.capacity, self.chunk = slots, capacity, chunk
         self.held: dict[int, list[int]] = {}
+        self.done: dict[int, int] = {}
         self.calls, self.fails, self.widest, self.closed = 0, set(fails), 0, False
         self.go = threading.Event()
         self.go.set()
@@ -81,9 +83,13 @@ class Scripted:
         if not 0 < len(prompt) <= self.capacity or max(prompt) >= TOKENS:
             raise PromptTooLong(f"a prompt of {len(prompt)} tokens, up to {max(prompt, default=0)}")
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
+    def prefill_chunk(self, slot: int, tokens: Sequence[int]) -> Array | None:
         assert slot not in self.held, "the slot is in use"
         self._called()
+        self.done[slot] = self.done.get(slot, 0) + self.chunk
+        if self.done[slot] < len(tokens):
+            return None
+        del self.done[slot]
         self.held[slot] = list(tokens)
         return logits_of(tokens)
 
@@ -99,6 +105,7 @@ class Scripted:
 
     def free(self, slot: int) -> None:
         self.held.pop(slot, None)
+        self.done.pop(slot, None)
 
     def close(self) -> None:
         self.closed = True
@@ -258,7 +265,7 @@ def test_wrong_requests() -> None:
 def test_joins_leaves_and_cancels(seed: int) -> None:
     """No token of one request reaches another, and none is lost."""
     draw = random.Random(seed)
-    decoder = Scripted(slots=draw.randint(1, 4), capacity=draw.randint(5, 20), fails=[draw.randint(1, 30)])
+    decoder = Scripted(draw.randint(1, 4), draw.randint(5, 20), [draw.randint(1, 30)], draw.randint(1, 5))
     wanted = []
     with Generation(decoder) as generation:
         for k in range(draw.randint(1, 12)):
@@ -328,6 +335,31 @@ def test_tokens_of_requests_that_join_and_leave(name: str) -> None:
         ]
         got = [list(stream) for stream in streams]
     assert got == [answer(model, prompt, n) for prompt, n in zip(prompts, counts, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [("Llama", 8), *(pytest.param(*x, marks=pytest.mark.long) for x in (("GPT-2", 16), ("Gemma 3", 8)))],
+)
+def test_prompts_in_chunks(name: str, chunk: int) -> None:
+    """Prompts longer than a chunk, also up to the last row of the cache, between the steps of another text."""
+    model = made(name)
+    prompts = [[3, 9, 4], [7 * k % END for k in range(19)], [5 * k % END for k in range(40)]]
+    counts = [12, 9, 1]
+    with Decoder(model, slots=2, capacity=40, chunk=chunk) as decoder, Generation(decoder) as generation:
+        streams = [generation.submit(p, Sampling(max_tokens=n)) for p, n in zip(prompts, counts, strict=True)]
+        got = [list(stream) for stream in streams]
+        assert max(program.rows for program in decoder._prompts) == chunk
+    assert got == [alone_in_pytorch(model, p, n) for p, n in zip(prompts, counts, strict=True)]
+
+
+def alone_in_pytorch(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
+    """Greedy tokens, each from all tokens before, without a cache."""
+    own = list(prompt)
+    with torch.no_grad():
+        for _ in range(tokens):
+            own.append(int(model(torch.tensor([own]), use_cache=False).logits[0, -1].argmax()))
+    return own[len(prompt) :]
 
 
 @pytest.mark.long
@@ -544,9 +576,9 @@ def test_what_is_no_model_with_a_cache_is_refused(make: Callable[[], Any], messa
         Decoder(make(), slots=1, capacity=4)
 
 
-@pytest.mark.parametrize("sizes", [{"slots": "2"}, {"slots": 1.5}, {"slots": True}, {"capacity": 10.5}])
+@pytest.mark.parametrize("sizes", [{"slots": "2"}, {"slots": 1.5}, {"slots": True}, {"capacity": 10.5}, {"chunk": "1"}])
 def test_sizes_that_are_no_numbers(sizes: dict[str, Any]) -> None:
-    with pytest.raises(TensorError, match="both are whole numbers"):
+    with pytest.raises(TensorError, match="these are whole numbers"):
         Decoder(made("Llama"), **sizes)
 
 
@@ -659,10 +691,10 @@ class Compiling(Scripted):
             raise self.error
         return self.is_compiled or tokens <= 2
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
+    def prefill_chunk(self, slot: int, tokens: Sequence[int]) -> Array | None:
         if not self.prepare(len(tokens)):
             raise AssertionError("not compiled")
-        return super().prefill(slot, tokens)
+        return super().prefill_chunk(slot, tokens)
 
     def finish(self) -> None:
         self.is_compiled = True
@@ -691,33 +723,31 @@ def test_a_program_that_cannot_be_compiled_is_an_error_of_its_requests() -> None
         assert list(generation.submit([1], Sampling(5))) == alone([1], Sampling(5))[0]
 
 
-def test_one_prompt_runs_between_two_steps_of_others() -> None:
+def test_one_chunk_of_a_prompt_runs_between_two_steps_of_others() -> None:
     order: list[str] = []
 
     class Ordered(Scripted):
-        def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
+        def prefill_chunk(self, slot: int, tokens: Sequence[int]) -> Array | None:
             order.append("prompt")
-            return super().prefill(slot, tokens)
+            return super().prefill_chunk(slot, tokens)
 
         def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
             order.append("step")
+            self.slots = 6
             return super().step(tokens)
 
-    decoder = Ordered(slots=1)
+    decoder = Ordered(slots=1, chunk=2)
     decoder.go.clear()
     with Generation(decoder) as generation:
-        streams = [generation.submit([0], Sampling(8))]
+        streams = [generation.submit([0], Sampling(12))]
         while not order:
             time.sleep(0.002)
-        streams += [generation.submit([k], Sampling(4)) for k in range(1, 4)]
+        streams += [generation.submit([k] * k, Sampling(4)) for k in range(1, 6)]
         decoder.go.set()
-        while "step" not in order:
-            time.sleep(0.002)
-        decoder.slots = 4
         for stream in streams:
             list(stream)
     joined = order[order.index("step") :]
-    assert joined.count("prompt") == 3
+    assert joined.count("prompt") == 1 + 1 + 2 + 2 + 3
     assert all(pair != ("prompt", "prompt") for pair in pairwise(joined))
 
 
