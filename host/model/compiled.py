@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from ...assembler import container
 from ...base.deferred import deferred
 from ...base.durations import duration
-from ...base.errors import BoardError, RsnError, ScheduleError, StateLost, TensorError, UnsupportedError
+from ...base.errors import BoardError, RsnError, ScheduleError, TensorError, UnsupportedError
 from ...hw.sim.explain import Explanation, explain, seconds_of, windows
 from ...hw.sim.machine import Machine, Run, launch_seconds
 from ...isa.program import Program, Role
@@ -27,10 +27,10 @@ from ...scheduler.schedule import Schedule
 from ..forks import forget_in_children
 from ..runner import Runner
 from ..tensors import save_tensors
-from .caches import Caches
 from .compare import Compared, ComparedModel, compare, show
 from .experts import PatchedExperts
 from .file import ModelVariant, write
+from .hosted import HostedProgram
 from .module import CompiledModule
 from .shared_bank import SharedBank
 
@@ -140,7 +140,7 @@ class Compiled(CompiledModule):
         self._placed: Built | None = None
         """The program on the board; None if the board must be opened."""
         self._runner: Runner
-        self._caches: Caches
+        self._hosted: HostedProgram
         if board != "sim":  # the first call opens the simulator, which anyone can use at any time
             self._open()
         forget_in_children(self)
@@ -173,27 +173,8 @@ class Compiled(CompiledModule):
             self._open()
             args, kwargs = self._widened(args, kwargs)
             verified = None if rows is not None else self._begun(args, kwargs)
-            inputs, spans, state = self._traced.host.prologue(*args, **kwargs)
-            self.visible = self._traced.host.visible(spans)
-            if rows is not None:
-                spans = self._traced.host.at_rows(spans, rows)
-            known = {p.name for p in self._built.program.parameters}
-            parameters = {} if spans is None else spans.parameters()
-            # Constant masks without padding before their rows are no reason for a parameter.
-            parameters = {name: value for name, value in parameters.items() if value or name in known}
-            buffer = self._built.program.buffer  # in whose view the rows of sequences may lie together
-            inputs = {name: x.reshape(buffer(name).view or x.shape) for name, x in inputs.items()}
-            try:
-                brought, turned = self._caches.missing(state, spans)
-                result = self._runner.run(inputs | brought, parameters | turned)
-            except StateLost:  # the board was opened again: it takes all caches anew
-                brought, turned = self._caches.missing(state, spans)
-                result = self._runner.run(inputs | brought, parameters | turned)
-            self.last_run = result.run
-            host = self._traced.host
-            outputs = {name: x.reshape(host.batch, host.seq_of(name), -1) for name, x in result.outputs.items()}
-            returned = host.epilogue(outputs, state, rows)
-            self._caches.keep(state)
+            returned = self._hosted.call(args, kwargs, rows)
+            self.last_run, self.visible = self._hosted.last_run, self._hosted.visible
             static_cache.count_rows((args, kwargs))
             if verified is not None:
                 self._end(verified, returned, args, kwargs)
@@ -284,7 +265,7 @@ class Compiled(CompiledModule):
             return
         self.release()
         self._runner = Runner(placed.program, weights=placed.weights, board=self._board)
-        self._caches = Caches(self._traced.host, placed.program)
+        self._hosted = HostedProgram(self._traced.host, self._runner)
         self._placed = placed
 
     def release(self) -> None:
