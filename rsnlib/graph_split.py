@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,10 +35,12 @@ from torch.random import fork_rng
 from torch.utils import _pytree as pytree
 
 from ..base.errors import ScheduleError, TensorError, UnsupportedError
-from ..scheduler.graph import Gemm, Layer, LayerGraph, Output
+from ..scheduler.graph import AttentionLayer, Gemm, Layer, LayerGraph, Output, behind
+from ..scheduler.memory import RoomError
 from ..scheduler.pack import ListTooLong
 from .capture import Environment, Interface, arguments, draws, is_static, lifted, module_path, run, site
 from .experts.replace import ExpertsPlan
+from .fallback import Refusal
 from .flops import FlopCounter
 from .ideas import with_ideas
 from .partition import Traced
@@ -70,6 +73,9 @@ def work_of(piece: Piece) -> list[ModuleWork]:
     return [ModuleWork(module_path(node), counter.of(node)) for node in piece.nodes]
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """A module as pieces that run one after the other. interface: how the module is called. constants: values of the
@@ -84,18 +90,63 @@ class Split:
         """Why the graph is cut or runs in PyTorch, as texts for messages; each reason once."""
         return list(dict.fromkeys(text for piece in self.pieces for text in piece.why))
 
-    def run(self, programs: Sequence[Callable[..., Any] | None], args: tuple[Any, ...]) -> Any:
-        """Run the module. programs: the function to call for each piece, from the values of `takes` to those of
-        `gives`; None runs it in PyTorch. args: the module's arguments by position. Raises `TensorError` for arguments
-        that differ from the example, and for operands that an operator cannot take."""
-        environment = self.constants | self.interface.bind(args, {})
-        for piece, program in zip(self.pieces, programs, strict=True):
+    def built(self, build: Callable[[Traced], T]) -> tuple[list[T | None], list[str]]:
+        """Build the programs of the pieces. build: makes a program; raises one of `Refusal` for a piece that cannot be
+        scheduled, which PyTorch then runs. Returns a program for each piece, None for PyTorch, and the reasons why
+        parts run there. Raises `UnsupportedError` if nothing can run on the machine."""
+        programs: list[T | None] = []
+        reasons = self.reasons
+        for piece in self.pieces:
+            try:
+                programs.append(None if piece.traced is None else build(piece.traced))
+            except Refusal as e:
+                programs.append(None)
+                reasons.append(str(e))
+        if all(program is None for program in programs):
+            raise UnsupportedError(reasons[-1])
+        return programs, reasons
+
+    def in_pytorch(self, programs: Sequence[object]) -> Split:
+        """Return the same for pieces that have programs, with copies of those constants only that PyTorch needs: they
+        share no memory with the module. programs: as `built` returns them."""
+        runs = (node for piece, made in zip(self.pieces, programs, strict=True) if made is None for node in piece.nodes)
+        needed = {x for node in (*runs, self.interface.result) for x in node.all_input_nodes}
+        needed.update(x for piece in self.pieces for x in piece.takes)
+        constants = {
+            node: value.clone() if isinstance(value, torch.Tensor) else value
+            for node, value in self.constants.items()
+            if node in needed
+        }
+        return replace(self, constants=constants)
+
+    def calls(
+        self, programs: Sequence[object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Generator[tuple[int, tuple[Any, ...]], Sequence[Any], Any]:
+        """Run the module but for its programs. Yields for each the number of its piece and the values that it takes,
+        and is sent the values that it gives. Returns the module's result. programs: as `built` returns them. args,
+        kwargs: the module's arguments, by position and by name. Raises `TensorError` for arguments that differ from the
+        example, and for operands that an operator cannot take."""
+        environment = self.constants | self.interface.bind(args, kwargs)
+        for number, (piece, program) in enumerate(zip(self.pieces, programs, strict=True)):
             if program is None:
                 run(piece.nodes, environment)
             else:
-                given = program(*(environment[node] for node in piece.takes))
+                given = yield number, tuple(environment[node] for node in piece.takes)
                 environment.update(zip(piece.gives, given, strict=True))
         return self.interface.unbind(environment)
+
+    def run(self, programs: Sequence[Callable[..., Any] | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the module. programs: the function to call for each piece, from the values of `takes` to those of
+        `gives`; None runs it in PyTorch. args, kwargs: the module's arguments. Raises as `calls` and programs do."""
+        calls = self.calls(programs, args, kwargs)
+        try:
+            number, taken = next(calls)
+            while True:
+                program = programs[number]
+                assert program is not None
+                number, taken = calls.send(program(*taken))
+        except StopIteration as end:
+            return end.value
 
 
 Lower = Callable[[LayerGraph], object]
@@ -114,28 +165,46 @@ class LimitError(UnsupportedError):
 
 
 def split(
-    model: nn.Module, example_inputs: tuple[Any, ...], lower: Lower, *, whole: bool = False, passes: Passes = USUAL
+    model: nn.Module,
+    example_inputs: Examples,
+    lower: Lower,
+    *,
+    whole: bool = False,
+    passes: Passes = USUAL,
+    again: bool = False,
+    fixes: bool = False,
 ) -> Traced | Split:
     """Trace a module as a whole, or else split it into pieces. All parts for the machine can be lowered.
 
-    example_inputs: by position. lower: checks that the scheduler can lower a network. whole: do not split, raise the
-    error instead. passes: used to trace the module as a whole. Raises `UnsupportedError`, `TensorError` or
-    `ScheduleError` if no piece could run on the machine.
+    example_inputs: by position or by name. lower: checks that the scheduler can lower a network. whole: do not split,
+    raise the error instead. passes: of the compiler. again, fixes: of the module as a whole, as for `trace`. Raises
+    `UnsupportedError`, `TensorError` or `ScheduleError` if no piece could run on the machine.
     """
     try:
-        return _lowered(trace(model, example_inputs, passes), lower)
+        return _lowered(trace(model, example_inputs, passes, again=again, fixes=fixes), lower)
     except (RefusedError, WrongTypeError, LimitError) as refused:
         if whole:
             raise
-        program, interface, environment = _captured(refused, model, example_inputs, passes.experts)
-        _check_dropout(program)
-        cut = _Cut(program, environment, lower)
-        try:
-            pieces = tuple(cut.pieces())
-        except CutError:
-            pieces = ()
-        if all(piece.traced is None for piece in pieces):
-            raise refused
+        return split_again(model, example_inputs, lower, passes, refused)
+
+
+def split_again(
+    model: nn.Module, example_inputs: Examples, lower: Lower, passes: Passes = USUAL, refused: Exception | None = None
+) -> Split:
+    """Split a module into pieces; a single one, if it could run as a whole.
+
+    refused: why it cannot run as a whole, if that is known. The others, and what is raised: as for `split`.
+    """
+    program, interface, environment = _captured(refused, model, example_inputs, passes.experts)
+    _check_dropout(program)
+    cut = _Cut(program, environment, lower, passes)
+    try:
+        pieces = tuple(cut.pieces())
+    except CutError:
+        pieces = ()
+    if all(piece.traced is None for piece in pieces):
+        why = [text for piece in pieces for text in piece.why] or ["it cannot be cut into pieces"]
+        raise refused or UnsupportedError(f"{NOTHING}{why[0]}")
     needed = {x for piece in pieces for node in (*piece.nodes, interface.result) for x in node.all_input_nodes}
     return Split(interface, {node: cut.example[node] for node in needed if cut.values.is_constant(node)}, pieces)
 
@@ -154,7 +223,7 @@ def runs_in_pieces(refused: UnsupportedError, model: nn.Module, example_inputs: 
 
 
 def _captured(
-    refused: Exception, model: nn.Module, example_inputs: Examples, experts: ExpertsPlan | None = None
+    refused: Exception | None, model: nn.Module, example_inputs: Examples, experts: ExpertsPlan | None = None
 ) -> tuple[ExportedProgram, Interface, Environment]:
     found = refused.captured if isinstance(refused, RefusedError) else None
     return captured(model, example_inputs, experts) if found is None else found
@@ -198,9 +267,12 @@ class CutError(Exception):
 class _Cut:
     """A graph that is being cut into pieces. environment: values of its inputs, as `captured` returns them."""
 
-    def __init__(self, program: ExportedProgram, environment: Environment, lower: Lower) -> None:
+    def __init__(
+        self, program: ExportedProgram, environment: Environment, lower: Lower, passes: Passes = USUAL
+    ) -> None:
         self.values = AbstractState(program)
         self.lower = lower
+        self.passes = replace(passes, keeps_caches=False)  # what a piece gives are whole caches
         self._given = environment
         self.program = program
         placeholders = program.graph.find_nodes(op="placeholder")
@@ -276,7 +348,7 @@ class _Cut:
         TensorError or ScheduleError."""
         part = _Part(self, nodes)
         traced, rewritten = None, None
-        if rewrite(part.program):
+        if rewrite(part.program, self.passes.rewrites):
             with suppress(UnsupportedError, TensorError):
                 try:
                     traced = part.traced()
@@ -295,9 +367,12 @@ class _Cut:
             return Piece(nodes, part.takes, part.gives, _lowered(traced, self.lower), why)
         except LimitError as error:
             found = self._at_fault(part, traced)
-            if found is None and isinstance(error.__cause__, ListTooLong):
-                middle = self._middle(part, traced)
-                found = None if middle is None else (middle, str(error))
+            if found is None and not isinstance(error.__cause__, RoomError):
+                too_long = isinstance(error.__cause__, ListTooLong)
+                layer = None if too_long else self._first_beyond(traced.network)
+                at = self._middle(part, traced) if layer is None else _origin(part, traced, layer)
+                limit = str(error) if layer is None else str(error).removeprefix(f"{layer.place}: ")
+                found = None if at is None else (at, limit)
             if found is None:
                 raise
             at, limit = found
@@ -324,6 +399,24 @@ class _Cut:
             except ScheduleError:  # the schedule names layers of the other pieces
                 continue
         return None
+
+    def _first_beyond(self, network: LayerGraph) -> Layer:
+        """The first layer that cannot be beside those before it, of a network of which each layer alone can be lowered,
+        but not all of them together."""
+
+        def is_refused(count: int) -> bool:
+            first = _first_layers(network, count)
+            try:
+                if first.layers:
+                    self.lower(first)
+            except UnsupportedError:
+                return True
+            except ScheduleError:  # the schedule names layers of the other pieces
+                pass
+            return False
+
+        count = bisect_left(range(len(network.layers)), True, lo=1, key=is_refused)
+        return network.layers[count - 1]
 
     def _middle(self, part: _Part, traced: Traced) -> Node | None:
         """Where to cut a piece that has too many layers for one program."""
@@ -398,7 +491,7 @@ class _Part:
             pytree.tree_structure(self.gives),
         )
         environment = lifted(self.program) | {self.copies[node]: self._cut.value(node) for node in self.takes}
-        return interpret(self.program, interface, environment)
+        return interpret(self.program, interface, environment, self._cut.passes)
 
 
 def _origin(part: _Part, traced: Traced, layer: Layer) -> Node | None:
@@ -436,6 +529,24 @@ def _alone(network: LayerGraph, layer: Layer) -> LayerGraph:
         inputs[layer.mask] = network.inputs[layer.mask]
     seqs = {name: n for name, n in counts.items() if n != network.seq}
     return replace(network, inputs=inputs, outputs=(Output("out"),), layers=around, seqs=seqs)
+
+
+def _first_layers(network: LayerGraph, count: int) -> LayerGraph:
+    """The network of the first `count` layers. Its outputs are what others need of these, but for heads that an
+    attention reads, which cannot be outputs."""
+    first, named = network.layers[:count], {layer.y: layer for layer in network.layers[:count]}
+    heads = {x for layer in network.layers if isinstance(layer, AttentionLayer) for x in (layer.q, layer.k, layer.v)}
+    wanted = {x for layer in network.layers[count:] for x in layer.operands} | {out.name for out in network.outputs}
+    outputs = [layer.y for layer in first if layer.y in wanted - heads]
+    kept = behind(outputs, named)
+    return replace(
+        network,
+        inputs={name: columns for name, columns in network.inputs.items() if name in kept},
+        outputs=tuple(next((o for o in network.outputs if o.name == name), Output(name)) for name in outputs),
+        layers=tuple(layer for layer in first if layer.y in kept),
+        seqs={name: rows for name, rows in network.seqs.items() if name in kept},
+        state_columns={name: x for name, x in network.state_columns.items() if name in kept},
+    )
 
 
 def _zeros(x: str, y: str, k: int, n: int) -> Gemm:

@@ -27,7 +27,7 @@ from ..scheduler.norms import norms_at_loads
 from ..scheduler.pack import check_lists
 from ..scheduler.schedule import PAPER, Schedule
 from .fold import fold, fold_shapes
-from .graph_split import Examples, LimitError, Split, runs_in_pieces, split
+from .graph_split import Examples, LimitError, Split, runs_in_pieces, split, split_again
 from .partition import Traced
 from .passes import USUAL, Passes
 from .trace import trace
@@ -107,10 +107,17 @@ class Pipeline:
             return traced
         return traced.with_lengths(self.lengths, example if self.checks_rows else None)
 
-    def divide(self, model: nn.Module, example: tuple[Any, ...], *, whole: bool) -> Traced | Split:
-        """Trace a module as a whole or, unless `whole`, split it into pieces. example: inputs by position. Raises like
-        `graph_split.split`."""
-        return split(model, example, self.check, whole=whole, passes=self._passes)
+    def divide(
+        self, model: nn.Module, example: Examples, *, whole: bool, again: bool = False, fixes: bool = False
+    ) -> Traced | Split:
+        """Trace a module as a whole or, unless `whole`, split it into pieces. example: inputs, by position or by name.
+        again, fixes: of the whole, as for `trace.trace`. Raises like `graph_split.split`."""
+        return split(model, example, self.check, whole=whole, passes=self._passes, again=again, fixes=fixes)
+
+    def split_again(self, model: nn.Module, example: Examples) -> Split:
+        """Split a module into pieces without a look at the whole, because another state of it was split before.
+        Raises like `graph_split.split_again`."""
+        return split_again(model, example, self.check, self._passes)
 
     # -- from a network to a program
 

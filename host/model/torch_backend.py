@@ -255,19 +255,10 @@ class _Programs:
             parts.append(made)
             log.info("%s: on the machine: %s, %d layers", title, found.network.size, len(found.network.layers))
             return made, []
-        programs: list[Compiled | None] = []
-        reasons = found.reasons
-        for piece in found.pieces:
-            try:
-                programs.append(None if piece.traced is None else self._program(piece.traced, shared))
-            except Refusal as e:
-                programs.append(None)
-                reasons.append(str(e))
+        programs, reasons = found.built(lambda traced: self._program(traced, shared))
         parts += [program for program in programs if program is not None]
-        if not parts:
-            raise UnsupportedError(reasons[-1])
         log.info("%s: %d of %d pieces on the machine: %s", title, len(parts), len(programs), "; ".join(reasons))
-        return lambda *given: found.run(programs, given), reasons
+        return lambda *given: found.run(programs, given, {}), reasons
 
     def _program(self, traced: Traced, shared: SharedBank) -> Compiled:
         """Build the program of a traced graph or piece. Raises one of `Refusal` if it cannot be scheduled."""
