@@ -144,7 +144,8 @@ class _Run:
     def _statistics(self, name: str) -> numbers.Statistics | None:
         sent = self._of.sent[name]
         if sent.norm is not None and name not in self._norms:
-            self._norms[name] = numbers.statistics(self._raw(name), sent.columns, sent.norm.eps, rms=sent.norm.rms)
+            constants = numbers.NormConstants.of(sent.columns, sent.norm.eps)
+            self._norms[name] = numbers.statistics(self._raw(name), constants, rms=sent.norm.rms)
         return self._norms.get(name)
 
     def _raw(self, name: str) -> BlockNumbers:
@@ -196,7 +197,8 @@ class _Run:
             of_units = exponent.repeat(BLOCK // unit, -2)[:, :, : columns.heads * heads[-1]].reshape(*heads, 1)
             v = v.reshape(*shape[:2], -1, unit)[:, :, : columns.heads * heads[-1]].reshape(*heads, unit)
             head = numbers.stored(v, of_units, X_BITS)
-            norm = numbers.statistics(head, layer.width // layer.heads, layer.norm.eps, rms=layer.norm.rms)
+            constants = numbers.NormConstants.of(layer.width // layer.heads, layer.norm.eps)
+            norm = numbers.statistics(head, constants, rms=layer.norm.rms)
             gain, shift = (BlockNumbers(x.integers[..., :unit], x.exponents) for x in self._of.head_norms[layer.y])
             v, exponent = numbers.normalised(head, gain, shift, norm)
             v, exponent = numbers.joined(*(x.reshape(*shape[:2], -1, x.shape[-1]) for x in (v, exponent)))
@@ -219,7 +221,7 @@ class _Run:
         which = np.arange(layer.heads) // layer.groups
         of_k, e_k, of_v, e_v = (x[:, which] for x in (of_k, e_k, of_v, e_v))
         scores = numbers.sums(of_q, of_k.swapaxes(2, 3))
-        weights = numbers.weights(scores, e_q + e_k, shows, layer.head_dim)
+        weights = numbers.weights(scores, numbers.score_shifts(e_q + e_k, layer.head_dim), shows)
         total = numbers.sums(weights, of_v)
         heads, exponent = numbers.of_weights(total, weights.sum(-1, keepdims=True), e_v, keys)
         unit = min(columns.pitch, BLOCK)

@@ -102,7 +102,7 @@ def test_sending(x: Any, gain: Any, shift: Any, eps: float, kind: str) -> None:
         rows, scale = numbers.sent(blocks(x), blocks(gain))
         wanted = scalars.sent(x, gain, None)
     else:
-        norm = numbers.statistics(blocks(x), columns, eps, rms=is_rms)
+        norm = numbers.statistics(blocks(x), numbers.NormConstants.of(columns, eps), rms=is_rms)
         of_eps, root = constant(columns * eps), constant(columns**0.5)
         by_definition = scalars.statistics(x, columns, of_eps, root, is_rms)
         assert (number(norm.mean), number(norm.top), tuple(map(number, norm.inverse))) == by_definition
@@ -119,7 +119,7 @@ def test_widest_norm(sign: int) -> None:
     columns = (1 << 14) - 128
     bounds.check_norm("here", columns)
     x = [([32767] * 64, 3), ([sign * 32767] * 64, 3)] * (columns // 128)
-    norm = numbers.statistics(blocks(x), columns, 1e-5, rms=False)
+    norm = numbers.statistics(blocks(x), numbers.NormConstants.of(columns, 1e-5), rms=False)
     wanted = scalars.statistics(x, columns, constant(columns * 1e-5), constant(columns**0.5), False)
     assert (number(norm.mean), number(norm.top), tuple(map(number, norm.inverse))) == wanted
     with pytest.raises(UnsupportedError, match=f"16384 columns may be {1 << 62}, beyond the 63 bits"):
@@ -186,7 +186,7 @@ def test_powers_of_two() -> None:
 )
 def test_softmax(head_dim: int, at: int, keys: list[tuple[float, bool]]) -> None:
     scores, shows = [round(share * head_dim * 127 * 127) for share, _ in keys], [shown for _, shown in keys]
-    made = numbers.weights(np.array([[scores]]), np.array([[at]]), np.array(shows), head_dim)
+    made = numbers.weights(np.array([[scores]]), numbers.score_shifts(np.array([[at]]), head_dim), np.array(shows))
     assert made.ravel().tolist() == scalars.weights(scores, at, shows, head_dim)
     if any(shows):
         seen = np.array([s for s, shown in zip(scores, shows, strict=True) if shown]) * 2.0**at
@@ -270,7 +270,7 @@ def test_tiles_may_take_keys_in_any_order(head_dim: int) -> None:
     q, k, v = (random.integers(-127, 128, (rows, head_dim)) for rows in (16, 96, 96))
     shows = np.arange(96) < 75
     exponent = np.array([[-14]])
-    whole = numbers.weights(numbers.sums(q, k.T), exponent, shows, head_dim)
+    whole = numbers.weights(numbers.sums(q, k.T), numbers.score_shifts(exponent, head_dim), shows)
     first, second = (number(shift) for shift in numbers.score_shifts(exponent, head_dim))
     chunks = [slice(at, at + 32) for at in (64, 0, 32)]
     halves = [slice(0, head_dim // 2), slice(head_dim // 2, head_dim)]

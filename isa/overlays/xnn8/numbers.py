@@ -59,6 +59,20 @@ class RowFactor(NamedTuple):
     exponent: Integers
 
 
+class NormConstants(NamedTuple):
+    """What a norm of rows needs to be told. columns: that count. added, root: columns * eps, which is added to the sum
+    of squares, and the root of columns: integers of up to 31 bits and their exponents."""
+
+    columns: int
+    added: tuple[int, int]
+    root: tuple[int, int]
+
+    @classmethod
+    def of(cls, columns: int, eps: float) -> NormConstants:
+        """Of a norm over so many columns. eps: added to the variance."""
+        return cls(columns, _constant(columns * eps, 31), _constant(columns**0.5, 31))
+
+
 class Statistics(NamedTuple):
     """Of the rows of an X. mean: in units of 2^(top - GUARD), 24 bits. top: the largest exponent of a row's blocks.
     inverse: 1 / deviation, or 1 / root of the mean square. All are (..., 1, 1)."""
@@ -156,13 +170,14 @@ def kept(x: BlockNumbers, bits: int = X_BITS) -> tuple[Integers, Integers, int]:
 # -- sending X
 
 
-def statistics(x: BlockNumbers, columns: int, eps: float, *, rms: bool) -> Statistics:
-    """Mean and deviation of each row of an X. columns: that count; those behind are 0. eps: added to the variance. rms:
-    the mean is taken for 0.
+def statistics(x: BlockNumbers, constants: NormConstants, *, rms: bool) -> Statistics:
+    """Mean and deviation of each row of an X, whose columns behind those that count are 0. rms: the mean is taken for
+    0.
 
     Each block has a sum (22 bits) and a sum of squares (36). They are aligned to the largest exponent of the row, with
     8 bits more (16 for squares): of n columns, sums have 23 + log2 n bits, sums of squares 46 + log2 n. The squares of
     differences from the rounded mean follow exactly, with 48 + log2 n bits. The variance gets 33 bits, its root 24."""
+    columns, (added_mantissa, added_exponent), (mantissa, exponent) = constants
     top = x.exponents.max(-2, keepdims=True)
     lower = top - x.exponents
     squares = rounded(np.square(x.integers).sum(-1, keepdims=True) << 2 * GUARD, 2 * lower).sum(-2, keepdims=True)
@@ -172,15 +187,14 @@ def statistics(x: BlockNumbers, columns: int, eps: float, *, rms: bool) -> Stati
         mean = divided(sums, columns)
         squares = np.maximum(squares - 2 * mean * sums + columns * mean * mean, 0)
     shift = length(squares) - 31
-    added_mantissa, added_exponent = _constant(columns * eps, 31)
     own = np.where(squares == 0, added_exponent, 2 * (top - GUARD) + shift)
     common = np.maximum(own, added_exponent)
-    total = rounded(rounded(squares, shift), common - own) + rounded(added_mantissa, common - added_exponent)
+    added_mantissas = np.asarray(added_mantissa, np.int64)
+    total = rounded(rounded(squares, shift), common - own) + rounded(added_mantissas, common - added_exponent)
     odd = common & 1
     total = np.maximum(total, 1) << odd
     root = _root(total << 14)
-    mantissa, exponent = _constant(columns**0.5, 31)
-    inverse = normal(divided(mantissa << np.int64(14), root), exponent - 14 - (common - odd - 14 >> 1))
+    inverse = normal(divided(np.asarray(mantissa << 14, np.int64), root), exponent - 14 - (common - odd - 14 >> 1))
     return Statistics(mean, top, inverse)
 
 
@@ -229,10 +243,10 @@ def _root(x: Integers) -> Integers:
     return np.floor(np.sqrt(x.astype(np.float64))).astype(np.int64)
 
 
-def _constant(value: float, bits: int) -> tuple[Integers, int]:
+def _constant(value: float, bits: int) -> tuple[int, int]:
     """A constant of the host, not negative, as an integer of `bits` bits and its exponent; 0 has one that loses."""
-    exponent = frexp(value)[1] - bits if value else -400
-    return np.asarray(round(value / 2.0**exponent) if value else 0, np.int64), exponent
+    exponent = max(frexp(value)[1] - bits, -400) if value else -400
+    return round(value / 2.0**exponent) if value else 0, exponent
 
 
 # -- sending T
@@ -370,12 +384,12 @@ def score_shifts(exponent: Integers, head_dim: int) -> tuple[Integers, Integers]
     return first, np.maximum(3 - exponent - first, 0)
 
 
-def weights(scores: Integers, exponent: Integers, shows: npt.NDArray[np.bool_], head_dim: int) -> Integers:
+def weights(scores: Integers, shifts: tuple[Integers, Integers], shows: npt.NDArray[np.bool_]) -> Integers:
     """The weights of softmax, uint8, before they are divided by their sum: 255 for the largest score of a row.
 
-    scores: int32 (..., rows, keys). exponent: that of scores, of each head and sequence, (..., 1, 1); in the natural
-    logarithm. shows: keys that count, to be broadcast to scores; a row without any has weights of 0."""
-    first, second = score_shifts(exponent, head_dim)
+    scores: int32 (..., rows, keys), in the natural logarithm. shifts: as `score_shifts` returns them, of each head and
+    sequence, (..., 1, 1). shows: keys that count, to be broadcast to scores; a row without any has weights of 0."""
+    first, second = shifts
     largest = np.where(shows, scores, -(1 << 31)).max(-1, keepdims=True)
     below = saturated(rounded(np.where(shows, largest - scores, 0), first), 16)
     return np.where(shows, power(np.minimum(rounded(below * LOG2_E, second), FAR)), 0)
