@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ...machine.description import UnitSpec
-from ...machine.steps import Burst
+from ...machine.steps import Burst, Step, Steps
 from ...machine.unit import Unit, Wiring
+from ..layout import BLOCK, UNIT
+from ..overlay import Transfer
 from .tiles import Array
 
 READ_ONLY = "lpddr"
@@ -72,3 +74,54 @@ class BankUnit(Unit):
 
         gets = (self.source(peer),)
         return Burst(pieces, self._write, size * 4, gets=gets, words=words, parts=parts, do=keep)
+
+
+class ChunkTransfer(NamedTuple):
+    """One chunk, from or to some peers.
+
+    addr: in units of 64 bytes. size, piece: float32 elements, of the chunk and of a word of the peers' streams. store:
+    write to the memory, else read. peers: names of units; "" is none.
+    """
+
+    addr: int
+    size: int
+    store: bool
+    peers: tuple[str, ...]
+    piece: int = BLOCK
+
+
+class ChunkBankUnit(BankUnit):
+    """A bank that does one `ChunkTransfer` after another, strictly in order, reading and writing never overlapped."""
+
+    def words(self, piece: int) -> tuple[int, int]:
+        """Return the words of a piece of so many float32 elements on a stream, and the parts in which it moves."""
+        raise NotImplementedError
+
+    def kernel(self, uop: ChunkTransfer) -> Steps:
+        yield Step("offchip_uop")
+        pieces, start = uop.size // uop.piece, uop.addr * UNIT
+        words, parts = self.words(uop.piece)
+        if uop.store:
+            yield self.stored(start, pieces, uop.piece, uop.peers[0], words, parts)
+        else:
+            yield self.loaded(start, pieces, uop.piece, uop.peers, words, parts)
+
+    def effect_key(self, uop: ChunkTransfer) -> Hashable:
+        return uop.size, uop.store, uop.peers, uop.piece
+
+
+def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
+    """Return the off-chip access of a uOP; None if it makes none."""
+    if isinstance(uop, ChunkTransfer) and uop.size:
+        return Transfer(str(unit.bank), uop.addr, uop.size, uop.store)
+    return None
+
+
+def legal(unit: UnitSpec, uop: ChunkTransfer) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
+    if not all(uop.peers) or not uop.peers:
+        yield "names no destination or source"
+    if not uop.size:
+        yield "moves no elements"
+    if uop.size % uop.piece:
+        yield f"size {uop.size} is not a multiple of {uop.piece} elements"

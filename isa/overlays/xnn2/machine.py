@@ -26,7 +26,8 @@ from ...lanes import RowLanes, Weight
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, OpList, Overlay, one_uop
 from ...versal.mme import HALF_MODES, MATMUL_SIZES, MAX_OPS
-from ...versal.off_chip import addresses
+from ...versal.off_chip import ChunkTransfer, addresses, transfer
+from ...versal.off_chip import legal as legal_chunk
 from ...versal.rates import ISSUING, MOVING
 from ...versal.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE
 from . import mesh, mme, off_chip, operands, results, rows, scratch
@@ -185,7 +186,7 @@ def _streams() -> tuple[Stream, ...]:
 
 
 _LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
-    off_chip.LaneTransfer: off_chip.legal,
+    ChunkTransfer: legal_chunk,
     W: operands.legal_w,
     LaneMeshA: mesh.legal,
     LaneMeshB: mesh.legal,
@@ -317,7 +318,7 @@ XNN2 = Overlay(
     max_bank_bytes=(LaneDdr.field("addr").bounds[1] + 1) * UNIT_BYTES,
     legal=partial(legal, _LANES),
     lint=lint,
-    transfer=off_chip.transfer,
+    transfer=transfer,
     semantic_checks=rules,
     flops=flops,
     lanes=_LANES,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
-from ....machine.description import UnitSpec
-from ....machine.steps import Step, Steps
 from ...fields import Record, bits
 from ...lanes import Weight
-from ...layout import BLOCK, UNIT
-from ...overlay import Transfer
-from ...versal.off_chip import BankUnit, starts
+from ...layout import BLOCK
+from ...versal.off_chip import ChunkBankUnit, ChunkTransfer, starts
 from ...versal.tiles import BEAT, TILE
 from .operands import LANES
 from .ports import PIECE
@@ -44,28 +40,14 @@ class LaneLpddr(Record, words=4, name="Lpddr"):
     chunks: int = bits(3, 24, 8, "chunks", default=1)
 
 
-class LaneTransfer(NamedTuple):
-    """One chunk, from or to some peers.
-
-    addr: in units of 64 bytes. size, piece: float32 elements, of the chunk and of a word of the peers' streams. store:
-    write to the memory, else read. peers: names of units; "" is none.
-    """
-
-    addr: int
-    size: int
-    store: bool
-    peers: tuple[str, ...]
-    piece: int = BLOCK
-
-
-def ddr_uops(mop: LaneDdr, iteration: int) -> Iterator[LaneTransfer]:
+def ddr_uops(mop: LaneDdr, iteration: int) -> Iterator[ChunkTransfer]:
     """Yield the uOPs of one repetition of a mOP, one for each chunk. iteration: number of the repetition, from 0."""
     peer = DDR_PEERS[mop.peer] if mop.peer < len(DDR_PEERS) else ""
     for addr in starts(mop, iteration):
-        yield LaneTransfer(addr, mop.size, peer in DDR_SOURCES, (peer,))
+        yield ChunkTransfer(addr, mop.size, peer in DDR_SOURCES, (peer,))
 
 
-def lpddr_uops(mop: LaneLpddr, iteration: int) -> Iterator[LaneTransfer]:
+def lpddr_uops(mop: LaneLpddr, iteration: int) -> Iterator[ChunkTransfer]:
     """Yield the uOPs of one repetition of a mOP, one for each chunk: to W0 or W1, or to all of the lanes that `lanes`
     selects; to no peer if `to` is not defined. iteration: the number of the repetition, from 0."""
     peers: tuple[str, ...] = (Weight(mop.to).name,) if mop.to < len(Weight) else ()
@@ -75,38 +57,12 @@ def lpddr_uops(mop: LaneLpddr, iteration: int) -> Iterator[LaneTransfer]:
         piece = TILE * TILE if mop.to == Weight.TABLE else TILE
         peers = tuple(f"{kind}{i}" for i in range(LANES) if mop.lanes >> i & 1)
     for addr in starts(mop, iteration):
-        yield LaneTransfer(addr, mop.size, False, peers, piece)
+        yield ChunkTransfer(addr, mop.size, False, peers, piece)
 
 
-class LaneBankUnit(BankUnit):
-    """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
+class LaneBankUnit(ChunkBankUnit):
+    """DDR and LPDDR."""
 
-    def kernel(self, uop: LaneTransfer) -> Steps:
-        yield Step("offchip_uop")
-        size, pieces, start = uop.piece, uop.size // uop.piece, uop.addr * UNIT
-        words = size // BEAT
-        parts = max(1, words // PIECE)
-        if uop.store:
-            yield self.stored(start, pieces, size, uop.peers[0], words, parts)
-        else:
-            yield self.loaded(start, pieces, size, uop.peers, words, parts)
-
-    def effect_key(self, uop: LaneTransfer) -> Hashable:
-        return uop.size, uop.store, uop.peers, uop.piece
-
-
-def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
-    """Return the off-chip access of a uOP; None if it makes none."""
-    if isinstance(uop, LaneTransfer) and uop.size:
-        return Transfer(str(unit.bank), uop.addr, uop.size, uop.store)
-    return None
-
-
-def legal(unit: UnitSpec, uop: LaneTransfer) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
-    if not all(uop.peers) or not uop.peers:
-        yield "names no destination or source"
-    if not uop.size:
-        yield "moves no elements"
-    if uop.size % uop.piece:
-        yield f"size {uop.size} is not a multiple of {uop.piece} elements"
+    def words(self, piece: int) -> tuple[int, int]:
+        words = piece // BEAT
+        return words, max(1, words // PIECE)
