@@ -23,6 +23,7 @@ from ...layout import UNIT
 from ...overlay import Overlay
 from ...program import KernelPatch
 from ...versal.tiles import TILE
+from ...versal.tokens import SlotTokens
 from ...work import Access, LengthField, Softmax
 from .mesh import LaneMeshA, LaneMeshB, left_sources, right_sources
 from .mme import LaneMme
@@ -32,7 +33,6 @@ from .ports import TILE_BLOCKS
 from .results import ACTIVATIONS, IDENTITY, C, Post, Soft
 from .rows import BANKS, XIn, XOut, XStore
 from .scratch import TIn, TOut
-from .tokens import SlotTokens
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def lpddr_uops(mop: LaneLpddr, iteration: int) -> Iterator[ChunkTransfer]:
 
 
 class LaneBankUnit(ChunkBankUnit):
-    """DDR and LPDDR."""
+    """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
 
     def words(self, piece: int) -> tuple[int, int]:
         words = piece // BEAT

@@ -2,8 +2,8 @@
 
 Both have a program of their own and run side by side. Two streams of tokens keep them in order: the writer puts a token
 to `filled` for each tile that it has written, the reader puts one to `free` for each operation that it has ended. An
-operation first takes as many tokens as its field `wait` says; the compiler counts them (`tokens.py`). Nothing else is
-fixed: a slot may hold anything, for any time.
+operation first takes as many tokens as its field `wait` says; the compiler counts them (`isa/versal/tokens.py`).
+Nothing else is fixed: a slot may hold anything, for any time.
 """
 
 from __future__ import annotations

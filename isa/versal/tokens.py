@@ -1,7 +1,7 @@
 """Who may write and read the slots of a memory with two ports, counted in tokens.
 
 The write port puts a token for each tile, the read port for each operation; each operation waits for a number of tokens
-of the other port before it begins (`isa/overlays/xnn2/ports.py`). This counts them: a read comes behind the last writes
+of the other port before it begins. This counts them: a read comes behind the last writes
 of what it reads, a write behind the last reads of what it overwrites. What waits, waits for operations that were added
 before it. So a program cannot deadlock by it, if no stream of tokens fills: `relieve` keeps that of the reads from it.
 """
@@ -38,14 +38,19 @@ class SlotTokens:
         number of reads that it waits for.
         """
         tiles = [(s,) if isinstance(s, int) else s for s in slots]
-        need = max((self._read.get(s, 0) for tile in tiles for s in tile), default=0)
-        wait = max(need, self.reads - SLACK) - self.writer_waited
-        wait = max(wait, 0)
-        self.writer_waited += wait
+        wait = self.overwrite(s for tile in tiles for s in tile)
         for tile in tiles:
             self.written += 1
             for s in tile:
                 self._written[s] = self.written
+        return wait
+
+    def overwrite(self, slots: Iterable[int]) -> int:
+        """Return the number of reads of these slots that an operation waits for, of whose tiles the read port is not
+        told."""
+        need = max((self._read.get(s, 0) for s in slots), default=0)
+        wait = max(need, self.reads - SLACK, self.writer_waited) - self.writer_waited
+        self.writer_waited += wait
         return wait
 
     def relieve(self) -> int:
@@ -83,6 +88,18 @@ class SlotTokens:
         slots = list(slots)
         wait = max(self.needs(slots), self.written - SLACK - self.reader_waited)
         self.reader_waited += wait
+        self.reads += 1
+        for s in slots:
+            self._read[s] = self.reads
+        return wait
+
+    def read_each(self, slots: Iterable[int]) -> int:
+        """Add an operation that reads these slots, the last ones that were written, and waits for one more tile before
+        each. Returns the number of tiles that it waits for before that."""
+        slots = list(slots)
+        wait = self.unread - len(slots)
+        assert wait >= 0, "waits for tiles that it has waited for before"
+        self.reader_waited = self.written
         self.reads += 1
         for s in slots:
             self._read[s] = self.reads
