@@ -65,7 +65,7 @@ else:
     searching = deferred("rsn.rsnlib.streamed.search")
 
 INTEGERS = "xnn8"
-"""The overlay that has numbers, but no machine yet."""
+"""The overlay that models are not compiled for yet: its programs are written by hand."""
 CONVERSIONS = {"_to_copy", "to"}
 """Operators of PyTorch's part that compute nothing: they convert arguments."""
 MAX_OPERATORS = 8
@@ -219,7 +219,7 @@ def _in_integers(spec: str, options: CompileOptions) -> Made:
     wrong = given("output", "weights", "lengths", "schedule", "budget", "schedule_out", "dumped", "explains")
     if wrong or options.reference is None:
         raise click.UsageError(
-            f"{', '.join(wrong or ['--overlay'])}: for overlay {INTEGERS} there are no programs yet; --compare SPEC "
+            f"{', '.join(wrong or ['--overlay'])}: models are not compiled for overlay {INTEGERS} yet; --compare SPEC "
             "tells how near its integers are to a model in float32"
         )
     require_torch("computing a model")

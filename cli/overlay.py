@@ -16,7 +16,7 @@ from ..isa.overlays.file import facts, show
 def overlay_command(name: str, as_json: bool) -> None:
     """Show the parameters of an overlay: value, unit, source.
 
-    The overlay is xnn, xnn-base, fig6, fig7, or a file.
+    The overlay is xnn, xnn-base, xnn2, xnn8, fig6, fig7, or a file.
 
     The output is an overlay file, for --overlay and for rsn run --overlay-file: keep the lines that you change.
     """

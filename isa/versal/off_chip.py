@@ -91,7 +91,7 @@ class ChunkTransfer(NamedTuple):
 
 
 class ChunkBankUnit(BankUnit):
-    """A bank that does one `ChunkTransfer` after another, strictly in order, reading and writing never overlapped."""
+    """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
 
     def words(self, piece: int) -> tuple[int, int]:
         """Return the words of a piece of so many float32 elements on a stream, and the parts in which it moves."""

@@ -277,7 +277,7 @@ def of_heads(x: BlockNumbers, pitch: int, shows: npt.NDArray[np.bool_] | None = 
 # -- products
 
 
-def sums(x: Integers, y: npt.NDArray[np.integer[Any]]) -> Integers:
+def sums(x: npt.NDArray[np.integer[Any]], y: npt.NDArray[np.integer[Any]]) -> Integers:
     """x @ y, int32: (..., M, N). x, y: integers of 8 bits, with or without a sign, (..., M, K) and (..., K, N).
     Computed in floats, which is exact for sums of up to 24 or 53 bits, because NumPy multiplies integers a hundred
     times slower."""

@@ -1,0 +1,172 @@
+"""W, which sends weights to the engines, and an engine: 64 pairs of AIE tiles in 8 rows and 8 columns.
+
+A row of pairs has the rows of a lane, a column of pairs 64 columns of the results, or a head. Each tile of a pair has
+half of K; at the end of a block of results the sums of both are added over the cascade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....base.errors import ProgramError
+from ....machine.description import UnitSpec
+from ....machine.steps import Burst, Par, Step, Steps
+from ....machine.unit import Unit, Wiring
+from . import numbers
+from .formats import ENGINES, LANE_ROWS, RECORD_WORDS, SLICE, ChunkKind, ChunkRecord, EngineOp, PanelWeights
+from .lanes import SLICES
+from .numbers import BLOCK
+
+AIE_MHZ = 1250.0
+MACS = 128
+"""Products of int8 that a tile adds up in a cycle (AM009)."""
+SHARE = 0.77
+"""Share of them that a kernel reaches: 77.0 of 99.8 TOPS on 312 tiles of this chip (MaxEVA, Taka et al., 2023)."""
+CASCADE = BLOCK * BLOCK // 8 + 64
+"""Cycles for the sums of a pair, eight a cycle over the cascade, and until the first of them have come (assumed)."""
+MAXIMA, POWERS = 2, 10
+"""Cycles for 16 scores: their maxima, and their weights, of which nine moves from accumulators are the most (assumed:
+docs/xnn8.md)."""
+
+
+def microseconds(macs: int, others: int = 0) -> float:
+    """Return the time of a tile for so many products, and so many cycles of other instructions."""
+    return round((macs / MACS / SHARE + others) / AIE_MHZ, 4)
+
+
+_SCORES = SLICE * SLICE
+CHUNK_US = microseconds(LANE_ROWS * BLOCK // 2 * BLOCK)
+MAXIMA_US = microseconds(_SCORES * BLOCK, MAXIMA * _SCORES // 16)
+WEIGHTS_US = microseconds(2 * _SCORES * BLOCK, POWERS * _SCORES // 16)
+CASCADE_US = CASCADE / AIE_MHZ
+
+
+class PanelWeightsUnit(Unit):
+    """Sends chunks of weights to all engines at once. A chunk is made of two parts, one from each memory."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self._sources = self.source("LPDDR"), self.source("DDR")
+        self._sinks = [self.sink(f"Engine{i}") for i in range(ENGINES)]
+
+    def kernel(self, uop: PanelWeights) -> Steps:
+        sinks = tuple(sink for i, sink in enumerate(self._sinks) if uop.engines >> i & 1)
+        counts = uop.columns - uop.ddr, uop.ddr
+        buffers: dict[int, list[Any]] = {}
+
+        def filled(number: int) -> Steps:
+            parts = buffers[number] = [None, None]
+
+            def part(i: int) -> Steps:
+                def keep(words: Any) -> None:
+                    parts[i] = words
+
+                yield Step(gets=(self._sources[i],), words=counts[i], do=keep)
+
+            yield Par(*(part(i) for i in range(2) if counts[i]))
+
+        def sent(number: int) -> Steps:
+            def chunk() -> tuple[Any, ...]:
+                words = np.concatenate([np.asarray(x).reshape(-1) for x in buffers.pop(number) if x is not None])
+                return (words.view(np.int8).reshape(uop.columns, BLOCK, BLOCK),) * len(sinks)
+
+            yield Step("lane_word", BLOCK * BLOCK // 2 // 16, puts=sinks, do=chunk)
+
+        for number in range(uop.chunks + 1):  # it fills one buffer while it sends the other
+            both = ((sent(number - 1),) if number else ()) + ((filled(number),) if number < uop.chunks else ())
+            yield Par(*both)
+
+    def effect_key(self, uop: PanelWeights) -> Hashable:
+        return uop
+
+
+class EngineUnit(Unit):
+    """The tiles of an engine, with what passes weights or heads on to them."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        i = spec.index
+        self._rows, self._weights, self._heads = (self.source(x) for x in (f"Send{i}", "W", f"Heads{i}"))
+        self._results, self._told = self.sink(f"Rows{i}"), self.source(f"Rows{i}")
+
+    def kernel(self, uop: EngineOp) -> Steps:
+        yield from (self._attention if uop.attention else self._product)(uop)
+
+    def effect_key(self, uop: EngineOp) -> Hashable:
+        return uop
+
+    def _record(self, chunk: Any, kind: ChunkKind) -> tuple[npt.NDArray[np.int8], ChunkRecord]:
+        """Rows of a chunk, int8 (rows * columns,), and its record. Raises `ProgramError` for a record that says
+        something else than the engine's instruction."""
+        record = ChunkRecord.decode(chunk[-4 * RECORD_WORDS :].view(np.uint32).tolist())
+        if record.kind != kind:
+            raise ProgramError(f"{self.name}: a chunk of kind {ChunkKind(record.kind).name} where {kind.name} was due")
+        return chunk[: -4 * RECORD_WORDS], record
+
+    def _product(self, uop: EngineOp) -> Steps:
+        for _ in range(uop.times):
+            total = np.zeros((LANE_ROWS * uop.lanes, uop.columns * BLOCK) if self._net.data else 0, np.int64)
+            shifts: list[int] = []
+
+            def add(rows: Any, weights: Any, kind: ChunkKind, total: Any = total, shifts: Any = shifts) -> None:
+                x, record = self._record(rows, kind)
+                if record.clears:
+                    total[:] = 0
+                shifts[:] = record.shifts
+                right = weights.transpose(1, 0, 2).reshape(BLOCK, -1)
+                np.add(total, numbers.sums(x.reshape(-1, BLOCK), right), out=total)
+
+            def added(n: int, rows: Sequence[Any], weights: Sequence[Any], add: Any = add) -> None:
+                for x, w in zip(rows, weights, strict=True):
+                    add(x, w, ChunkKind.ADD)
+
+            def last(rows: Any, weights: Any, add: Any = add) -> None:
+                add(rows, weights, ChunkKind.LAST)
+
+            def leave(total: Any = total, shifts: Any = shifts) -> tuple[Any]:
+                made = numbers.drained(total, np.array(shifts[: uop.columns])[:, None])
+                return (np.ascontiguousarray(made.astype(np.int16).transpose(1, 0, 2)),)
+
+            both = self._rows, self._weights
+            if uop.depth > 1:
+                yield Burst(uop.depth - 1, "chunk_us", gets=both, do=added, needs_whole_token=True)
+            yield Step("chunk_us", gets=both, do=last, needs_whole_token=True)
+            yield Step("cascade_us", puts=(self._results,), words=uop.columns, do=leave)
+
+    def _attention(self, uop: EngineOp) -> Steps:
+        heads = uop.columns
+        queries: list[tuple[Any, ChunkRecord]] = []
+        slices: list[Any] = []
+
+        def keep(n: int, chunks: Sequence[Any]) -> None:
+            for chunk in chunks:
+                x, record = self._record(chunk, ChunkKind.QUERIES)
+                queries.append((x.reshape(LANE_ROWS * uop.lanes, -1), record))
+
+        yield Burst(heads, gets=(self._rows,), do=keep)
+        for rate, operands in (("maxima_us", 1), ("weights_us", 2)):
+            for _ in range(SLICES):
+                words = operands * heads
+                yield Step(rate, uop.lanes, gets=(self._heads,), words=words, parts=words, do=slices.append)
+
+        def leave() -> tuple[Any]:
+            keys, values = np.concatenate(slices[SLICES:], -2).swapaxes(0, 1)
+            return (np.stack([self._head(*queries[i], keys[i], values[i], uop) for i in range(heads)]),)
+
+        yield Step(puts=(self._results,), words=heads, do=leave)
+        if uop.leaves:
+            yield Step(gets=(self._told,))
+
+    def _head(self, q: Any, record: ChunkRecord, keys: Any, values: Any, uop: EngineOp) -> npt.NDArray[np.int32]:
+        """Sums of weighted values of a head, and of weights, (rows, columns + 1). keys, values: (lanes, keys of a lane,
+        columns)."""
+        of_keys, of_values = (x.reshape(LANE_ROWS * uop.lanes, -1) for x in (keys, values))
+        shows = np.arange(len(of_keys)) < record.keys
+        shifts = np.array(record.first_shift), np.array(record.second_shift)
+        weights = numbers.weights(numbers.sums(q, of_keys.T), shifts, shows)
+        made = numbers.sums(weights, of_values)
+        return np.concatenate([made, weights.sum(-1, keepdims=True)], -1).astype(np.int32)

@@ -1,0 +1,233 @@
+"""The instructions of xnn8, and the record that travels with each chunk of rows to the tiles.
+
+The eight row lanes of an engine get the same instructions and do the same in the same cycle, so an instruction drives
+all of them. Units and their memories: `machine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+from ...fields import Record, bits
+from ...versal.off_chip import ChunkTransfer, starts
+from .numbers import BLOCK, NormConstants
+
+ENGINES = 3
+LANES = 8
+"""Row lanes of an engine: its array rows."""
+LANE_ROWS = 64
+PAIRS = 8
+"""Pairs of tiles in an array row, each with 64 columns of results, or a head."""
+SLICE = 32
+"""Keys of a slice: what a tile computes at a time in attention."""
+X_BLOCKS, T_BLOCKS = 16, 64
+"""Blocks of 64 columns in X, of 16 bits (128 KiB in a lane), and in T, of 8 bits (256 KiB)."""
+RECORD_WORDS = 8
+WEIGHT_WORD = BLOCK * BLOCK // 4
+"""Words of 32 bits in the part of a chunk of weights that one column of pairs gets, 64 x 64: a word of W's streams."""
+CONSTANTS = 80
+"""Words of 32 bits in two vectors of a block, with their exponents."""
+LANE_BLOCK = LANE_ROWS * (BLOCK + 1) // 2
+"""Words of 32 bits in a block of X of one lane: 64 rows of 64 integers of 16 bits, and 64 exponents."""
+
+
+class ChunkEnd(IntEnum):
+    """Where a transfer goes to or comes from."""
+
+    WEIGHTS = 0
+    CONSTANTS = 1
+    LOAD = 2
+    STORE = 3
+
+
+class OffChipChunks(Record, words=4, name="OffChip"):
+    """Move `chunks` pieces: weights to W, constants or blocks of X to lanes, or blocks of X from the lanes of one
+    engine."""
+
+    addr: int = bits(0, 0, 32, "first word, in units of 64 bytes")
+    size: int = bits(1, 0, 23, "words of 32 bits of one chunk")
+    end: int = bits(1, 23, 2, "weights to W, constants to lanes, blocks of X to lanes, blocks of X from lanes")
+    engines: int = bits(1, 25, 3, "whose lanes: bit i selects engine i; ignored for weights")
+    lanes: int = bits(1, 28, 4, "lanes that have rows, of blocks of X", default=LANES)
+    reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
+    chunk_stride: int = bits(3, 0, 24, "from one chunk to the next, in units of 64 bytes")
+    chunks: int = bits(3, 24, 8, "chunks", default=1)
+
+
+def off_chip_uops(mop: OffChipChunks, iteration: int) -> Iterator[ChunkTransfer]:
+    """Yield the uOPs of one repetition of a mOP, one for each chunk. iteration: number of the repetition, from 0."""
+    end = ChunkEnd(mop.end)
+    peers = tuple(f"Rows{i}" for i in range(ENGINES) if mop.engines >> i & 1)
+    piece = {ChunkEnd.WEIGHTS: WEIGHT_WORD, ChunkEnd.CONSTANTS: CONSTANTS}.get(end, mop.lanes * LANE_BLOCK)
+    if end is ChunkEnd.WEIGHTS:
+        peers = ("W",)
+    elif end is ChunkEnd.STORE and len(peers) > 1:
+        peers = ("",)
+    for addr in starts(mop, iteration):
+        yield ChunkTransfer(addr, mop.size, end is ChunkEnd.STORE, peers, max(1, piece))
+
+
+class PanelWeights(Record, words=1, name="W"):
+    """Send chunks of weights, 64 rows each, to engines, all of which take a chunk before the next one goes."""
+
+    chunks: int = bits(0, 0, 20, "chunks")
+    columns: int = bits(0, 20, 4, "columns of pairs that a chunk has weights for", default=PAIRS)
+    ddr: int = bits(0, 24, 4, "of these, the last ones whose weights come from DDR; the others come from LPDDR")
+    engines: int = bits(0, 28, 3, "bit i selects engine i", default=7)
+
+
+class RowOp(IntEnum):
+    """What Rows does."""
+
+    LOAD = 0
+    """Blocks from DDR to X."""
+    STORE = 1
+    """Blocks of X to DDR."""
+    SEND = 2
+    """Blocks of X to X8, as rows of a product."""
+    TAKE = 3
+    """Results of the engine to X or T, through Post."""
+
+
+class Residual(IntEnum):
+    """What Post adds to a result."""
+
+    NONE = 0
+    RAW = 1
+    NORMALISED = 2
+    """By the statistics of the latest SEND."""
+
+
+class PanelRows(Record, words=5, name="Rows"):
+    """Move blocks of 64 columns into X, out of it, or from the engine to X or T."""
+
+    op: int = bits(0, 0, 2, "load, store, send, take")
+    blocks: int = bits(0, 2, 5, "blocks of X; of results, columns of pairs; 0: it only waits")
+    slot: int = bits(0, 7, 6, "first block in X, or in T")
+    lanes: int = bits(0, 13, 4, "lanes that have rows", default=LANES)
+    first: int = bits(0, 17, 3, "first of these lanes, for results of attention")
+    attention: int = bits(0, 20, 1, "results are sums of a head for each column of pairs")
+    to_t: int = bits(0, 21, 1, "results go to T, not to X")
+    reader: int = bits(0, 22, 1, "of T: 1 Heads, for keys and values; 0 Send")
+    residual: int = bits(0, 23, 2, "added: nothing, X as it is, X normalised")
+    function: int = bits(0, 25, 3, "of results: 0 none, or a number of functions.TABLES from 1 on")
+    gains: int = bits(0, 28, 1, "constants bring the gains of what is written to X")
+    norm: int = bits(0, 29, 1, "what leaves X is normalised")
+    rms: int = bits(0, 30, 1, "its mean is taken for 0")
+    tell: int = bits(0, 31, 1, "tell the engine when results of attention have left it")
+    wait: int = bits(1, 0, 8, "operations of Send to wait for")
+    wait_heads: int = bits(1, 8, 8, "operations of Heads to wait for")
+    values: int = bits(1, 16, 6, "block in T of the values of attention")
+    narrow: int = bits(1, 22, 1, "heads have 32 columns, not 64")
+    keys: int = bits(2, 0, 10, "keys of the sequence that count")
+    columns: int = bits(2, 10, 15, "columns of a norm that count")
+    root_exponent: int = bits(2, 25, 7, "of the root of that number", signed=True)
+    added: int = bits(3, 0, 31, "what is added to the sum of squares")
+    root: int = bits(4, 0, 31, "root of the number of columns")
+    added_low: int = bits(1, 23, 9, "minus its exponent")
+
+    @staticmethod
+    def of_norm(constants: NormConstants, *, rms: bool) -> dict[str, int]:
+        """Return the fields that state a norm."""
+        (added, added_exponent), (root, root_exponent) = constants.added, constants.root
+        fields = {"added": added, "added_low": -added_exponent, "root": root, "root_exponent": root_exponent}
+        return {"norm": 1, "rms": int(rms), "columns": constants.columns, **fields}
+
+    @property
+    def constants(self) -> NormConstants:
+        """Those of the norm."""
+        return NormConstants(self.columns, (self.added, -self.added_low), (self.root, self.root_exponent))
+
+
+class ColumnShifts(Record, words=3):
+    """By how much the results of each column of pairs are shifted as they leave the tiles."""
+
+    shift0: int = bits(1, 0, 5, "of results of a column of pairs")
+    shift1: int = bits(1, 5, 5, "of results of a column of pairs")
+    shift2: int = bits(1, 10, 5, "of results of a column of pairs")
+    shift3: int = bits(1, 15, 5, "of results of a column of pairs")
+    shift4: int = bits(1, 20, 5, "of results of a column of pairs")
+    shift5: int = bits(1, 25, 5, "of results of a column of pairs")
+    shift6: int = bits(2, 0, 5, "of results of a column of pairs")
+    shift7: int = bits(2, 5, 5, "of results of a column of pairs")
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        """Of all columns of pairs."""
+        return tuple(getattr(self, f"shift{i}") for i in range(PAIRS))
+
+
+class Source(IntEnum):
+    """Where the rows that Send sends are from."""
+
+    X8 = 0
+    T = 1
+    QUERIES = 2
+
+
+class PanelSend(ColumnShifts, words=4, name="Send"):
+    """Send chunks of 64 columns of rows to the engine: the rows of a product for one block of 512 columns, or queries
+    of up to eight heads."""
+
+    source: int = bits(0, 0, 2, "X8, rows of T, queries in T")
+    slot: int = bits(0, 2, 6, "first block")
+    chunks: int = bits(0, 8, 7, "blocks; of queries, heads; 0: it only waits")
+    lanes: int = bits(0, 15, 4, "lanes that have rows", default=LANES)
+    first: int = bits(0, 19, 3, "first of these lanes, of queries")
+    wait: int = bits(0, 22, 8, "blocks that Rows has written to wait for, before the first")
+    each: int = bits(0, 30, 1, "wait for one more before each chunk")
+    narrow: int = bits(0, 31, 1, "heads have 32 columns, not 64")
+    keys_slot: int = bits(2, 10, 6, "block in T of the keys")
+    head_dim: int = bits(2, 16, 7, "columns of a head that count")
+    keys: int = bits(3, 0, 10, "keys of the sequence that count")
+    rows: int = bits(3, 10, 10, "rows of the sequence")
+
+
+class PanelHeads(Record, words=2, name="Heads"):
+    """Send keys, then keys and values, in slices of 32, to the columns of pairs: one head to each."""
+
+    keys_slot: int = bits(0, 0, 6, "block in T of the keys")
+    values: int = bits(0, 6, 6, "block in T of the values")
+    first: int = bits(0, 12, 3, "first lane of the sequence")
+    lanes: int = bits(0, 15, 4, "its lanes", default=LANES)
+    heads: int = bits(0, 19, 4, "heads; 0: it only waits", default=PAIRS)
+    narrow: int = bits(0, 23, 1, "heads have 32 columns, not 64")
+    wait: int = bits(0, 24, 8, "blocks that Rows has written to wait for")
+    keys: int = bits(1, 0, 10, "keys of the sequence that count")
+
+
+class EngineOp(Record, words=1, name="Engine"):
+    """Take weights for blocks of 512 columns of a product, or heads for a round of attention. What the tiles do with a
+    chunk is said by its record; this counts what is passed on to them."""
+
+    attention: int = bits(0, 0, 1, "heads, not weights")
+    first: int = bits(0, 1, 3, "first lane that has rows, in attention")
+    lanes: int = bits(0, 4, 4, "lanes that have rows", default=LANES)
+    columns: int = bits(0, 8, 4, "columns of pairs that have results", default=PAIRS)
+    depth: int = bits(0, 12, 7, "chunks of a block of results")
+    times: int = bits(0, 19, 12, "blocks of results, one after the other", default=1)
+    leaves: int = bits(0, 31, 1, "wait until the results of attention have left: a product follows")
+
+
+class ChunkKind(IntEnum):
+    """What tiles do with a chunk of rows."""
+
+    ADD = 0
+    """Add its products to the sums."""
+    LAST = 1
+    """The same, then the sums leave."""
+    QUERIES = 2
+    """Keep it, as the queries of a head."""
+
+
+class ChunkRecord(ColumnShifts, words=RECORD_WORDS):
+    """What tiles do with a chunk of rows: the last 32 bytes of the chunk."""
+
+    kind: int = bits(0, 0, 2, "add, add and leave, queries")
+    clears: int = bits(0, 2, 1, "sums begin at 0")
+    head: int = bits(0, 3, 3, "column of pairs that keeps the queries")
+    narrow: int = bits(0, 6, 1, "heads have 32 columns, not 64")
+    keys: int = bits(0, 7, 10, "keys that count")
+    first_shift: int = bits(0, 17, 5, "of the difference of two scores")
+    second_shift: int = bits(0, 22, 6, "of its product with log2 e")

@@ -1,0 +1,431 @@
+"""The row lanes of an engine: Rows (X, its walks, and Post), Send (rows to the tiles), Heads (keys and values).
+
+Rows writes all memories of a lane: X, X8, T. Send reads X8 and T, Heads reads T. Both take a token for each block that
+was written for them, and give one back for each operation that has ended, which Rows waits for before it writes over
+what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....machine.description import UnitSpec
+from ....machine.steps import Burst, Step, Steps
+from ....machine.unit import Unit, Wiring
+from . import numbers
+from .formats import (
+    LANE_ROWS,
+    LANES,
+    PAIRS,
+    SLICE,
+    T_BLOCKS,
+    X_BLOCKS,
+    ChunkKind,
+    ChunkRecord,
+    PanelHeads,
+    PanelRows,
+    PanelSend,
+    Residual,
+    RowOp,
+    Source,
+)
+from .functions import TABLES
+from .numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Integers, RowFactor, Statistics
+
+FILLED, FREE, FACTORS = "filled", "free", "factors"
+"""Labels of the streams between Rows and the readers of its memories."""
+SEND, HEADS = range(2)
+"""Readers of the memories, as the field `reader` of Rows has them."""
+ELEMENTS = LANE_ROWS * BLOCK
+"""Of a block of a lane."""
+RESULT = ELEMENTS // 8 + 1
+"""Cycles in which a lane takes a block of results: Post computes 8 of them; a packet has a header."""
+SUMS = (4 * ELEMENTS // 16 + 4 * LANE_ROWS // 16 + 1 + 1) // 2
+"""Cycles in which a lane takes the sums of a head, 32 bits each, from two streams of 128 bit."""
+ADDED = ELEMENTS // 4
+"""Cycles for a block with a residual, which is read from X, and for one that is stored in X with its statistics."""
+WALK = ELEMENTS // 8
+"""Cycles for a block that goes from X to X8, or out of X with a norm."""
+MOVE = ELEMENTS // 8 + 8
+"""Cycles for a block between X and DDR: 16 bytes a cycle, 64 exponents among them."""
+CHUNK = (LANE_ROWS * BLOCK // 2 + 32) // 16
+"""Cycles for a chunk of rows: each tile of a pair gets 32 columns and a record, 16 bytes a cycle."""
+SLICE_WORDS = SLICE * BLOCK // 16
+"""Cycles in which a column of pairs takes a slice of keys or values, 16 bytes a cycle."""
+SLICES = LANE_ROWS // SLICE
+Vector = npt.NDArray[np.float32]
+
+
+class PackedConstants(NamedTuple):
+    """Two vectors of a block: of 64 columns, 16 bits, with exponents; and the shift of a product's results."""
+
+    first: BlockNumbers
+    second: BlockNumbers
+    shift: int = 0
+
+    def packed(self) -> Vector:
+        """As they lie in memory: 32-bit words, (80,)."""
+        out = np.zeros(160, np.int16)
+        for i, vector in enumerate((self.first, self.second)):
+            out[BLOCK * i : BLOCK * (i + 1)] = vector.integers.reshape(-1)
+            out[2 * BLOCK + i] = vector.exponents.item()
+        out[2 * BLOCK + 2] = self.shift
+        return out.view(np.float32)
+
+    @classmethod
+    def unpacked(cls, words: Vector) -> PackedConstants:
+        """The inverse of `packed`."""
+        x = np.ascontiguousarray(words).view(np.int16).astype(np.int64)
+        vectors = [
+            BlockNumbers(x[None, BLOCK * i : BLOCK * (i + 1)], x[None, 2 * BLOCK + i : 2 * BLOCK + i + 1])
+            for i in range(2)
+        ]
+        return cls(vectors[0], vectors[1], int(x[2 * BLOCK + 2]))
+
+
+def packed_block(x: BlockNumbers) -> Vector:
+    """A block of X of some lanes as it lies in memory: lane by lane its integers, then its exponents. x: (rows, 1, 64)
+    and (rows, 1, 1), whole lanes."""
+    lanes = [y.reshape(-1, size) for y, size in ((x.integers, ELEMENTS), (x.exponents, LANE_ROWS))]
+    return np.concatenate(lanes, 1).astype(np.int16).reshape(-1).view(np.float32)
+
+
+def unpacked_block(words: Vector) -> BlockNumbers:
+    """The inverse of `packed_block`."""
+    x = np.ascontiguousarray(words).view(np.int16).astype(np.int64).reshape(-1, ELEMENTS + LANE_ROWS)
+    return BlockNumbers(x[:, :ELEMENTS].reshape(-1, 1, BLOCK), x[:, ELEMENTS:].reshape(-1, 1, 1))
+
+
+class LaneBlocks:
+    """A memory of blocks of the lanes of an engine. count: its blocks."""
+
+    def __init__(self, count: int) -> None:
+        self.integers = np.zeros((LANES * LANE_ROWS, count, BLOCK), np.int64)
+        self.exponents = np.full((LANES * LANE_ROWS, count, 1), numbers.LOWEST, np.int64)
+
+    def of(self, rows: slice, first: int, count: int) -> BlockNumbers:
+        """Blocks of some rows, as a view."""
+        blocks = slice(first, first + count)
+        return BlockNumbers(self.integers[rows, blocks], self.exponents[rows, blocks])
+
+    def put(self, rows: slice, slot: int, x: BlockNumbers) -> None:
+        """Write one block of some rows."""
+        into = self.of(rows, slot, 1)
+        into.integers[:], into.exponents[:] = x
+
+    def heads(self, rows: slice, slot: int, heads: int, count: int, *, narrow: int) -> tuple[Integers, Integers]:
+        """Heads of a sequence as attention takes them, int8 (heads, rows, columns of a head), and the exponent of each,
+        (heads, 1, 1). heads: from block `slot` on. count: rows that count; the others are 0."""
+        pitch = BLOCK >> narrow
+        x = self.of(rows, slot, -(-heads * pitch // BLOCK))
+        shows = np.arange(x.integers.shape[0]) < count
+        made, exponents = numbers.of_heads(BlockNumbers(x.integers[None], x.exponents[None]), pitch, shows[None])
+        return made[0, :heads], exponents[0, :heads]
+
+
+def rows_of(first: int, lanes: int) -> slice:
+    """The rows of some lanes, among those of an engine."""
+    return slice(LANE_ROWS * first, LANE_ROWS * (first + lanes))
+
+
+class RowsUnit(Unit):
+    """X, X8 and T of the lanes of an engine, and Post."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        i = spec.index
+        self._loads, self._stores = self.source("DDR"), self.sink("DDR")
+        self._constants = self.source("LPDDR")
+        self._results, self._told = self.source(f"Engine{i}"), self.sink(f"Engine{i}")
+        self._factors = self.source(f"Send{i}", FACTORS)
+        self._filled = self.sink(f"Send{i}", FILLED), self.sink(f"Heads{i}", FILLED)
+        self._free = self.source(f"Send{i}", FREE), self.source(f"Heads{i}", FREE)
+        if net.data:
+            self.x, self.t = LaneBlocks(X_BLOCKS), LaneBlocks(T_BLOCKS)
+            self.gains = LaneBlocks(X_BLOCKS).of(slice(0, 1), 0, X_BLOCKS)
+            self.x8 = np.zeros((LANES * LANE_ROWS, X_BLOCKS, BLOCK), np.int64)
+        self.factor: RowFactor | None = None
+        """Of the rows in X8."""
+        self._norm: Statistics | None = None
+
+    def kernel(self, uop: PanelRows) -> Steps:
+        for count, channel in zip((uop.wait, uop.wait_heads), self._free, strict=True):
+            if count:
+                yield Burst(count, gets=(channel,))
+        if not uop.blocks:
+            return
+        yield Step("lane_fill")
+        yield from {
+            RowOp.LOAD: self._load,
+            RowOp.STORE: self._store,
+            RowOp.SEND: self._send,
+            RowOp.TAKE: self._take,
+        }[RowOp(uop.op)](uop)
+
+    def effect_key(self, uop: PanelRows) -> Hashable:
+        return uop
+
+    def _vectors(self, into: list[PackedConstants]) -> Step:
+        """Take the constants of a block."""
+        return Step(gets=(self._constants,), do=lambda words: into.append(PackedConstants.unpacked(words)))
+
+    def _gains(self, slot: int) -> Steps:
+        """Take the gains of a block of X."""
+        taken: list[PackedConstants] = []
+        yield self._vectors(taken)
+
+        def keep() -> None:
+            self.gains.integers[:, slot], self.gains.exponents[:, slot] = taken[0].first
+
+        yield Step(do=keep)
+
+    def _load(self, uop: PanelRows) -> Steps:
+        rows = rows_of(0, uop.lanes)
+        for slot in range(uop.slot, uop.slot + uop.blocks):
+
+            def keep(words: Vector, slot: int = slot) -> None:
+                self.x.put(rows, slot, unpacked_block(words))
+
+            yield Step("lane_word", MOVE, gets=(self._loads,), do=keep)
+            if uop.gains:
+                yield from self._gains(slot)
+
+    def _statistics(self, uop: PanelRows) -> Steps:
+        """The norm of the rows, which follows from what was summed up as X was stored."""
+
+        def make() -> None:
+            x = self.x.of(rows_of(0, uop.lanes), uop.slot, uop.blocks)
+            self._norm = numbers.statistics(x, uop.constants, rms=bool(uop.rms)) if uop.norm else None
+
+        yield Step("row_factors", do=make)
+
+    def _store(self, uop: PanelRows) -> Steps:
+        if uop.norm:
+            yield from self._statistics(uop)
+        rows = rows_of(0, uop.lanes)
+        for slot in range(uop.slot, uop.slot + uop.blocks):
+            taken: list[PackedConstants] = []
+            if uop.norm:
+                yield self._vectors(taken)
+
+            def make(slot: int = slot, taken: list[PackedConstants] = taken) -> tuple[Vector]:
+                x = self.x.of(rows, slot, 1)
+                return (packed_block(self._normalised(x, taken[0]) if taken else x),)
+
+            yield Step("lane_word", MOVE, puts=(self._stores,), do=make)
+
+    def _normalised(self, x: BlockNumbers, affine: PackedConstants) -> BlockNumbers:
+        assert self._norm is not None
+        return numbers.stored(*numbers.normalised(x, affine.first, affine.second, self._norm), X_BITS)
+
+    def _send(self, uop: PanelRows) -> Steps:
+        yield from self._statistics(uop)
+        rows, blocks = rows_of(0, uop.lanes), slice(uop.slot, uop.slot + uop.blocks)
+        made: list[Integers] = []
+        for number in range(uop.blocks):
+
+            def walk(number: int = number) -> None:
+                if not made:
+                    gains = BlockNumbers(self.gains.integers[0, blocks], self.gains.exponents[0, blocks])
+                    x, self.factor = numbers.sent(self.x.of(rows, uop.slot, uop.blocks), gains, self._norm)
+                    made.append(x)
+                self.x8[rows, uop.slot + number] = made[0][:, number]
+
+            yield Step("lane_word", WALK, do=walk)
+            yield Step(puts=(self._filled[SEND],))
+
+    def _take(self, uop: PanelRows) -> Steps:
+        rows = rows_of(uop.first, uop.lanes)
+        factors: list[RowFactor] = []
+        if not uop.attention:
+            yield Step(gets=(self._factors,), do=lambda x: factors.append(RowFactor(*x)))
+        cycles = SUMS if uop.attention else ADDED if uop.residual or not uop.to_t else RESULT
+        heads = 1 + uop.narrow if uop.attention else 1
+        for number in range(0, uop.blocks, heads):
+            slot = uop.slot + number // heads
+            taken: list[PackedConstants] = []
+            results: list[Integers] = []
+            for _ in range((not uop.attention) + (uop.residual == Residual.NORMALISED)):
+                yield self._vectors(taken)
+            yield Burst(
+                min(heads, uop.blocks - number),
+                "lane_word",
+                cycles,
+                gets=(self._results,),
+                do=lambda n, x, results=results: results.extend(np.asarray(y).astype(np.int64) for y in x),
+            )
+            make = partial(self._of_sums, uop, number) if uop.attention else partial(self._of_products, uop, slot)
+
+            def keep(slot: int = slot, make: Any = make, results: Any = results, taken: Any = taken) -> None:
+                v, exponent = make(results, taken, factors)
+                values = numbers.stored(v, exponent, T_BITS if uop.to_t else X_BITS)
+                (self.t if uop.to_t else self.x).put(rows, slot, values)
+
+            yield Step(do=keep)
+            if uop.to_t:
+                yield Step(puts=(self._filled[uop.reader],))
+            elif uop.gains:
+                yield from self._gains(slot)
+        if uop.tell:
+            yield Step(puts=(self._told,))
+
+    def _of_products(
+        self, uop: PanelRows, slot: int, results: Any, taken: list[PackedConstants], factors: list[RowFactor]
+    ) -> tuple[Integers, Integers]:
+        """A block of a product, with what is added to it. Returns (rows, 1, 64) and exponents."""
+        constants = taken[0]
+        shifts = np.array([[constants.shift]])
+        drained = results[0].reshape(-1, 1, BLOCK)
+        addends = [numbers.scaled(drained, shifts, constants.first, factors[0]), numbers.kept(constants.second)]
+        if uop.residual:
+            x = self.x.of(rows_of(uop.first, uop.lanes), slot, 1)
+            addends.append(numbers.kept(self._normalised(x, taken[1]) if uop.residual == Residual.NORMALISED else x))
+        v, exponent = numbers.added(*addends)
+        if uop.function:
+            v = numbers.activated(v, exponent, [*TABLES.values()][uop.function - 1])
+        return v, exponent
+
+    def _of_sums(
+        self, uop: PanelRows, head: int, results: Any, taken: list[PackedConstants], factors: list[RowFactor]
+    ) -> tuple[Integers, Integers]:
+        """A block of heads, of which a result has the sums of values and, in the last column, those of weights."""
+        rows = rows_of(uop.first, uop.lanes)
+        _, exponents = self.t.heads(rows, uop.values, head + len(results), uop.keys, narrow=uop.narrow)
+        made = []
+        for i, sums in enumerate(results):
+            sums = sums.reshape(rows.stop - rows.start, -1)
+            made.append(numbers.of_weights(sums[:, :-1], sums[:, -1:], exponents[head + i], LANES * LANE_ROWS))
+        return numbers.joined(*(np.stack(x, 1) for x in zip(*made, strict=True)))
+
+
+class LaneReader(Unit):
+    """Reads memories that Rows of the same lanes writes."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self._rows = f"Rows{spec.index}"
+        self.filled, self.free = self.source(self._rows, FILLED), self.sink(self._rows, FREE)
+
+    @property
+    def rows(self) -> RowsUnit:
+        """The unit that writes."""
+        unit = self._net.units[self._rows]
+        assert isinstance(unit, RowsUnit)
+        return unit
+
+    def wait(self, blocks: int) -> Steps:
+        """Return the steps that wait until so many more blocks have been written."""
+        if blocks:
+            yield Burst(blocks, gets=(self.filled,))
+
+
+class SendUnit(LaneReader):
+    """Sends rows to the tiles."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self._engine, self._factors = self.sink(f"Engine{spec.index}"), self.sink(self._rows, FACTORS)
+
+    def kernel(self, uop: PanelSend) -> Steps:
+        yield from self.wait(uop.wait)
+        if not uop.chunks:
+            return
+        made: list[Any] = []
+        queries = uop.source == Source.QUERIES
+        if not queries:
+            if uop.each:  # the first of them tells that factors are known
+                yield from self.wait(1)
+
+            def factors() -> tuple[Any]:
+                if uop.source == Source.X8:
+                    assert self.rows.factor is not None
+                    return (np.stack(self.rows.factor),)
+                chunks, factor = numbers.of_rows(self.rows.t.of(rows_of(0, uop.lanes), uop.slot, uop.chunks))
+                made.append(chunks)
+                return (np.stack(factor),)
+
+            yield Step(puts=(self._factors,), do=factors)
+        for number in range(uop.chunks):
+            if uop.each and number:
+                yield from self.wait(1)
+
+            def chunk(number: int = number) -> tuple[Any]:
+                return (self._query if queries else self._chunk)(uop, number, made)
+
+            yield Step("lane_word", CHUNK, puts=(self._engine,), do=chunk)
+        yield Step(puts=(self.free,))
+
+    def _chunk(self, uop: PanelSend, number: int, made: list[Any]) -> tuple[Any]:
+        """A chunk of a product's rows, with its record."""
+        shifts = {f"shift{i}": shift for i, shift in enumerate(uop.shifts)}
+        kind = ChunkKind.LAST if number == uop.chunks - 1 else ChunkKind.ADD
+        record = ChunkRecord(kind=kind, clears=int(not number), **shifts)
+        if uop.source == Source.T:
+            return (packed_chunk(made[0][:, number], record),)
+        return (packed_chunk(self.rows.x8[rows_of(0, uop.lanes), uop.slot + number], record),)
+
+    def _query(self, uop: PanelSend, head: int, made: list[Any]) -> tuple[Any]:
+        """The queries of a head, with the shifts of its scores."""
+        if not made:
+            rows, t = rows_of(uop.first, uop.lanes), self.rows.t
+            made += t.heads(rows, uop.slot, uop.chunks, uop.rows, narrow=uop.narrow)
+            _, of_keys = t.heads(rows, uop.keys_slot, uop.chunks, uop.keys, narrow=uop.narrow)
+            made += numbers.score_shifts(made[1] + of_keys, uop.head_dim)
+        first, second = (int(x[head].item()) for x in made[2:])
+        record = ChunkRecord(
+            kind=ChunkKind.QUERIES,
+            head=head,
+            narrow=uop.narrow,
+            keys=uop.keys,
+            first_shift=first,
+            second_shift=min(second, 63),
+        )
+        return (packed_chunk(made[0][head], record),)
+
+    def effect_key(self, uop: PanelSend) -> Hashable:
+        return uop.source == Source.QUERIES, uop.chunks, uop.wait, uop.each
+
+
+def packed_chunk(rows: Integers, record: ChunkRecord) -> npt.NDArray[np.int8]:
+    """A chunk of rows, 8 bits each, and behind it its record."""
+    return np.concatenate([rows.astype(np.int8).reshape(-1), np.array(record.encode(), np.uint32).view(np.int8)])
+
+
+class HeadsUnit(LaneReader):
+    """Sends keys and values of a sequence to the columns of pairs. In a step, each of its lanes sends a slice to each
+    column: to column c first that of lane c, then that of lane c + 1, and so on, so that each column takes from another
+    lane."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self._engine = self.sink(f"Engine{spec.index}")
+
+    def kernel(self, uop: PanelHeads) -> Steps:
+        yield from self.wait(uop.wait)
+        if not uop.heads:
+            return
+        made: list[Any] = []
+        # a column takes 16 bytes a cycle, T of a lane gives 32
+        cycles = max(uop.lanes * SLICE_WORDS, PAIRS * SLICE_WORDS // 2)
+        for passed, slots in enumerate(((uop.keys_slot,), (uop.keys_slot, uop.values))):
+            for number in range(SLICES):
+
+                def slices(number: int = number, passed: int = passed) -> tuple[Any]:
+                    if not made:
+                        rows, t = rows_of(uop.first, uop.lanes), self.rows.t
+                        for slot in (uop.keys_slot, uop.values):
+                            heads, _ = t.heads(rows, slot, uop.heads, uop.keys, narrow=uop.narrow)
+                            made.append(heads.reshape(uop.heads, uop.lanes, SLICES, SLICE, -1).astype(np.int8))
+                    return (np.stack([x[:, :, number] for x in made[: passed + 1]], 1),)
+
+                words = len(slots) * uop.heads
+                yield Step("lane_word", len(slots) * cycles, puts=(self._engine,), words=words, parts=words, do=slices)
+        yield Step(puts=(self.free,))
+
+    def effect_key(self, uop: PanelHeads) -> Hashable:
+        return uop.lanes, uop.heads, uop.wait

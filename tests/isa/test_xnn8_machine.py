@@ -1,0 +1,212 @@
+"""The machine of xnn8 computes what its numbers define, in every bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rsn.base.errors import ProgramError
+from rsn.isa.expansion import ExpandedProgram
+from rsn.isa.overlays.xnn8 import XNN8, numbers
+from rsn.isa.overlays.xnn8.checks import legal, rules
+from rsn.isa.overlays.xnn8.formats import PAIRS, EngineOp, PanelHeads, PanelRows, PanelSend, PanelWeights, RowOp, Source
+from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
+from rsn.isa.overlays.xnn8.numbers import T_BITS, X_BITS, BlockNumbers, Integers, NormConstants, RowFactor
+from rsn.isa.program import Program
+from rsn.isa.verify import check
+from rsn.isa.versal.off_chip import ChunkTransfer
+from rsn.tests.isa.xnn8_emission import Destination, Heads, RowNorm, columns_of
+from rsn.tests.isa.xnn8_programs import HandMade
+
+
+def vector(rng: np.random.Generator, blocks: int, low: float, high: float) -> BlockNumbers:
+    return numbers.blocks_of(rng.uniform(low, high, 64 * blocks), X_BITS)
+
+
+@pytest.mark.parametrize(("engines", "lanes", "chunks", "columns", "of_ddr"), [(1, 2, 2, 3, 0), (3, 8, 4, 10, 3)])
+def test_linear_layer(engines: int, lanes: int, chunks: int, columns: int, of_ddr: int) -> None:
+    """Rows are loaded, normalised, multiplied; results are stored."""
+    rng = np.random.default_rng(lanes)
+    hand = HandMade(engines, lanes)
+    x = numbers.blocks_of(rng.normal(size=(engines * hand.rows, 64 * chunks)), X_BITS)
+    gain, scale = vector(rng, chunks, 0.5, 2), vector(rng, columns, 1e-3, 2e-3)
+    bias = vector(rng, columns, -1, 1)
+    weight = rng.integers(-127, 128, (64 * chunks, 64 * columns))
+    largest = 127 * np.abs(weight).sum(0).reshape(columns, 64).max(1)
+    shifts = np.array([[numbers.drain_shift(int(most))] for most in largest])
+    norm = NormConstants.of(64 * chunks, 1e-5)
+    hand.load(x, gain)
+    hand.emit.walk(chunks, RowNorm(norm))
+    vectors = [[*pair, int(shift)] for *pair, shift in zip(*map(columns_of, (scale, bias)), shifts[:, 0], strict=True)]
+    for i, stored in enumerate(hand.weights(weight, shifts, of_ddr)):
+        at = slice(PAIRS * i, PAIRS * i + len(stored.shifts))
+        constants = hand.constants(vectors[at])
+        to = Destination(PAIRS * i)
+        hand.emit.product(Source.X8, 0, chunks, stored, constants.addr, to, each=not i)
+    hand.emit.store(hand.space(columns), columns, None, None)
+    assert not check(hand.program, roles=False)
+    run, made = hand.run()
+    rows, factor = numbers.sent(x, gain, numbers.statistics(x, norm, rms=False))
+    drained = numbers.drained(numbers.sums(rows.reshape(len(rows), -1), weight), shifts)
+    wanted = numbers.stored(*numbers.added(numbers.scaled(drained, shifts, scale, factor), numbers.kept(bias)), X_BITS)
+    for ours, theirs in zip(made, wanted, strict=True):
+        assert np.array_equal(ours, theirs)
+    assert run.latency_s > 40e-6
+
+
+@pytest.mark.parametrize(
+    ("lanes", "each", "rows", "count", "heads", "head_dim"),
+    [(2, 1, 64, 64, 2, 64), (8, 4, 250, 230, 3, 24), (8, 8, 512, 512, 8, 64)],
+)
+def test_attention(lanes: int, each: int, rows: int, count: int, heads: int, head_dim: int) -> None:
+    """Sequences of `each` lanes: queries, keys and values, a round of attention, and a product of its heads."""
+    rng = np.random.default_rng(each)
+    hand = HandMade(1, lanes)
+    pitch = 32 if head_dim <= 32 else 64
+    blocks = -(-heads * pitch // 64)
+    x, gain = numbers.blocks_of(rng.normal(size=(hand.rows, 128)), X_BITS), vector(rng, 2, 0.5, 2)
+    hand.load(x, gain)
+    hand.emit.walk(2, None)
+    sent, factor = numbers.sent(x, gain)
+    kept = []
+
+    def product(
+        source: Source, slot: int, rows: Integers, factor: RowFactor, to: Destination, bits: int
+    ) -> BlockNumbers:
+        chunks = rows.shape[1]
+        weight = rng.integers(-127, 128, (64 * chunks, 64 * blocks))
+        shifts = np.full((blocks, 1), numbers.drain_shift(127 * 127 * 64 * chunks))
+        scale, bias = vector(rng, blocks, 1e-4, 2e-4), vector(rng, blocks, -0.1, 0.1)
+        vectors = [[*pair, int(shifts[0, 0])] for pair in zip(columns_of(scale), columns_of(bias), strict=True)]
+        (stored,) = hand.weights(weight, shifts, 1)
+        hand.emit.product(source, slot, chunks, stored, hand.constants(vectors).addr, to, each=len(kept) == 0)
+        drained = numbers.drained(numbers.sums(rows.reshape(len(rows), -1), weight), shifts)
+        return numbers.stored(*numbers.added(numbers.scaled(drained, shifts, scale, factor), numbers.kept(bias)), bits)
+
+    for i, reader in enumerate((HEADS, HEADS, SEND)):
+        kept.append(product(Source.X8, 0, sent, factor, Destination(8 * i, True, reader), T_BITS))
+    keys, values, queries = kept
+    results = []
+    for first in range(0, lanes, each):
+        of = Heads(16, 0, 8, 24, heads, head_dim, first, each, rows, count)
+        hand.emit.attention(of, last=first + each == lanes)
+        parts = (BlockNumbers(*(y[None, 64 * first : 64 * first + rows] for y in x)) for x in (queries, keys, values))
+        shows = np.arange(rows)[None] < count
+        (q, e_q), (k, e_k), (v, e_v) = (numbers.of_heads(y, pitch, shows if i else None) for i, y in enumerate(parts))
+        shifts = numbers.score_shifts(e_q + e_k, head_dim)
+        weights = numbers.weights(numbers.sums(q, k.swapaxes(2, 3)), shifts, shows[:, None, None])
+        total, e = numbers.of_weights(numbers.sums(weights, v), weights.sum(-1, keepdims=True), e_v, rows)
+        total, e = (y[0, :heads].swapaxes(0, 1) for y in (total, np.broadcast_to(e, (*total.shape[:-1], 1))))
+        results.append(numbers.stored(*numbers.joined(total, e), T_BITS))
+    made = product(Source.T, 24, *numbers.of_rows(hand_rows(results, 64 * each)), Destination(0), X_BITS)
+    hand.emit.store(hand.space(blocks), blocks, None, None)
+    assert not check(hand.program, roles=False)
+    _, ours = hand.run()
+    some = np.arange(hand.rows) % (64 * each) < rows
+    for theirs, mine in zip(made, ours, strict=True):
+        assert np.array_equal(mine[some], theirs[some])
+
+
+def changed(program: Program, at: int, **fields: int) -> Program:
+    """The program with other fields in the mOP of a packet."""
+    packet = program.packets[at]
+    mop = dataclasses.replace(packet.mops[0], **fields)  # type: ignore[type-var]
+    packets = [*program.packets]
+    packets[at] = dataclasses.replace(packet, mops=(mop,))
+    return dataclasses.replace(program, packets=tuple(packets))
+
+
+def test_tokens_order_memories() -> None:
+    """Each operation that waits for one block or operation less, and leaves it to the end, is found."""
+    hand = HandMade(1, 1)
+    x = numbers.blocks_of(np.ones((64, 128)), X_BITS)
+    hand.load(x, vector(np.random.default_rng(0), 2, 1, 2))
+    stored = hand.weights(np.ones((128, 128), np.int64), np.zeros((2, 1), np.int64), 0)[0]
+    constants = hand.constants([[x, x, 0] for x in columns_of(vector(np.random.default_rng(1), 2, 1, 2))]).addr
+    hand.emit.walk(2, None)
+    for i, reader in enumerate((HEADS, HEADS, SEND)):
+        hand.emit.product(Source.X8, 0, 2, stored, constants, Destination(2 * i, True, reader), each=False)
+    hand.emit.attention(Heads(4, 0, 2, 4, 2, 64, 0, 1, 64, 64), last=True)
+    hand.emit.walk(2, None)
+    hand.emit.product(Source.T, 4, 2, stored, constants, Destination(0), each=False)
+    hand.emit.product(Source.X8, 0, 2, stored, constants, Destination(0, True), each=False)
+    program = hand.program
+    ends = {type(p.mops[0]): i for i, p in enumerate(program.packets) if p.mops}
+    assert not [*rules(ExpandedProgram(program), True)]
+    seen = []
+    for at, packet in enumerate(program.packets):
+        for name in ("wait", "wait_heads"):
+            mop: Any = packet.mops[0] if packet.mops else None
+            if not getattr(mop, name, 0) or at == ends[type(mop)]:
+                continue
+            end: Any = program.packets[ends[type(mop)]].mops[0]
+            other = changed(program, at, **{name: getattr(mop, name) - 1})
+            other = changed(other, ends[type(mop)], **{name: getattr(end, name) + 1})
+            seen.append((type(mop).NAME, {f.code for f in rules(ExpandedProgram(other), True)}))
+    both = {"Y01", "Y02"}  # tokens that come later are then taken for those that it waits for
+    assert seen == [
+        ("Send", both),
+        ("Send", both),
+        ("Heads", {"Y01"}),
+        ("Rows", {"Y02"}),
+        ("Send", {"Y02"}),
+        ("Send", {"Y02"}),
+        ("Rows", {"Y02"}),
+    ]
+    of_engine = next(i for i, p in enumerate(program.packets) if p.mops and getattr(p.mops[0], "leaves", 0))
+    assert {f.code for f in rules(ExpandedProgram(changed(program, of_engine, leaves=0)), True)} == {"Y09"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "uop", "reason"),
+    [
+        ("W", PanelWeights(), "sends no weights"),
+        ("W", PanelWeights(chunks=1, columns=2, ddr=3), "ddr=3 of 2 columns"),
+        ("Rows0", PanelRows(blocks=17), "17 blocks from block 0 on: X has 16"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, to_t=1, blocks=8, slot=60), "T has 64"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, to_t=1, blocks=1, residual=1), "only results that go to X"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, blocks=1, function=7), "function=7: Post has 1 to 4"),
+        ("Rows0", PanelRows(op=RowOp.SEND, blocks=1, norm=1, columns=65), "a norm over 65 columns"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, blocks=1, attention=1, keys=1), "results of attention go to T"),
+        ("Send0", PanelSend(chunks=1, source=3), "source=3 is none"),
+        ("Send0", PanelSend(chunks=1, source=Source.T, each=1), "all of them must be there"),
+        ("Send0", PanelSend(chunks=1, source=Source.QUERIES, keys=1, rows=1, head_dim=65), "head_dim=65"),
+        ("Heads0", PanelHeads(heads=2, keys=513), "keys=513"),
+        ("Heads0", PanelHeads(heads=2, keys=1, first=4, lanes=5), "lanes 4 to 8"),
+        ("Engine0", EngineOp(columns=9, depth=1), "9 columns of pairs"),
+        ("Engine0", EngineOp(), "makes no results"),
+        ("LPDDR", ChunkTransfer(0, 80, False, ("Rows0",), 8320), "constants come from LPDDR"),
+        ("DDR", ChunkTransfer(0, 80, False, ("Rows0",), 80), "blocks of X from DDR"),
+    ],
+)
+def test_what_units_cannot_execute(unit: str, uop: Any, reason: str) -> None:
+    assert any(reason in text for text in legal(XNN8.by_unit[unit], uop))
+
+
+def test_a_record_that_says_something_else_is_refused() -> None:
+    """An engine whose products are longer than those of the rows that it gets."""
+    hand = HandMade(1, 1)
+    hand.load(numbers.blocks_of(np.ones((64, 128)), X_BITS), vector(np.random.default_rng(0), 2, 1, 2))
+    hand.emit.walk(2, None)
+    stored = hand.weights(np.ones((128, 64), np.int64), np.zeros((1, 1), np.int64), 0)[0]
+    one = columns_of(vector(np.random.default_rng(1), 1, 1, 2))[0]
+    for each in (True, False):
+        hand.emit.product(Source.X8, 0, 2, stored, hand.constants([[one, one, 0]]).addr, Destination(0), each=each)
+    first, second = (i for i, p in enumerate(hand.program.packets) if p.mops and isinstance(p.mops[0], EngineOp))
+    hand.program = changed(changed(hand.program, first, depth=3), second, depth=1)
+    with pytest.raises(ProgramError, match="chunk of kind LAST where ADD was due"):
+        hand.run()
+
+
+def hand_rows(parts: Sequence[BlockNumbers], rows: int) -> BlockNumbers:
+    """Rows of sequences, each padded to a number of rows."""
+    return BlockNumbers(
+        *(
+            np.concatenate([np.pad(x, ((0, rows - len(x)), (0, 0), (0, 0))) for x in kind])
+            for kind in zip(*parts, strict=True)
+        )
+    )
