@@ -60,7 +60,7 @@ def words_of(text: str, kernel: str) -> set[int]:
 
 @pytest.mark.parametrize(
     ("made", "device"),
-    [full(perceptron, U55C), full(encoder, U55C), long(rotated, VC1902), long(decoding, U55C), long(ragged, U55C)],
+    [full(perceptron, U55C), full(encoder, U55C), full(rotated, VC1902), long(decoding, U55C), full(ragged, U55C)],
 )
 def test_cycles_and_units_of_the_source(made: Callable[[], Made], device: StreamDevice, tmp_path: Path) -> None:
     torch.manual_seed(0)

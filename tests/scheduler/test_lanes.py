@@ -21,9 +21,9 @@ from rsn.isa.layout import block
 from rsn.isa.overlays import find
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.rows import columns_of
-from rsn.isa.versal.tokens import SlotTokens
 from rsn.isa.program import Role
 from rsn.isa.verify import check
+from rsn.isa.versal.tokens import SlotTokens
 from rsn.isa.work import Access
 from rsn.machine.executor import ProcessNetwork
 from rsn.scheduler.bounds import bounds
