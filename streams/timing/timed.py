@@ -35,7 +35,8 @@ COUNTED = 1 << 12
 """Depth from which on a stream that is never full counts as endless."""
 
 FIRST_RING = 16
-"""Size of the ring buffer of a stream without end, to begin with."""
+"""Size of the ring buffer of a stream without end in the first run; each later run begins with those of the runs
+before."""
 
 
 class TooManyTokens(Exception):
@@ -107,6 +108,7 @@ class TimedProgram:
     def __init__(self, bodies: Sequence[Body], packing: Mapping[int, int], executions: int = 1) -> None:
         self.code: Bytecode = encode(bodies, packing)
         self.executions = executions
+        self._rooms: Ints = np.maximum(FIRST_RING, self.code.packing)
         self.walked = 0
         if sum(self.code.cycles) * executions > LONGEST:
             raise TooLong
@@ -137,9 +139,18 @@ class TimedProgram:
         result. limits: the cycle in which each execution should have ended; the run stops once it is sure that one of
         them ends later. Returns the times, who waits for ever, or that an execution is late. Raises `TooManyTokens` for
         more than `TOKENS` tokens on streams at once."""
+        try:
+            return self._run(depths, skips, limits)
+        except TooManyTokens:
+            self._rooms[:] = np.maximum(FIRST_RING, self.code.packing)  # runs with other depths may have needed more
+            return self._run(depths, skips, limits)
+
+    def _run(self, depths: Mapping[int, int], skips: bool, limits: Sequence[int]) -> BeatTiming | EndlessWait | Late:
         code = self.code
-        depth = [0 if depths.get(s, 0) >= max(n, COUNTED) else min(depths.get(s, 0), n) for s, n in self.tokens.items()]
-        state = _RunArrays(code, np.array(depth, np.int64), self.executions)
+        tokens: Ints = np.array(code.tokens, np.int64) * self.executions
+        stated: Ints = np.array([depths.get(s, 0) for s in code.streams], np.int64)
+        depth = np.where(stated >= np.maximum(tokens, COUNTED), 0, np.minimum(stated, tokens))
+        state = _RunArrays(code, depth, self.executions, self._rooms)
         function = self._function()
         skipped = 0
         while True:
@@ -161,17 +172,16 @@ class TimedProgram:
 
 
 class _RunArrays:
-    """Arrays of a run."""
+    """Arrays of a run. rooms: sizes of the ring buffers of streams without end to begin with, which grow with them."""
 
-    def __init__(self, code: Bytecode, depth: Ints, executions: int) -> None:
-        self.code, self.depth, self.executions = code, depth, executions
+    def __init__(self, code: Bytecode, depth: Ints, executions: int, rooms: Ints) -> None:
+        self.code, self.depth, self.executions, self.rooms = code, depth, executions, rooms
         self.counters: Ints = np.zeros(int(code.base[-1]), np.int64)
         self.instances: Ints = np.zeros((code.instances, 4), np.int64)
         self.instances[:, loop.PC] = code.first
         self.streams: Ints = np.zeros((len(code.streams), 7), np.int64)
         self.ends: Ints = np.zeros((executions, code.instances), np.int64)
-        room = np.where(depth > 0, depth, np.maximum(FIRST_RING, code.packing))
-        self.ring, self.times = self._rings(room)
+        self.ring, self.times = self._rings(np.where(depth > 0, depth, rooms))
 
     def _rings(self, room: Ints) -> tuple[Ints, Ints]:
         sizes = 1 << np.ceil(np.log2(np.maximum(room, 1))).astype(np.int64)
@@ -218,6 +228,7 @@ class _RunArrays:
             return False
         old, times = self.ring, self.times
         self.ring, self.times = self._rings(np.where(full, 2 * old[:, 2], old[:, 2]))
+        self.rooms[full] = self.ring[full, 2]
         for s in range(len(old)):
             used = old[s, 1] + 1
             elements = np.arange(max(0, self.streams[s, loop.PUT] - used), self.streams[s, loop.PUT])
@@ -242,13 +253,13 @@ class _RunArrays:
 
     def timing(self, skipped: int) -> BeatTiming:
         """Return the result."""
-        columns = {s: [int(x) for x in row] for s, row in zip(self.code.streams, self.streams, strict=True)}
+        streams, columns = self.code.streams, self.streams.T.tolist()
         return BeatTiming(
-            tuple(int(x) for x in self.ends.max(axis=1, initial=0)),
-            tuple(int(x) for x in self.instances[:, loop.BUSY]),
-            tuple(int(x) for x in self.instances[:, loop.CLOCK]),
-            {s: row[loop.EMPTY] for s, row in columns.items()},
-            {s: row[loop.FULL] for s, row in columns.items()},
-            {s: row[loop.PEAK] for (s, row), d in zip(columns.items(), self.depth, strict=True) if d},
+            tuple(self.ends.max(axis=1, initial=0).tolist()),
+            tuple(self.instances[:, loop.BUSY].tolist()),
+            tuple(self.instances[:, loop.CLOCK].tolist()),
+            dict(zip(streams, columns[loop.EMPTY], strict=True)),
+            dict(zip(streams, columns[loop.FULL], strict=True)),
+            {s: peak for s, peak, d in zip(streams, columns[loop.PEAK], self.depth, strict=True) if d},
             skipped,
         )
