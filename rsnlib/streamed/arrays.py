@@ -19,6 +19,7 @@ import numpy as np
 from ...base.element_types import FLOATS
 from .knobs import Knobs, fit
 from .operators import Array, OperatorGraph, StreamOperator, rebuilt
+from .repeated import of_layer
 
 WEIGHTS = "weights_"
 """The operands of an epilogue that are the weights of an array begin with this; the number of the array follows."""
@@ -84,15 +85,16 @@ class SharedArrays:
         return next(product for product in self.products if product.name == name)
 
 
-def with_shared_arrays(graph: OperatorGraph, knobs: Knobs) -> OperatorGraph:
+def with_shared_arrays(graph: OperatorGraph, knobs: Knobs, carried: str = "") -> OperatorGraph:
     """Return the graph in which products of the same kind have as many arrays as the knob `arrays` says: each product
     becomes an operator "epilogue" of the same name, with the attribute `arrays` (`SharedArrays`), and with the weights
     of the arrays in place of its own. Of one kind are linear operators with the same rows and element types of both
     operands; with zero points of rows, or with the same one for all, or with none. Left as they are: a product of which
-    there is no second one of its kind, one with zero points of weights, or that dequantises its weight, and one with
-    knobs (`OWN`) of its own. knobs: of the operators, by the names before."""
+    there is no second one of its kind, one with zero points of weights, or that dequantises its weight, one with
+    knobs (`OWN`) of its own, and what computes behind layers. knobs: of the operators, by the names before. carried:
+    name of the result that the next layer reads, "" for none."""
     kinds: dict[object, list[StreamOperator]] = {}
-    for x in graph.kernels:
+    for x in (of_layer(graph, carried) if carried else graph).kernels:
         if knobs.arrays and x.op == "linear" and _can_share(x) and knobs.of.get(x.name, {}).keys().isdisjoint(OWN):
             zero = "each row" if x.operand("zero") is not None else x.attributes.get("zero")
             kinds.setdefault((x.shape[:2], x.operands[0].dtype, x.operands[1].dtype, zero), []).append(x)

@@ -341,7 +341,7 @@ def _made(
         if graph is block.graph:  # of the other layers, the next ones read all results but caches
             covered = with_whole_columns(covered, knobs, carried)
         made = with_split_products(covered, knobs)
-        return with_shared_arrays(with_any_length(made, knobs.rows) if lengths else made, knobs)
+        return with_shared_arrays(with_any_length(made, knobs.rows) if lengths else made, knobs, carried)
 
     graph, repeated = changed(block.graph), None
     if block.repeated and layers > 1:
