@@ -250,13 +250,18 @@ _Resource = tuple[list[_Holder], float]
 class _Steps:
     """Steps towards the amounts with which the program takes the least time. single: the block with the fewest units;
     amounts that its knobs state for single operators stay, and so do the shares of memory channels that it has. sizes:
-    how many times as fast the arrays are that are not shared out while others are."""
+    how many times as fast the arrays are that are not shared out while others are. layers: those that a model has
+    beyond the ones of the block, and the number of the instance that ends a layer; None if nothing is behind them."""
 
     def __init__(self, single: Streamed, prefetch: int) -> None:
         sized = single.sized()
         self.model = TimedProgram(sized.outcomes.bodies[0], sized.packing)
         self.depths = _depths(sized, set(single.written.loads), prefetch)
         self.sizes: dict[int, float] = {}
+        self.layers: tuple[float, int] | None = None
+        repeated = single.block.repeated
+        if repeated and any(single.times_of(x.name) < single.layers for x in single.block.graph.kernels):
+            self.layers = repeated.count / single.layers - 1, _instances(single)[repeated.result]
         self._known: dict[tuple[float, ...], int] = {}
 
     def run(self, resources: Sequence[_Resource]) -> None:
@@ -376,7 +381,8 @@ class _Steps:
         return max(0.0, (taken[0] - taken[1]) / log(more / fewer)) if more > fewer else 0.0
 
     def cycles(self, resources: Sequence[_Resource]) -> int:
-        """Return the cycles of an execution with the units of all holders."""
+        """Return the cycles of an execution with the units of all holders, with all layers if something is behind
+        them: the others take as long as those of the block, and what is behind them is computed once."""
         units = [1.0] * self.model.code.instances
         for task, speed in self.sizes.items():
             units[task] = speed
@@ -387,7 +393,8 @@ class _Steps:
         if tuple(units) not in self._known:
             run = self.model.sped_up(units).run(self.depths)
             assert isinstance(run, BeatTiming), "a program without limits that is deep enough to end"
-            self._known[tuple(units)] = run.latency
+            more, last = self.layers or (0, 0)
+            self._known[tuple(units)] = run.latency + int(more * run.last[last])
         return self._known[tuple(units)]
 
 

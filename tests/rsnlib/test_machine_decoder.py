@@ -23,6 +23,7 @@ from rsn.hw.sim.tasks import run_on_tensors
 from rsn.hw.versal.csim.tasks import build_regions
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed import Knobs, streamed
+from rsn.rsnlib.streamed.balance import _Steps
 from rsn.rsnlib.streamed.decoding import MachineDecoder
 from rsn.rsnlib.streamed.generate import DEFAULT, place
 from rsn.streams.hls.native import HEADERS
@@ -197,6 +198,22 @@ def test_a_head_takes_any_row(kernels: int) -> None:
             torch.testing.assert_close(made.run(x, torch.tensor([row])), model(x, torch.tensor([row])))
     with pytest.raises(TensorError, match="position 10 is beyond"):
         made.run(x, torch.tensor([10]))
+
+
+def test_a_head_shares_no_arrays_with_layers() -> None:
+    """It has as many rows as they have, and more columns off the chip than weights. Balance counts all layers, of
+    which it sees two."""
+    torch.manual_seed(0)
+    model, x, row = Chain().eval(), torch.randn(1, 1, 13), torch.tensor([0])
+    made = streamed(model, (x, row), Knobs(rows=4, columns=8, depth=8, arrays=2), repeated=True, head=True)
+    assert not made.report.findings, made.report
+    assert [y.name for y in made.plans if y.op == "linear"] == ["head"]
+    assert [y.name for y in made.plans if y.op == "array"]
+    with torch.no_grad():
+        torch.testing.assert_close(made.run(x, row), model(x, row))
+    times = made.sized().together({})
+    assert times is not None
+    assert _Steps(made.changed(layers=2), 1 << 20).cycles([]) == pytest.approx(times.latency, rel=0.02)
 
 
 @pytest.mark.long
