@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import inf, log, prod
 
 from ...base.errors import ResourceError
@@ -199,10 +199,10 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) 
             other.operators, other.tasks = (*other.operators, x.name), [*other.tasks, numbers[x.name]]
             other.cost *= len(other.operators) / (len(other.operators) - 1)
         elif knob not in knobs.of.get(x.name, {}):
-            whole = partial(units_of, x, plan, device.float_add)
+            whole = cache(partial(units_of, x, plan, device.float_add))
             in_luts = part if steps_of(x, plan) and "fabric" not in knobs.of.get(x.name, {}) else 0.0
             few, many = (area(nodes[x.name], n, device, int(in_luts * n))["DSP"] for n in (MANY, 2 * MANY))
-            speed = partial(_speed, x, plan, whole(1))
+            speed = cache(partial(_speed, x, plan, whole(1)))
             most = whole(getattr(knobs, knob))
             cost = (many - few) / MANY or 1
             of_array, task = x.op == "array", numbers[x.name]

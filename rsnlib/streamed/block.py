@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -110,11 +110,16 @@ class Streamed:
 
     @cached_property
     def dataflow(self) -> Dataflow:
-        """The kernels, with the times of their tokens in cycles in a program of one group, and the streams between them
-        with the order of the tokens at either end."""
+        """The kernels, and the streams between them with the order of the tokens at either end."""
+        return dataflow(self.plans)
+
+    @cached_property
+    def timed_dataflow(self) -> Dataflow:
+        """The same with the times of the tokens of each kernel, in cycles in a program of one group."""
         whole = self.changed(groups={}, layers=1) if self.groups or self.layers > 1 else self
         beats = {instance.task.name: instance.beats for instance in whole.report.region.instances}
-        return dataflow(self.plans, {x.name: _timing(beats[x.name]) for x in self.plans if x.op != "array"})
+        nodes = (replace(node, timing=_timing(beats[node.name])) for node in self.dataflow.nodes)
+        return replace(self.dataflow, nodes=tuple(nodes))
 
     @cached_property
     def arrays(self) -> tuple[KernelNode, ...]:

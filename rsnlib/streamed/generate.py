@@ -431,7 +431,7 @@ def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> Str
                 shared = balanced(made, device, int(share * dsps), prefetch, int(share * luts))
             else:
                 shared = _unrolled(made, device, int(share * dsps))
-            _on_dies(shared, Allocation({}), device)
+            place_on_dies(_areas(shared, device), (), device.dies, fill=FILL)  # whether there is a placement
         except DieError as e:
             too_large = e
         else:
@@ -441,14 +441,15 @@ def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> Str
 
 def _sized(made: Streamed, device: StreamDevice, limit: int) -> _Sized:
     """Choose depths, memories and dies: the fast depths if there is room for them, else less deep streams, those of
-    loads first. Depths below the fast ones take time; below the safe ones a run would hang."""
-    sized = made.sized()
-    safe, fast = safe_depths(sized).levels, fast_depths(sized).levels
-    loads = _load_streams(made)
+    loads first. Depths below the fast ones, which are safe, take time; below the safe ones a run would hang."""
+    sized, loads = made.sized(), _load_streams(made)
+    fast, safe = fast_depths(sized).levels, dict[str, int]()
     shares = [CUT**step for step in range(CUTS)] + [0.0]
     for of_loads, of_others in [*((share, 1.0) for share in shares), *((0.0, share) for share in shares[1:])]:
-        of = {stream: of_loads if stream in loads else of_others for stream in safe}
-        depths = {stream: max(least, int(of[stream] * fast[stream])) for stream, least in safe.items()}
+        if of_loads < 1 and not safe:
+            safe = safe_depths(sized).levels
+        of = {stream: of_loads if stream in loads else of_others for stream in fast}
+        depths = {stream: max(safe.get(stream, 1), int(of[stream] * depth)) for stream, depth in fast.items()}
         try:
             held = _held(made, sized, depths, limit)
             memories = allocate(held, Memories.of_device(device), _wide(made))
@@ -509,12 +510,7 @@ def _held(made: Streamed, sized: SizedProgram, depths: Mapping[str, int], limit:
 
 def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DiePlacement:
     """Put each kernel on a die, with the memories of what leads to it."""
-    units, fabric = made.units, made.fabric
-    areas = {
-        node.name: area(node, units[node.name], device, fabric[node.name]) | {"BRAM": 0, "URAM": 0}
-        for node in made.nodes
-    }
-    holder = _holders(made)
+    areas, holder = _areas(made, device), _holders(made)
     for name, place_ in memories.places.items():
         if place_.kind != "LUTRAM":
             areas[holder[name]][place_.kind] += place_.amount
@@ -524,6 +520,15 @@ def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DieP
             sums = _bits_a_cycle(plan.put)
             wires += [Wire(x.name, product.name, sums) for product in x.attributes["arrays"].products]
     return place_on_dies(areas, wires, device.dies, BALANCE, FILL)
+
+
+def _areas(made: Streamed, device: StreamDevice) -> dict[str, dict[str, int]]:
+    """What each kernel takes of each resource of a die, by name, without memories."""
+    units, fabric = made.units, made.fabric
+    return {
+        node.name: area(node, units[node.name], device, fabric[node.name]) | {"BRAM": 0, "URAM": 0}
+        for node in made.nodes
+    }
 
 
 def _holders(made: Streamed) -> dict[str, str]:

@@ -9,7 +9,7 @@ from math import gcd, inf, prod
 
 from ...base.element_types import BITS, BY_NUMPY, ElementType, whole_bytes
 from ...isa.overlays.tasks.program import FABRIC
-from ...streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
+from ...streams.dataflow.graph import Dataflow, Edge, KernelNode
 from ...streams.datapath import Datapath
 from ...streams.orders.order import Axis, Order
 from ...streams.words import MOVED, STREAM_BITS, row_word, word
@@ -503,15 +503,15 @@ def planned(
     return found | {x: PLANS[x.op](x, knobs.at(x.name), units[x]) for x in arrays}
 
 
-def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, Timing]) -> Dataflow:
+def dataflow(plans: Mapping[StreamOperator, KernelPlan]) -> Dataflow:
     """Return the kernels of a graph and the streams between them. Tensors off the chip are loaded by their kernels.
-    plans: of all kernels, as `planned` makes them. timings: of kernels, by name. Arrays are no nodes: the products that
-    share them are of several groups."""
+    plans: of all kernels, as `planned` makes them. Arrays are no nodes: the products that share them are of several
+    groups."""
     nodes, edges = [], []
     for x, plan in plans.items():
         if x.op == "array":
             continue
-        nodes.append(replace(node_of(x, plan), timing=timings[x.name]))
+        nodes.append(node_of(x, plan))
         for k, operand in enumerate(x.operands):
             if not operand.is_memory:
                 put = puts_of(operand.kernel, plans[operand.kernel])[operand]

@@ -60,7 +60,7 @@ def has_times_of_its_tasks(made: Streamed) -> None:
     assert places(made.written.printed.tree) == places(again)
     region = read(made.text, timed=True)
     traces = {task.task.name: alone(task.beats).puts for task in region.instances}
-    for node in made.dataflow.nodes:
+    for node in made.timed_dataflow.nodes:
         # New rows of a cache go to a store of their own, before the result.
         ends = max((puts.end for puts in traces[node.name].values()), key=lambda ends: int(ends[-1]))
         first, tokens = int(ends[0]), len(ends)
@@ -86,7 +86,7 @@ def seeded() -> None:
 
 def test_a_product() -> None:
     made = agrees(nn.Linear(24, 16), torch.randn(2, 6, 24))
-    (node,) = made.dataflow.nodes
+    (node,) = made.timed_dataflow.nodes
     assert (node.op, node.memory_bytes) == ("linear", 4 * 8 * 4 + 16 * 4)
     # 12 rows in tiles of 4, 16 columns in tiles of 8, each the sum of 3 products and a put. A product adds to the same
     # word of sums in each of 8 steps, so each takes 3 cycles, and then come 4 of depth; a loop takes one to go on.
