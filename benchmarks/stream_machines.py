@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
@@ -41,7 +41,7 @@ from rsn.benchmarks.measuring import command_line
 from rsn.rsnlib.quantised_cache import QuantisedStaticLayer
 from rsn.rsnlib.streamed import streamed
 from rsn.rsnlib.streamed.block import Streamed
-from rsn.rsnlib.streamed.generate import DEFAULT, Generated, Rule, place
+from rsn.rsnlib.streamed.generate import DEFAULT, Generated, place
 from rsn.rsnlib.streamed.search import KNOBS, KNOBS_OF_INTEGERS, START
 from rsn.streams.placing.devices import U55C
 from rsn.tests.rsnlib.streamed_blocks import Cached, Rotated, block
@@ -102,16 +102,21 @@ class LayerSearch:
     goals: tuple[str, ...] = ("latency ms",)
     knobs: tuple[Knob, ...] = KNOBS
     start: tuple[Choice, ...] = (START,)
+    found: dict[str, Generated] = field(default_factory=dict)
+    """The machines so far, by their choice as JSON."""
 
     def evaluate(self, choice: Choice) -> Outcome:
         """Return the modelled latency of the machine of a choice, in ms. Raises `RsnError` if it does not fit."""
         return Outcome((self.made(choice).latency_s * 1e3,))
 
-    def made(self, choice: Choice, rule: Rule = "balanced") -> Generated:
-        """Return the machine of a choice. choice: a value for each of `KNOBS`. rule: how `place` divides the device.
-        Raises `RsnError` if it does not fit."""
+    def made(self, choice: Choice) -> Generated:
+        """Return the machine of a choice, which is made once. choice: a value for each of `KNOBS`. Raises `RsnError` if
+        it does not fit."""
         values: dict[str, Any] = {**choice}
-        return place(self.layer, U55C, replace(DEFAULT, **values), rule=rule)
+        key = json.dumps(values, sort_keys=True)
+        if key not in self.found:
+            self.found[key] = place(self.layer, U55C, replace(DEFAULT, **values))
+        return self.found[key]
 
 
 class QuantisedStep(nn.Module):  # type: ignore[misc]
@@ -191,7 +196,8 @@ def with_head(
     assert made.block.repeated is not None
     # The program's text and its times do not depend on the numbers in the weights.
     made = replace(made, block=replace(made.block, repeated=replace(made.block.repeated, count=LAYERS[model])))
-    tiles = {name: getattr(like.streamed.knobs, name) for name in ("rows", "columns", "depth", "packed", "kernels")}
+    names = "rows", "columns", "depth", "packed", "kernels", "arrays"
+    tiles = {name: getattr(like.streamed.knobs, name) for name in names}
     return place(made.changed(layers=LAYERS[model]), U55C, replace(DEFAULT, **tiles))
 
 
@@ -199,7 +205,7 @@ def best(layer: Streamed, trials: int, seed: int, tiles: tuple[Choice, ...] = ()
     """Return the fastest of `trials` machines of a layer. seed: of the search. tiles: to try first, of a machine of
     integers; none for float32. Raises `RsnError` if none fits the device."""
     problem = LayerSearch(layer, knobs=KNOBS_OF_INTEGERS, start=tiles) if tiles else LayerSearch(layer)
-    found = tune(problem, trials, seed=seed, together=2)
+    found = tune(problem, trials, seed=seed, together=min(2, trials))
     if not found.best:
         raise RsnError(f"no machine fits: {found.trials[0].outcome.refused}")
     return problem.made(found.best[0].choice)
