@@ -60,7 +60,7 @@ class ServeOptions(Options):
     limit_mb: float = option(
         "the most megabytes of a request's body", default=64.0, type=_Number(0, 65536, min_open=True)
     )
-    generate: bool = option("MODEL is a folder of a causal language model of transformers")
+    generate: bool = option("MODEL is a folder of a causal language model of transformers, or a file of a decoder")
     slots: int = option("texts generated together", default=8, type=click.IntRange(1, 128))
     capacity: int = option("the most tokens of a text", default=512, type=click.IntRange(2))
     chunk: int = option(
@@ -78,12 +78,10 @@ def serve_command(model: Path, options: ServeOptions) -> None:
     POST / runs the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
     (docs/serving.md). One process, one board, no encryption and no passwords: for those, put a proxy before it.
 
-    With --generate, MODEL is a folder of a language model, and POST /v1/completions generates text
-    (docs/generation.md).
+    With --generate, MODEL is a folder of a language model, or a file that Decoder.save has written, and
+    POST /v1/completions generates text (docs/generation.md).
     """
-    wrong = given("xclbin", "max_wait") if options.generate else given("slots", "capacity", "chunk", "warm_up")
-    for flag in wrong:
-        raise click.UsageError(f"{flag} {'cannot be used with' if options.generate else 'needs'} --generate")
+    _refuse_wrong_options(model, options)
     board, timeout = options.board, options.timeout
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")
@@ -102,9 +100,8 @@ def serve_command(model: Path, options: ServeOptions) -> None:
                 server = _open(model, board, options.xclbin, serving, counters)
         try:
             if options.generate:
-                name = model.resolve().name
                 app = completions.application(
-                    server, tokenizer, name, ends=ends, registry=registry, timeout_s=timeout, limit_bytes=limit
+                    server, tokenizer, _name(model), ends=ends, registry=registry, timeout_s=timeout, limit_bytes=limit
                 )
             else:
                 app = http.application(server, registry=registry, timeout_s=timeout, limit_bytes=limit)
@@ -117,6 +114,19 @@ def serve_command(model: Path, options: ServeOptions) -> None:
             )
         finally:
             server.close()
+
+
+def _refuse_wrong_options(model: Path, options: ServeOptions) -> None:
+    """Raise `UsageError` for options that do not go together."""
+    sizes = given("slots", "capacity", "chunk", "warm_up")
+    if not options.generate and sizes:
+        raise click.UsageError(f"{sizes[0]} needs --generate")
+    if options.generate and not model.is_dir() and sizes:
+        raise click.UsageError(f"{sizes[0]} is that of the file: only with --generate and a folder")
+    for flag in given("max_wait") if options.generate else ():
+        raise click.UsageError(f"{flag} cannot be used with --generate")
+    for flag in given("xclbin") if options.generate and model.is_dir() else ():
+        raise click.UsageError(f"{flag} cannot be used with --generate and a folder")
 
 
 def _figures() -> tuple[Any, Any]:
@@ -132,12 +142,22 @@ def _figures() -> tuple[Any, Any]:
 
 def _generation(model: Path, options: ServeOptions, counters: Any) -> tuple[Any, Any, tuple[int, ...]]:
     """Load a language model and its tokenizer, and begin its generation. Returns it, the tokenizer, and the tokens that
-    end a text. Raises `TensorError` for another folder."""
+    end a text. Raises `TensorError` for another folder, and `ContainerError` for another file."""
     require("transformers", "generation", "pip install transformers")
+    decoder: generation.Slots
+    if model.is_dir():
+        decoder, tokenizer = _from_folder(model, options)
+    else:
+        decoder = loaded = generation.load(model, board=options.board, xclbin=options.xclbin)
+        tokenizer = loaded.tokenizer()
+    begun = generation.Generation(decoder, queue=options.queue, metrics=counters, name=_name(model))
+    return begun, tokenizer, decoder.ends
+
+
+def _from_folder(model: Path, options: ServeOptions) -> tuple[generation.Decoder, Any]:
+    """Compile a decoder from a folder of transformers. Returns it and the tokenizer. Raises `TensorError`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if not model.is_dir():
-        raise TensorError(f"{model} is no folder; --generate takes one that save_pretrained has written")
     try:
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -148,10 +168,12 @@ def _generation(model: Path, options: ServeOptions, counters: Any) -> tuple[Any,
     )
     if options.warm_up:
         decoder.warm_up()
-    ends = loaded.generation_config.eos_token_id if loaded.can_generate() else None
-    listed = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
-    begun = generation.Generation(decoder, queue=options.queue, metrics=counters, name=model.resolve().name)
-    return begun, tokenizer, listed
+    return decoder, tokenizer
+
+
+def _name(model: Path) -> str:
+    """What a server of texts calls its model: the folder, or the file without its suffix."""
+    return model.resolve().stem if model.is_file() else model.resolve().name
 
 
 def _open(model: Path, board: str, xclbin: str | None, serving: Serving, counters: Any) -> HttpModel:

@@ -25,7 +25,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
@@ -327,6 +327,32 @@ class Interface:
         }
         structures = specs.in_spec, result, specs.out_spec
         return cls(signature, arguments, *structures, {}, written, laid_out, common, views)
+
+    def of_tensors(self, result: str) -> Interface:
+        """Return the interface of the same module with one parameter for each tensor, by name, so that a file can hold
+        it whatever classes the module's arguments have. A container `cache` becomes `cache_0`, `cache_1` and so on.
+        result: the field of the module's result that calls return, a tensor. Raises `AttributeError` for a result
+        without it."""
+        args, kwargs = pytree.tree_unflatten(list(self.arguments), self.structure)
+        names: dict[Node, str] = {}
+        for name, value in by_name(self.signature, args, kwargs).items():
+            leaves = pytree.tree_leaves(value)
+            own = [name] if leaves == [value] else [f"{name}_{i}" for i in range(len(leaves))]
+            names.update(zip(leaves, own, strict=True))
+        whole: Any = self.result_structure.unflatten(list(self.returned))
+        written = [value for _, value in self.writes]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        signature = inspect.Signature([inspect.Parameter(names[x], kind) for x in self.arguments])
+        return Interface(
+            signature,
+            self.arguments,
+            pytree.tree_structure(((0,) * len(self.arguments), {})),
+            Graph().output((*written, getattr(whole, result))),
+            pytree.tree_structure(0),
+            self.fixed,
+            self.written,
+            self.laid_out,
+        )
 
     @property
     def writes(self) -> tuple[tuple[Node, Node], ...]:

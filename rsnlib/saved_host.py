@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple
 from itertools import chain
 from math import prod
@@ -79,12 +79,14 @@ def is_allowed(target: object) -> bool:
     return name not in REFUSED and not name.startswith("new_empty")
 
 
-def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
-    """Return a host part as JSON. keep: stores a tensor and returns its name. Raises `UnsupportedError`, naming
-    operator and module path, for anything that cannot be written: other operators, other constants than tensors, and a
-    model that writes to its arguments."""
+def encode(host: HostPart, keep: Callable[[torch.Tensor], str], *, writes: bool = False) -> Json:
+    """Return a host part as JSON. keep: stores a tensor and returns its name. writes: the model may write to its
+    arguments. Raises `UnsupportedError`, naming operator and module path, for anything that cannot be written: other
+    operators, other constants than tensors, and a model that writes to its arguments otherwise."""
     interface = host.interface
-    for node in (*host.before, *host.after):
+    made = {*interface.arguments, *host.constants, *host.before, *host.results, *host.after}
+    in_place = [value for _, value in interface.writes if value not in made]
+    for node in (*host.before, *host.after, *in_place):
         if not is_allowed(node.target):
             raise UnsupportedError(
                 f"{site(node)}: this operator cannot be saved; a file holds only operators of PyTorch's library aten "
@@ -93,7 +95,7 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
     for node, value in host.constants.items():
         if not isinstance(value, torch.Tensor):
             raise UnsupportedError(f"{node.name} is a {type(value).__name__}, which cannot be saved")
-    if interface.written:
+    if interface.written and not writes:
         names = ", ".join(node.name for node in interface.written)
         raise UnsupportedError(f"the model writes to its arguments ({names}); a file cannot hold that")
     examples = [node.meta["val"] for node in interface.arguments]
@@ -121,8 +123,43 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
             [node.name, name, _view(view), list(shape_of(node))] for node, (name, view) in host.results.items()
         ],
         "masks": [[node.name, *astuple(host.patterns.get(node, PLAIN))] for node in host.masks],
+        "written": [node.name for node in interface.written],
+        "in_place": [_operator(node) for node in in_place],
+        "caches": _caches(host),
         "result": _value(interface.result.args[0]),
         "result_structure": describe(interface.result_structure, "the model's result"),
+    }
+
+
+def _caches(host: HostPart) -> Json:
+    """What a host part says of caches, as JSON."""
+    return {
+        "states": [[name, node.name, _view(view)] for name, (node, view) in host.states.items()],
+        "columns": {name: columns.tolist() for name, columns in host.state_columns.items()},
+        "rows_taken": [[node.name, kind] for node, kind in host.rows_taken.items()],
+        "prompts": [[node.name, count] for node, count in host.prompts],
+        "counts": [[node.name, kind] for node, kind in host.counts.items()],
+        "rings": dict(host.rings),
+    }
+
+
+def _of_caches(description: Json, nodes: Mapping[str, Node]) -> dict[str, Any]:
+    """The fields of a host part that `_caches` describes, by name."""
+    states = {as_str(name): (nodes[node], _of_view(view)) for name, node, view in as_list(description["states"])}
+    columns = {name: np.array(as_ints(x), np.intp) for name, x in as_dict(description["columns"]).items()}
+    rings = {as_str(name): as_int(kind) for name, kind in as_dict(description["rings"]).items()}
+    for name, places in columns.items():
+        if len({*places.tolist()}) < len(places) or min(places, default=0) < 0:
+            raise ValueError(f"the columns of {name} are not different ones")
+    if not states.keys() == columns.keys() >= rings.keys():
+        raise ValueError(f"caches {sorted(states)} have columns of {sorted(columns)}, and move up as {sorted(rings)}")
+    return {
+        "states": states,
+        "state_columns": columns,
+        "rows_taken": {nodes[node]: as_int(kind) for node, kind in as_list(description["rows_taken"])},
+        "prompts": tuple((nodes[node], as_int(count)) for node, count in as_list(description["prompts"])),
+        "counts": {nodes[node]: as_int(kind) for node, kind in as_list(description["counts"])},
+        "rings": rings,
     }
 
 
@@ -166,6 +203,7 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         for node, name, view, shape in as_list(description["results"])
     }
     after = operators(description["after"])
+    in_place = operators(description.get("in_place", []))
     values = _read(description["result"], nodes)
     if not isinstance(values, list | tuple):
         raise ValueError(f"the values of the result are a {type(values).__name__}")
@@ -177,7 +215,12 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
             raise ValueError(f"{node.name} has values that do not fit an argument")
     structure = Structure(description["result_structure"])
     argument_structure = Structure(description["argument_structure"])
-    if structure.num_leaves != len(result.args[0]) or argument_structure.num_leaves != len(arguments):
+    written = tuple(nodes[as_str(name)] for name in as_list(description.get("written", [])))
+    if not set(written) <= set(arguments):
+        raise ValueError(f"it writes to {written}, not all of which are arguments")
+    if any(node.target is not torch.ops.aten.index_copy.default for node in in_place):
+        raise ValueError(f"{in_place} are no new rows of arguments")
+    if structure.num_leaves + len(written) != len(result.args[0]) or argument_structure.num_leaves != len(arguments):
         raise ValueError("structures of arguments or results have another number of values")
     interface = Interface(
         of_parameters(description["signature"]),
@@ -186,6 +229,7 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         result,
         structure,
         fixed,
+        written,
         laid_out=_laid_out(description.get("laid_out"), nodes),
     )
     columns = {name: as_int(n) for name, n in as_dict(description["columns"]).items()}
@@ -213,10 +257,11 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         counted,
         frozenset(map(as_str, as_list(description["added"]))),
         tables=tables,
+        **(_of_caches(description["caches"], nodes) if "caches" in description else {}),
     )
     if not host.added <= set(sources):
         raise ValueError(f"masks {sorted(host.added)} are no inputs")
-    _check(host)
+    _check(host, in_place)
     return host
 
 
@@ -371,10 +416,11 @@ def _check_within(name: str, view: View, elements: int) -> None:
         raise ValueError(f"{name} shows elements beyond {elements}")
 
 
-def _check(host: HostPart) -> None:
-    """Run a host part with fake tensors, to check that operators and shapes fit. Raises whatever PyTorch raises, and
-    `ValueError` for tensors of more than MAX_BYTES. Operators that depend on values are checked only when they run."""
-    for node, view in host.sources.values():
+def _check(host: HostPart, in_place: Iterable[Node]) -> None:
+    """Run a host part with fake tensors, to check that operators and shapes fit. in_place: operators that make new
+    values of arguments, and run there. Raises whatever PyTorch raises, and `ValueError` for tensors of more than
+    MAX_BYTES. Operators that depend on values are checked only when they run."""
+    for node, view in (*host.sources.values(), *host.states.values()):
         if merge(sorted(view.atoms, key=lambda atom: -atom[1])) != merge([(prod(view.shape), 1)]) or view.offset:
             raise ValueError(f"{node.name} is not each element of an input of the network once")
     with unlogged(), FakeTensorMode() as mode:
@@ -387,7 +433,7 @@ def _check(host: HostPart) -> None:
             values[node] = torch.empty(view.shape).reshape(shape_of(node))
         made_bytes: dict[int, int] = {}
         """Bytes by storage, because views take no memory."""
-        for node in chain(host.before, host.after):
+        for node in chain(host.before, host.after, in_place):
             if not all(x in values for x in node.all_input_nodes):
                 continue  # it depends on values
             try:
@@ -400,6 +446,9 @@ def _check(host: HostPart) -> None:
                     made_bytes[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
             if sum(made_bytes.values()) > MAX_BYTES:
                 raise ValueError(f"{node.target} and the operators before it need more than {MAX_BYTES >> 30} GiB")
-        for node, view in host.sources.values():
+        for node, view in (*host.sources.values(), *host.states.values()):
             if node in values:
                 values[node].broadcast_to(view.shape)
+        for argument, value in host.interface.writes:
+            if value in values and values[value].shape != values[argument].shape:
+                raise ValueError(f"{argument.name} becomes a tensor of another shape")

@@ -2,6 +2,9 @@
 
 from .batching import Generation as Generation
 from .batching import Stream as Stream
-from .decoder import CHUNK as CHUNK
 from .decoder import Decoder as Decoder
+from .loaded import LoadedDecoder as LoadedDecoder
+from .loaded import load as load
 from .sampling import Sampling as Sampling
+from .slots import CHUNK as CHUNK
+from .slots import Slots as Slots

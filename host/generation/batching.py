@@ -30,7 +30,7 @@ from .sampling import Sampling
 
 if TYPE_CHECKING:
     from ..serving.metrics import Metrics
-    from .decoder import Decoder
+    from .slots import Slots
 
 T = TypeVar("T")
 log = logging.getLogger("rsn.generation")
@@ -122,9 +122,7 @@ class Generation(Closing):
     chunk of a prompt is a run, and a step is one. Raises `ValueError` if a runner of these metrics has this name.
     """
 
-    def __init__(
-        self, decoder: Decoder, *, queue: int = 256, metrics: Metrics | None = None, name: str = "rsn"
-    ) -> None:
+    def __init__(self, decoder: Slots, *, queue: int = 256, metrics: Metrics | None = None, name: str = "rsn") -> None:
         self._decoder, self._limit = decoder, queue
         self._waiting: deque[_Request] = deque()
         self._running: dict[int, _Request] = {}
@@ -151,7 +149,7 @@ class Generation(Closing):
 
         tokens: of the prompt. sampling: None for the defaults of `Sampling`. heard: called with each event, in the
         decoder's thread, instead of iterating; all requests wait until it returns, and one whose `heard` raises an
-        error is cancelled. Raises what `Decoder.check` raises for the prompt, `TensorError` for another object than a
+        error is cancelled. Raises what `Slots.check` raises for the prompt, `TensorError` for another object than a
         `Sampling`, `QueueFull`, and `BoardError` if this object is closed.
         """
         self._decoder.check(tokens)

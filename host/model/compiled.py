@@ -457,11 +457,16 @@ class Compiled(CompiledModule):
         save_tensors(weights, built.weights, packed=True)
         container.write(built.program, Path(path))
 
-    def part(self, sizes: tuple[int, ...] = ()) -> ModelVariant:
+    def part(self, sizes: tuple[int, ...] = (), *, in_bank: bool = False) -> ModelVariant:
         """Return this program as a part of a model file. sizes: those that it is for, in a shape family; () for a
-        program alone. Raises as `at`."""
+        program alone. in_bank: as it is on the board, with its weights where all programs of the model have them.
+        Raises as `at`, and `BoardError` if the board has to be opened for that."""
         with self._turn:
             built = self._now()
+            if in_bank:
+                self._open()
+                assert self._placed is not None
+                built = self._placed
             verified = None if self._verification is None else self._verification.when(self._placed)
             return ModelVariant(sizes, built.program, built.weights, self._traced.host, verified)
 

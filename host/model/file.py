@@ -1,4 +1,5 @@
-"""Model files (`.rsnmodel`): the programs of a model for all of its sizes, its weights, and the part that PyTorch runs.
+"""Model files (`.rsnmodel`): the programs of a model for all of its sizes, its weights, and the part that PyTorch runs;
+or those of a decoder, for prompts and steps.
 
 The file is a safetensors file. Its tensors are the images of banks that hold only weights, the other weights, the
 constants of the host part, and the containers of the programs; equal tensors are stored once. A description in its
@@ -66,17 +67,27 @@ class ModelVariant:
 
 
 @dataclass(frozen=True, eq=False)
+class SavedDecoder:
+    """What a file says of a decoder besides its programs. settings: as JSON. files: of the tokenizer, contents by
+    name."""
+
+    settings: Mapping[str, Json]
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, eq=False)
 class Saved:
-    """The content of a model file. parts: one for each choice of sizes. padding: of calls, None for a model of one
-    size. borders: the data types of arguments and results of a model in half precision, None for float32. same: for
-    each part the index of the first part that has the same weights at the same addresses. version: of the toolchain
-    that wrote the file."""
+    """The content of a model file. parts: one for each choice of sizes, or each program of a decoder. padding: of
+    calls, None for a model of one size. borders: the data types of arguments and results of a model in half precision,
+    None for float32. same: for each part the index of the first part that has the same weights at the same addresses.
+    version: of the toolchain that wrote the file. decoder: None for a file of any other model."""
 
     parts: tuple[ModelVariant, ...]
     padding: CallPadding | None
     borders: Borders | None
     same: tuple[int, ...]
     version: str
+    decoder: SavedDecoder | None = None
 
 
 class _Tensors:
@@ -112,12 +123,17 @@ def _checksum(tensor: torch.Tensor) -> str:
 
 
 def write(
-    path: str | os.PathLike[str], parts: Iterable[ModelVariant], padding: CallPadding | None, borders: Borders | None
+    path: str | os.PathLike[str],
+    parts: Iterable[ModelVariant],
+    padding: CallPadding | None,
+    borders: Borders | None,
+    decoder: SavedDecoder | None = None,
 ) -> None:
     """Write a model file, completely or not at all.
 
-    parts: one for each choice of sizes; they are taken one by one, so that a generator may compile each when it is
-    needed. padding: of calls; None for a model of one size. borders: of a model in half precision, else None. Raises
+    parts: one for each choice of sizes, or each program of a decoder; they are taken one by one, so that a generator
+    may compile each when it is needed. padding: of calls; None for a model of one size. borders: of a model in half
+    precision, else None. decoder: None for any other model. Raises
     `UnsupportedError` for a host part that cannot be written, `OSError` if the file cannot be, and what `parts` raises.
     """
     from safetensors.torch import save_file
@@ -126,9 +142,12 @@ def write(
     check_target(target)
     tensors = _Tensors()
     description: dict[str, Json] = {"format": FORMAT, "version": __version__}
-    description["parts"] = [_part(part, tensors) for part in parts]
+    description["parts"] = [_part(part, tensors, writes=decoder is not None) for part in parts]
     description["buckets"] = None if padding is None else _padding(padding)
     description["borders"] = None if borders is None else asdict(borders)
+    if decoder is not None:
+        files = {name: tensors.keep_array("file", _bytes(content)) for name, content in decoder.files.items()}
+        description["decoder"] = {"settings": dict(decoder.settings), "files": files}
     description["checksums"] = tensors.checksums
     text = json.dumps(description, allow_nan=False)
     metadata = {DESCRIPTION: text, CHECKSUM: checksum(text.encode())}
@@ -136,7 +155,11 @@ def write(
         save_file(tensors.kept, temporary, metadata=metadata)
 
 
-def _part(part: ModelVariant, tensors: _Tensors) -> Json:
+def _bytes(content: bytes) -> np.ndarray[Any, Any]:
+    return np.frombuffer(content, np.uint8).copy()
+
+
+def _part(part: ModelVariant, tensors: _Tensors, *, writes: bool) -> Json:
     program, images = part.program, {}
     for bank in program.overlay.banks:
         buffers = program.in_bank(bank)
@@ -148,10 +171,10 @@ def _part(part: ModelVariant, tensors: _Tensors) -> Json:
     others = [b.name for b in program.with_role(Role.WEIGHT) if b.bank not in images]
     return {
         "sizes": list(part.sizes),
-        "program": tensors.keep_array("program", np.frombuffer(container.dumps(program), np.uint8).copy()),
+        "program": tensors.keep_array("program", _bytes(container.dumps(program))),
         "banks": images,
         "weights": {name: tensors.keep_array("weight", np.array(part.weights[name], np.float32)) for name in others},
-        "host": saved_host.encode(part.host, lambda x: tensors.keep("constant", x)),
+        "host": saved_host.encode(part.host, lambda x: tensors.keep("constant", x), writes=writes),
         "verified": None if part.verified is None else part.verified.isoformat(),
     }
 
@@ -241,9 +264,20 @@ def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
         for i, part in enumerate(parts)
     )
     padding = None if description["buckets"] is None else _of_padding(description["buckets"], parts)
-    if padding is None and [part.sizes for part in parts] != [()]:
+    decoder = _of_decoder(description["decoder"], tensors) if "decoder" in description else None
+    if decoder is None and any(part.host.interface.written for part in parts):
+        raise ValueError("it writes to arguments")
+    if padding is None and decoder is None and [part.sizes for part in parts] != [()]:
         raise ValueError("it does not say which calls its programs are for")
-    return Saved(parts, padding, _of_borders(description["borders"], parts), same, as_str(description["version"]))
+    borders = _of_borders(description["borders"], parts)
+    return Saved(parts, padding, borders, same, as_str(description["version"]), decoder)
+
+
+def _of_decoder(described: Json, tensors: Mapping[str, torch.Tensor]) -> SavedDecoder:
+    files = {as_str(name): tensors[as_str(of)].numpy().tobytes() for name, of in as_dict(described["files"]).items()}
+    if any(name in ("", ".", "..") or not {"/", "\\"}.isdisjoint(name) for name in files):
+        raise ValueError(f"the files of a tokenizer are called {sorted(files)}")
+    return SavedDecoder(as_dict(described["settings"]), files)
 
 
 def _ends(program: Program) -> list[tuple[Any, ...]]:
@@ -272,19 +306,33 @@ def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mappi
 def _check_ends(program: Program, host: HostPart) -> None:
     """Raise `ValueError` unless the host part computes the program's inputs and uses its outputs."""
     inputs = {b.name: b.view for b in program.with_role(Role.INPUT)}
-    given = {
-        name: (host.batch, host.seq_of(name), int(np.prod(view.shape)) // (host.batch * host.seq_of(name)))
-        for name, (_, view) in host.sources.items()
-    } | {name: (host.batch, host.seq, 2 * table.pitch) for name, table in host.tables.items()}
     outputs = {b.name: b.view for b in program.with_role(Role.OUTPUT)}
-    taken = {name: (host.batch, host.seq_of(name), columns) for name, columns in host.columns.items()}
+    states = {b.name: b.view for b in program.with_role(Role.STATE)}
+
+    def view(name: str, columns: int, seq: int | None = None) -> tuple[int, ...]:
+        rows = host.seq_of(name) if seq is None else seq
+        known = (inputs | outputs).get(name)  # the rows of all sequences may lie together
+        return (host.batch * rows, columns) if known and len(known) == 2 else (host.batch, rows, columns)
+
+    given = {
+        name: view(name, int(np.prod(of.shape)) // (host.batch * host.seq_of(name)))
+        for name, (_, of) in host.sources.items()
+    } | {name: view(name, 2 * table.pitch, host.seq) for name, table in host.tables.items()}
+    taken = {name: view(name, columns) for name, columns in host.columns.items()}
+    for name in {*states, *host.states}:
+        kept, columns = states.get(name) or (), host.state_columns.get(name, np.zeros(0))
+        if kept[:2] != (host.batch, host.seq_of(name)) or not 0 < len(columns) <= columns.max() + 1 <= kept[2]:
+            raise ValueError(f"the program keeps {name} as {kept}; the host part has another cache")
     shown = {name for name, _ in host.results.values()}
     if inputs != given or outputs != taken or not shown <= outputs.keys():
         raise ValueError(
             f"the program takes {inputs} and gives {outputs}; the host part gives {given} and takes {taken}"
         )
-    if bool(program.parameters) != bool(host.masks):
-        raise ValueError("of the program and the host part, only one has masks")
+    taking = {kind or "" for kind in (*host.rows_taken.values(), *host.rings.values())}
+    rows = {f"row{kind}[{b}]" for kind in taking for b in range(host.batch)}
+    parameters = {p.name for p in program.parameters}
+    if rows != {name for name in parameters if name.startswith("row")} or bool(parameters - rows) != bool(host.masks):
+        raise ValueError("of the program and the host part, only one has masks or caches")
 
 
 def _of_padding(described: Json, parts: Sequence[ModelVariant]) -> CallPadding:

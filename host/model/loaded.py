@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...base.deferred import deferred
-from ...base.errors import RsnError, TensorError
+from ...base.errors import ContainerError, RsnError, TensorError
 from ...hw.sim.machine import Run
 from ...isa.program import Program
 from ...rsnlib.call_padding import Fitted
@@ -53,7 +53,10 @@ def load(
     PyTorch. Nothing in the file is executed: it names PyTorch operators, and classes of results, which are looked up
     only in modules that the process has already imported and in `transformers`.
     """
-    return Loaded(read(path), board, xclbin)
+    saved = read(path)
+    if saved.decoder is not None:
+        raise ContainerError(f"{path}: a decoder, for rsn serve --generate or rsn.host.generation.load")
+    return Loaded(saved, board, xclbin)
 
 
 class Loaded(BoardModule):
@@ -197,7 +200,7 @@ class Loaded(BoardModule):
         call = Fitted(kwargs, (), ()) if padding is None else padding.fit(args, kwargs)
         number = self._parts[call.taken]
         part = self._saved.parts[number]
-        with _typed():
+        with typed():
             inputs, spans, state = part.host.prologue(*(args if padding is None else ()), **call.given)
         # The network's other sequences are padding, copies of the last one. They need not run if requests may have
         # fewer sequences than a program.
@@ -209,7 +212,7 @@ class Loaded(BoardModule):
             whole = {
                 name: np.concatenate([y, np.repeat(y[-1:], part.host.batch - n, 0)]) for name, y in outputs.items()
             }
-            with _typed():
+            with typed():
                 result = part.host.epilogue(whole, state)
                 result = result if padding is None else padding.cut(result, call)
                 return result if borders is None else borders.narrowed(result)
@@ -237,8 +240,9 @@ class Loaded(BoardModule):
 
 
 @contextmanager
-def _typed() -> Iterator[None]:
-    """Raise `TensorError` for what PyTorch refuses, such as a token id beyond its embedding table."""
+def typed() -> Iterator[None]:
+    """Context in which a host part runs. Raises `TensorError` for what PyTorch refuses, such as a token id beyond its
+    embedding table."""
     try:
         yield
     except RsnError:

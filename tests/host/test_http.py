@@ -732,8 +732,8 @@ def test_wrong_usage(option: list[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--generate", "--xclbin", "a"], "--xclbin cannot be used with --generate"),
         (["--generate", "--max-wait", "1"], "--max-wait cannot be used with --generate"),
+        (["--generate", "--chunk", "64"], "--chunk is that of the file: only with --generate and a folder"),
         (["--slots", "8"], "--slots needs --generate"),
         (["--capacity", "64"], "--capacity needs --generate"),
     ],

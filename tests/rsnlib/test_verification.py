@@ -322,8 +322,8 @@ def test_a_decoder_is_verified() -> None:
     assert calls == [3, 4, 3]  # a prompt, and each sequence of a step
     decoder.close()
     for wrong in (
-        Mutant("host.generation.decoder:Decoder.prefill", "cache[:, kept % count]", "cache[:, kept % count + 1]"),
-        Mutant("host.generation.decoder:Decoder._step_arguments", "min(n, self.capacity - 1)", "0"),
+        Mutant("host.generation.slots:Slots._keep", "cache[:, kept % count]", "cache[:, kept % count + 1]"),
+        Mutant("host.generation.slots:Slots._step_arguments", "min(n, self.capacity - 1)", "0"),
     ):
         with wrong.injected():
             decoder = Slots(model, slots=2, capacity=16)

@@ -1,0 +1,182 @@
+"""A decoder from a file: its programs and weights, without the model's code and without compiling anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from ...base.errors import BoardError, ContainerError, TensorError, require
+from ...base.json_values import as_int, as_ints, as_list
+from ...rsnlib.key_spans import RowsOfCaches
+from ..boards import Board
+from ..model.file import ModelVariant, Saved, read
+from ..model.hosted import HostedProgram
+from ..model.loaded import typed
+from ..runner import Runner
+from .slots import PromptProgram, Slots
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...hw.sim.machine import Run
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    board: str | Callable[[], Board] = "sim",
+    xclbin: str | os.PathLike[str] | None = None,
+) -> LoadedDecoder:
+    """Load a decoder that `Decoder.save` wrote, and open its board. board, xclbin: as for `rsn.load`. PyTorch is needed
+    for the host part. Weights are mapped, not copied.
+
+    Raises `ContainerError`, naming the file, as `rsn.load` does and for a file of any other model; `BoardError` if the
+    board cannot be used.
+    """
+    saved = read(path)
+    if saved.decoder is None:
+        raise ContainerError(f"{path}: no decoder; Decoder.save writes one")
+    try:
+        return LoadedDecoder(saved, board, xclbin)
+    except (AttributeError, LookupError, TypeError, ValueError, TensorError) as e:
+        raise ContainerError(f"{path}: not a decoder that rsn can read: {type(e).__name__}: {e}") from e
+
+
+@dataclass
+class _Layer:
+    """Keys and values of a layer, as a layer of a `StaticCache` has them."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    cumulative_length: torch.Tensor
+    max_cache_len: int
+
+
+@dataclass
+class _Caches:
+    """The layers of a cache."""
+
+    layers: list[_Layer]
+
+
+@dataclass
+class _Result:
+    """The result of a call, (batch, rows, vocabulary)."""
+
+    logits: Any
+
+
+class _Program:
+    """A program of the file on a board."""
+
+    def __init__(self, part: ModelVariant, board: str | Callable[[], Board], xclbin: Any) -> None:
+        self._runner = Runner(part.program, weights=part.weights, board=board, xclbin=xclbin)
+        self._hosted = HostedProgram(part.host, self._runner)
+
+    def __call__(self, **arguments: Any) -> Any:
+        return self.step(None, **arguments)
+
+    def step(self, rows: RowsOfCaches | None, **arguments: Any) -> Any:
+        with typed():
+            return _Result(self._hosted.call((), _as_tensors(arguments), rows))
+
+    @property
+    def last_run(self) -> Run | None:
+        return self._hosted.last_run
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+class LoadedDecoder(Slots):
+    """A decoder from a file. It has the slots, the capacity and the chunks of the one that was saved. Calls are not
+    compared with the model, which the file does not have."""
+
+    def __init__(self, saved: Saved, board: str | Callable[[], Board], xclbin: str | os.PathLike[str] | None) -> None:
+        """As for `load`. Raises any error for a wrong description, and `BoardError`."""
+
+        assert saved.decoder is not None
+        settings = saved.decoder.settings
+        slots, capacity, chunk = (as_int(settings[name]) for name in ("slots", "capacity", "chunk"))
+        if slots < 1 or capacity < 2 or chunk < 2:
+            raise ValueError(f"{slots} slots of {capacity} rows, chunks of {chunk}")
+        super().__init__(slots, capacity, chunk)
+        self.vocabulary = as_int(settings["vocabulary"])
+        self.ends = as_ints(settings["ends"])
+        self._layers = [as_ints(sizes) for sizes in as_list(settings["layers"])]
+        self._files = saved.decoder.files
+        self._cache = self._empty_cache(slots)
+        prompts = self._prompt_programs()
+        for part, arguments in zip(saved.parts, (self._step_arguments({}), *map(self._example, prompts)), strict=True):
+            part.host.interface.bind((), _as_tensors(arguments))  # raises for programs of other sizes
+        self._programs: list[_Program] = []
+        try:
+            for part in saved.parts:
+                self._programs.append(_Program(part, board, xclbin))
+        except BaseException:
+            self._release()
+            raise
+        self._prompts = dict(zip(prompts, self._programs[1:], strict=True))
+        self._closed = False
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer that was saved, of transformers. Raises `ContainerError` if there is none or if it
+        cannot be loaded, and `MissingError` without transformers."""
+        if not self._files:
+            raise ContainerError("the decoder was saved without a tokenizer: decoder.save(path, tokenizer)")
+        require("transformers", "tokenizers", "pip install transformers")
+        from transformers import AutoTokenizer
+
+        with TemporaryDirectory() as folder:
+            for name, content in self._files.items():
+                (Path(folder) / name).write_bytes(content)
+            try:
+                return AutoTokenizer.from_pretrained(folder)
+            except Exception as e:  # of several packages, each with its own errors
+                raise ContainerError(f"its tokenizer cannot be loaded: {str(e).partition(chr(10))[0]}") from None
+
+    def close(self) -> None:
+        """Release the boards. Further prompts and steps raise `BoardError`."""
+        self._closed = True
+        self._release()
+
+    def _release(self) -> None:
+        for program in self._programs:
+            program.close()
+
+    def _follow(self) -> None:
+        if self._closed:
+            raise BoardError("this decoder is closed")
+
+    @property
+    def _step(self) -> _Program:
+        return self._programs[0]
+
+    def _prompt_program(self, wanted: PromptProgram) -> _Program:
+        return self._prompts[wanted]
+
+    def _empty_cache(self, batch: int, rows: int | None = None) -> _Caches:
+        import torch
+
+        layers = []
+        for heads, own, keys, values in self._layers:
+            count = rows or own
+            k, v = (torch.zeros(batch, heads, count, columns) for columns in (keys, values))
+            layers.append(_Layer(k, v, torch.zeros((), dtype=torch.long), count))
+        return _Caches(layers)
+
+
+def _as_tensors(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's arguments as tensors by the names of `Interface.of_tensors`."""
+    flat: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if isinstance(value, _Caches):
+            tensors = [x for layer in value.layers for x in (layer.keys, layer.values, layer.cumulative_length)]
+            flat |= {f"{name}_{i}": x for i, x in enumerate(tensors)}
+        else:
+            flat[name] = value
+    return flat
