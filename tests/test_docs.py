@@ -88,14 +88,14 @@ class Block:
     at: int
     language: str
     lines: tuple[str, ...]
-    needs: str = ""
-    """A package; or "full", that is `make test-full`."""
+    needs: tuple[str, ...] = ()
+    """Packages; or "full", that is `make test-full`."""
 
     @property
     def typed(self) -> bool:
-        if self.language != "console" or self.needs == "full":
-            return self.language == "console" and FULL
-        return not self.needs or find_spec(self.needs) is not None
+        return self.language == "console" and all(
+            FULL if need == "full" else find_spec(need) is not None for need in self.needs
+        )
 
     @property
     def file(self) -> tuple[str, bool] | None:
@@ -126,8 +126,8 @@ def blocks(page: Path) -> list[Block]:
             if fence := re.fullmatch(r"(`{3,})([^`]*)", line):
                 opened, lines = (at + 1, fence[1], fence[2].strip()), []
         elif line == opened[1]:
-            language, _, needs = opened[2].partition(" ")
-            found.append(Block(opened[0], language, tuple(lines), needs))
+            language, *needs = opened[2].split() or [""]
+            found.append(Block(opened[0], language, tuple(lines), tuple(needs)))
             opened = None
         else:
             lines.append(line)
@@ -245,7 +245,7 @@ def warm_python() -> Iterator[WarmPython]:
 
 def marks(page: Path) -> list[pytest.MarkDecorator]:
     """Of the test of a page: one with blocks for `make test-full` is typed there, too."""
-    has_full = FULL and any(block.needs == "full" for block in blocks(page))
+    has_full = FULL and any("full" in block.needs for block in blocks(page))
     return [pytest.mark.long] * (has_full or name_of(page) in LONG) + [pytest.mark.full] * has_full
 
 
