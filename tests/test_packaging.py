@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import rsn
+from rsn.cli.doctor import TESTED
 from rsn.hw.versal.sources import GENERATED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +63,14 @@ def test_nothing_says_to_install_the_package_by_its_name() -> None:
     saying = [path for path in texts if re.search(rf"install [^\n]*{name}", path.read_text(encoding="utf-8"))]
     assert len(texts) > 300
     assert [str(path.relative_to(ROOT)) for path in saying] == []
+
+
+def test_extras_take_the_versions_that_are_tested() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    for name, (first, last) in TESTED.items():
+        beyond = (*last[:-1], last[-1] + 1)
+        asked = f"{name}>={'.'.join(map(str, first))},<{'.'.join(map(str, beyond))}"
+        assert asked in extras["torch"]
 
 
 def test_every_extra_that_is_named_exists() -> None:

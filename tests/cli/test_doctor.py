@@ -199,6 +199,25 @@ def test_where_numpy_is_broken() -> None:
         assert row["problem"] == row["mend"] == "" or row["problem"] == "not installed"
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "said"),
+    [
+        ("torch", "2.12.1+cu130", ""),
+        ("torch", "2.14.0a0+git1", ""),
+        ("torch", "2.9.1", ", not tested with rsn: 2.12 to 2.14 is"),
+        ("torch", "2.15.0", ", not tested with rsn: 2.12 to 2.14 is"),
+        ("torch", "3.0", ", not tested with rsn: 2.12 to 2.14 is"),
+        ("transformers", "5.24.0", ""),
+        ("transformers", "4.57", ", not tested with rsn: 5 is"),
+        ("optuna", "5.0.0", ""),
+    ],
+)
+def test_versions_that_no_test_has_seen(name: str, version: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: version)
+    assert doctor._package(name, "what for", "how") == doctor.Check(name, "what for", version + said)
+
+
 def test_nothing_it_does_may_raise(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ill() -> list[doctor.Check]:
         raise MemoryError("no\x1b[2J\nmore")
