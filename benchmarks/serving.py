@@ -35,7 +35,8 @@ PATHS = {"tensors": "/", "texts": "/v1/completions"}
 
 
 def models(folder: Path, layers: int = 2, hidden: int = 64, vocabulary: int = 96) -> dict[str, Path]:
-    """A Linear in a model file, and a Llama whose words are numbers, with random weights."""
+    """Write a Linear as a model file, and a Llama whose words are numbers as a folder, both with random weights. Return
+    their paths by kind, `tensors` and `texts`. folder: exists. layers, hidden, vocabulary: sizes of the Llama."""
     import torch
     import transformers
     from tokenizers import Tokenizer, pre_tokenizers
@@ -82,7 +83,8 @@ class ServerProcess:
     """A server in a process of its own."""
 
     def __init__(self, model: Path, *options: str, command: list[str] | None = None) -> None:
-        """command: of another server, without its port."""
+        """Start it, and wait for its first line. options: of `rsn serve`. command: of another server, without its port,
+        which is added; None for `rsn serve`. Raises `SystemExit`, with what it printed, if it does not start."""
         if command:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
@@ -97,7 +99,8 @@ class ServerProcess:
         self.port = int(line.split(" at ")[1].split()[0].rpartition(":")[2])
 
     def ask(self, method: str, path: str, body: Any = None, seconds: float = 300.0) -> tuple[int, bytes]:
-        """An answer; its status is 0 for a connection that was cut."""
+        """Return the status and the body of an answer; for a connection that was cut 0, and the error. body: bytes, or
+        chunks of it, which are sent without a size. seconds: limit of each wait for the server."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         try:
             with suppress(BrokenPipeError, ConnectionResetError):  # the answer may be there all the same
@@ -110,7 +113,8 @@ class ServerProcess:
             connection.close()
 
     def megabytes(self, field: str = "VmHWM") -> float:
-        """The memory of the process and those that it has started, or its peak (the sum of their peaks)."""
+        """Return the memory of the process and of its children, in megabytes of 1000 kB as Linux counts them. field: of
+        /proc/*/status: `VmRSS` for now, `VmHWM` for the peak (the sum of their peaks)."""
         total = 0
         for status in Path("/proc").glob("[0-9]*/status"):
             with suppress(OSError):
@@ -120,7 +124,7 @@ class ServerProcess:
         return total / 1e3
 
     def seconds(self) -> float:
-        """The CPU time of the process so far."""
+        """Return the CPU time of the process so far, in seconds, without its children."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -140,12 +144,14 @@ class ServerProcess:
             seconds += json.loads(watcher.communicate("\n")[0])
 
     def end(self) -> None:
+        """Kill the process, and wait for its end."""
         self.process.kill()
         self.process.communicate()
 
 
 @contextmanager
 def served(model: Path, *options: str, command: list[str] | None = None) -> Iterator[ServerProcess]:
+    """Context that gives a server, and ends it behind the block. Arguments and errors: as for `ServerProcess`."""
     server = ServerProcess(model, *options, command=command)
     try:
         yield server
@@ -154,7 +160,7 @@ def served(model: Path, *options: str, command: list[str] | None = None) -> Iter
 
 
 def request(kind: str, value: str) -> bytes:
-    """A body that is good but for `value`, the JSON of its tensor or its prompt."""
+    """Return a body that is good but for `value`, the JSON of its tensor or its prompt. kind: `tensors` or `texts`."""
     return (f'{{"inputs": {{"input": {value}}}}}' if kind == "tensors" else f'{{"prompt": {value}}}').encode()
 
 
@@ -162,6 +168,7 @@ GOOD = {"tensors": json.dumps([[[0.5] * FEATURES] * 8]), "texts": '"17 4 60"'}
 
 
 def told(answer: bytes) -> str:
+    """Return the error message of an answer, cut if it has 70 characters or more; without one the first 60 bytes."""
     with suppress(ValueError, KeyError, TypeError):
         error = json.loads(answer)["error"]
         message = error["message"] if isinstance(error, dict) else error
@@ -170,8 +177,8 @@ def told(answer: bytes) -> str:
 
 
 def hostile(folder: Path) -> None:
-    """Requests that are to harm a server: the answer, its time, the slowest /health meanwhile, and the peak of
-    memory so far."""
+    """Print a table of requests that are to harm a server: the answer, its time, the slowest /health meanwhile, and the
+    peak of memory so far. folder: as for `folder_models`."""
     mega = 10**6
 
     def bodies(kind: str) -> Iterator[tuple[str, Any]]:
@@ -224,7 +231,8 @@ def hostile(folder: Path) -> None:
 
 
 def stalled(server: ServerProcess, path: str) -> tuple[int, bytes]:
-    """A request whose body is never sent."""
+    """Return status and body of the answer to a request whose body is never sent. Raises `OSError` if there is none
+    within 120 s, and `http.client.HTTPException` for a connection that was cut."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     connection.putrequest("POST", path)
     connection.putheader("content-length", "1000")
@@ -234,6 +242,7 @@ def stalled(server: ServerProcess, path: str) -> tuple[int, bytes]:
 
 
 def closed(connection: socket.socket) -> bool:
+    """Return whether the other end has closed a connection. A byte that has come is read and dropped."""
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""
@@ -244,13 +253,15 @@ def closed(connection: socket.socket) -> bool:
 
 
 def folder_models(folder: Path) -> dict[str, Path]:
+    """Return the paths of `models` in a folder, which are written if they are not there."""
     if not (folder / "texts").exists():
         models(folder)
     return {"tensors": folder / "small.rsnmodel", "texts": folder / "texts"}
 
 
 def bodies(folder: Path, count: int = 50) -> None:
-    """Many of the largest bodies that are read at one time, and /health meanwhile."""
+    """Print a table of the largest bodies that a server reads, `count` of them at one time, and of /health meanwhile.
+    folder: as for `folder_models`."""
     click.echo(f"\n{count} bodies of 64 MB at one time\n| | statuses | s | /health: median, 99 %, largest, ms | MB |")
     click.echo("|---|---|---|---|---|")
     for kind, path in folder_models(folder).items():
@@ -273,7 +284,8 @@ def bodies(folder: Path, count: int = 50) -> None:
 
 
 def sigterm(folder: Path) -> None:
-    """What a client sees of a text that is under way when the server gets SIGTERM."""
+    """Print what a client sees of a text that is under way when the server gets SIGTERM. folder: as for
+    `folder_models`."""
     click.echo(
         "\nSIGTERM, --timeout 10\n| | status | ends with | s behind the signal | exit code |\n|---|---|---|---|---|"
     )
@@ -328,7 +340,8 @@ uvicorn.run(Starlette(routes=[Route("/", root, methods=["POST"])]), port=int(sys
 
 
 def cost(folder: Path, requests: int = 400, clients: int = 8) -> None:
-    """The CPU time of a request to a Linear, beside that of starlette alone with PyTorch, and of the simulator."""
+    """Print the CPU time of a request to a Linear, beside that of starlette alone with PyTorch, and of the simulator.
+    folder: as for `folder_models`. requests: to each server, rounded down to a multiple of `clients`."""
     import numpy as np
     from safetensors.numpy import save
 
@@ -380,8 +393,8 @@ def cost(folder: Path, requests: int = 400, clients: int = 8) -> None:
 
 
 def lengths(folder: Path, layers: int = 2, hidden: int = 128) -> None:
-    """A text that runs while prompts of new lengths join: the gaps between its tokens, and the times to the first
-    tokens of the others."""
+    """Print, for a text that runs while prompts of new lengths join, the gaps between its tokens, and the times to the
+    first tokens of the others. folder: gets a folder `lengths`, and must have none. layers, hidden: as for `models`."""
     own = folder / "lengths"
     own.mkdir()
     path = models(own, layers, hidden, 1000)["texts"]
@@ -436,6 +449,7 @@ TABLES: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> None:
+    """Print the tables that the command line names, or all. Raises `KeyError` for an unknown name."""
     chosen = sys.argv[1:] or list(TABLES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
