@@ -132,9 +132,12 @@ def preset(
     """Build a preset by name, or "gemm:MxKxN", with random weights. Returns the module and random example inputs.
 
     batch, seq: sequences, and rows of each; by default 1 x 128 for the encoders, 48 x 64 for vit, and 3072 rows for mlp
-    and ncf; for a gemm, M is the number of rows. seed: of weights and inputs. base: for the base overlay, which has no
-    masks and no exact GELU: no mask, tanh GELU, eps 1e-6. Raises `SpecError` for an unknown name.
+    and ncf, of which 1 sequence or 128 rows if only the other is given. For a gemm, M is the number of rows; sizes that
+    are given must make as many. seed: of weights and inputs. base: for the base overlay, which has no masks and no
+    exact GELU: no mask, tanh GELU, eps 1e-6. Raises `SpecError` for an unknown name, for sizes less than 1, and for
+    those of a gemm that make another number of rows.
     """
+    _check_sizes(batch, seq)
     module: nn.Module
     inputs: Inputs
     # On the meta device first: PyTorch's initialisation of 24 layers of BERT-Large would cost more than ours.
@@ -142,6 +145,8 @@ def preset(
         gemm = re.fullmatch(r"gemm:([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", name)
         if gemm:
             m, k, n = map(int, gemm.groups())
+            if (batch, seq) != (None, None) and (batch or 1) * (seq or 1) != m:
+                raise SpecError(f"{name} has M = {m} rows, not {batch or 1} x {seq or 1}")
             module = Linear(k, n, bias=False)
             inputs = (torch.empty(m, k),)
         elif name in PRESETS:
@@ -175,10 +180,11 @@ def load_spec(
     batch, seq, seed, base: as for `preset`. The callable gets those of batch, seq and seed that it has parameters for.
     It returns (module, example inputs), or only a module; then the inputs follow from its forward: int64 `input_ids`
     and `attention_mask` (batch, seq), and for one other parameter without default float32 (batch, seq, in_features of
-    the first Linear). Raises `SpecError` for a wrong specification, and for errors of the file itself, with its line;
-    `UnsupportedError` for a file that cannot be read, or a program of torch.export that leaves no such size open; and
-    `MissingError` without the onnx package.
+    the first Linear). Raises `SpecError` for a wrong specification, for sizes less than 1, for those that the model
+    does not take, and for errors of the file itself, with its line; `UnsupportedError` for a file that cannot be read,
+    or a program of torch.export that leaves no such size open; and `MissingError` without the onnx package.
     """
+    _check_sizes(batch, seq)
     if spec.endswith(exported_programs.SUFFIX):
         program = exported_programs.read_program(spec)
         return exported_programs.as_module(program), exported_programs.example_of(program, batch, seq)
@@ -208,6 +214,12 @@ def load_spec(
         if asked is not None and name not in parameters:
             raise SpecError(f"--{name} {asked}: {spec} returns its own inputs and has no parameter {name}")
     return module, inputs
+
+
+def _check_sizes(batch: int | None, seq: int | None) -> None:
+    for name, asked in (("batch", batch), ("seq", seq)):
+        if asked is not None and asked < 1:
+            raise SpecError(f"--{name} {asked}: the least is 1")
 
 
 def load_calls(spec: str) -> list[Inputs]:

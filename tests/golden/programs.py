@@ -177,7 +177,7 @@ def cases() -> dict[str, Callable[[], Made]]:
     made["mlp 2x128"] = partial(_preset, "mlp", 2, 128)
     made["ncf 1x384"] = partial(_preset, "ncf", 1, 384)
     made["vit 4x64"] = partial(_preset, "vit", 4, 64)
-    made["gemm 500x768x1000"] = partial(_preset, "gemm:500x768x1000", 1, 128)
+    made["gemm 500x768x1000"] = partial(_preset, "gemm:500x768x1000", 1, 500)
     made["encoder 3x300 with lengths"] = partial(_encoder, 3, 300, (300, 41, 128))
     made["causal 2x70"] = partial(_attending, 2, 70, causal=True)
     made["causal 1x300, pre-norm"] = partial(_attending, 1, 300, causal=True, norm_first=True)

@@ -77,6 +77,23 @@ def test_weights_follow_the_seed() -> None:
 def test_rows_can_be_given() -> None:
     _, (x,) = preset("mlp", batch=2, seq=5)
     assert x.shape == (10, 2048)
+    _, (x,) = preset("gemm:10x16x16", batch=2, seq=5)
+    assert x.shape == (10, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "seq", "match"),
+    [
+        ("gemm:4x16x16", 3, None, "gemm:4x16x16 has M = 4 rows, not 3 x 1"),
+        ("gemm:4x16x16", 4, 4, "M = 4 rows, not 4 x 4"),
+        ("mlp", 0, None, "--batch 0: the least is 1"),
+        ("minilm", 1, -1, "--seq -1: the least is 1"),
+        ("model.onnx", 0, None, "--batch 0: the least is 1"),
+    ],
+)
+def test_sizes_that_a_model_cannot_have(name: str, batch: int | None, seq: int | None, match: str) -> None:
+    with pytest.raises(SpecError, match=match):
+        load_spec(name, batch=batch, seq=seq)
 
 
 @pytest.mark.parametrize("name", ["resnet", "gemm:1x2", "gemm:0x1x1", "nothing"])
