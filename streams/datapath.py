@@ -410,8 +410,11 @@ class Datapath:
     ) -> LoopCycles:
         """Return the cycles of a sum or maximum along axes. kernel: its name. kind: the type of the operand. axes: of
         the operand, negative ones counted from the last; None for all. value: the operand, if it is an expression.
+        Raises `ValueError` for an axis that the operand does not have.
         """
         shape = list(kind.shape)
+        if any(not -len(shape) <= axis < len(shape) for axis in axes or ()):
+            raise ValueError(f"{kernel} along axes {axes} of {kind}")
         cycles, before = LoopCycles(), value.depth if value else 0
         for axis in sorted({a % len(shape) for a in (range(len(shape)) if axes is None else axes)}, reverse=True):
             taken = self.row_word(kernel, shape)

@@ -109,10 +109,11 @@ def result(function: Callable[..., Any], kinds: tuple[Any, ...], named: tuple[tu
 
 def of_element(dtype: str, shape: tuple[int, ...] = ()) -> ValueKind:
     """Return the kind of a number that was converted to the element type `dtype`, or of a tile of this shape with such
-    elements.
+    elements. Raises `KeyError` for an unknown type.
     """
+    kept = KEPT[dtype]
     if shape:
-        return ValueKind(KEPT[dtype], shape)
+        return ValueKind(kept, shape)
     if dtype in LIMITS:
         return BOOL if dtype == "boolean" else INT
     return F64 if dtype == "f64" else F32

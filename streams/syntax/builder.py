@@ -156,9 +156,11 @@ def when(test: Term, body: Sequence[n.StatementNode]) -> n.StatementNode:
 
 
 def nest(loops: Sequence[tuple[str, int]], body: Sequence[n.StatementNode]) -> list[n.StatementNode]:
-    """Return loops around statements, outermost first. loops: the name of the index, and the number of iterations, at
-    least 1. For a loop of one iteration there is none: its index is 0.
+    """Return loops around statements, outermost first. loops: the name of the index, and the number of iterations. For
+    a loop of one iteration there is none: its index is 0. Raises `ValueError` for less than one iteration.
     """
+    if empty := [f"{index} ({trips})" for index, trips in loops if trips < 1]:
+        raise ValueError(f"loops without an iteration: {', '.join(empty)}")
     inner = [(index, trips) for index, trips in loops if trips > 1]
     once = [index for index, trips in loops if trips == 1]
     fixed = [assign(index, 0) for index in once if any(index in statement.facts.names for statement in body)]
@@ -177,8 +179,9 @@ def task(
     comment: str = "",
     rates: Mapping[str, int] | None = None,
 ) -> n.StatementNode:
-    """Return the definition of a task of one instance. tensors: those that it takes, by name, with their types; the
-    parameters have the same names. comment: above its body. rates: work in a cycle, by kernel.
+    """Return the definition of a task of one instance. body: one statement or more; none is a `ValueError`. tensors:
+    those that it takes, by name, with their types; the parameters have the same names. None: no tensors. comment: above
+    its body. rates: work in a cycle, by kernel, as `language.task` takes it; None or empty: none are written.
     """
     given = tensors or {}
     first, *others = body
@@ -196,7 +199,7 @@ def task(
 
 def program(title: str, *parts: Sequence[n.StatementNode]) -> list[n.StatementNode]:
     """Return the statements of a file. title: its documentation. parts: what is declared, an empty line above each
-    part.
+    part; a part without a statement is a `ValueError`.
     """
     heading = n.Evaluation(AT, n.Literal(AT, title))
     language: list[n.StatementNode] = [n.ImportNames(AT, "rsn.streams", (("*", None),))]

@@ -182,6 +182,12 @@ def test_more_units_take_no_cycles_from_the_depths_of_loops() -> None:
         )
 
 
+@pytest.mark.parametrize("axis", [2, -3])
+def test_a_sum_along_an_axis_that_there_is_not(axis: int) -> None:
+    with pytest.raises(ValueError, match=r"reduce_sum along axes .* of f32\[4, 8\]"):
+        Datapath({"elements": 1}).reduction("reduce_sum", ElementType("f32", (4, 8)), [0, axis])
+
+
 def shortened(one: LoopCycles, many: LoopCycles, taken: TileWord) -> None:
     """Check the cycles of a kernel that takes a word in a cycle, given those of one that takes an element. Words of
     several rows have several results in a cycle, which `fixed` does not know."""

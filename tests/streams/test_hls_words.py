@@ -18,7 +18,7 @@ from rsn.isa.overlays.tasks.program import OffChipTensor
 from rsn.streams.check import check
 from rsn.streams.dataflow.memory import tensor_bytes
 from rsn.streams.hls.emit import cpp_program, word_type
-from rsn.streams.hls.kinds import CPP, ValueKind
+from rsn.streams.hls.kinds import CPP, ValueKind, of_element
 from rsn.streams.hls.native import HEADERS
 from rsn.streams.hls.project import channels_of, connectivity, device_of, script
 from rsn.streams.hls.words import banks
@@ -118,6 +118,12 @@ def test_bits_of_cpp_are_those_of_the_table(tmp_path: Path) -> None:
         for count in (2, port_elements(name))
     ]
     build_regions("\n".join(['#include "kernels.h"', *rows, "int main() {}"]), [HEADERS], tmp_path / "bits", "-O0")
+
+
+def test_a_number_of_an_unknown_element_type_is_of_no_kind() -> None:
+    for shape in ((), (4, 4)):
+        with pytest.raises(KeyError, match="f8"):
+            of_element("f8", shape)
 
 
 def test_banks_follow_from_the_loops() -> None:

@@ -109,6 +109,11 @@ def t(x: f32[8, 8]) -> None:
     ]
 
 
+def test_a_loop_without_an_iteration_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"loops without an iteration: i \(0\)$"):
+        nest([("i", 0), ("j", 2)], [do("drop", "s")])
+
+
 def test_what_a_node_holds() -> None:
     (loop,) = parsed("for i in range(n):\n    a[i][0], (b, _) = f(x) @ c, s.get()\n    q.put(not b)\n")
     facts = loop.facts
