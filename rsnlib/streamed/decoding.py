@@ -35,7 +35,8 @@ Caches = dict[str, Array]
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """tokens: of the answer. prompt: the runs of the prompt. steps: the runs of the other tokens."""
+    """A text and its runs. tokens: of the answer. prompt: the runs of the prompt. steps: the runs of the other tokens,
+    one for each."""
 
     tokens: list[int]
     prompt: list[Run]
@@ -141,8 +142,11 @@ class MachineDecoder:
         return logits, run
 
     def generate(self, prompt: Sequence[int], tokens: int, ends: Iterable[int] = ()) -> GeneratedText:
-        """Return the most probable answer, token by token. prompt: its tokens. tokens: of the answer, at most. ends:
-        tokens that end it; they are part of it. Raises as `prefill` and `step` do."""
+        """Return the most probable answer, token by token. prompt: its tokens. tokens: of the answer, at most, from 1
+        on. ends: tokens that end it; they are part of it. Raises `TensorError` for an answer without tokens, and as
+        `prefill` and `step` do."""
+        if tokens < 1:
+            raise TensorError(f"an answer of {tokens} tokens; the least is 1")
         logits, runs = self.prefill(prompt)
         text, stop = GeneratedText([int(logits.argmax())], runs, []), set(ends)
         while len(text.tokens) < tokens and text.tokens[-1] not in stop:
@@ -219,8 +223,9 @@ class DecoderProgram:
         return self.made.streamed.lengths is not None
 
     def run(self, tokens: Sequence[int], position: int) -> tuple[torch.Tensor, Run]:
-        """Run the machine on tokens at positions from `position` on. Returns the logits behind the last one, and the
-        run."""
+        """Run the machine on tokens at positions from `position` on. Returns the logits behind the last one, float32
+        (vocabulary,), and the run. Raises `TensorError` for no tokens, for more than a run has, for unknown ones, for
+        positions that the caches do not have, and if a weight of the model has changed."""
         at, values = self.host_values(tokens, position)
         if at.length not in self._memories:
             self._memories[at.length] = self._memory.with_sizes(at.sizes)
@@ -238,7 +243,8 @@ class DecoderProgram:
 
     def host_values(self, tokens: Sequence[int], position: int) -> tuple[BlockOfLength, Environment]:
         """Return the block for a number of tokens, and the values of its host's nodes before a run on these at
-        positions from `position` on."""
+        positions from `position` on. Raises `TensorError` for no tokens, for more than a run has, and for unknown
+        ones."""
         for layer in self._arguments["past_key_values"].layers:
             layer.cumulative_length.fill_(position)
         arguments = self._arguments | {

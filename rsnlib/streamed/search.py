@@ -138,9 +138,10 @@ def fastest(
     cost: Callable[[Generated], float] = lambda made: made.latency_s,
     done: Callable[[str], None] = lambda step: None,
 ) -> Generated:
-    """Return the machine that costs least, of knobs that fit the device; the first one of several. cost: of a machine,
-    by default its modelled latency. done: called after each, with its tiles (`figures.tiles`). Raises as `place` does
-    for the first knobs if none fit."""
+    """Return the machine that costs least, of knobs that fit the device; the first one of several. made: the block.
+    candidates: the knobs to try, one or more. on_chip_bytes: as for `place`. cost: of a machine, less than infinity; by
+    default its modelled latency in seconds. done: called after each, with its tiles (`figures.tiles`). Raises as
+    `place` does for the first knobs if none fit."""
     best, least, refused = None, inf, None
     for knobs in candidates:
         try:

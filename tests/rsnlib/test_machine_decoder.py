@@ -244,6 +244,8 @@ def test_what_a_decoder_refuses() -> None:
         made.prefill([])
     with pytest.raises(TensorError, match="token 96; the vocabulary has 96"):
         made.prefill([96])
+    with pytest.raises(TensorError, match="an answer of 0 tokens; the least is 1"):
+        made.generate([1], 0)
     tokens = made.generate([1], 4).tokens
     assert tokens == by_pytorch(model, [1], 4)
     with pytest.raises(CacheFull, match="the sequence has 4 tokens"):
