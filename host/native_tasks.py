@@ -90,8 +90,8 @@ def to_memory(value: Array, tensor: OffChipTensor) -> bytes:
 
 
 def from_memory(memory: bytes, tensor: OffChipTensor) -> Array:
-    """Return what `to_memory` has written: an array of the tensor's shape, `f16` and `bf16` as float32. Raises
-    `ValueError` for another number of bytes."""
+    """Return what `to_memory` has written: an array of the tensor's shape, in the type in which a run keeps elements
+    (`f16` and `bf16` as float32, `i4` as int8, `u4` as uint8). Raises `ValueError` for another number of bytes."""
     dtype, shape = tensor.type.dtype, tensor.type.shape
     if BITS[dtype] == 4:
         return from_nibbles(np.frombuffer(memory, np.uint8), dtype, prod(shape)).reshape(shape)

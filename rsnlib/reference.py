@@ -117,7 +117,10 @@ def valid_keys(
     lengths: npt.NDArray[np.int64],
     starts: npt.NDArray[np.int64] | None,
 ) -> torch.Tensor | None:
-    """Whether each key counts, bool, to be broadcast to (batch, heads, rows, keys); None if all do."""
+    """Return whether each key counts, bool, to be broadcast to (batch, heads, rows, keys); None if all do. rows, keys:
+    of a sequence, padding included. lengths: the keys of each sequence up to the last valid one, (batch,). starts: the
+    first valid key of each sequence, (batch,), which only layers that are padded on the left (`left`) look at; None for
+    0."""
     r, c = torch.arange(rows)[:, None], torch.arange(keys)[None]
     parts = []
     if (lengths < keys).any():

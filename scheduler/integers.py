@@ -40,12 +40,14 @@ class IntegerColumns:
 
     @classmethod
     def plain(cls, count: int) -> IntegerColumns:
-        """`count` columns side by side."""
+        """Return `count` columns side by side, filled up to a multiple of 64."""
         return cls(_filled(np.arange(count)))
 
     @classmethod
     def of_heads(cls, heads: int, head_dim: int, rotary: Rotary | None) -> IntegerColumns:
-        """Heads, each from a multiple of its pitch on, with the partners of a rotation side by side."""
+        """Return heads, each from a multiple of its pitch on, with the partners of a rotation side by side. head_dim:
+        columns of a head; the pitch is the least power of 2, from 32 on, that is no smaller. rotary: which columns are
+        partners; None for no rotation."""
         pitch = max(SMALLEST_PITCH, SMALLEST_PITCH << (head_dim - 1 >> 5).bit_length())
         order = list(range(head_dim))
         if rotary is not None:
@@ -57,7 +59,8 @@ class IntegerColumns:
         return cls(_filled(np.where(head < 0, -1, at + head).ravel()), heads, pitch)
 
     def of(self, values: Floats) -> npt.NDArray[np.float64]:
-        """Values of the last axis as they are stored: (..., columns) to (..., stored columns)."""
+        """Return values as they are stored: (..., columns) to (..., stored columns). Columns that are filled up are 0.
+        values: of all columns that `places` counts, which is not checked."""
         padded = np.concatenate([values, np.zeros((*values.shape[:-1], 1))], -1)
         return padded[..., self.places]
 
@@ -69,7 +72,8 @@ def _filled(places: Integers) -> Integers:
 @dataclass(frozen=True, eq=False)
 class IntegerProduct:
     """The constants of a product, which `numbers` explains. weight: int8 (stored K, stored N). columns: scales of its
-    columns. shifts: (blocks, 1). bias: (blocks, columns)."""
+    columns, 16 bits (blocks, 64). shifts: of sums as they leave the tiles, in bits (blocks, 1). bias: 16 bits (blocks,
+    64)."""
 
     weight: npt.NDArray[np.int8]
     columns: BlockNumbers
@@ -79,8 +83,9 @@ class IntegerProduct:
 
 @dataclass(frozen=True, eq=False)
 class SentRows:
-    """How X sends an activation. norm: applied first, None for none. gain: what the rows of products are multiplied by,
-    float64 (columns,). scale, shift: of the norm's result as such."""
+    """How X sends an activation. raw: the name of the activation that lies in X, to which the norm is applied. columns:
+    of the activation. norm: applied first, None for none. gain: what the rows of products are multiplied by, float64
+    (columns,). scale, shift: of the norm's result as such, float64 (columns,); 1 and 0 without a norm."""
 
     raw: str
     columns: int
@@ -91,12 +96,12 @@ class SentRows:
 
     @cached_property
     def gains(self) -> BlockNumbers:
-        """`gain` as it is sent, 16 bits."""
+        """`gain` as it is sent: 16 bits, (blocks, 64). Raises `TensorError` for a gain that is not finite."""
         return blocks_of(self.gain, X_BITS)
 
     @cached_property
     def affine(self) -> tuple[BlockNumbers, BlockNumbers]:
-        """`scale` and `shift`, 16 bits each."""
+        """`scale` and `shift`: 16 bits each, (blocks, 64). Raises `TensorError` for one that is not finite."""
         return blocks_of(self.scale, X_BITS), blocks_of(self.shift, X_BITS)
 
 
@@ -141,7 +146,7 @@ class IntegerNetwork:
         return cls(network, columns, sent, products, norms, rotations)
 
     def stored(self, name: str, width: int) -> IntegerColumns:
-        """The stored columns of an activation of `width` columns."""
+        """Return the stored columns of an activation. name: of it. width: its columns, if it is not in T."""
         return self.columns.get(name) or IntegerColumns.plain(width)
 
     def _product(self, layer: Gemm) -> IntegerProduct:

@@ -380,8 +380,9 @@ Ends = dict[int, dict[int, int]]
 
 
 def compare_orders(region: Region, puts: Ends, gets: Ends) -> None:
-    """Add a finding for each stream whose tokens come in another order than one of its ends, or its type, shows. puts,
-    gets: tokens of each end, by stream and instance; every stream has one instance at either.
+    """Add a finding to `region.source` for each stream whose tokens come in another order than one of its ends, or its
+    type, shows. puts, gets: tokens of each end, by stream and instance. Streams with more than one instance at an end
+    are not compared.
     """
     showing = {stream for instance in region.instances for stream, _ in instance.orders}
     for decl in region.streams:

@@ -146,9 +146,9 @@ class Session:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the open device exclusively in a `with` block; opens it first if needed. After any error, ^C included,
-        the device is released, because its state is unknown. Raises `BoardLost` if a call of the driver has not
-        returned, and what opening the device raises."""
+        """Hold the open device exclusively in a `with` block; opens it first if needed. After an error in the block, ^C
+        included, the device is released, because its state is unknown; not after `NoRoom` and `StateLost`. Raises
+        `BoardLost` if a call of the driver has not returned, and what opening the device raises."""
         with self._mutex:
             try:
                 if self._stuck:

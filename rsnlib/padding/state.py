@@ -114,7 +114,7 @@ def tidy(atoms: Iterable[Atom]) -> Axis:
 @dataclass(frozen=True)
 class Mixed:
     """The reason why valid elements may depend on the padding or on the size. node: the operator that mixes. why: the
-    reason, as text. dim: index of the dynamic dimension."""
+    reason, as text. dim: index of the dynamic dimension in `check.Walk.dims`."""
 
     node: Node
     why: str

@@ -77,13 +77,13 @@ class WeightsUnit(Sized):
 
 
 class RowsUnit(Sized):
-    """Sends what it holds as tiles of K to Mac."""
+    """Sends what it holds as tiles of K to Mac. held: float32 (rows, K), or empty in a run without data."""
 
     held: Array
 
     def sent(self, rows: int, depth: int, times: int) -> Steps:
-        """Return the steps that send `rows` rows of `depth` tiles of K to Mac, tile by tile, and all of that `times`
-        times."""
+        """Yield the steps that send `rows` rows of `depth` tiles of K to Mac, tile by tile, and all of that `times`
+        times. Each puts one tile, (rows, tile). rows: those of `held`."""
         sink, tile = self.sink("Mac"), self.tile
         words = rows * tile
         for _ in range(times):

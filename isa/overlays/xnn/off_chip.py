@@ -141,7 +141,8 @@ _STORES = [(f.name, str(f.source)) for f in Ddr.FIELDS if f.source]
 
 def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
     """Yield one uOP per chunk (contract 1.3). iteration: of the packet's reuse, from 0. If load and store are both set,
-    it loads; if several destinations or sources are set, the first is used (1.4).
+    it loads; if several destinations or sources are set, the first is used (1.4). If neither load nor store is set, or
+    no destination or source for it, the uOPs have no peer.
     """
     store = bool(mop.store and not mop.load)
     peer = ""
@@ -157,7 +158,7 @@ def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
 
 def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
     """Yield one uOP per chunk (contract 1.3). iteration: of the packet's reuse, from 0. If both destinations are set,
-    MemB0 is used; a vector without a destination goes to MemB1.
+    MemB0 is used; a vector without a destination goes to MemB1, and other uOPs without one have no peer.
     """
     peer = "MemB0" if mop.to_b0 else "MemB1" if mop.to_b1 or mop.bias else ""
     for addr in starts(mop, iteration):

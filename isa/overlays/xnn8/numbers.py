@@ -278,9 +278,9 @@ def of_heads(x: BlockNumbers, pitch: int, shows: npt.NDArray[np.bool_] | None = 
 
 
 def sums(x: npt.NDArray[np.integer[Any]], y: npt.NDArray[np.integer[Any]]) -> Integers:
-    """x @ y, int32: (..., M, N). x, y: integers of 8 bits, with or without a sign, (..., M, K) and (..., K, N).
-    Computed in floats, which is exact for sums of up to 24 or 53 bits, because NumPy multiplies integers a hundred
-    times slower."""
+    """x @ y: (..., M, N), of which all sums fit in 32 bits. x, y: integers of 8 bits, (..., M, K) and (..., K, N), both
+    with a sign, or one without and the other from -127 to 127. Computed in floats, which is exact for sums of up to 24
+    or 53 bits, because NumPy multiplies integers a hundred times slower."""
     dtype = np.float32 if x.shape[-1] * 255 * 127 < 1 << 24 else np.float64
     made: Integers = (x.astype(dtype) @ y.astype(dtype)).astype(np.int64)
     return made
