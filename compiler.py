@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from .host.model import torch_backend
-    from .rsnlib import capture, changes, explain_captured, exported_programs, precision, static_cache
+    from .rsnlib import capture, changes, explain_captured, exported_programs, integers, precision, static_cache
     from .rsnlib import pipeline as pipelines
     from .rsnlib import pool as pools
     from .rsnlib import verification as verifications
@@ -38,6 +38,7 @@ else:
     changes = deferred("rsn.rsnlib.changes")
     explain_captured = deferred("rsn.rsnlib.explain_captured")
     exported_programs = deferred("rsn.rsnlib.exported_programs")
+    integers = deferred("rsn.rsnlib.integers")
     pipelines = deferred("rsn.rsnlib.pipeline")
     pools = deferred("rsn.rsnlib.pool")
     precision = deferred("rsn.rsnlib.precision")
@@ -230,9 +231,10 @@ def compile(
         example = precision.widened_example(example)
     # Makes the copy in float32 of a model in half precision.
     followed = changes.Followed(module, checksums, keeps=exported_programs.is_program_module(module))
+    reference = integers.reference_of if usual.overlay.integers else verifications.of_module
     verification = verifications.Verification(
         verifications.verify_named(verify),
-        verifications.of_module(lambda: followed.module),
+        reference(lambda: followed.module),
         model,
         followed.exists,
     )

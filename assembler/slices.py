@@ -1,8 +1,8 @@
 """Convert slices of buffers, `x[0:+128, 64:+128]`, to the chunks of an mOP (addr, size, chunks, chunk_stride) and back.
 
 A buffer is a grid of grains that lie one behind the other, row by row: 128x64 blocks in a blocked matrix, single
-elements in a linear buffer. A slice is a rectangle of whole grains. A slice that is contiguous in memory is one chunk;
-any other has one chunk per row of grains.
+elements in a linear buffer, 64 columns of a sequence in one of integers. A slice is a rectangle of whole grains. A
+slice that is contiguous in memory is one chunk; any other has one chunk per row of grains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
 from ..isa.program import Buffer, Layout
 
 GRAIN = {Layout.BLOCKED: (BLOCK_ROWS, BLOCK_COLS), Layout.LINEAR: (1, 1)}
-"""Rows and columns of a grain."""
+"""Rows and columns of a grain, but of buffers of integers (`grain_of`)."""
 
 
 class Chunks(NamedTuple):
@@ -35,6 +35,16 @@ class SliceError(ValueError):
         self.dim = dim
 
 
+def grain_of(buffer: Buffer) -> tuple[tuple[int, ...], int]:
+    """Return the size of a grain of a buffer, in each of its dimensions, and how many elements it takes. That of a
+    buffer of integers is 64 columns of all rows of a sequence."""
+    if buffer.layout is Layout.INTEGERS:
+        rows, _ = buffer.item_shape
+        return (rows, BLOCK_COLS), rows * (BLOCK_COLS + 1) // 2
+    steps = GRAIN[buffer.layout][-len(buffer.shape) :]
+    return steps, prod(steps)
+
+
 def whole_buffer(buffer: Buffer) -> Chunks:
     """Return a whole buffer, padding included, as one chunk."""
     return Chunks(buffer.offset, buffer.size)
@@ -50,7 +60,7 @@ def cut(buffer: Buffer, bounds: Sequence[tuple[int, int]], unit: int) -> Chunks:
     shape = buffer.shape
     if len(bounds) != len(shape):
         raise SliceError(f"the slice has {len(bounds)} of the {len(shape)} dimensions of {buffer.name}")
-    steps = GRAIN[buffer.layout][-len(shape) :]
+    steps, each = grain_of(buffer)
     for i, ((start, stop), size, step) in enumerate(zip(bounds, shape, steps, strict=True)):
         if start >= stop:
             raise SliceError(f"{start}:{stop} is empty", i)
@@ -60,7 +70,7 @@ def cut(buffer: Buffer, bounds: Sequence[tuple[int, int]], unit: int) -> Chunks:
             raise SliceError(f"{start}:{stop} cuts a block; blocks are {'x'.join(map(str, steps))}", i)
     left, right = (b // steps[-1] for b in bounds[-1])
     top, bottom = (b // steps[0] for b in bounds[0]) if len(shape) == 2 else (0, 1)
-    across, each = shape[-1] // steps[-1], prod(steps)
+    across = shape[-1] // steps[-1]
     first, row = (top * across + left) * each, across * each
     contiguous = bottom - top == 1 or right - left == across
     if first % unit or (not contiguous and row % unit):
@@ -75,10 +85,10 @@ def bounds_of(buffer: Buffer, chunks: Chunks, unit: int) -> list[tuple[int, int]
     """Return the slice bounds, (start, stop) of each dimension in elements, for which `cut` gives these chunks; None if
     there are none. unit: as for `cut`.
     """
-    shape, steps = buffer.shape, GRAIN[buffer.layout][-len(buffer.shape) :]
+    shape, (steps, each) = buffer.shape, grain_of(buffer)
     if len(steps) != len(shape):
         return None
-    across, each = shape[-1] // steps[-1], prod(steps)
+    across = shape[-1] // steps[-1]
     first, odd = divmod((chunks.addr - buffer.offset) * unit, each)
     width, rest = divmod(chunks.size, each)
     if odd or rest or not across:

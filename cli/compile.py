@@ -65,7 +65,7 @@ else:
     searching = deferred("rsn.rsnlib.streamed.search")
 
 INTEGERS = "xnn8"
-"""The overlay that models are not compiled for yet: its programs are written by hand."""
+"""The overlay whose numbers are compared without a program."""
 CONVERSIONS = {"_to_copy", "to"}
 """Operators of PyTorch's part that compute nothing: they convert arguments."""
 MAX_OPERATORS = 8
@@ -96,7 +96,7 @@ class CompileOptions(Options):
         "largest rows of each sequence, if they differ: 512,128,77 [default: --seq]", of=OVERLAYS
     )
     overlay: str = option(
-        "xnn, xnn-base (the published machine), xnn8 (only with --compare), or a file (*.toml)",
+        "xnn, xnn-base (the published machine), xnn2, xnn8, or a file (*.toml)",
         default="xnn",
         of=OVERLAYS,
     )
@@ -152,7 +152,7 @@ class CompileOptions(Options):
         of=OVERLAYS,
     )
     smooth: str | None = option(
-        "with --overlay xnn8: FILE.py:CALLABLE that returns calls, from which factors of SmoothQuant are chosen",
+        "with --overlay xnn8 and --compare: FILE.py:CALLABLE that returns calls, for factors of SmoothQuant",
         "--smooth",
         of=OVERLAYS,
     )
@@ -187,13 +187,13 @@ def compile_command(spec: str, options: CompileOptions) -> None:
     With --machine generated, a model becomes a stream program, and that a machine of its own: a kernel for each
     operator, that share a device so that the block takes the least time. The text holds the machine.
     """
-    if options.overlay == INTEGERS:
+    if options.overlay == INTEGERS and options.reference is not None:
         click.echo(_shown(_in_integers(spec, options), options))
         return
     if options.output is None:
         raise click.UsageError("Missing option '-o' / '--output'.")
     if options.smooth is not None:
-        raise click.UsageError(f"--smooth: only with --overlay {INTEGERS}")
+        raise click.UsageError(f"--smooth: only with --overlay {INTEGERS} and --compare")
     named = stream_program_named(spec)
     if named is not None and is_region(named):
         refuse(MODELS, OVERLAYS, MACHINES, WEIGHTS)
@@ -217,11 +217,11 @@ def _in_integers(spec: str, options: CompileOptions) -> Made:
     """Compare a model in the integers of overlay xnn8 with a reference."""
     refuse(MACHINES, STREAMS)
     wrong = given("output", "weights", "lengths", "schedule", "budget", "schedule_out", "dumped", "explains")
-    if wrong or options.reference is None:
+    if wrong:
         raise click.UsageError(
-            f"{', '.join(wrong or ['--overlay'])}: models are not compiled for overlay {INTEGERS} yet; --compare SPEC "
-            "tells how near its integers are to a model in float32"
+            f"{', '.join(wrong)}: with --compare, overlay {INTEGERS} makes no program; its integers are compared alone"
         )
+    assert options.reference is not None
     require_torch("computing a model")
     with stepping(f"computing {spec} in the integers of {INTEGERS}", ("load the model", "compute")) as steps:
         size: dict[str, Any] = {"batch": options.batch, "seq": options.seq, "seed": options.seed}

@@ -20,6 +20,7 @@ from ..base import files
 from ..base.errors import TensorError
 from ..base.files import replacing
 from ..isa.layout import block, unblock
+from ..isa.overlays.xnn8.stored import matrix_of_words, matrix_words
 from ..isa.program import Array, Buffer, Layout
 
 PACKED = "rsn.layout"
@@ -37,7 +38,8 @@ def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
     order.
 
     tensor: float32. Returns a flat array of `buffer.size` elements. Padding is 0; rows of a sequence beyond those that
-    the buffer has for it are left out. Raises `TensorError`, naming the buffer, for another shape or dtype.
+    the buffer has for it are left out. Raises `TensorError`, naming the buffer, for another shape or dtype, and for
+    numbers that are not finite where a buffer has integers.
     """
     view = buffer.view or buffer.shape
     check_dtype(buffer.name, tensor)
@@ -52,7 +54,12 @@ def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
         else:
             full[tuple(slice(n) for n in view)] = values
         values = full
-    return block(values) if buffer.layout is Layout.BLOCKED else np.ascontiguousarray(values).reshape(-1)
+    match buffer.layout:
+        case Layout.BLOCKED:
+            return block(values)
+        case Layout.INTEGERS:
+            return np.concatenate([matrix_words(item) for item in values.reshape(-1, *buffer.item_shape)])
+    return np.ascontiguousarray(values).reshape(-1)
 
 
 def shown(name: str) -> str:
@@ -74,7 +81,14 @@ def unpack(buffer: Buffer, flat: Array) -> Array:
     flat: float32, `buffer.size` elements; `ValueError` for another number. Rows of a sequence beyond those that the
     buffer has for it are 0.
     """
-    matrix = unblock(flat, *buffer.shape) if buffer.layout is Layout.BLOCKED else flat.reshape(buffer.shape)
+    match buffer.layout:
+        case Layout.BLOCKED:
+            matrix = unblock(flat, *buffer.shape)
+        case Layout.INTEGERS:
+            items = flat.reshape(buffer.shape[0] // buffer.item_shape[0], -1)
+            matrix = np.concatenate([matrix_of_words(item, buffer.shape[1]) for item in items])
+        case _:
+            matrix = flat.reshape(buffer.shape)
     view = buffer.view or buffer.shape
     if len(view) != 3:
         return _finished(buffer, matrix[tuple(slice(n) for n in view)])

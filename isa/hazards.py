@@ -233,6 +233,8 @@ class _Bank:
 def _visible_elements(b: Buffer, starts: Ints, ends: Ints) -> int:
     """How many of the elements starts[i]..ends[i] of a buffer lie in blocks or rows of its view."""
     view = b.view or b.shape
+    if b.layout is Layout.INTEGERS:
+        return int((ends - starts).sum())  # rows of a block lie side by side with their exponents
     if len(b.shape) == 1 or len(view) == 1:
         return int((np.minimum(ends, view[0]) - starts).clip(0).sum()) if len(view) == 1 else int((ends - starts).sum())
     rows, cols = view[-2:]

@@ -19,6 +19,9 @@ class Layout(Enum):
     """128x64 blocks, `block`."""
     LINEAR = "linear"
     """Row-major."""
+    INTEGERS = "integers"
+    """Of overlay xnn8: integers of 16 bits in blocks of 64 columns, each with an exponent for each row; each sequence
+    by itself, and of it block by block (`isa/overlays/xnn8/stored.py`)."""
 
 
 BLOCK_ROWS = 128

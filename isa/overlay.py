@@ -153,6 +153,7 @@ class Overlay(StreamNetwork):
     emit: turns the scheduler's work items into instructions; None if models cannot be compiled for the overlay.
     find_patterns: derives the overlay's patterns from its description; None if it has none.
     lanes: of an overlay whose rows stay on chip in lanes; None for any other.
+    integers: it computes in integers, in panels of rows that stay on chip; networks are quantised for it.
     layout: of the matrices that compiled programs keep off chip.
     extends: name of the overlay whose image format this one adds opcodes to. extension: version of what it adds; a
     machine runs programs of its own version alone.
@@ -184,6 +185,7 @@ class Overlay(StreamNetwork):
     emit: Emit | None = None
     find_patterns: Callable[[StreamNetwork], Patterns | None] = lambda machine: None
     lanes: RowLanes | None = None
+    integers: bool = False
     layout: Layout = Layout.BLOCKED
     extends: str | None = None
     extension: int = 0

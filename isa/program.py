@@ -62,13 +62,25 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """Number of float32 elements, padding included."""
-        return prod(self.shape)
+        """Number of float32 elements, padding included: of integers, words of 32 bits, exponents too."""
+        elements = prod(self.shape)
+        return elements // 2 + elements // 128 if self.layout is Layout.INTEGERS else elements
+
+    @property
+    def item_shape(self) -> tuple[int, int]:
+        """Stored rows and columns of an item of a view (batch, rows, columns). Raises `ValueError` for a view with
+        another number of dimensions, `ZeroDivisionError` without items."""
+        batch, _, _ = self.view or ()
+        return self.shape[0] // batch, self.shape[1]
 
     @property
     def view_fits(self) -> bool:
         """Whether the stored shape can hold the view, and `rows` suits both."""
         view, shape = self.view, self.shape
+        if self.layout is Layout.INTEGERS and (
+            view is None or self.rows or len(view) != 3 or len(shape) != 2 or any(n % 64 for n in self.item_shape)
+        ):
+            return False
         if view is None:
             return not self.rows
         if not view or min(view) < 1:

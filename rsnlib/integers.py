@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +24,11 @@ from .capture import arguments, module_of, packet, shape_of
 from .graph_split import Examples
 from .key_spans import KeySpans
 from .partition import Traced
-from .passes import USUAL
+from .passes import USUAL, Passes
 from .quantised_ops import DEQUANTISE, INTEGER_LINEAR, QUANTISE, ROW_SCALES
 from .rewriter import Rewriter, replacing
 from .trace import trace
-from .verification import Visible
+from .verification import Reference, ReferenceKind, Visible
 
 aten = torch.ops.aten
 
@@ -49,14 +50,18 @@ def rows_in_float(graph: Rewriter, node: Node) -> Node | None:
     return graph.insert(node, aten.linear.default, x, weight, a["bias"])
 
 
-PASSES = replace(
-    USUAL,
-    rewrites=(rows_in_float, *USUAL.rewrites),
-    fold=lambda graph: graph,
-    norms_of_inputs=True,
-    keeps_caches=False,
-)
-"""Scales of norms stay apart from weights."""
+def for_integers(passes: Passes) -> Passes:
+    """Passes for an overlay that computes in integers: scales of norms stay apart from weights."""
+    return replace(
+        passes,
+        rewrites=(rows_in_float, *passes.rewrites),
+        fold=lambda graph: graph,
+        norms_of_inputs=True,
+        keeps_caches=False,
+    )
+
+
+PASSES = for_integers(USUAL)
 ROWS = 256
 """About how many rows are computed at a time: their integers stay in the cache."""
 
@@ -95,12 +100,29 @@ def in_integers(
     """
     module, example, borders = precision.in_float32(module_of(model), example_inputs)
     traced = trace(module, example, PASSES, fixes=True)
+    check_told(traced)
+    return IntegerModel(traced, {} if smooth is None else _smoothing(traced, smooth, borders), borders)
+
+
+def reference_of(module: Callable[[], nn.Module]) -> Reference:
+    """Return the reference of calls of a module compiled for overlay xnn8: what these integers are without a machine.
+    module: as for `verification.of_module`."""
+
+    def compute(args: tuple[Any, ...], kwargs: dict[str, Any], kind: ReferenceKind) -> Any:
+        model = module()
+        example = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments) if kwargs else args
+        return in_integers(model, example)(*args, **kwargs)
+
+    return compute
+
+
+def check_told(traced: Traced) -> None:
+    """Raise `UnsupportedError` for a model with products of integers that would stay in PyTorch."""
     if traced.told:
         raise UnsupportedError(
             "the model has products of integers that would stay in PyTorch, such as those with static scales or of two "
             "activations; overlay xnn8 takes weights that are quantised, and rows that each call quantises"
         )
-    return IntegerModel(traced, {} if smooth is None else _smoothing(traced, smooth, borders), borders)
 
 
 def computed(numbers_of: IntegerNetwork, inputs: Mapping[str, Array], spans: KeySpans | None) -> dict[str, Array]:

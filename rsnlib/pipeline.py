@@ -28,6 +28,7 @@ from ..scheduler.pack import check_lists
 from ..scheduler.schedule import PAPER, Schedule
 from .fold import fold, fold_shapes
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split, split_again
+from .integers import check_told, for_integers
 from .partition import Traced
 from .passes import USUAL, Passes
 from .trace import trace
@@ -98,7 +99,10 @@ class Pipeline:
         name. again: as for `trace.trace`. Arguments that rotary positions depend on become constants. Raises like
         `trace.trace`, `RoomError` for more weights than off-chip memory holds, and `ScheduleError` for lengths that do
         not fit."""
-        return self.with_lengths(trace(model, example, self._passes, again=again, fixes=True), example)
+        traced = trace(model, example, self._passes, again=again, fixes=True)
+        if self.overlay.integers:
+            check_told(traced)
+        return self.with_lengths(traced, example)
 
     def with_lengths(self, traced: Traced, example: Examples) -> Traced:
         """Return a traced module with `lengths` applied, if there are any: the last step of `trace`. Raises as
@@ -166,7 +170,9 @@ class Pipeline:
 
     @property
     def _is_usual(self) -> bool:
-        """Whether torch.compile would compile the same way; it supports neither lengths nor other passes."""
+        """Whether torch.compile would compile the same way; it supports no lengths, other passes, or integers."""
+        if self.overlay.integers:
+            return False
         return self.lengths is None and (self.passes.rules, self.passes.lower) == (USUAL.rules, USUAL.lower)
 
 
@@ -181,6 +187,8 @@ def _within(overlay: Overlay, passes: Passes) -> Passes:
             check_weights(sum(weights.values()), overlay, Banks.of(overlay).weights)
         passes.observe(name, made)
 
+    if overlay.integers:
+        return for_integers(passes)
     passes = replace(
         passes,
         norms_of_inputs=overlay.lanes is not None,  # X normalises as it sends

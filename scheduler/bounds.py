@@ -118,7 +118,7 @@ def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[ProgramSegm
 
 def _layers_of(segment: ProgramSegment, overlay: Overlay, layers: Mapping[str, Layer]) -> list[Layer]:
     """The layers of a segment. In lanes, most results of a segment are not stored: its paths name the layers."""
-    if overlay.lanes is None or not segment.uops:
+    if not (overlay.lanes or overlay.integers) or not segment.uops:
         return [layers[name] for name in segment.outputs]
     return [layer for layer in layers.values() if layer.path in segment.layers]
 
@@ -131,9 +131,13 @@ class _Resources:
         self.rates: set[str] = set()
         self.columns = dict(network.inputs) | {layer.y: network.columns(layer.y) for layer in network.layers}
         self.normalised = normalised(network)
-        self.lanes = overlay.lanes is not None
+        self.lanes = overlay.lanes is not None or overlay.integers
         self.to_load = set(network.inputs)
         """In lanes, inputs that no segment so far has read: rows stay on chip."""
+        self._of_weights = 1 / 4 if overlay.integers else 1.0
+        """Words of 32 bits that a weight takes. Of integers, a column's scale and bias take one together."""
+        self._of_rows = 65 / 128 if overlay.integers else 1.0
+        """Those that an element of an activation takes."""
 
     def seconds(self, layers: Sequence[Layer]) -> dict[str, float]:
         """Seconds of each resource for the layers of one segment."""
@@ -207,13 +211,13 @@ class _Resources:
                 tables.add(layer.rotary.key)
                 yield self._memory(self.banks.activations, "load", layer.rotary.own.size + layer.rotary.partner.size)
             vectors = [layer.bias] * layer.multiplies + [layer.residual_scale] * (layer.residual_scale is not None)
-            weights = layer.weight.size + sum(v.size for v in vectors if v is not None)
+            weights = layer.weight.size * self._of_weights + sum(v.size for v in vectors if v is not None)
             if self.lanes:  # weights come from both memories
                 yield self._both(weights)
             else:
                 yield self._memory(self.banks.weights, "load", weights)
 
-    def _both(self, elements: int) -> tuple[str, float]:
+    def _both(self, elements: float) -> tuple[str, float]:
         """The seconds of both memories together to load `elements` elements."""
         found = [self._memory(bank, "load", elements) for bank in (self.banks.weights, self.banks.activations)]
         speed = sum(1 / seconds for _, seconds in found if seconds)
@@ -242,11 +246,11 @@ class _Resources:
             out.append(int(np.maximum(end - first, 0).sum()))
         return out
 
-    def _elements(self, names: Iterable[str]) -> int:
-        """Elements of activations, without padding."""
-        return sum(sum(self.network.rows_of(name)) * self.columns[name] for name in names)
+    def _elements(self, names: Iterable[str]) -> float:
+        """Elements of activations, without padding, in words of 32 bits."""
+        return self._of_rows * sum(sum(self.network.rows_of(name)) * self.columns[name] for name in names)
 
-    def _memory(self, bank: str, way: str, elements: int) -> tuple[str, float]:
+    def _memory(self, bank: str, way: str, elements: float) -> tuple[str, float]:
         """Return the bank, and the seconds of all its units together to load or store `elements` elements. way: the
         capability `load` or `store`."""
         able = [c for u in self.overlay.units if u.bank == bank and (c := u.capability(way)) and c.rate is not None]

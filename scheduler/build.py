@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..base.errors import CompilerError
+from ..base.errors import CompilerError, ScheduleError
 from ..base.finding import Finding
 from ..base.garbage import gc_disabled
 from ..isa.overlay import Overlay
@@ -21,7 +21,7 @@ from .dram import Lowered, PackedWeights
 from .graph import LayerGraph
 from .lower import Observe, lower, unobserved
 from .pack import Starts, pack
-from .schedule import Schedule
+from .schedule import PAPER, Schedule
 
 SHOWN = 5
 """How many findings an error lists."""
@@ -100,10 +100,13 @@ def build(
 ) -> Built:
     """Compile a network: search for a schedule if it is a `Best`, lower to kernel sequences, pack into a program.
 
-    The network must be folded (`LayerGraph.check_folded`). progress: called during a search. Raises `UnsupportedError`
-    if the overlay cannot run the network, `ScheduleError` if the schedule does not fit it or a layer is not folded,
-    `FieldError`, `DeadlockError` or `ProgramError` like `lower` and `pack`, `TypeError` if a replaced pass returns
-    another type, and `CompilerError` for a program that is not sound."""
+    The network must be folded (`LayerGraph.check_folded`), but for an overlay that computes in integers. progress:
+    called during a search. Raises `UnsupportedError` if the overlay cannot run the network, `ScheduleError` if the
+    schedule does not fit it or a layer is not folded, `FieldError`, `DeadlockError` or `ProgramError` like `lower` and
+    `pack`, `TypeError` if a replaced pass returns another type, and `CompilerError` for a program that is not
+    sound."""
+    if overlay.integers and schedule != PAPER:
+        raise ScheduleError(f"overlay {overlay.name} has one schedule, and no choices to search or set")
     chosen = Chosen(schedule) if isinstance(schedule, Schedule) else passes.choose(network, overlay, schedule, progress)
     passes.observe("schedule", _made("choose", chosen, Chosen))
     return _built(network, overlay, chosen, passes, None)
@@ -119,7 +122,8 @@ def rebuild(built: Built, network: LayerGraph, overlay: Overlay, passes: Schedul
 def _built(
     network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: SchedulerPasses, before: Built | None
 ) -> Built:
-    network.check_folded()
+    if not overlay.integers:  # its lowering keeps scales apart from weights
+        network.check_folded()
     with gc_disabled():
         stages = {"observe": passes.observe} if passes.lower is lower else {}
         lowered = passes.lower(network, overlay, chosen.schedule, **stages)

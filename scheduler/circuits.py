@@ -134,7 +134,7 @@ def circuits_of(overlay: Overlay) -> Circuits:
     if overlay.emit is None or not overlay.units_with("matmul"):
         missing = ["a unit with capability matmul"] * (not overlay.units_with("matmul"))
         missing += ["emit, which turns work items into its instructions"] * (overlay.emit is None)
-        others = ", ".join(n for n, o in OVERLAYS.items() if n != overlay.name and (o.emit or o.lanes))
+        others = ", ".join(n for n, o in OVERLAYS.items() if n != overlay.name and (o.emit or o.lanes or o.integers))
         raise UnsupportedError(
             f"overlay {overlay.name} lacks {' and '.join(missing)}; it runs programs written by hand. Models are "
             f"compiled for {others}"

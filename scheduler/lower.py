@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.overlay import Overlay
 from . import bind as binding
-from . import product_by_product
+from . import integer_panels, product_by_product
 from .bind import bind
 from .chain import chain
 from .circuits import circuits_of
@@ -34,6 +34,10 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
     or if a layer reads what is not computed before it, `FieldError` for a number that a field of an instruction cannot
     hold, and `DeadlockError` if list scheduling finds that the program cannot end."""
     network.check_order()
+    if overlay.integers:
+        lowered = integer_panels.lower(network, overlay)
+        observe("dram", lowered)
+        return lowered
     _check_steps(network, overlay)
     if overlay.lanes is not None:
         lowered = lowering.lower(network, overlay, schedule)
@@ -59,6 +63,9 @@ def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
     """Check that a network fits off-chip memory and the overlay's capabilities, without lowering it. On an overlay of
     row lanes it does not check the size of banks, nor anything else that needs the emitted panels. Raises
     `UnsupportedError` and `ScheduleError` like `lower`, but not for layers in a wrong order."""
+    if overlay.integers:
+        integer_panels.lower(network, overlay)
+        return
     _check_steps(network, overlay)
     if overlay.lanes is not None:
         lowering.place(network, overlay, schedule)
@@ -88,7 +95,11 @@ def _without_lanes(overlay: Overlay, schedule: Schedule) -> None:
 
 def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
     """How the columns of each activation are stored on an overlay, by the name of the activation. Raises like
-    `place`."""
+    `place`, and `UnsupportedError` for an overlay that computes in integers."""
+    if overlay.integers:
+        raise UnsupportedError(
+            f"overlay {overlay.name} keeps activations as integers on chip; none but results can be read"
+        )
     if overlay.lanes is not None:
         return lowering.columns_on(network, overlay)
     if overlay.patterns is None:
@@ -105,6 +116,8 @@ class Banks(NamedTuple):
     @staticmethod
     def of(overlay: Overlay) -> Banks:
         """The banks of an overlay. Raises like `require_compilable`."""
+        if overlay.integers:
+            return Banks("lpddr", "ddr")
         if overlay.lanes is not None:
             return Banks(overlay.lanes.weights, overlay.lanes.activations)
         if overlay.patterns is None:
@@ -116,5 +129,5 @@ class Banks(NamedTuple):
 
 def require_compilable(overlay: Overlay) -> None:
     """Raise `UnsupportedError` for an overlay that networks cannot be lowered to, naming what it lacks."""
-    if overlay.patterns is None and overlay.lanes is None:
+    if overlay.patterns is None and overlay.lanes is None and not overlay.integers:
         circuits_of(overlay)

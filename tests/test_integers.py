@@ -256,8 +256,8 @@ def test_command(tmp_path: Path) -> None:
     assert found["quantisation"]["largest"] == 0
     assert 0.999 < found["xnn8"]["worst"] < 1
     for options, message in (
-        ((), "--overlay: models are not compiled for overlay xnn8 yet; --compare SPEC tells"),
-        (("--compare", spec, "-o", "a.rsn"), "-o: models are not compiled for overlay xnn8"),
+        (("--smooth", smooth, "-o", "a.rsn"), "--smooth: only with --overlay xnn8 and --compare"),
+        (("--compare", spec, "-o", "a.rsn"), "-o: with --compare, overlay xnn8 makes no program"),
         (("--compare", spec, "--smooth", spec.replace("encoder", "wrong")), "wrong must return a list of calls"),
         (("--compare", spec, "--smooth", "calls"), "must be FILE.py:CALLABLE"),
     ):

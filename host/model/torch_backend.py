@@ -83,6 +83,11 @@ class BackendOptions:
             pipeline = Pipeline(overlay=find(self.overlay))
         except (ProgramError, UnsupportedError) as e:
             raise UnsupportedError(f"option overlay: {e}") from None
+        if pipeline.overlay.integers:
+            raise UnsupportedError(
+                f"option overlay: {pipeline.overlay.name} computes in integers, which pieces of a model do not hand "
+                "over; rsn.compile takes models for it as a whole"
+            )
         try:
             _check_board(self.board)
         except BoardError as e:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,27 @@ import pytest
 
 from rsn.base.errors import ProgramError
 from rsn.isa.expansion import ExpandedProgram
+from rsn.isa.fields import Record
 from rsn.isa.overlays.xnn8 import XNN8, numbers
 from rsn.isa.overlays.xnn8.checks import legal, rules
-from rsn.isa.overlays.xnn8.formats import PAIRS, EngineOp, PanelHeads, PanelRows, PanelSend, PanelWeights, RowOp, Source
+from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound, PanelNorm
+from rsn.isa.overlays.xnn8.formats import (
+    PAIRS,
+    ChunkSource,
+    EngineOp,
+    PanelHeads,
+    PanelRows,
+    PanelSend,
+    PanelWeights,
+    RowOp,
+)
 from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
 from rsn.isa.overlays.xnn8.numbers import T_BITS, X_BITS, BlockNumbers, Integers, NormConstants, RowFactor
+from rsn.isa.overlays.xnn8.stored import columns_of
+from rsn.isa.packet import Packet
 from rsn.isa.program import Program
 from rsn.isa.verify import check
 from rsn.isa.versal.off_chip import ChunkTransfer
-from rsn.tests.isa.xnn8_emission import Destination, Heads, RowNorm, columns_of
 from rsn.tests.isa.xnn8_programs import HandMade
 
 
@@ -31,8 +43,8 @@ def vector(rng: np.random.Generator, blocks: int, low: float, high: float) -> Bl
 def test_linear_layer(engines: int, lanes: int, chunks: int, columns: int, of_ddr: int) -> None:
     """Rows are loaded, normalised, multiplied; results are stored."""
     rng = np.random.default_rng(lanes)
-    hand = HandMade(engines, lanes)
-    x = numbers.blocks_of(rng.normal(size=(engines * hand.rows, 64 * chunks)), X_BITS)
+    hand = HandMade(engines, 1, lanes)
+    x = numbers.blocks_of(rng.normal(size=(hand.rows, 64 * chunks)), X_BITS)
     gain, scale = vector(rng, chunks, 0.5, 2), vector(rng, columns, 1e-3, 2e-3)
     bias = vector(rng, columns, -1, 1)
     weight = rng.integers(-127, 128, (64 * chunks, 64 * columns))
@@ -40,14 +52,14 @@ def test_linear_layer(engines: int, lanes: int, chunks: int, columns: int, of_dd
     shifts = np.array([[numbers.drain_shift(int(most))] for most in largest])
     norm = NormConstants.of(64 * chunks, 1e-5)
     hand.load(x, gain)
-    hand.emit.walk(chunks, RowNorm(norm))
+    hand.emit.walk(chunks, PanelNorm(norm))
     vectors = [[*pair, int(shift)] for *pair, shift in zip(*map(columns_of, (scale, bias)), shifts[:, 0], strict=True)]
     for i, stored in enumerate(hand.weights(weight, shifts, of_ddr)):
         at = slice(PAIRS * i, PAIRS * i + len(stored.shifts))
         constants = hand.constants(vectors[at])
         to = Destination(PAIRS * i)
-        hand.emit.product(Source.X8, 0, chunks, stored, constants.addr, to, each=not i)
-    hand.emit.store(hand.space(columns), columns, None, None)
+        hand.emit.product(ChunkSource.X8, 0, chunks, stored, constants.addr, to, each=not i)
+    hand.store(columns)
     assert not check(hand.program, roles=False)
     run, made = hand.run()
     rows, factor = numbers.sent(x, gain, numbers.statistics(x, norm, rms=False))
@@ -65,7 +77,7 @@ def test_linear_layer(engines: int, lanes: int, chunks: int, columns: int, of_dd
 def test_attention(lanes: int, each: int, rows: int, count: int, heads: int, head_dim: int) -> None:
     """Sequences of `each` lanes: queries, keys and values, a round of attention, and a product of its heads."""
     rng = np.random.default_rng(each)
-    hand = HandMade(1, lanes)
+    hand = HandMade(1, lanes // each, each)
     pitch = 32 if head_dim <= 32 else 64
     blocks = -(-heads * pitch // 64)
     x, gain = numbers.blocks_of(rng.normal(size=(hand.rows, 128)), X_BITS), vector(rng, 2, 0.5, 2)
@@ -75,7 +87,7 @@ def test_attention(lanes: int, each: int, rows: int, count: int, heads: int, hea
     kept = []
 
     def product(
-        source: Source, slot: int, rows: Integers, factor: RowFactor, to: Destination, bits: int
+        source: ChunkSource, slot: int, rows: Integers, factor: RowFactor, to: Destination, bits: int
     ) -> BlockNumbers:
         chunks = rows.shape[1]
         weight = rng.integers(-127, 128, (64 * chunks, 64 * blocks))
@@ -88,12 +100,11 @@ def test_attention(lanes: int, each: int, rows: int, count: int, heads: int, hea
         return numbers.stored(*numbers.added(numbers.scaled(drained, shifts, scale, factor), numbers.kept(bias)), bits)
 
     for i, reader in enumerate((HEADS, HEADS, SEND)):
-        kept.append(product(Source.X8, 0, sent, factor, Destination(8 * i, True, reader), T_BITS))
+        kept.append(product(ChunkSource.X8, 0, sent, factor, Destination(8 * i, True, reader), T_BITS))
     keys, values, queries = kept
     results = []
+    hand.emit.attention(HeadsRound(16, 0, 8, 24, heads, head_dim, rows, count), last=True)
     for first in range(0, lanes, each):
-        of = Heads(16, 0, 8, 24, heads, head_dim, first, each, rows, count)
-        hand.emit.attention(of, last=first + each == lanes)
         parts = (BlockNumbers(*(y[None, 64 * first : 64 * first + rows] for y in x)) for x in (queries, keys, values))
         shows = np.arange(rows)[None] < count
         (q, e_q), (k, e_k), (v, e_v) = (numbers.of_heads(y, pitch, shows if i else None) for i, y in enumerate(parts))
@@ -102,8 +113,8 @@ def test_attention(lanes: int, each: int, rows: int, count: int, heads: int, hea
         total, e = numbers.of_weights(numbers.sums(weights, v), weights.sum(-1, keepdims=True), e_v, rows)
         total, e = (y[0, :heads].swapaxes(0, 1) for y in (total, np.broadcast_to(e, (*total.shape[:-1], 1))))
         results.append(numbers.stored(*numbers.joined(total, e), T_BITS))
-    made = product(Source.T, 24, *numbers.of_rows(hand_rows(results, 64 * each)), Destination(0), X_BITS)
-    hand.emit.store(hand.space(blocks), blocks, None, None)
+    made = product(ChunkSource.T, 24, *numbers.of_rows(hand_rows(results, 64 * each)), Destination(0), X_BITS)
+    hand.store(blocks)
     assert not check(hand.program, roles=False)
     _, ours = hand.run()
     some = np.arange(hand.rows) % (64 * each) < rows
@@ -111,54 +122,59 @@ def test_attention(lanes: int, each: int, rows: int, count: int, heads: int, hea
         assert np.array_equal(mine[some], theirs[some])
 
 
-def changed(program: Program, at: int, **fields: int) -> Program:
-    """The program with other fields in the mOP of a packet."""
-    packet = program.packets[at]
-    mop = dataclasses.replace(packet.mops[0], **fields)  # type: ignore[type-var]
-    packets = [*program.packets]
-    packets[at] = dataclasses.replace(packet, mops=(mop,))
-    return dataclasses.replace(program, packets=tuple(packets))
+def findings(sequences: Mapping[str, Sequence[Record]]) -> set[str]:
+    """Codes of what is found in instructions of units."""
+    packets = []
+    for name, mops in sequences.items():
+        unit = XNN8.by_unit[name]
+        mask = 1 << unit.index if len(XNN8.by_kind[unit.kind]) > 1 else 0
+        packets += [Packet.of(XNN8.format_of(unit.kind).opcode, (mop,), mask=mask) for mop in mops]
+    return {f.code for f in rules(ExpandedProgram(Program(XNN8, tuple(packets))), True)}
+
+
+def changed(sequences: Mapping[str, Sequence[Record]], unit: str, at: int, **more: int) -> dict[str, Sequence[Record]]:
+    """The same with other fields in an instruction. more: what is added to each."""
+    mops = [*sequences[unit]]
+    mops[at] = dataclasses.replace(mops[at], **{name: getattr(mops[at], name) + n for name, n in more.items()})
+    return {**sequences, unit: mops}
 
 
 def test_tokens_order_memories() -> None:
     """Each operation that waits for one block or operation less, and leaves it to the end, is found."""
-    hand = HandMade(1, 1)
+    hand = HandMade(1, 1, 1)
     x = numbers.blocks_of(np.ones((64, 128)), X_BITS)
     hand.load(x, vector(np.random.default_rng(0), 2, 1, 2))
     stored = hand.weights(np.ones((128, 128), np.int64), np.zeros((2, 1), np.int64), 0)[0]
     constants = hand.constants([[x, x, 0] for x in columns_of(vector(np.random.default_rng(1), 2, 1, 2))]).addr
     hand.emit.walk(2, None)
     for i, reader in enumerate((HEADS, HEADS, SEND)):
-        hand.emit.product(Source.X8, 0, 2, stored, constants, Destination(2 * i, True, reader), each=False)
-    hand.emit.attention(Heads(4, 0, 2, 4, 2, 64, 0, 1, 64, 64), last=True)
+        hand.emit.product(ChunkSource.X8, 0, 2, stored, constants, Destination(2 * i, True, reader), each=False)
+    hand.emit.attention(HeadsRound(4, 0, 2, 4, 2, 64, 64, 64), last=True)
     hand.emit.walk(2, None)
-    hand.emit.product(Source.T, 4, 2, stored, constants, Destination(0), each=False)
-    hand.emit.product(Source.X8, 0, 2, stored, constants, Destination(0, True), each=False)
-    program = hand.program
-    ends = {type(p.mops[0]): i for i, p in enumerate(program.packets) if p.mops}
-    assert not [*rules(ExpandedProgram(program), True)]
+    hand.emit.product(ChunkSource.T, 4, 2, stored, constants, Destination(0), each=False)
+    hand.emit.product(ChunkSource.X8, 0, 2, stored, constants, Destination(0, True), each=False)
+    hand.emit.finish()
+    sequences = {unit: mops for unit, mops in hand.emit.sequences.items() if unit[-1] == "0"}
+    assert not findings(sequences)
     seen = []
-    for at, packet in enumerate(program.packets):
-        for name in ("wait", "wait_heads"):
-            mop: Any = packet.mops[0] if packet.mops else None
-            if not getattr(mop, name, 0) or at == ends[type(mop)]:
-                continue
-            end: Any = program.packets[ends[type(mop)]].mops[0]
-            other = changed(program, at, **{name: getattr(mop, name) - 1})
-            other = changed(other, ends[type(mop)], **{name: getattr(end, name) + 1})
-            seen.append((type(mop).NAME, {f.code for f in rules(ExpandedProgram(other), True)}))
+    for unit, mops in sequences.items():
+        for at, mop in enumerate(mops[:-1]):
+            for name in ("wait", "wait_heads"):
+                if getattr(mop, name, 0):
+                    other = changed(changed(sequences, unit, at, **{name: -1}), unit, len(mops) - 1, **{name: 1})
+                    seen.append((unit, findings(other)))
     both = {"Y01", "Y02"}  # tokens that come later are then taken for those that it waits for
     assert seen == [
-        ("Send", both),
-        ("Send", both),
-        ("Heads", {"Y01"}),
-        ("Rows", {"Y02"}),
-        ("Send", {"Y02"}),
-        ("Send", {"Y02"}),
-        ("Rows", {"Y02"}),
+        ("Rows0", {"Y02"}),
+        ("Rows0", {"Y02"}),
+        ("Send0", both),
+        ("Send0", both),
+        ("Send0", {"Y02"}),
+        ("Send0", {"Y02"}),
+        ("Heads0", {"Y01"}),
     ]
-    of_engine = next(i for i, p in enumerate(program.packets) if p.mops and getattr(p.mops[0], "leaves", 0))
-    assert {f.code for f in rules(ExpandedProgram(changed(program, of_engine, leaves=0)), True)} == {"Y09"}
+    at = next(i for i, mop in enumerate(sequences["Engine0"]) if getattr(mop, "leaves", 0))
+    assert findings(changed(sequences, "Engine0", at, leaves=-1)) == {"Y09"}
 
 
 @pytest.mark.parametrize(
@@ -173,8 +189,8 @@ def test_tokens_order_memories() -> None:
         ("Rows0", PanelRows(op=RowOp.SEND, blocks=1, norm=1, columns=65), "a norm over 65 columns"),
         ("Rows0", PanelRows(op=RowOp.TAKE, blocks=1, attention=1, keys=1), "results of attention go to T"),
         ("Send0", PanelSend(chunks=1, source=3), "source=3 is none"),
-        ("Send0", PanelSend(chunks=1, source=Source.T, each=1), "all of them must be there"),
-        ("Send0", PanelSend(chunks=1, source=Source.QUERIES, keys=1, rows=1, head_dim=65), "head_dim=65"),
+        ("Send0", PanelSend(chunks=1, source=ChunkSource.T, each=1), "all of them must be there"),
+        ("Send0", PanelSend(chunks=1, source=ChunkSource.QUERIES, keys=1, rows=1, head_dim=65), "head_dim=65"),
         ("Heads0", PanelHeads(heads=2, keys=513), "keys=513"),
         ("Heads0", PanelHeads(heads=2, keys=1, first=4, lanes=5), "lanes 4 to 8"),
         ("Engine0", EngineOp(columns=9, depth=1), "9 columns of pairs"),
@@ -189,15 +205,15 @@ def test_what_units_cannot_execute(unit: str, uop: Any, reason: str) -> None:
 
 def test_a_record_that_says_something_else_is_refused() -> None:
     """An engine whose products are longer than those of the rows that it gets."""
-    hand = HandMade(1, 1)
+    hand = HandMade(1, 1, 1)
     hand.load(numbers.blocks_of(np.ones((64, 128)), X_BITS), vector(np.random.default_rng(0), 2, 1, 2))
     hand.emit.walk(2, None)
     stored = hand.weights(np.ones((128, 64), np.int64), np.zeros((1, 1), np.int64), 0)[0]
     one = columns_of(vector(np.random.default_rng(1), 1, 1, 2))[0]
     for each in (True, False):
-        hand.emit.product(Source.X8, 0, 2, stored, hand.constants([[one, one, 0]]).addr, Destination(0), each=each)
-    first, second = (i for i, p in enumerate(hand.program.packets) if p.mops and isinstance(p.mops[0], EngineOp))
-    hand.program = changed(changed(hand.program, first, depth=3), second, depth=1)
+        hand.emit.product(ChunkSource.X8, 0, 2, stored, hand.constants([[one, one, 0]]).addr, Destination(0), each=each)
+    sequences = changed(hand.emit.sequences, "Engine0", 0, depth=1)
+    hand.emit.sequences["Engine0"] = [*changed(sequences, "Engine0", 1, depth=-1)["Engine0"]]
     with pytest.raises(ProgramError, match="chunk of kind LAST where ADD was due"):
         hand.run()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,30 +11,33 @@ import numpy as np
 from rsn.hw.sim.machine import Run, simulate
 from rsn.isa.layout import UNIT
 from rsn.isa.overlays.xnn8 import XNN8
+from rsn.isa.overlays.xnn8.emission import IntegerEmitter, PlacedSequence, StoredConstants, StoredWeights
 from rsn.isa.overlays.xnn8.formats import LANE_ROWS, PAIRS
-from rsn.isa.overlays.xnn8.lanes import PackedConstants, packed_block, unpacked_block
 from rsn.isa.overlays.xnn8.numbers import BLOCK, BlockNumbers, Integers
-from rsn.isa.packet import Packet
-from rsn.isa.program import Buffer, Layout, Program, Role
-from rsn.tests.isa.xnn8_emission import (
-    PanelEmitter,
-    StoredConstants,
-    StoredWeights,
+from rsn.isa.overlays.xnn8.stored import (
+    PackedConstants,
     columns_of,
     constant_words,
+    row_words,
+    rows_of_words,
     weight_words,
 )
+from rsn.isa.program import Buffer, Layout, Program, Role, UnpackedProgram
+from rsn.scheduler.pack import pack
 
 
 class HandMade:
-    """A program and what its memories hold."""
+    """A program and what its memories hold. engines: that compute. sequences: of each. lanes: of a sequence."""
 
-    def __init__(self, engines: int, lanes: int) -> None:
-        self.emit = PanelEmitter(XNN8)
-        self.emit.begin(engines, lanes)
-        self.engines, self.rows = engines, lanes * LANE_ROWS
+    def __init__(self, engines: int, sequences: int, lanes: int) -> None:
+        self.emit = IntegerEmitter(XNN8)
+        numbers = enumerate((e, s) for e in range(engines) for s in range(sequences))
+        self.placed = [PlacedSequence(e, s * lanes, lanes, i) for i, (e, s) in numbers]
+        self.emit.begin(self.placed)
+        self.pitch = lanes * LANE_ROWS
+        self.rows = len(self.placed) * self.pitch
         self._held: dict[str, list[Any]] = {"ddr": [], "lpddr": []}
-        self._outputs: list[tuple[int, int]] = []
+        self._output = (0, 0, 0)
 
     def put(self, bank: str, words: Any) -> int:
         """Put words behind the others. Returns their address."""
@@ -41,17 +45,13 @@ class HandMade:
         self._held[bank].append(np.pad(words, (0, -len(words) % UNIT)))
         return at
 
-    def load(self, x: BlockNumbers, gains: BlockNumbers | None) -> None:
-        """Load rows (engines * rows, blocks, 64)."""
-        blocks = x.integers.shape[1]
-        parts = (slice(self.rows * i, self.rows * (i + 1)) for i in range(self.engines))
-        at = [
-            self.put("ddr", np.concatenate([packed_block(block_of(x, rows, i)) for i in range(blocks)]))
-            for rows in parts
-        ]
-        self.emit.load(at, blocks, None if gains is None else self.constants([[g, g, 0] for g in columns_of(gains)]))
+    def load(self, x: BlockNumbers, gains: BlockNumbers) -> None:
+        """Load rows (all sequences, blocks, 64)."""
+        parts = (BlockNumbers(*(y[i : i + self.pitch] for y in x)) for i in range(0, self.rows, self.pitch))
+        vectors = [(g, g, 0) for g in columns_of(gains)]
+        self.emit.load([self.put("ddr", row_words(part)) for part in parts], len(vectors), self.constants(vectors))
 
-    def constants(self, *vectors: Any) -> StoredConstants:
+    def constants(self, *vectors: Sequence[Any]) -> StoredConstants:
         """Store constants. vectors: of each kind, by block: two vectors and a shift."""
         blocks = [[PackedConstants(*v) for v in of_block] for of_block in zip(*vectors, strict=True)]
         return StoredConstants(self.put("lpddr", constant_words(blocks)), len(vectors))
@@ -61,39 +61,36 @@ class HandMade:
         made = []
         for at in range(0, weight.shape[1], BLOCK * PAIRS):
             part = weight[:, at : at + BLOCK * PAIRS]
-            ddr = min(of_ddr, part.shape[1] // BLOCK)
-            lpddr_words, ddr_words = weight_words(part, ddr)
-            of_part = tuple(shifts[at // BLOCK : at // BLOCK + part.shape[1] // BLOCK, 0].tolist())
-            made.append(StoredWeights(self.put("lpddr", lpddr_words), self.put("ddr", ddr_words), ddr, of_part))
+            columns = part.shape[1] // BLOCK
+            ddr = min(of_ddr, columns)
+            in_lpddr, in_ddr = (self.put(*x) for x in zip(("lpddr", "ddr"), weight_words(part, ddr), strict=True))
+            of_part = tuple(shifts[at // BLOCK : at // BLOCK + columns, 0].tolist())
+            made.append(StoredWeights(in_lpddr, in_ddr, ddr, of_part))
         return made
 
-    def space(self, blocks: int) -> list[int]:
-        """Room for blocks of X that are stored, for each engine."""
-        size = blocks * self.rows * (BLOCK + 1) // 2
-        at = [self.put("ddr", np.zeros(size, np.float32)) for _ in range(self.engines)]
-        self._outputs += [(x, size) for x in at]
-        return at
+    def store(self, blocks: int) -> None:
+        """Store blocks of X."""
+        size = blocks * self.pitch * (BLOCK + 1) // 2
+        first = self.put("ddr", np.zeros(size * len(self.placed), np.float32))
+        self.emit.store([first + i * size // UNIT for i in range(len(self.placed))], blocks, None, None)
+        self._output = (first * UNIT, size, blocks)
 
     @cached_property
     def program(self) -> Program:
         """The program, with a buffer for each memory."""
-        packets: list[Packet] = self.emit.finish()
+        self.emit.finish()
         sizes = {bank: max(UNIT, sum(map(len, held))) for bank, held in self._held.items()}
         roles = {"ddr": Role.STATE, "lpddr": Role.WEIGHT}
         buffers = [Buffer(bank, bank, 0, (size,), Layout.LINEAR, roles[bank]) for bank, size in sizes.items()]
-        return Program(XNN8, tuple(packets), buffers=tuple(buffers))
+        sequences = {unit: tuple(mops) for unit, mops in self.emit.sequences.items() if mops}
+        return pack(UnpackedProgram(XNN8, sequences, buffers=tuple(buffers)))
 
     def run(self) -> tuple[Run, BlockNumbers]:
-        """Run it. Returns the run, and the blocks of the last room that was stored to, of all engines."""
+        """Run it. Returns the run, and the blocks that were stored, of all sequences."""
         banks = {bank: np.concatenate([*held, np.zeros(UNIT, np.float32)]) for bank, held in self._held.items()}
         run = simulate(self.program, banks)
-        parts = []
-        for at, size in self._outputs:
-            blocks = unpacked_block(banks["ddr"][at * UNIT : at * UNIT + size])
-            parts.append([x.reshape(-1, self.rows, x.shape[-1]).swapaxes(0, 1) for x in blocks])
+        at, size, blocks = self._output
+        parts = [
+            rows_of_words(banks["ddr"][at + i * size : at + (i + 1) * size], blocks) for i in range(len(self.placed))
+        ]
         return run, BlockNumbers(*(np.concatenate(x) for x in zip(*parts, strict=True)))
-
-
-def block_of(x: BlockNumbers, rows: slice, block: int) -> BlockNumbers:
-    """One block of some rows."""
-    return BlockNumbers(x.integers[rows, block : block + 1], x.exponents[rows, block : block + 1])

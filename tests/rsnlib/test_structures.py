@@ -74,7 +74,8 @@ def test_all_overlays_that_compile_models_are_ways() -> None:
             return True
         return False
 
-    assert {name for name, overlay in OVERLAYS.items() if compiles(overlay)} <= set(WAYS)
+    float32 = {name for name, overlay in OVERLAYS.items() if not overlay.integers and compiles(overlay)}
+    assert float32 <= set(WAYS)
 
 
 def test_structures_follow_from_their_seeds() -> None:

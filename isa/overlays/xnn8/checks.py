@@ -27,14 +27,14 @@ from .formats import (
     PAIRS,
     T_BLOCKS,
     X_BLOCKS,
+    AddedResidual,
+    ChunkSource,
     EngineOp,
     PanelHeads,
     PanelRows,
     PanelSend,
     PanelWeights,
-    Residual,
     RowOp,
-    Source,
 )
 from .functions import TABLES
 from .numbers import BLOCK
@@ -114,13 +114,13 @@ def _rows(uop: PanelRows) -> Iterator[str]:
         yield from _blocks("T" if in_t else "X", uop.slot, uop.blocks, T_BLOCKS if in_t else X_BLOCKS)
     if taking:
         yield from _columns(uop.blocks)
-    if uop.first and not uop.attention:
-        yield "begins with the first lane, but for results of attention"
+    if uop.first and uop.op in (RowOp.SEND, RowOp.TAKE) and not uop.attention:
+        yield "begins with the first lane, but for loads, stores, and results of attention"
     if uop.attention and (not taking or not uop.to_t or uop.residual or uop.function):
         yield "results of attention go to T as they are"
     if uop.tell and not uop.attention:
         yield "tells that results of attention have left, and takes none"
-    if uop.residual > max(Residual):
+    if uop.residual > max(AddedResidual):
         yield f"residual={uop.residual} is none"
     if uop.residual and (not taking or uop.to_t):
         yield "only results that go to X are added to X"
@@ -132,25 +132,25 @@ def _rows(uop: PanelRows) -> Iterator[str]:
 
 def _send(uop: PanelSend) -> Iterator[str]:
     match uop.source:
-        case Source.QUERIES:
+        case ChunkSource.QUERIES:
             yield from _columns(uop.chunks)
             yield from _heads(uop, uop.chunks, uop.slot, uop.keys_slot)
             if not 1 <= uop.rows <= uop.lanes * LANE_ROWS:
                 yield f"rows={uop.rows}: these lanes have 1 to {uop.lanes * LANE_ROWS}"
             if not 1 <= uop.head_dim <= BLOCK >> uop.narrow:
                 yield f"head_dim={uop.head_dim}: a head has 1 to {BLOCK >> uop.narrow} columns"
-        case Source.X8 | Source.T:
-            there = X_BLOCKS if uop.source == Source.X8 else T_BLOCKS
-            yield from _blocks("X8" if uop.source == Source.X8 else "T", uop.slot, uop.chunks, there)
+        case ChunkSource.X8 | ChunkSource.T:
+            there = X_BLOCKS if uop.source == ChunkSource.X8 else T_BLOCKS
+            yield from _blocks("X8" if uop.source == ChunkSource.X8 else "T", uop.slot, uop.chunks, there)
             if uop.first:
                 yield "begins with the first lane, but for queries"
         case _:
             yield f"source={uop.source} is none"
-    if uop.each and uop.source != Source.X8:
+    if uop.each and uop.source != ChunkSource.X8:
         yield "rows of T are aligned to their largest exponent: all of them must be there before the first goes"
 
 
-class Write(NamedTuple):
+class BlockWrite(NamedTuple):
     """A block that Rows writes. number: in its program. op: its operation. waited: of each reader, the operations that
     Rows has waited for."""
 
@@ -164,7 +164,7 @@ class LaneWrites:
     """What a unit Rows writes, by memory and block. tokens: of each reader, the numbers of the blocks that its tokens
     tell of."""
 
-    cells: dict[tuple[str, int], list[Write]] = field(default_factory=lambda: defaultdict(list))
+    cells: dict[tuple[str, int], list[BlockWrite]] = field(default_factory=lambda: defaultdict(list))
     tokens: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
 
     @classmethod
@@ -176,7 +176,7 @@ class LaneWrites:
             sends, takes = uop.op == RowOp.SEND, uop.op == RowOp.TAKE and uop.to_t
             blocks = _of_heads(uop.blocks, uop.narrow) if uop.attention else uop.blocks
             for slot in range(uop.slot, uop.slot + blocks) if sends or takes else ():
-                made.cells["X8" if sends else "T", slot].append(Write(number, op, waited))
+                made.cells["X8" if sends else "T", slot].append(BlockWrite(number, op, waited))
                 made.tokens[0 if sends else uop.reader].append(number)
                 number += 1
         return made
@@ -208,10 +208,10 @@ def _uops(expansion: ExpandedProgram, unit: str) -> list[Any]:
 def _read(uop: Any) -> Iterator[tuple[tuple[str, int], int]]:
     """Yield what an operation of a reader reads, and for how many blocks of its own it has waited before."""
     match uop:
-        case PanelSend(source=Source.X8):
+        case PanelSend(source=ChunkSource.X8):
             for i in range(uop.chunks):
                 yield ("X8", uop.slot + i), uop.wait + (i + 1) * uop.each
-        case PanelSend(source=Source.T):
+        case PanelSend(source=ChunkSource.T):
             yield from ((("T", uop.slot + i), uop.wait) for i in range(uop.chunks))
         case _:
             heads, slots = (

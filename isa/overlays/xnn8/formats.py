@@ -90,7 +90,7 @@ class RowOp(IntEnum):
     """Results of the engine to X or T, through Post."""
 
 
-class Residual(IntEnum):
+class AddedResidual(IntEnum):
     """What Post adds to a result."""
 
     NONE = 0
@@ -106,7 +106,7 @@ class PanelRows(Record, words=5, name="Rows"):
     blocks: int = bits(0, 2, 5, "blocks of X; of results, columns of pairs; 0: it only waits")
     slot: int = bits(0, 7, 6, "first block in X, or in T")
     lanes: int = bits(0, 13, 4, "lanes that have rows", default=LANES)
-    first: int = bits(0, 17, 3, "first of these lanes, for results of attention")
+    first: int = bits(0, 17, 3, "first of these lanes, for loads, stores, and results of attention")
     attention: int = bits(0, 20, 1, "results are sums of a head for each column of pairs")
     to_t: int = bits(0, 21, 1, "results go to T, not to X")
     reader: int = bits(0, 22, 1, "of T: 1 Heads, for keys and values; 0 Send")
@@ -158,7 +158,7 @@ class ColumnShifts(Record, words=3):
         return tuple(getattr(self, f"shift{i}") for i in range(PAIRS))
 
 
-class Source(IntEnum):
+class ChunkSource(IntEnum):
     """Where the rows that Send sends are from."""
 
     X8 = 0

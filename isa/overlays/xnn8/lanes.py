@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ....base.errors import ProgramError
 from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit, Wiring
@@ -25,24 +26,23 @@ from .formats import (
     SLICE,
     T_BLOCKS,
     X_BLOCKS,
+    AddedResidual,
     ChunkKind,
     ChunkRecord,
+    ChunkSource,
     PanelHeads,
     PanelRows,
     PanelSend,
-    Residual,
     RowOp,
-    Source,
 )
 from .functions import TABLES
 from .numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Integers, RowFactor, Statistics
+from .stored import ELEMENTS, PackedConstants, Words, row_words, rows_of_words
 
 FILLED, FREE, FACTORS = "filled", "free", "factors"
 """Labels of the streams between Rows and the readers of its memories."""
 SEND, HEADS = range(2)
 """Readers of the memories, as the field `reader` of Rows has them."""
-ELEMENTS = LANE_ROWS * BLOCK
-"""Of a block of a lane."""
 RESULT = ELEMENTS // 8 + 1
 """Cycles in which a lane takes a block of results: Post computes 8 of them; a packet has a header."""
 SUMS = (4 * ELEMENTS // 16 + 4 * LANE_ROWS // 16 + 1 + 1) // 2
@@ -58,47 +58,6 @@ CHUNK = (LANE_ROWS * BLOCK // 2 + 32) // 16
 SLICE_WORDS = SLICE * BLOCK // 16
 """Cycles in which a column of pairs takes a slice of keys or values, 16 bytes a cycle."""
 SLICES = LANE_ROWS // SLICE
-Vector = npt.NDArray[np.float32]
-
-
-class PackedConstants(NamedTuple):
-    """Two vectors of a block: of 64 columns, 16 bits, with exponents; and the shift of a product's results."""
-
-    first: BlockNumbers
-    second: BlockNumbers
-    shift: int = 0
-
-    def packed(self) -> Vector:
-        """As they lie in memory: 32-bit words, (80,)."""
-        out = np.zeros(160, np.int16)
-        for i, vector in enumerate((self.first, self.second)):
-            out[BLOCK * i : BLOCK * (i + 1)] = vector.integers.reshape(-1)
-            out[2 * BLOCK + i] = vector.exponents.item()
-        out[2 * BLOCK + 2] = self.shift
-        return out.view(np.float32)
-
-    @classmethod
-    def unpacked(cls, words: Vector) -> PackedConstants:
-        """The inverse of `packed`."""
-        x = np.ascontiguousarray(words).view(np.int16).astype(np.int64)
-        vectors = [
-            BlockNumbers(x[None, BLOCK * i : BLOCK * (i + 1)], x[None, 2 * BLOCK + i : 2 * BLOCK + i + 1])
-            for i in range(2)
-        ]
-        return cls(vectors[0], vectors[1], int(x[2 * BLOCK + 2]))
-
-
-def packed_block(x: BlockNumbers) -> Vector:
-    """A block of X of some lanes as it lies in memory: lane by lane its integers, then its exponents. x: (rows, 1, 64)
-    and (rows, 1, 1), whole lanes."""
-    lanes = [y.reshape(-1, size) for y, size in ((x.integers, ELEMENTS), (x.exponents, LANE_ROWS))]
-    return np.concatenate(lanes, 1).astype(np.int16).reshape(-1).view(np.float32)
-
-
-def unpacked_block(words: Vector) -> BlockNumbers:
-    """The inverse of `packed_block`."""
-    x = np.ascontiguousarray(words).view(np.int16).astype(np.int64).reshape(-1, ELEMENTS + LANE_ROWS)
-    return BlockNumbers(x[:, :ELEMENTS].reshape(-1, 1, BLOCK), x[:, ELEMENTS:].reshape(-1, 1, 1))
 
 
 class LaneBlocks:
@@ -133,7 +92,14 @@ def rows_of(first: int, lanes: int) -> slice:
     return slice(LANE_ROWS * first, LANE_ROWS * (first + lanes))
 
 
-class RowsUnit(Unit):
+def normalised(x: BlockNumbers, affine: PackedConstants, norm: Statistics | None) -> BlockNumbers:
+    """A block of X behind its norm, as X would keep it. Raises `ProgramError` if no norm was asked for before."""
+    if norm is None:
+        raise ProgramError("a residual is normalised by the norm of the latest SEND, which had none")
+    return numbers.stored(*numbers.normalised(x, affine.first, affine.second, norm), X_BITS)
+
+
+class PanelRowsUnit(Unit):
     """X, X8 and T of the lanes of an engine, and Post."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
@@ -185,52 +151,51 @@ class RowsUnit(Unit):
         yield Step(do=keep)
 
     def _load(self, uop: PanelRows) -> Steps:
-        rows = rows_of(0, uop.lanes)
+        rows = rows_of(uop.first, uop.lanes)
         for slot in range(uop.slot, uop.slot + uop.blocks):
 
-            def keep(words: Vector, slot: int = slot) -> None:
-                self.x.put(rows, slot, unpacked_block(words))
+            def keep(words: Words, slot: int = slot) -> None:
+                self.x.put(rows, slot, rows_of_words(words, 1))
 
             yield Step("lane_word", MOVE, gets=(self._loads,), do=keep)
             if uop.gains:
                 yield from self._gains(slot)
 
-    def _statistics(self, uop: PanelRows) -> Steps:
-        """The norm of the rows, which follows from what was summed up as X was stored."""
+    def _statistics(self, uop: PanelRows, into: list[Statistics | None]) -> Steps:
+        """The norm of the rows, which follows from what was summed up as X was stored. It goes to `into`."""
 
         def make() -> None:
-            x = self.x.of(rows_of(0, uop.lanes), uop.slot, uop.blocks)
-            self._norm = numbers.statistics(x, uop.constants, rms=bool(uop.rms)) if uop.norm else None
+            x = self.x.of(rows_of(uop.first, uop.lanes), uop.slot, uop.blocks)
+            into.append(numbers.statistics(x, uop.constants, rms=bool(uop.rms)) if uop.norm else None)
 
         yield Step("row_factors", do=make)
 
     def _store(self, uop: PanelRows) -> Steps:
+        norm: list[Statistics | None] = []
         if uop.norm:
-            yield from self._statistics(uop)
-        rows = rows_of(0, uop.lanes)
+            yield from self._statistics(uop, norm)
+        rows = rows_of(uop.first, uop.lanes)
         for slot in range(uop.slot, uop.slot + uop.blocks):
             taken: list[PackedConstants] = []
             if uop.norm:
                 yield self._vectors(taken)
 
-            def make(slot: int = slot, taken: list[PackedConstants] = taken) -> tuple[Vector]:
+            def make(slot: int = slot, taken: list[PackedConstants] = taken) -> tuple[Words]:
                 x = self.x.of(rows, slot, 1)
-                return (packed_block(self._normalised(x, taken[0]) if taken else x),)
+                return (row_words(normalised(x, taken[0], norm[0]) if taken else x),)
 
             yield Step("lane_word", MOVE, puts=(self._stores,), do=make)
 
-    def _normalised(self, x: BlockNumbers, affine: PackedConstants) -> BlockNumbers:
-        assert self._norm is not None
-        return numbers.stored(*numbers.normalised(x, affine.first, affine.second, self._norm), X_BITS)
-
     def _send(self, uop: PanelRows) -> Steps:
-        yield from self._statistics(uop)
+        norm: list[Statistics | None] = []
+        yield from self._statistics(uop, norm)
         rows, blocks = rows_of(0, uop.lanes), slice(uop.slot, uop.slot + uop.blocks)
         made: list[Integers] = []
         for number in range(uop.blocks):
 
             def walk(number: int = number) -> None:
                 if not made:
+                    (self._norm,) = norm
                     gains = BlockNumbers(self.gains.integers[0, blocks], self.gains.exponents[0, blocks])
                     x, self.factor = numbers.sent(self.x.of(rows, uop.slot, uop.blocks), gains, self._norm)
                     made.append(x)
@@ -250,7 +215,7 @@ class RowsUnit(Unit):
             slot = uop.slot + number // heads
             taken: list[PackedConstants] = []
             results: list[Integers] = []
-            for _ in range((not uop.attention) + (uop.residual == Residual.NORMALISED)):
+            for _ in range((not uop.attention) + (uop.residual == AddedResidual.NORMALISED)):
                 yield self._vectors(taken)
             yield Burst(
                 min(heads, uop.blocks - number),
@@ -284,7 +249,9 @@ class RowsUnit(Unit):
         addends = [numbers.scaled(drained, shifts, constants.first, factors[0]), numbers.kept(constants.second)]
         if uop.residual:
             x = self.x.of(rows_of(uop.first, uop.lanes), slot, 1)
-            addends.append(numbers.kept(self._normalised(x, taken[1]) if uop.residual == Residual.NORMALISED else x))
+            addends.append(
+                numbers.kept(normalised(x, taken[1], self._norm) if uop.residual == AddedResidual.NORMALISED else x)
+            )
         v, exponent = numbers.added(*addends)
         if uop.function:
             v = numbers.activated(v, exponent, [*TABLES.values()][uop.function - 1])
@@ -312,10 +279,10 @@ class LaneReader(Unit):
         self.filled, self.free = self.source(self._rows, FILLED), self.sink(self._rows, FREE)
 
     @property
-    def rows(self) -> RowsUnit:
+    def rows(self) -> PanelRowsUnit:
         """The unit that writes."""
         unit = self._net.units[self._rows]
-        assert isinstance(unit, RowsUnit)
+        assert isinstance(unit, PanelRowsUnit)
         return unit
 
     def wait(self, blocks: int) -> Steps:
@@ -336,13 +303,13 @@ class SendUnit(LaneReader):
         if not uop.chunks:
             return
         made: list[Any] = []
-        queries = uop.source == Source.QUERIES
+        queries = uop.source == ChunkSource.QUERIES
         if not queries:
             if uop.each:  # the first of them tells that factors are known
                 yield from self.wait(1)
 
             def factors() -> tuple[Any]:
-                if uop.source == Source.X8:
+                if uop.source == ChunkSource.X8:
                     assert self.rows.factor is not None
                     return (np.stack(self.rows.factor),)
                 chunks, factor = numbers.of_rows(self.rows.t.of(rows_of(0, uop.lanes), uop.slot, uop.chunks))
@@ -365,7 +332,7 @@ class SendUnit(LaneReader):
         shifts = {f"shift{i}": shift for i, shift in enumerate(uop.shifts)}
         kind = ChunkKind.LAST if number == uop.chunks - 1 else ChunkKind.ADD
         record = ChunkRecord(kind=kind, clears=int(not number), **shifts)
-        if uop.source == Source.T:
+        if uop.source == ChunkSource.T:
             return (packed_chunk(made[0][:, number], record),)
         return (packed_chunk(self.rows.x8[rows_of(0, uop.lanes), uop.slot + number], record),)
 
@@ -388,7 +355,7 @@ class SendUnit(LaneReader):
         return (packed_chunk(made[0][head], record),)
 
     def effect_key(self, uop: PanelSend) -> Hashable:
-        return uop.source == Source.QUERIES, uop.chunks, uop.wait, uop.each
+        return uop.source == ChunkSource.QUERIES, uop.chunks, uop.wait, uop.each
 
 
 def packed_chunk(rows: Integers, record: ChunkRecord) -> npt.NDArray[np.int8]:

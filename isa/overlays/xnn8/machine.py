@@ -49,7 +49,7 @@ from .formats import (
     off_chip_uops,
 )
 from .functions import TABLES
-from .lanes import FACTORS, FILLED, FREE, HeadsUnit, RowsUnit, SendUnit
+from .lanes import FACTORS, FILLED, FREE, HeadsUnit, PanelRowsUnit, SendUnit
 from .numbers import BLOCK
 
 ROWS = LANES * LANE_ROWS
@@ -117,12 +117,12 @@ def _units() -> tuple[UnitSpec, ...]:
     )
     sizes = {"tile_rows": (LANE_ROWS, ROWS), "tile_depth": (BLOCK, BLOCK), "tile_columns": (BLOCK, PAIRS * BLOCK)}
     matmul = Capability("matmul", limits=sizes, rate="chunk_us", elements=ROWS * BLOCK * PAIRS * BLOCK)
-    of_tiles = (matmul, Capability("softmax", rate="weights_us", elements=PAIRS * LANES * BLOCK * BLOCK // 2))
+    of_tiles = (matmul, Capability("softmax"))
     return (
         UnitSpec("DDR", "DDR", 0, PanelBankUnit, "ddr", capabilities=(load[0], store)),
         UnitSpec("LPDDR", "LPDDR", 0, PanelBankUnit, "lpddr", capabilities=(load[1],)),
         UnitSpec("W", "W", 0, PanelWeightsUnit),
-        *(UnitSpec(f"Rows{i}", "Rows", i, RowsUnit, capabilities=of_lanes) for i in range(ENGINES)),
+        *(UnitSpec(f"Rows{i}", "Rows", i, PanelRowsUnit, capabilities=of_lanes) for i in range(ENGINES)),
         *(UnitSpec(f"Send{i}", "Send", i, SendUnit) for i in range(ENGINES)),
         *(UnitSpec(f"Heads{i}", "Heads", i, HeadsUnit) for i in range(ENGINES)),
         *(UnitSpec(f"Engine{i}", "Engine", i, EngineUnit, capabilities=of_tiles) for i in range(ENGINES)),
@@ -169,5 +169,6 @@ XNN8 = Overlay(
     legal=legal,
     transfer=transfer,
     semantic_checks=rules,
+    integers=True,
     device=VC1902,
 )

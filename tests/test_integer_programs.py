@@ -1,0 +1,141 @@
+"""Models compiled for xnn8: each call is the integers of the model, in every bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import rsn  # noqa: E402
+from rsn.assembler.container import dumps, loads  # noqa: E402
+from rsn.assembler.parser import parse  # noqa: E402
+from rsn.assembler.printer import show  # noqa: E402
+from rsn.hw.sim.machine import simulate  # noqa: E402
+from rsn.isa.overlays.xnn8 import XNN8  # noqa: E402
+from rsn.isa.program import Layout, Program, Role  # noqa: E402
+from rsn.rsnlib.integers import PASSES  # noqa: E402
+from rsn.rsnlib.trace import trace  # noqa: E402
+from rsn.scheduler.bounds import bounds  # noqa: E402
+from rsn.scheduler.build import build  # noqa: E402
+from rsn.scheduler.schedule import PAPER  # noqa: E402
+from rsn.tests.effort import cases, in_both  # noqa: E402
+from rsn.tests.rsnlib import structures  # noqa: E402
+
+
+def encoder(layers: int, hidden: int, heads: int, inner: int) -> Any:
+    torch.manual_seed(hidden)
+    return rsn.nn.Encoder(layers=layers, hidden=hidden, heads=heads, inner=inner).eval()
+
+
+def same(got: Any, wanted: Any) -> bool:
+    pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (got, wanted)), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+class Before(torch.nn.Module):  # type: ignore[misc]
+    """A block that normalises before its products, as GPT and ViT do."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(hidden) for _ in range(3)])
+        self.q, self.k, self.v, self.out = (torch.nn.Linear(hidden, hidden) for _ in range(4))
+        self.up, self.down = torch.nn.Linear(hidden, 700), torch.nn.Linear(700, hidden)
+
+    def forward(self, x: Any) -> Any:
+        y = self.norms[0](x)
+        q, k, v = (f(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        heads = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x + self.out(heads)
+        x = x + self.down(torch.nn.functional.silu(self.up(self.norms[1](x))))
+        return self.norms[2](x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (lambda: encoder(2, 128, 2, 256), (2, 40, 128)),
+        (lambda: encoder(1, 96, 3, 100), (5, 200, 96)),  # heads of 32, padded columns, sequences of four lanes
+        (lambda: encoder(1, 640, 10, 128), (1, 64, 640)),  # two rounds of heads, products of two blocks
+        (lambda: encoder(1, 64, 1, 64), (7, 330, 64)),  # three panels of six lanes
+        (lambda: Before(120, 5), (4, 65, 120)),
+        (lambda: torch.nn.Sequential(torch.nn.Linear(70, 600), torch.nn.ReLU(), torch.nn.Linear(600, 30)), (3, 9, 70)),
+    ],
+)
+def test_calls_are_the_integers(model: Any, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module, x = model().eval(), torch.randn(shape)
+    compiled, wanted = rsn.compile(module, (x,), overlay="xnn8"), rsn.in_integers(module, (x,))
+    for call in (x, 3 * torch.randn(shape)):
+        with torch.no_grad():
+            assert same(compiled(call), wanted(call))
+    assert {b.layout for b in compiled.program.buffers if b.role is not Role.WEIGHT} == {Layout.INTEGERS}
+
+
+@in_both
+def test_any_structure_is_equal_or_refused() -> None:
+    equal = 0
+    for seed in range(20, 20 + cases(400, 6, share=40)):
+        structure = structures.drawn(seed)
+        model, example = structures.Network(structure), structure.arguments(0)
+        try:
+            wanted = rsn.in_integers(model, example)
+            compiled = rsn.compile(model, example, overlay="xnn8", verify="never")
+        except rsn.errors.UnsupportedError:
+            continue
+        with torch.no_grad():
+            assert same(compiled(*example), wanted(*example)), structure
+        equal += 1
+    assert equal
+
+
+def test_changes_files_and_texts(tmp_path: Path) -> None:
+    """A compiled model follows its module; a file of it computes the same; the text of its program has slices."""
+    model, x = encoder(1, 64, 2, 64), torch.randn(2, 30, 64)
+    compiled = rsn.compile(model, (x,), overlay="xnn8")
+    before = compiled(x)
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    assert not torch.equal(compiled(x), before)
+    assert torch.equal(compiled(x), rsn.in_integers(model, (x,))(x))
+    compiled.save(tmp_path / "a.rsnmodel")
+    assert torch.equal(rsn.load(tmp_path / "a.rsnmodel")(x), compiled(x))
+    text = show(compiled.program)
+    assert "integers" in text
+    again = parse(text, "a.rsn")
+    assert isinstance(again, Program)
+    assert (again.packets, again.buffers) == (compiled.program.packets, compiled.program.buffers)
+    assert loads(dumps(compiled.program)).buffers == compiled.program.buffers
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "options", "message"),
+    [
+        (lambda: encoder(1, 64, 2, 64), (1, 520, 64), {}, "sequences of 520 rows; an engine of xnn8 has 512"),
+        (lambda: encoder(1, 1088, 17, 64), (1, 8, 1088), {}, "rows of 1088 columns; X of xnn8 has 1024"),
+        (lambda: encoder(1, 64, 2, 5000), (1, 8, 64), {}, "takes 79 blocks of 64 columns; 64 of 64 of T are free"),
+        (lambda: encoder(1, 256, 2, 64), (1, 8, 256), {}, "heads of 128 columns; that is not compiled for xnn8 yet"),
+        (lambda: encoder(1, 64, 2, 64), (2, 8, 64), {"lengths": [8, 4]}, "sequences of different lengths"),
+        (lambda: encoder(1, 64, 2, 64), (1, 8, 64), {"schedule": "best"}, "has one schedule"),
+    ],
+)
+def test_what_is_refused(model: Any, shape: tuple[int, ...], options: Any, message: str) -> None:
+    with pytest.raises(rsn.errors.RsnError, match=message):
+        rsn.compile(model(), (torch.randn(shape),), overlay="xnn8", **options)
+
+
+@pytest.mark.long
+def test_modelled_times_of_an_encoder() -> None:
+    """BERT-Large, six sequences of 512 rows: one layer alone, and one more in a stack. No time is below its bound."""
+    found = []
+    for layers in (1, 2):
+        model, x = encoder(layers, 1024, 16, 4096), torch.randn(6, 512, 1024)
+        network = trace(model, (x,), PASSES, fixes=True).network
+        built = build(network, XNN8, PAPER)
+        found.append(simulate(built.program).latency_s)
+        assert max(bounds(network, XNN8, built.program.segments).seconds.values()) < found[-1]
+    assert 1.9e-3 < found[0] < 2.3e-3
+    assert 1.3e-3 < found[1] - found[0] < 1.6e-3
