@@ -292,18 +292,27 @@ class Overlay(StreamNetwork):
         return {FREE: 0.0, "dispatch": 0.0, "decode": 0.0} | self.seconds
 
     def with_rates(self, /, **values: float) -> Self:
-        """Return a copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4: rates in the
-        unit of their `Rate`, depths in slots.
+        """Return a copy with some rates, FIFO depths or the clock replaced, e.g. ddr_read_gbs=42, mop_fifo_depth=4 or
+        clock_mhz=220: rates in the unit of their `Rate`, depths in slots, the clock of the programmable logic in MHz.
 
         Raises `ProgramError` for unknown names and impossible values, as `StreamNetwork.with_rates`.
         """
-        unknown = set(values) - {*FIFO_DEPTHS, *self.rates}
+        unknown = set(values) - {CLOCK, *FIFO_DEPTHS, *self.rates}
         if unknown:
-            known = ", ".join([*FIFO_DEPTHS, *self.rates])
+            known = ", ".join([*FIFO_DEPTHS, *self.rates, CLOCK])
             name = next(name for name in values if name in unknown)
             raise ProgramError(f"overlay {self.name} has no parameter {name!r}; it has {known}")
         depths = {name: checked_depth(name, values.pop(name)) for name in FIFO_DEPTHS if name in values}
-        return dataclasses.replace(super().with_rates(**values), **depths)  # type: ignore[arg-type]
+        mhz = values.pop(CLOCK, self.clock_mhz)
+        if not 0 < mhz < math.inf:
+            raise ProgramError(f"{CLOCK} = {mhz:g} is no clock")
+        same = self if mhz == self.clock_mhz else dataclasses.replace(self, clock_hz=1e6 * mhz)
+        return dataclasses.replace(super(Overlay, same).with_rates(**values), **depths)  # type: ignore[arg-type]
+
+    @property
+    def clock_mhz(self) -> float:
+        """Clock of the programmable logic, in MHz."""
+        return self.clock_hz / 1e6
 
     @cached_property
     def fingerprint(self) -> str:
@@ -332,5 +341,7 @@ class Overlay(StreamNetwork):
         return h.hexdigest()[:16]
 
 
+CLOCK = "clock_mhz"
+"""The parameter that is the clock of the programmable logic, in MHz."""
 FIFO_DEPTHS = ("mop_fifo_depth", "uop_fifo_depth")
 """Parameters of an overlay that are FIFO depths of the instruction path, in slots."""

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import ProgramError
-from ..overlay import FIFO_DEPTHS, Overlay
+from ..overlay import CLOCK, FIFO_DEPTHS, Overlay
 from .shipped import OVERLAYS
 from .tasks import TASKS
 
@@ -263,7 +263,7 @@ def _settings(overlay: Overlay) -> dict[str, float]:
         out |= {f"memories.{u.name}.{size}": getattr(u.memory, size) for size in SIZES if u.memory is not None}
     out |= {f"banks.{name}": size for name, size in overlay.banks.items()}
     out |= {f"rates.{name}": rate.value for name, rate in overlay.rates.items()}
-    out |= {f"rates.{name}": getattr(overlay, name) for name in FIFO_DEPTHS}
+    out |= {f"rates.{name}": getattr(overlay, name) for name in (CLOCK, *FIFO_DEPTHS)}
     return out | {f'streams."{s.name}"': s.depth for s in overlay.streams}
 
 
@@ -331,6 +331,7 @@ def show(overlay: Overlay) -> str:
     for name, rate in overlay.rates.items():
         how = "fitted" if rate.calibrated else "given"
         out.append(f"{f'{name} = {rate.value}':<24}# {rate.unit}; {how}: {rate.source}; counts as {rate.cause}")
+    out.append(f"{f'{CLOCK} = {overlay.clock_mhz:g}':<24}# MHz, of the programmable logic")
     out += [f"{f'{name} = {getattr(overlay, name)}':<24}# slots" for name in FIFO_DEPTHS]
     out += ["", "[streams]  # depth in words"]
     out += [f'"{s.name}" = {s.depth}' for s in overlay.streams]
@@ -346,7 +347,7 @@ def show(overlay: Overlay) -> str:
 
 def facts(overlay: Overlay) -> dict[str, Any]:
     """Return an overlay's parameters as a JSON object: memories in float32 elements and slots, banks in bytes, rates
-    each with its unit, `fifos` in slots, streams in words.
+    each with its unit, `fifos` in slots, streams in words, the clock of the programmable logic in MHz.
     """
     return {
         "overlay": overlay.name,
@@ -356,6 +357,7 @@ def facts(overlay: Overlay) -> dict[str, Any]:
         "units": {kind: len(units) for kind, units in overlay.by_kind.items()},
         "banks": dict(overlay.banks),
         "rates": {name: dataclasses.asdict(rate) for name, rate in overlay.rates.items()},
+        CLOCK: overlay.clock_mhz,
         "fifos": {name: getattr(overlay, name) for name in FIFO_DEPTHS},
         "streams": {s.name: s.depth for s in overlay.streams},
     }

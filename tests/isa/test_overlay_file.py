@@ -18,7 +18,7 @@ from rsn.cli.main import main
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.fig6 import FIG6
 from rsn.isa.overlays.fig7 import FIG7
-from rsn.isa.overlays.file import changed, facts, show
+from rsn.isa.overlays.file import changed, facts, find, show
 from rsn.isa.overlays.xnn import XNN, XNN_BASE
 from rsn.machine.description import MAX_DEPTH
 
@@ -251,3 +251,16 @@ def test_rsn_overlay_of_an_unknown_one() -> None:
     result = CliRunner().invoke(main, ["overlay", "xnm"])
     assert (result.exit_code, result.stdout) == (1, "")
     assert "no overlay 'xnm'" in result.stderr
+
+
+def test_the_clock_scales_what_is_counted_in_cycles(tmp_path: Path) -> None:
+    slow = FIG6.with_rates(clock_mhz=130)
+    for name, rate in FIG6.rates.items():
+        times = 2 if rate.unit == "PL cycles" else 1
+        assert slow.seconds[name] == pytest.approx(times * FIG6.seconds[name], rel=1e-12)
+    path = tmp_path / "slow.toml"
+    path.write_text('overlay = "fig6"\n[rates]\nclock_mhz = 130\n')
+    assert find(str(path)).seconds == slow.seconds
+    for mhz in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ProgramError, match="is no clock"):
+            FIG6.with_rates(clock_mhz=mhz)
