@@ -44,7 +44,7 @@ MANY = 64
 """Units of a kernel of which the cost of one is the mean: two products may share a multiplier."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Holder:
     """What holds an amount of a resource: a kernel, or several that work beside each other, the loads of an operator,
     or a store.
@@ -292,22 +292,48 @@ class _Steps:
 
     def enlarge(self, resources: Sequence[_Resource]) -> None:
         """Give arrays that products share their next sizes, as long as this saves time, with less for all others. An
-        array that takes more steps of its sums in a cycle has twice the units: no small step leads there."""
+        array that takes more steps of its sums in a cycle has twice the units: no small step leads there. At the end
+        all others get what they have from the begin on, if this saves time: with arrays of another size, small steps
+        from what they had may not lead to what is best."""
         for holders, amount in resources:
-            for holder in holders:
-                while holder.is_array and holder.more:
-                    before, best = [(other, other.units) for other in holders], self.cycles(resources)
-                    others, rest = [x for x in holders if x is not holder], amount - holder.cost * holder.more
-                    if rest < sum(other.cost * other.least for other in others):
-                        break
-                    holder.units = float(holder.more)
-                    self.sizes |= dict.fromkeys(holder.tasks, holder.speed(holder.chosen))
-                    self._share(others, rest, [other.cost * other.units for other in others])
-                    self.improve([(others, rest)])
-                    if self.cycles(resources) >= best:
-                        for other, units in before:
-                            other.units = units
-                        break
+            arrays = [holder for holder in holders if holder.is_array]
+            for holder in arrays:
+                while holder.more and self._beside([holder], [holder.more], holders, amount, resources, self._less):
+                    pass
+            if arrays:
+                self._beside(arrays, [holder.chosen for holder in arrays], holders, amount, resources, self.run)
+
+    def _beside(
+        self,
+        arrays: Sequence[_Holder],
+        units: Sequence[int],
+        holders: list[_Holder],
+        amount: float,
+        resources: Sequence[_Resource],
+        share: Callable[[Sequence[_Resource]], None],
+    ) -> bool:
+        """Share what arrays with these units leave of an amount among the other holders, if there is enough for them
+        and this saves time. Returns whether it does. share: shares an amount among others."""
+        before, best = [(holder, holder.units) for holder in holders], self.cycles(resources)
+        others = [holder for holder in holders if holder not in arrays]
+        rest = amount - sum(array.cost * n for array, n in zip(arrays, units, strict=True))
+        if rest < sum(other.cost * other.least for other in others):
+            return False
+        for array, n in zip(arrays, units, strict=True):
+            array.units = float(n)
+            self.sizes |= dict.fromkeys(array.tasks, array.speed(n))
+        share([(others, rest)])
+        if self.cycles(resources) < best:
+            return True
+        for holder, had in before:
+            holder.units = had
+        return False
+
+    def _less(self, resources: Sequence[_Resource]) -> None:
+        """Share amounts in the proportions of what the holders have, and improve that."""
+        for holders, amount in resources:
+            self._share(holders, amount, [holder.cost * holder.units for holder in holders])
+        self.improve(resources)
 
     def _climb(self, resources: Sequence[_Resource]) -> None:
         """Take steps from the present units to better ones."""

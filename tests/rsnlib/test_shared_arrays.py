@@ -113,6 +113,19 @@ def test_balance_sees_nearly_the_time_of_the_block_that_it_chooses(kind: str | N
     assert cycles == pytest.approx(times.latency, rel=0.1)
 
 
+@pytest.mark.parametrize(("width", "hidden", "dsps"), [(64, 128, 600), long(128, 512, 1000)])
+def test_other_kernels_gain_nothing_by_another_begin_beside_arrays(width: int, hidden: int, dsps: int) -> None:
+    """If the sizes of the arrays are given, balance ends where it does when it finds them, or later."""
+    torch.manual_seed(0)
+    model = Branches((width, hidden, width), (True,) * 4).eval()
+    torchao.quantization.quantize_(model, CONFIGS["int8 rows, int8 weights"]())
+    layers = nn.Sequential(nn.LayerNorm(width), model, nn.LayerNorm(width), nn.GELU()).eval()
+    block = streamed(layers, (torch.randn(8, width),), replace(DEFAULT, rows=1, columns=64, depth=64, arrays=2))
+    made, cycles = _shared(block, U55C, dsps, 1 << 20, 0.0)
+    of = {node.name: {"unroll": made.units[node.name]} for node in made.arrays}
+    assert cycles <= _shared(block.changed(replace(block.knobs, of=of)), U55C, dsps, 1 << 20, 0.0)[1]
+
+
 @pytest.mark.parametrize("kind", [full(None), full("with zero points"), long("int4 in groups of 32")])
 def test_cpp_has_one_array_for_all_products(kind: str | None, tmp_path: Path) -> None:
     """With the bits of the engine, the cycles of the model, and the multiplications of one product."""
