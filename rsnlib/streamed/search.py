@@ -40,11 +40,12 @@ START: Choice = {knob.name: getattr(DEFAULT, knob.name) for knob in KNOBS}
 TILES = ((32, 64, 64), (64, 64, 64), (128, 64, 64), (32, 128, 64), (64, 128, 64), (32, 128, 128))
 """Rows, columns and depth of tiles that a short search tries: the default ones first. Tiles of more rows load weights
 fewer times, those of more columns give a product more sums to add to in turn."""
-TILES_OF_INTEGERS = ((8, 256, 128), (8, 1024, 128))
+TILES_OF_INTEGERS = ((8, 256, 128), (8, 1024, 128), (8, 64, 256, 8))
 """Further ones for products of integers, whose sums are all added to in each cycle: with fewer rows more kernels work
-at the same time, and with more columns a product of a single row takes more weights in a cycle."""
+at the same time, and with more columns a product of a single row takes more weights in a cycle. The last number are
+arrays that products share: those that wait for each other keep them busy in turn."""
 FEW_ROWS = ((4, 128, 64),)
-FEW_ROWS_OF_INTEGERS = ((4, 512, 128), (1, 1024, 128))
+FEW_ROWS_OF_INTEGERS = ((4, 512, 128), (1, 1024, 128), (1, 64, 256, 16))
 """Further ones for sequences of any length: a step computes all rows of its tile, of which it has one."""
 GOALS: Mapping[str, str] = {"latency": "latency ms", "memory": "on-chip KiB"}
 
@@ -116,12 +117,14 @@ class BlockSearch:
 def tile_candidates(made: Streamed, knobs: Knobs, fixed: Collection[str]) -> tuple[Knobs, ...]:
     """Return the knobs that a short search tries: `knobs` with each of `TILES`, of `TILES_OF_INTEGERS` if a product is
     one, and of those with few rows for sequences of any length, but for those in `fixed`, and for those that cut each
-    operator as others do that come before."""
+    operator as others do that come before. If all sizes of a tile are fixed, only `knobs`."""
+    if {"rows", "columns", "depth"} <= {*fixed}:
+        return (knobs,)
     found: list[tuple[Knobs, list[KernelPlan]]] = []
-    integers = any(x.op == "linear" and x.multiplies_integers for x in made.plans)
+    integers = any(x.op == "linear" and x.multiplies_integers for x in made.block.graph.kernels)
     few = (*FEW_ROWS, *(FEW_ROWS_OF_INTEGERS if integers else ())) if made.lengths else ()
     for tile in (*TILES, *(TILES_OF_INTEGERS if integers else ()), *few):
-        values: dict[str, Any] = dict(zip(("rows", "columns", "depth"), tile, strict=True))
+        values: dict[str, Any] = dict(zip(("rows", "columns", "depth", "arrays"), tile, strict=False))
         tried = replace(knobs, **{name: value for name, value in values.items() if name not in fixed})
         plans = list(made.changed(tried).plans.values())
         if all(plans != others for _, others in found):

@@ -24,6 +24,7 @@ from rsn.rsnlib.streamed.balance import _shared  # noqa: E402
 from rsn.rsnlib.streamed.block import Streamed  # noqa: E402
 from rsn.rsnlib.streamed.figures import facts, lines  # noqa: E402
 from rsn.rsnlib.streamed.generate import DEFAULT, generate  # noqa: E402
+from rsn.rsnlib.streamed.search import tile_candidates  # noqa: E402
 from rsn.streams.build import task_program  # noqa: E402
 from rsn.streams.placing.devices import U55C  # noqa: E402
 from rsn.tests.effort import cases, full, long  # noqa: E402
@@ -85,6 +86,20 @@ def test_results_are_those_of_products_with_their_own_multipliers() -> None:
             names = [node.name for node in shared.dataflow.nodes]
             shared = shared.changed(groups={name: int(k > len(names) // 2) for k, name in enumerate(names)})
         assert bits(shared, x) == bits(streamed(model, (x,), knobs), x), (number, kind, shared.knobs)
+
+
+def test_a_search_tries_arrays_for_products_of_integers() -> None:
+    """But not where their number is fixed, or all sizes of a tile."""
+    model, x = drawn(Random(1), "int8 rows, int8 weights")
+    block = streamed(model, (x,), DEFAULT)
+    assert {knobs.arrays for knobs in tile_candidates(block, DEFAULT, ())} == {0, 8}
+    assert {knobs.arrays for knobs in tile_candidates(block, DEFAULT, ("rows", "columns"))} == {0, 8}
+    two = replace(DEFAULT, arrays=2)
+    found = tile_candidates(block.changed(two), two, ("arrays",))
+    assert {(knobs.rows, knobs.arrays) for knobs in found} >= {(DEFAULT.rows, 2), (8, 2)}
+    assert tile_candidates(block, DEFAULT, ("rows", "columns", "depth")) == (DEFAULT,)
+    plain, rows = drawn(Random(1), None)
+    assert {knobs.arrays for knobs in tile_candidates(streamed(plain, (rows,), DEFAULT), DEFAULT, ())} == {0}
 
 
 def test_what_does_not_share() -> None:
