@@ -1,6 +1,6 @@
 """Servers over HTTP as their clients see them (docs/serving.md, docs/generation.md).
 
-    python benchmarks/serving.py [hostile] [bodies] [sigterm] [lengths] [cost]
+    python benchmarks/serving.py [hostile] [bodies] [sigterm] [lengths] [cost] [memory]
 
 Each word is a table; none takes all. Servers are processes of `rsn serve` on the board sim, with random weights, on
 this computer: other programs slow them down, so that a bare server, or the same without load, stands beside them.
@@ -34,9 +34,10 @@ FEATURES = 64
 PATHS = {"tensors": "/", "texts": "/v1/completions"}
 
 
-def models(folder: Path, layers: int = 2, hidden: int = 64, vocabulary: int = 96) -> dict[str, Path]:
+def models(folder: Path, layers: int = 2, hidden: int = 64, vocabulary: int = 96, width: int = 2) -> dict[str, Path]:
     """Write a Linear as a model file, and a Llama whose words are numbers as a folder, both with random weights. Return
-    their paths by kind, `tensors` and `texts`. folder: exists. layers, hidden, vocabulary: sizes of the Llama."""
+    their paths by kind, `tensors` and `texts`. folder: exists. layers, hidden, vocabulary: sizes of the Llama. width:
+    of its feed-forward layers, in `hidden` columns."""
     import torch
     import transformers
     from tokenizers import Tokenizer, pre_tokenizers
@@ -55,7 +56,7 @@ def models(folder: Path, layers: int = 2, hidden: int = 64, vocabulary: int = 96
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token=str(vocabulary - 1))
     made.save_pretrained(folder / "texts")
     config = transformers.LlamaConfig(
-        hidden_size=hidden, intermediate_size=2 * hidden, num_attention_heads=max(4, hidden // 64),
+        hidden_size=hidden, intermediate_size=width * hidden, num_attention_heads=max(4, hidden // 64),
         num_key_value_heads=max(2, hidden // 64), vocab_size=vocabulary, bos_token_id=0, eos_token_id=vocabulary - 1,
         num_hidden_layers=layers, tie_word_embeddings=False,
     )  # fmt: skip
@@ -439,12 +440,53 @@ def lengths(folder: Path, layers: int = 2, hidden: int = 128) -> None:
                     click.echo(f"| {rows} | {' | '.join(joined)} | {figures} ({len(gaps)}) | {start:.0f} |")
 
 
+def memory(folder: Path) -> None:
+    """The memory of a server of texts when prompts of all lengths have run, of a folder and of a file, for two models
+    that differ in their weights alone: what it grows by, beside what the weights grow by."""
+    import torch
+    import transformers
+
+    from rsn.host.generation import Decoder
+
+    click.echo("\n| | weights, MB | s to start | MB at the start | behind prompts of all lengths | peak |")
+    click.echo("|---|---|---|---|---|---|")
+    found: dict[str, list[tuple[float, float]]] = {"folder": [], "file": []}
+    for width in (1, 5):
+        own = folder / f"memory {width}"
+        own.mkdir()
+        path = models(own, layers=8, hidden=512, vocabulary=8000, width=width)["texts"]
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+        weights = sum(x.numel() * 4 for x in model.parameters()) / 1e6
+        with torch.no_grad(), Decoder(model, slots=2, capacity=256) as decoder:
+            decoder.save(own / "texts.rsnmodel", transformers.AutoTokenizer.from_pretrained(path))
+        del model, decoder
+        for name, served_path, options in (
+            ("folder", path, ["--slots", "2", "--capacity", "256", "--warm-up"]),
+            ("file", own / "texts.rsnmodel", []),
+        ):
+            began = time.perf_counter()
+            with served(served_path, "--generate", "--timeout", "600", *options) as server:
+                start, first = time.perf_counter() - began, server.megabytes("VmRSS")
+                for n in (10, 30, 60, 120, 200):
+                    body = json.dumps({"prompt": " ".join(str(k + 1) for k in range(n)), "max_tokens": 2}).encode()
+                    status, answer = server.ask("POST", PATHS["texts"], body, 600.0)
+                    if status != 200:
+                        raise SystemExit(answer.decode())
+                last, peak = server.megabytes("VmRSS"), server.megabytes()
+            found[name].append((weights, last))
+            click.echo(f"| {name} | {weights:.0f} | {start:.0f} | {first:.0f} | {last:.0f} | {peak:.0f} |")
+    for name, ((less, low), (more, high)) in found.items():
+        slope = (high - low) / (more - less)
+        click.echo(f"{name}: {slope:.2f} x weights + {low - slope * less:.0f} MB")
+
+
 TABLES: dict[str, Callable[[Path], None]] = {
     "hostile": hostile,
     "bodies": bodies,
     "sigterm": sigterm,
     "lengths": lengths,
     "cost": cost,
+    "memory": memory,
 }
 
 

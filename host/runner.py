@@ -284,9 +284,11 @@ class Runner(Closing):
             self._start_thread("rsn-runs", self._serve)
             self._work.notify()
             if request.deadline is not None:
-                heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), weakref.ref(request)))
+                number = next(self._numbers)
+                heapq.heappush(self._deadlines, (request.deadline, number, weakref.ref(request)))
                 self._start_thread("rsn-deadlines", self._watch)
-                self._due.notify()
+                if self._deadlines[0][1] == number:  # else the thread wakes up before
+                    self._due.notify()
         asked = weakref.ref(request)
         request.future.add_done_callback(lambda future: self._forget(asked()) if future.cancelled() else None)
 

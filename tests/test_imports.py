@@ -54,6 +54,7 @@ COSTLY = {
     "ray": "extra `ray`",
     "starlette": "extra `serve`",
     "uvicorn": "extra `serve`",
+    "msgspec": "extra `serve`",
     "prometheus_client": "extra `serve`",
     "llvmlite": "extra `check`",
     "networkx": "extra `check`; half a second",

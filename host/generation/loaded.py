@@ -111,7 +111,10 @@ class LoadedDecoder(Slots):
         self._files = saved.decoder.files
         self._cache = self._empty_cache(slots)
         prompts = self._prompt_programs()
-        for part, arguments in zip(saved.parts, (self._step_arguments({}), *map(self._example, prompts)), strict=True):
+        if len(saved.parts) != 1 + len(prompts):
+            raise ValueError(f"{len(saved.parts)} programs for a step and {len(prompts)} kinds of prompts")
+        for part, prompt in zip(saved.parts, (None, *prompts), strict=True):
+            arguments = self._step_arguments({}) if prompt is None else self._example(prompt)
             part.host.interface.bind((), _as_tensors(arguments))  # raises for programs of other sizes
         self._programs: list[_Program] = []
         try:

@@ -12,7 +12,7 @@ import logging
 import math
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...base.errors import BoardError, MissingError, RsnError
@@ -194,6 +194,38 @@ class Core(Generic[T]):
         """Call a function that takes long in a thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, act, *args)
 
+    def asked(self, ask: Callable[[], Future[U]]) -> asyncio.Future[U]:
+        """Call, in a thread, a function that returns a future, and return a future of the event loop that ends as that
+        one; the loop is told once. Cancelled, it cancels the other one, also one that comes later."""
+        loop = asyncio.get_running_loop()
+        made: asyncio.Future[U] = loop.create_future()
+        answers: list[Future[U]] = []
+
+        def tell(answer: Future[U]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(_end_as, made, answer)
+
+        def call() -> None:
+            try:
+                answer = ask()
+            except BaseException as e:
+                answer = Future()
+                answer.set_exception(e)
+            answers.append(answer)
+            if made.cancelled():
+                answer.cancel()
+            else:
+                answer.add_done_callback(tell)
+
+        def ended(made: asyncio.Future[U]) -> None:
+            if made.cancelled():
+                for answer in answers:
+                    answer.cancel()
+
+        self._threads.submit(call)
+        made.add_done_callback(ended)
+        return made
+
     @contextlib.asynccontextmanager
     async def within(
         self, seconds: float = math.inf, message: str = "", error: Callable[[str], Exception] = RequestTimeout
@@ -254,6 +286,18 @@ class Core(Generic[T]):
 
     def _told(self, status: int, message: str, field: str = "", headers: Mapping[str, str] | None = None) -> Any:
         return json_answer(self._error(status, message, field), status, headers)
+
+
+def _end_as(made: asyncio.Future[U], answer: Future[U]) -> None:
+    """End a future of the event loop as one of threads has ended."""
+    if made.done():
+        return
+    if answer.cancelled():
+        made.cancel()
+    elif (error := answer.exception()) is not None:
+        made.set_exception(error)
+    else:
+        made.set_result(answer.result())
 
 
 _cores: weakref.WeakSet[Core[Any]] = weakref.WeakSet()

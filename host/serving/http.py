@@ -133,12 +133,7 @@ class _ModelService:
         timeout = min(question.timeout or most, most)
         # no waiting for a place in the queue: a load balancer may try another server
         ask = partial(self._server.ask, question.inputs, timeout=timeout, wait=0.0)
-        submitted = asyncio.ensure_future(self._core.in_thread(ask))
-        try:
-            asked = asyncio.wrap_future(await asyncio.shield(submitted))
-        except asyncio.CancelledError:
-            submitted.add_done_callback(_cancel_result)
-            raise
+        asked = self._core.asked(ask)
         try:
             async with self._core.within():  # the server's own limit counts; this one is for the end
                 await asyncio.wait({asked})
@@ -157,11 +152,6 @@ def _is_small(result: Any) -> bool:
     elif isinstance(result, list | tuple):
         parts = list(result)
     return sum(prod(x.shape) if hasattr(x, "shape") else SMALL for x in parts) <= SMALL
-
-
-def _cancel_result(submitted: asyncio.Future[Future[Any]]) -> None:
-    if not submitted.cancelled() and submitted.exception() is None:
-        submitted.result().cancel()
 
 
 # -- a process that serves

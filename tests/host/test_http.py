@@ -23,6 +23,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -31,7 +32,7 @@ import rsn.cli.serve as command
 from rsn.base.errors import BoardError, ProgramError, TensorError, UnsupportedError
 from rsn.cli.main import main
 from rsn.host.boards.device import BoardLost
-from rsn.host.serving import Health, QueueFull, RequestTimeout, Serving, State
+from rsn.host.serving import Health, QueueFull, RequestTimeout, Serving, State, http_json
 from rsn.host.serving.arguments import Argument
 from rsn.host.serving.http import application, listener
 from rsn.host.serving.http_json import CHUNK, read_array, read_question, write_json
@@ -134,9 +135,22 @@ Named = namedtuple("Named", "z y")
         ({"\ud800": 1}, {"�": 1}),
     ],
 )
-def test_results_in_json(result: Any, expected: Any) -> None:
-    found = answered(call(application(Stub(lambda inputs: result)), json=asking()))
-    assert json.dumps(found["outputs"]) == json.dumps(expected)
+def test_results_in_json(result: Any, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for encode in (http_json.encode, None):
+        monkeypatch.setattr(http_json, "encode", encode)
+        found = answered(call(application(Stub(lambda inputs: result)), json=asking()))
+        assert json.dumps(found["outputs"]) == json.dumps(expected)
+
+
+@given(arrays(st.sampled_from([np.float32, np.float64]), array_shapes(max_dims=3), elements={"allow_subnormal": True}))
+@settings(max_examples=50)
+def test_numbers_keep_every_bit(x: Any) -> None:
+    wanted = np.where(np.isfinite(x), x, np.nan)
+    for encode in (http_json.encode, None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(http_json, "encode", encode)
+            found = json.loads(write_json(x))
+        np.testing.assert_array_equal(np.array(found, np.float64).astype(x.dtype), wanted)
 
 
 def test_pytorch_results() -> None:
