@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from .base.deferred import deferred
 from .base.errors import ScheduleError, TensorError, UnsupportedError, require_torch
 from .host.model import experts as patched
-from .host.model.compiled import Compiled, Recipe, modelled_layers
+from .host.model.compiled import Compiled, modelled_layers
 from .host.model.family import Family
+from .host.model.following import Recipe
+from .host.model.pieces import CompiledPieces
 from .host.model.shared_bank import SharedBank
 from .rsnlib.experts.choice import Experts
 from .rsnlib.shapes import Shapes
@@ -24,26 +27,42 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from .host.model import torch_backend
-    from .rsnlib import capture, changes, explain_captured, exported_programs, integers, precision, static_cache
+    from .rsnlib import (
+        capture,
+        changes,
+        explain_captured,
+        exported_programs,
+        fallback,
+        graph_split,
+        integers,
+        precision,
+        static_cache,
+    )
     from .rsnlib import pipeline as pipelines
     from .rsnlib import pool as pools
     from .rsnlib import verification as verifications
+    from .rsnlib.capture import Interface
     from .rsnlib.partition import Traced
     from .rsnlib.passes import Passes
     from .rsnlib.pipeline import Pipeline
-    from .scheduler.build import Built
+    from .rsnlib.summary import Modelled
 else:
     torch_backend = deferred("rsn.host.model.torch_backend")
     capture = deferred("rsn.rsnlib.capture")
     changes = deferred("rsn.rsnlib.changes")
     explain_captured = deferred("rsn.rsnlib.explain_captured")
     exported_programs = deferred("rsn.rsnlib.exported_programs")
+    fallback = deferred("rsn.rsnlib.fallback")
+    graph_split = deferred("rsn.rsnlib.graph_split")
     integers = deferred("rsn.rsnlib.integers")
     pipelines = deferred("rsn.rsnlib.pipeline")
     pools = deferred("rsn.rsnlib.pool")
     precision = deferred("rsn.rsnlib.precision")
     static_cache = deferred("rsn.rsnlib.static_cache")
     verifications = deferred("rsn.rsnlib.verification")
+
+
+T = TypeVar("T")
 
 
 def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
@@ -84,7 +103,7 @@ def _with_experts(pipeline: Pipeline, experts: str | Experts | None, board: str)
     return replace(pipeline, passes=replace(pipeline.passes, experts=plan))
 
 
-def _built(build: Callable[[Traced], Built], traced: Traced) -> Built:
+def _built(build: Callable[[Traced], T], traced: Traced) -> T:
     """Compile a traced module. The error for what the machine cannot run also tells of products that are not there."""
     try:
         return build(traced)
@@ -100,13 +119,14 @@ def explain(
     *,
     overlay: str = "xnn",
     experts: str | Experts | None = None,
+    whole: bool = True,
 ) -> str:
     """Return a report as text: where each operator of a module would run and why, and each module's share of the FLOPs
     and of the modelled time (schedule "paper"). Nothing runs on a board. Raises as `compile`.
 
     model: as for `compile`, or the result of `torch.compile(..., backend="rsn")`. PyTorch then runs it twice to capture
     its graphs; the report covers each graph, the graph breaks, and what stays in PyTorch. Overlay and experts are those
-    of the options of `torch.compile`. example_inputs, overlay, experts: as for `compile`.
+    of the options of `torch.compile`. example_inputs, overlay, experts, whole: as for `compile`.
     """
     require_torch("compiling a model")
     model, example_inputs = _opened(model, example_inputs)
@@ -117,10 +137,18 @@ def explain(
     module, example, borders = precision.in_float32(capture.module_of(model), example)
     if borders is not None:
         warnings.warn(borders.told, stacklevel=2)
+
+    def modelled(traced: Traced) -> Modelled:
+        return modelled_layers(pipeline.build(traced.network).program, traced.network)
+
+    if not whole:
+        found = pipeline.divide(module, example, whole=False, fixes=True)
+        if isinstance(found, graph_split.Split):
+            return explain_captured.explain_pieces(*found.built(modelled))
+        return found.explain(modelled(found))
     with pipeline.proposing_pieces(module, example, is_half=borders is not None):
         traced = pipeline.trace(module, example)
-        built = _built(lambda traced: pipeline.build(traced.network), traced)
-    return traced.explain(modelled_layers(built.program, traced.network))
+        return traced.explain(_built(modelled, traced))
 
 
 @overload
@@ -138,7 +166,25 @@ def compile(
     checksums: bool = ...,
     experts: str | Experts | None = ...,
     verify: str = ...,
+    whole: Literal[True] = ...,
 ) -> Compiled: ...
+@overload
+def compile(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...] | dict[str, Any],
+    *,
+    board: str = ...,
+    overlay: str = ...,
+    schedule: str | os.PathLike[str] | Schedule | Best = ...,
+    budget_s: float = ...,
+    lengths: None = ...,
+    dynamic_shapes: None = ...,
+    passes: Passes | None = ...,
+    checksums: bool = ...,
+    experts: str | Experts | None = ...,
+    verify: str = ...,
+    whole: bool,
+) -> Compiled | CompiledPieces: ...
 @overload
 def compile(
     model: nn.Module,
@@ -153,6 +199,7 @@ def compile(
     checksums: bool = ...,
     experts: str | Experts | None = ...,
     verify: str = ...,
+    whole: bool = ...,
 ) -> Family: ...
 @overload
 def compile(
@@ -169,7 +216,8 @@ def compile(
     checksums: bool = ...,
     experts: str | Experts | None = ...,
     verify: str = ...,
-) -> Compiled | Family: ...
+    whole: bool = ...,
+) -> Compiled | CompiledPieces | Family: ...
 def compile(
     model: nn.Module | ExportedProgram | str | os.PathLike[str],
     example_inputs: tuple[Any, ...] | dict[str, Any] | None = None,
@@ -184,7 +232,8 @@ def compile(
     checksums: bool = False,
     experts: str | Experts | None = None,
     verify: str = "first",
-) -> Compiled | Family:
+    whole: bool = True,
+) -> Compiled | CompiledPieces | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
     model: a module, or a program of torch.export, or the file of one (.pt2); its dynamic dimensions become
@@ -208,6 +257,10 @@ def compile(
     verify: which calls are also computed by `model` in PyTorch and compared (docs/models.md, "Verified results"):
     "first", of each program and after each change of the model; "always"; or "never".
 
+    whole: False also takes a model that the machine cannot run as a whole (docs/models.md, "Models in pieces"): it is
+    cut, the machine runs the pieces that it can, and PyTorch the rest; a `Fallback` warning says why. The result is
+    then a `CompiledPieces`, and has no lengths.
+
     Weights in float16 or bfloat16 are widened to float32, with a warning; arguments and results keep the model's types
     (docs/models.md, "Half precision").
 
@@ -222,6 +275,8 @@ def compile(
         dynamic_shapes = exported_programs.shapes_of(model)
     if dynamic_shapes is not None and lengths is not None:
         raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
+    if lengths is not None and not whole:
+        raise ScheduleError("lengths are of one program, and whole=False may make several of a model")
     usual = pipelines.Pipeline.named(overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths)
     usual = _with_experts(usual, experts, board)
     example, module = _kept(_examples(example_inputs)), capture.module_of(model)
@@ -240,30 +295,40 @@ def compile(
     )
     pool = None if dynamic_shapes is None else pools.Pool()
 
-    def program(example: tuple[Any, ...] | dict[str, Any], pipeline: Pipeline) -> Compiled:
+    def check(interface: Interface) -> None:
+        """Raise `UnsupportedError` for a way to be called that some of the options cannot have."""
+        for x in interface.fixed:
+            if x.name in (dynamic_shapes or {}):
+                raise UnsupportedError(
+                    f"rotary positions depend on the argument {x.name}, whose size calls choose: leave it out, "
+                    "then they count the rows of the sequence"
+                )
+        written = ", ".join(x.name for x in interface.written)
+        if written and borders is not None:
+            raise UnsupportedError(f"the model writes to its arguments ({written}) in half precision: use float()")
+        if written and dynamic_shapes is not None:
+            raise UnsupportedError(f"the model writes to its arguments ({written}), which dynamic_shapes would pad")
+
+    def program(example: tuple[Any, ...] | dict[str, Any], pipeline: Pipeline) -> Compiled | CompiledPieces:
         seen = followed.look()
         recipe = Recipe(followed, example, pipeline, getattr(followed.original, "config", None), pool)
-        with pipeline.proposing_pieces(followed.module, example, is_half=borders is not None):
-            traced = recipe.trace()  # capture, rewrite, match, fold
-            for x in traced.host.interface.fixed:
-                if x.name in (dynamic_shapes or {}):
-                    raise UnsupportedError(
-                        f"rotary positions depend on the argument {x.name}, whose size calls choose: leave it out, "
-                        "then they count the rows of the sequence"
-                    )
-            written = ", ".join(x.name for x in traced.host.interface.written)
-            if written and borders is not None:
-                raise UnsupportedError(f"the model writes to its arguments ({written}) in half precision: use float()")
-            if written and dynamic_shapes is not None:
-                raise UnsupportedError(f"the model writes to its arguments ({written}), which dynamic_shapes would pad")
-            built = _built(recipe.build, traced)  # schedule, lower, pack
-        if traced.told:
-            warnings.warn(traced.told, stacklevel=3)
         shared = SharedBank.of(followed.original.parameters(), board, overlay)
         # The programs of a family are in float32; its borders are its own, and so is the verification of its calls.
-        if dynamic_shapes is not None:
-            return Compiled(traced, built, board, recipe, seen, shared=shared)
-        return Compiled(traced, built, board, recipe, seen, borders, shared, verification)
+        own = (borders, verification) if dynamic_shapes is None else (None, None)
+        proposing = pipeline.proposing_pieces(followed.module, example, is_half=borders is not None)
+        with proposing if whole else nullcontext():
+            found = recipe.trace() if whole else recipe.divide()  # capture, rewrite, match, fold
+            if isinstance(found, graph_split.Split):
+                check(found.interface)
+                made = CompiledPieces(found, board, recipe, seen, own[0], shared, own[1])
+                reasons = fallback.told(made.reasons)
+                warnings.warn(f"a part of this model runs in PyTorch: {reasons}", fallback.Fallback, stacklevel=3)
+                return made
+            check(found.host.interface)
+            built = _built(recipe.build, found)  # schedule, lower, pack
+        if found.told:
+            warnings.warn(found.told, stacklevel=3)
+        return Compiled(found, built, board, recipe, seen, own[0], shared, own[1])
 
     if dynamic_shapes is None:
         return program(example, usual)

@@ -21,8 +21,9 @@ from ..base.files import check_target as check_file
 from ..base.files import write_text
 from ..base.garbage import gc_frozen
 from ..host.model.compare import difference_table
-from ..host.model.compiled import Compiled, Recipe, modelled_layers
-from ..host.model.file import SUFFIX, ModelVariant, write
+from ..host.model.compiled import Compiled, modelled_layers
+from ..host.model.file import SUFFIX, ModelVariant, SavedProgram, write
+from ..host.model.following import Recipe
 from ..host.tensors import check_target, save_tensors
 from ..isa.overlays import find
 from ..isa.program import Program, Role
@@ -373,7 +374,8 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         if weights is not None:
             save_tensors(weights, built.weights, packed=True)
         if host is not None:
-            write(output, [ModelVariant((), built.program, built.weights, host)], None, borders)
+            program = SavedProgram(built.program, built.weights, host)
+            write(output, [ModelVariant((), (program,))], None, borders)
         else:
             write_text(output, show(built.program))
         if schedule_out is not None:

@@ -102,7 +102,9 @@ def put_in_common(results: list[Any], groups: Iterable[Layouts]) -> None:
         memory = torch.empty(max(ends), dtype=first.dtype)
         for i, (stride, offset) in group.items():
             view = memory.as_strided(results[i].shape, stride, offset)
-            results[i] = view.copy_(results[i])
+            once = tuple(slice(None) if step else slice(1) for step in stride)  # what expand repeats is there once
+            view[once].copy_(results[i][once])
+            results[i] = view
 
 
 ViewsOfArguments = dict[int, tuple[str, tuple[int, ...], int]]

@@ -3,7 +3,7 @@ PyTorch computes all results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from .captured_graph import CapturedGraph, place
 from .eager_ops import Uncaptured
 from .fallback import Refusal
 from .flops import counted
-from .graph_split import Examples, work_of
+from .graph_split import Examples, Split, work_of
 from .partition import Traced
 from .summary import Modelled, ModuleWork, head, table
 from .trace import NoProductError
@@ -176,19 +176,19 @@ def _report(graph: CapturedGraph, args: tuple[Any, ...], model: Model) -> _Graph
             report = _GraphReport([f"{graph.title}: on the machine"], [])
             report.add(found, modelled(found), "  ")
             return report
+        split, times = found.built(modelled)
     except Refusal as e:
         if graph.whole and not isinstance(e, NoProductError):
             raise
         return _GraphReport([f"{graph.title}: in PyTorch: {e}"], [], is_refused=True)
-    report = _GraphReport([f"{graph.title}: in {len(found.pieces)} pieces"], [])
-    for i, piece in enumerate(found.pieces, 1):
+    return _of_pieces(graph.title, split, times)
+
+
+def _of_pieces(title: str, split: Split, times: Sequence[Modelled | None]) -> _GraphReport:
+    """Where the pieces of a split graph run. times: of each piece, None for PyTorch."""
+    report = _GraphReport([f"{title}: in {len(split.pieces)} pieces"], [])
+    for i, (piece, time) in enumerate(zip(split.pieces, times, strict=True), 1):
         why = "; ".join(piece.why)
-        time = None
-        if piece.traced is not None:
-            try:
-                time = modelled(piece.traced)
-            except Refusal as e:
-                why = str(e)
         if piece.traced is None or time is None:
             report.lines.append(f"  piece {i}, in PyTorch: {why or 'no product and no attention'}")
             report.work += work_of(piece)
@@ -196,6 +196,14 @@ def _report(graph: CapturedGraph, args: tuple[Any, ...], model: Model) -> _Graph
             report.lines.append(f"  piece {i}, on the machine{f'; cut here because of {why}' if why else ''}")
             report.add(piece.traced, time, "    ")
     return report
+
+
+def explain_pieces(split: Split, times: Sequence[Modelled | None]) -> str:
+    """Return where the pieces of a module run, and why, as text, after a summary by module of FLOPs and modelled time.
+    times: of each piece, None for PyTorch."""
+    report = _of_pieces("the model", split, times)
+    first = f"{report.lines[0]}, {head(report.work, report.latency_s)}"
+    return "\n".join([first, *table(report.work, report.latency_s), "", *report.lines[1:]])
 
 
 def _many(count: int, noun: str) -> str:

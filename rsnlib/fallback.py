@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from types import FrameType
 
 from ..base.errors import ScheduleError, TensorError, UnsupportedError
@@ -13,8 +14,18 @@ Refusal = (UnsupportedError, TensorError, ScheduleError)
 """The errors for a graph, or a part of it, that cannot run on the machine."""
 
 
+TOLD = 3
+"""Largest number of reasons in a warning; `explain` gives all."""
+
+
 class Fallback(UserWarning):
     """The warning that a graph, or a part of it, runs in PyTorch. The message says why."""
+
+
+def told(reasons: Sequence[str]) -> str:
+    """Return the reasons of a warning as text: the first `TOLD`, and how many more there are."""
+    more = f"; and {len(reasons) - TOLD} more" if len(reasons) > TOLD else ""
+    return "; ".join(reasons[:TOLD]) + more
 
 
 class _RecompileLimit(logging.Filter):

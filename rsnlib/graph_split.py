@@ -90,34 +90,33 @@ class Split:
         """Why the graph is cut or runs in PyTorch, as texts for messages; each reason once."""
         return list(dict.fromkeys(text for piece in self.pieces for text in piece.why))
 
-    def built(self, build: Callable[[Traced], T]) -> tuple[list[T | None], list[str]]:
+    def built(self, build: Callable[[Traced], T]) -> tuple[Split, list[T | None]]:
         """Build the programs of the pieces. build: makes a program; raises one of `Refusal` for a piece that cannot be
-        scheduled, which PyTorch then runs. Returns a program for each piece, None for PyTorch, and the reasons why
-        parts run there. Raises `UnsupportedError` if nothing can run on the machine."""
+        scheduled, which becomes one for PyTorch.
+
+        Returns the split with copies of those constants alone that PyTorch needs, so that it shares no memory with the
+        module; and the program of each piece, None for PyTorch. Raises `UnsupportedError` if nothing can run on the
+        machine.
+        """
         programs: list[T | None] = []
-        reasons = self.reasons
+        pieces: list[Piece] = []
         for piece in self.pieces:
             try:
                 programs.append(None if piece.traced is None else build(piece.traced))
+                pieces.append(piece)
             except Refusal as e:
                 programs.append(None)
-                reasons.append(str(e))
+                pieces.append(Piece(piece.nodes, (), (), None, (*piece.why, str(e))))
         if all(program is None for program in programs):
-            raise UnsupportedError(reasons[-1])
-        return programs, reasons
-
-    def in_pytorch(self, programs: Sequence[object]) -> Split:
-        """Return the same for pieces that have programs, with copies of those constants only that PyTorch needs: they
-        share no memory with the module. programs: as `built` returns them."""
-        runs = (node for piece, made in zip(self.pieces, programs, strict=True) if made is None for node in piece.nodes)
+            raise UnsupportedError([text for piece in pieces for text in piece.why][-1])
+        runs = (node for piece in pieces if piece.traced is None for node in piece.nodes)
         needed = {x for node in (*runs, self.interface.result) for x in node.all_input_nodes}
-        needed.update(x for piece in self.pieces for x in piece.takes)
         constants = {
             node: value.clone() if isinstance(value, torch.Tensor) else value
             for node, value in self.constants.items()
             if node in needed
         }
-        return replace(self, constants=constants)
+        return Split(self.interface, constants, tuple(pieces)), programs
 
     def calls(
         self, programs: Sequence[object], args: tuple[Any, ...], kwargs: dict[str, Any]

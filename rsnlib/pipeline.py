@@ -151,8 +151,8 @@ class Pipeline:
 
     @contextmanager
     def proposing_pieces(self, model: nn.Module, example: Examples, *, is_half: bool) -> Iterator[None]:
-        """Context in which the error for a model that is refused as a whole also proposes torch.compile, if that would
-        run parts of it on the machine. example: inputs, by position or by name. is_half: `model` is a float32 copy of
+        """Context in which the error for a model that is refused as a whole also proposes pieces, if parts of it would
+        run on the machine. example: inputs, by position or by name. is_half: `model` is a float32 copy of
         the user's model."""
         try:
             yield
@@ -165,7 +165,8 @@ class Pipeline:
                 given["experts"] = "static" if self.passes.experts.executor is None else "patched"
             options = f", options={given!r}" if given else ""
             which = "model.float()" if is_half else "model"
-            proposal = f'torch.compile({which}, backend="rsn"{options}) runs the rest on the machine, in pieces'
+            captured = f'torch.compile({which}, backend="rsn"{options})'
+            proposal = f"rsn.compile(..., whole=False), or {captured}, runs the rest on the machine, in pieces"
             raise UnsupportedError(f"{error}; {proposal}") from error
 
     @property

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from ..scheduler.graph import Array, Gemm
+from .capture import Environment
+from .graph_split import Split
 from .partition import Traced
 
 SMALL = 1 << 14
@@ -32,11 +34,16 @@ class Pool:
             replace(x, weight=self._array(x.weight), bias=self._array(x.bias)) if isinstance(x, Gemm) else x
             for x in traced.network.layers
         )
-        constants = {
-            node: self._tensor(x) if isinstance(x, torch.Tensor) else x for node, x in traced.host.constants.items()
-        }
-        network, host = replace(traced.network, layers=layers), replace(traced.host, constants=constants)
-        return replace(traced, network=network, host=host)
+        network, host = replace(traced.network, layers=layers), traced.host
+        return replace(traced, network=network, host=replace(host, constants=self._constants(host.constants)))
+
+    def shared_pieces(self, split: Split) -> Split:
+        """Return a split module with its weights shared, those of its pieces as `shared` does."""
+        pieces = (x if x.traced is None else replace(x, traced=self.shared(x.traced)) for x in split.pieces)
+        return replace(split, pieces=tuple(pieces), constants=self._constants(split.constants))
+
+    def _constants(self, constants: Environment) -> Environment:
+        return {node: self._tensor(x) if isinstance(x, torch.Tensor) else x for node, x in constants.items()}
 
     def _array(self, x: Array) -> Array:
         return x if x.nbytes <= SMALL else self._arrays.setdefault((x.shape, _digest(x)), x)

@@ -1,7 +1,7 @@
 """Save the host part of a model as JSON and tensors, and read it: no pickle, and nothing is executed but operators.
 
-Only operators of PyTorch's library `aten` that compute new tensors, and those of quantised numbers, are written and
-read: none that writes to its arguments, reads files, or returns uninitialised memory.
+Only operators of PyTorch's library `aten` that compute new tensors, and those of quantised numbers and of experts, are
+written and read: none that writes to its arguments, reads files, or returns uninitialised memory.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..base.errors import UnsupportedError
 from ..base.json_values import Json, as_bool, as_dict, as_int, as_ints, as_list, as_str
 from ..scheduler.graph import Rotary
 from .capture import Environment, Interface, draws, run, shape_of, site
+from .experts.operators import IN_FILES
 from .exporting import unlogged
 from .host_part import HostPart, RotaryTable
 from .mask import PLAIN, Pattern
@@ -51,6 +52,13 @@ INTERNAL = frozenset(
 """Operators with a private name that captured graphs contain, and that are allowed."""
 REFUSED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "from_file", "new_empty"})
 """Operators that are refused, because they read files or return uninitialised memory; also all `new_empty*`."""
+WRITTEN_AS: dict[str, Any] = {
+    "aten.empty_like.default": torch.ops.aten.zeros_like.default,
+    "aten.new_empty.default": torch.ops.aten.new_zeros.default,
+    "transformers.grouped_mm_fallback.default": torch.ops.rsn.grouped_mm.default,
+}
+"""Operators, by name, in whose place a file has another one with the same arguments: zeros are as good as memory that
+is not initialised, and products in groups are not transformers' own."""
 VALUES: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 """Kinds of operator arguments that are attributes of `torch`, by their name in a file."""
 
@@ -69,7 +77,7 @@ def is_allowed(target: object) -> bool:
         return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if target.overloadpacket in QUANTISED_OPS:
+    if target.overloadpacket in (*QUANTISED_OPS, *IN_FILES):
         return True
     if target.namespace != "aten" or target._schema.is_mutable:
         return False
@@ -86,21 +94,6 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str], *, writes: bool 
     interface = host.interface
     made = {*interface.arguments, *host.constants, *host.before, *host.results, *host.after}
     in_place = [value for _, value in interface.writes if value not in made]
-    for node in (*host.before, *host.after, *in_place):
-        if not is_allowed(node.target):
-            raise UnsupportedError(
-                f"{site(node)}: this operator cannot be saved; a file holds only operators of PyTorch's library aten "
-                "that compute new tensors"
-            )
-    for node, value in host.constants.items():
-        if not isinstance(value, torch.Tensor):
-            raise UnsupportedError(f"{node.name} is a {type(value).__name__}, which cannot be saved")
-    if interface.written and not writes:
-        names = ", ".join(node.name for node in interface.written)
-        raise UnsupportedError(f"the model writes to its arguments ({names}); a file cannot hold that")
-    examples = [node.meta["val"] for node in interface.arguments]
-    if interface.laid_out is not None and any(isinstance(x, torch.Tensor) and not x.is_contiguous() for x in examples):
-        raise UnsupportedError("the model writes in place, and was compiled for arguments that are not contiguous")
     return {
         "batch": host.batch,
         "seq": host.seq,
@@ -109,23 +102,39 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str], *, writes: bool 
         "counted": host.counted,
         "added": sorted(host.added),
         "columns": dict(host.columns),
-        "signature": parameters(interface.signature),
-        "arguments": [[node.name, described(node.meta["val"])] for node in interface.arguments],
-        "argument_structure": describe(interface.structure, "an argument"),
-        "laid_out": None if interface.laid_out is None else sorted(node.name for node in interface.laid_out),
-        "fixed": [[node.name, keep(value)] for node, value in interface.fixed.items()],
-        "constants": [[node.name, keep(value)] for node, value in host.constants.items()],
-        "before": [_operator(node) for node in host.before],
-        "after": [_operator(node) for node in host.after],
+        "constants": constants(host.constants, keep),
+        "before": operators(host.before),
+        "after": operators(host.after),
         "sources": [[name, node.name, _view(view)] for name, (node, view) in host.sources.items()],
         "tables": [[name, *_table(table, keep)] for name, table in host.tables.items()],
         "results": [
             [node.name, name, _view(view), list(shape_of(node))] for node, (name, view) in host.results.items()
         ],
         "masks": [[node.name, *astuple(host.patterns.get(node, PLAIN))] for node in host.masks],
-        "written": [node.name for node in interface.written],
-        "in_place": [_operator(node) for node in in_place],
+        "in_place": operators(in_place),
         "caches": _caches(host),
+        **described_interface(interface, keep, writes=writes),
+    }
+
+
+def described_interface(
+    interface: Interface, keep: Callable[[torch.Tensor], str], *, writes: bool = False
+) -> dict[str, Json]:
+    """Return how a module is called, as JSON. keep, writes: as for `encode`. Raises `UnsupportedError` for a module
+    that writes to its arguments otherwise, and for structures that cannot be written."""
+    if interface.written and not writes:
+        names = ", ".join(node.name for node in interface.written)
+        raise UnsupportedError(f"the model writes to its arguments ({names}); a file cannot hold that")
+    examples = [node.meta["val"] for node in interface.arguments]
+    if interface.laid_out is not None and any(isinstance(x, torch.Tensor) and not x.is_contiguous() for x in examples):
+        raise UnsupportedError("the model writes in place, and was compiled for arguments that are not contiguous")
+    return {
+        "signature": parameters(interface.signature),
+        "arguments": [[node.name, described(node.meta["val"])] for node in interface.arguments],
+        "argument_structure": describe(interface.structure, "an argument"),
+        "laid_out": None if interface.laid_out is None else sorted(node.name for node in interface.laid_out),
+        "fixed": [[node.name, keep(value)] for node, value in interface.fixed.items()],
+        "written": [node.name for node in interface.written],
         "result": _value(interface.result.args[0]),
         "result_structure": describe(interface.result_structure, "the model's result"),
     }
@@ -163,75 +172,125 @@ def _of_caches(description: Json, nodes: Mapping[str, Node]) -> dict[str, Any]:
     }
 
 
-def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart:
-    """Read a host part from JSON. tensor: returns a stored tensor by its name. Raises any `Exception` for a wrong
-    description; callers must expect that, because anybody may have written the file."""
-    graph = Graph()
-    nodes: dict[str, Node] = {}
+def operators(nodes: Iterable[Node]) -> Json:
+    """Return operators as JSON. Raises `UnsupportedError`, naming operator and module path, for one that a file cannot
+    hold."""
+    made = []
+    for node in nodes:
+        if not is_allowed(_written_as(node)):
+            raise UnsupportedError(
+                f"{site(node)}: this operator cannot be saved; a file holds only operators of PyTorch's library aten "
+                "that compute new tensors"
+            )
+        if draws(node):
+            raise UnsupportedError(f"{site(node)}: it draws random numbers, which a saved model does not")
+        made.append(_operator(node))
+    return made
 
-    def add(name: Json, node: Node) -> Node:
-        if as_str(name) in nodes:
+
+def constants(values: Environment, keep: Callable[[torch.Tensor], str]) -> Json:
+    """Return constants as JSON. values: by node. keep: stores a tensor and returns its name. Raises `UnsupportedError`
+    for one that is no tensor."""
+    for node, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            raise UnsupportedError(f"{node.name} is a {type(value).__name__}, which cannot be saved")
+    return [[node.name, keep(value)] for node, value in values.items()]
+
+
+class SavedGraphReader:
+    """Makes a graph from JSON. nodes: those so far, by name. tensor: returns a stored tensor by its name. Methods raise
+    any `Exception` for a wrong description."""
+
+    def __init__(self, tensor: Callable[[str], torch.Tensor]) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.tensor = tensor
+        self._graph = Graph()
+
+    def _add(self, name: Json, node: Node) -> Node:
+        if as_str(name) in self.nodes:
             raise ValueError(f"two values have the name {name!r}")
-        nodes[name] = node
+        self.nodes[name] = node
         return node
 
-    def outside(name: Json, value: Any) -> Node:
-        node = add(name, graph.placeholder(as_str(name)))
+    def outside(self, name: Json, value: Any) -> Node:
+        """Add a value that no operator computes. value: what it must be (`of_described`), None for a constant."""
+        node = self._add(name, self._graph.placeholder(as_str(name)))
         node.meta["val"] = value
         return node
 
-    def operators(lines: Json) -> tuple[Node, ...]:
+    def arguments(self, description: Json) -> tuple[Node, ...]:
+        """Add the arguments of an interface."""
+        return tuple(self.outside(name, of_described(x)) for name, x in as_list(description["arguments"]))
+
+    def constants(self, description: Json) -> Environment:
+        """Add constants. Returns their values."""
+        return {self.outside(name, None): self.tensor(as_str(stored)) for name, stored in as_list(description)}
+
+    def operators(self, lines: Json) -> tuple[Node, ...]:
+        """Add operators."""
         made = []
         for name, target, args, kwargs in as_list(lines):
-            by_position = tuple(_read(x, nodes) for x in as_list(args))
-            by_name = {key: _read(x, nodes) for key, x in as_dict(kwargs).items()}
-            made.append(add(name, graph.call_function(_target(as_str(target)), by_position, by_name)))
-            if draws(made[-1]):
+            by_position = tuple(_read(x, self.nodes) for x in as_list(args))
+            by_name = {key: _read(x, self.nodes) for key, x in as_dict(kwargs).items()}
+            node = self._graph.call_function(_target(as_str(target)), by_position, by_name)
+            made.append(self._add(name, node))
+            if draws(node):
                 raise ValueError(f"operator {target} draws random numbers")
         return tuple(made)
 
-    arguments = tuple(outside(name, of_described(x)) for name, x in as_list(description["arguments"]))
-    constants = {outside(name, None): tensor(as_str(stored)) for name, stored in as_list(description["constants"])}
-    before = operators(description["before"])
+    def interface(self, description: Json, arguments: tuple[Node, ...]) -> Interface:
+        """Read an interface, when all nodes are there. arguments: those of `arguments`."""
+        values = _read(description["result"], self.nodes)
+        if not isinstance(values, list | tuple):
+            raise ValueError(f"the values of the result are a {type(values).__name__}")
+        result = self._graph.output(tuple(values))
+        fixed = {self.nodes[name]: self.tensor(as_str(stored)) for name, stored in as_list(description["fixed"])}
+        for node, value in fixed.items():
+            expected = node.meta["val"] if node in arguments else None
+            if not isinstance(expected, torch.Tensor) or (value.dtype, value.shape) != (expected.dtype, expected.shape):
+                raise ValueError(f"{node.name} has values that do not fit an argument")
+        structure = Structure(description["result_structure"])
+        argument_structure = Structure(description["argument_structure"])
+        written = tuple(self.nodes[as_str(name)] for name in as_list(description.get("written", [])))
+        if not set(written) <= set(arguments):
+            raise ValueError(f"it writes to {written}, not all of which are arguments")
+        leaves = structure.num_leaves + len(written)
+        if leaves != len(result.args[0]) or argument_structure.num_leaves != len(arguments):
+            raise ValueError("structures of arguments or results have another number of values")
+        return Interface(
+            of_parameters(description["signature"]),
+            arguments,
+            argument_structure.spec,
+            result,
+            structure,
+            fixed,
+            written,
+            laid_out=_laid_out(description.get("laid_out"), self.nodes),
+        )
+
+
+def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart:
+    """Read a host part from JSON. tensor: returns a stored tensor by its name. Raises any `Exception` for a wrong
+    description; callers must expect that, because anybody may have written the file."""
+    reader = SavedGraphReader(tensor)
+    nodes = reader.nodes
+    arguments = reader.arguments(description)
+    constants = reader.constants(description["constants"])
+    before = reader.operators(description["before"])
     sources = {as_str(name): (nodes[node], _of_view(view)) for name, node, view in as_list(description["sources"])}
     tables = {
         as_str(name): _of_table(fields, nodes, tensor) for name, *fields in as_list(description.get("tables", []))
     }
     masks = {nodes[name]: _pattern(*fields) for name, *fields in as_list(description["masks"])}
     results = {
-        outside(node, torch.empty(as_ints(shape), device="meta")): (as_str(name), _of_view(view))
+        reader.outside(node, torch.empty(as_ints(shape), device="meta")): (as_str(name), _of_view(view))
         for node, name, view, shape in as_list(description["results"])
     }
-    after = operators(description["after"])
-    in_place = operators(description.get("in_place", []))
-    values = _read(description["result"], nodes)
-    if not isinstance(values, list | tuple):
-        raise ValueError(f"the values of the result are a {type(values).__name__}")
-    result = graph.output(tuple(values))
-    fixed = {nodes[name]: tensor(as_str(stored)) for name, stored in as_list(description["fixed"])}
-    for node, value in fixed.items():
-        expected = node.meta["val"] if node in arguments else None
-        if not isinstance(expected, torch.Tensor) or (value.dtype, value.shape) != (expected.dtype, expected.shape):
-            raise ValueError(f"{node.name} has values that do not fit an argument")
-    structure = Structure(description["result_structure"])
-    argument_structure = Structure(description["argument_structure"])
-    written = tuple(nodes[as_str(name)] for name in as_list(description.get("written", [])))
-    if not set(written) <= set(arguments):
-        raise ValueError(f"it writes to {written}, not all of which are arguments")
+    after = reader.operators(description["after"])
+    in_place = reader.operators(description.get("in_place", []))
     if any(node.target is not torch.ops.aten.index_copy.default for node in in_place):
         raise ValueError(f"{in_place} are no new rows of arguments")
-    if structure.num_leaves + len(written) != len(result.args[0]) or argument_structure.num_leaves != len(arguments):
-        raise ValueError("structures of arguments or results have another number of values")
-    interface = Interface(
-        of_parameters(description["signature"]),
-        arguments,
-        argument_structure.spec,
-        result,
-        structure,
-        fixed,
-        written,
-        laid_out=_laid_out(description.get("laid_out"), nodes),
-    )
+    interface = reader.interface(description, arguments)
     columns = {name: as_int(n) for name, n in as_dict(description["columns"]).items()}
     batch, seq, lengths = as_int(description["batch"]), as_int(description["seq"]), as_ints(description["lengths"])
     if lengths and (len(lengths) != batch or min(lengths) < 1 or max(lengths) > seq):
@@ -293,8 +352,13 @@ def _of_table(fields: Json, nodes: Mapping[str, Node], tensor: Callable[[str], t
 
 def _operator(node: Node) -> Json:
     """An operator as JSON: name of its result, name of the operator, arguments by position and by name."""
-    name = "getitem" if node.target is operator.getitem else str(node.target)
+    name = "getitem" if node.target is operator.getitem else str(_written_as(node))
     return [node.name, name, _value(list(node.args)), {key: _value(x) for key, x in node.kwargs.items()}]
+
+
+def _written_as(node: Node) -> Any:
+    """The operator that a file has for a node."""
+    return WRITTEN_AS.get(str(node.target), node.target)
 
 
 def _target(name: str) -> Callable[..., Any]:
@@ -408,10 +472,14 @@ def _of_view(description: Json) -> View:
 
 
 def _check_within(name: str, view: View, elements: int) -> None:
-    """Raise `ValueError` for a view that repeats elements of an activation or shows some that it does not have."""
+    """Raise `ValueError` for a view that shows elements that an activation does not have, or some of them again, except
+    all of them several times, as `expand` does, up to MAX_BYTES."""
     atoms = view.atoms
-    if view.offset < 0 or any(size < 1 or stride < 1 for size, stride in atoms) or prod(view.shape) > elements:
+    once = prod(size for size, stride in atoms if stride)
+    if view.offset < 0 or any(size < 1 or stride < 0 for size, stride in atoms) or once > elements:
         raise ValueError(f"{name} is no view of {elements} elements")
+    if 4 * prod(view.shape) > MAX_BYTES:
+        raise ValueError(f"{name} needs more than {MAX_BYTES >> 30} GiB")
     if view.offset + sum((size - 1) * stride for size, stride in atoms) >= elements:
         raise ValueError(f"{name} shows elements beyond {elements}")
 
@@ -423,32 +491,51 @@ def _check(host: HostPart, in_place: Iterable[Node]) -> None:
     for node, view in (*host.sources.values(), *host.states.values()):
         if merge(sorted(view.atoms, key=lambda atom: -atom[1])) != merge([(prod(view.shape), 1)]) or view.offset:
             raise ValueError(f"{node.name} is not each element of an input of the network once")
-    with unlogged(), FakeTensorMode() as mode:
-        values: Environment = {node: mode.from_tensor(x) for node, x in host.constants.items()}
-        for node in host.interface.arguments:
-            x = node.meta["val"]
-            values[node] = torch.empty(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) else x
+    with unlogged():
+        fake = FakeRun(host.interface, host.constants)
         for node, (name, view) in host.results.items():
             _check_within(node.name, view, host.batch * host.seq_of(name) * host.columns[name])
-            values[node] = torch.empty(view.shape).reshape(shape_of(node))
-        made_bytes: dict[int, int] = {}
+            fake.add(node, torch.empty(view.shape, device="meta").reshape(shape_of(node)))
+        fake.run(chain(host.before, host.after, in_place))
+        for node, view in (*host.sources.values(), *host.states.values()):
+            if node in fake.values:
+                fake.values[node].broadcast_to(view.shape)
+        for argument, value in host.interface.writes:
+            if value in fake.values and fake.values[value].shape != fake.values[argument].shape:
+                raise ValueError(f"{argument.name} becomes a tensor of another shape")
+
+
+class FakeRun:
+    """Runs operators with fake tensors, to check that operators and shapes fit. values: by node, at first those of the
+    arguments of an interface and of constants."""
+
+    def __init__(self, interface: Interface, constants: Environment) -> None:
+        self._mode = FakeTensorMode()
+        self.values: Environment = {node: self._mode.from_tensor(x) for node, x in constants.items()}
+        self._made_bytes: dict[int, int] = {}
         """Bytes by storage, because views take no memory."""
-        for node in chain(host.before, host.after, in_place):
-            if not all(x in values for x in node.all_input_nodes):
+        for node in interface.arguments:
+            self.add(node, node.meta["val"])
+
+    def add(self, node: Node, like: Any) -> None:
+        """Add a value that no operator computes. like: a tensor of its shape and type, or the value if that is none."""
+        with self._mode:
+            self.values[node] = torch.empty(like.shape, dtype=like.dtype) if isinstance(like, torch.Tensor) else like
+
+    def run(self, nodes: Iterable[Node]) -> None:
+        """Run operators in order, but for those that depend on values. Raises whatever PyTorch raises, and `ValueError`
+        for tensors of more than MAX_BYTES in all."""
+        for node in nodes:
+            if not all(x in self.values for x in node.all_input_nodes):
                 continue  # it depends on values
             try:
-                run([node], values)
+                with self._mode:
+                    run([node], self.values)
             except (DataDependentOutputException, DynamicOutputShapeException):
                 continue
-            made = values[node]
+            made = self.values[node]
             for x in made if isinstance(made, list | tuple) else [made]:
                 if isinstance(x, torch.Tensor):
-                    made_bytes[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
-            if sum(made_bytes.values()) > MAX_BYTES:
+                    self._made_bytes[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+            if sum(self._made_bytes.values()) > MAX_BYTES:
                 raise ValueError(f"{node.target} and the operators before it need more than {MAX_BYTES >> 30} GiB")
-        for node, view in (*host.sources.values(), *host.states.values()):
-            if node in values:
-                values[node].broadcast_to(view.shape)
-        for argument, value in host.interface.writes:
-            if value in values and values[value].shape != values[argument].shape:
-                raise ValueError(f"{argument.name} becomes a tensor of another shape")

@@ -179,6 +179,8 @@ class Arguments:
         made = self.resized(self.example, sizes)
         for name in self.shapes:
             x = self.example[name]
+            if x.is_contiguous():  # what is cut of it would have strides of its own
+                made[name] = made[name].contiguous()
             if not _is_zero_or_one(x) or not (_is_padded_on_left(x) or _is_prefix(x)):
                 continue
             if made[name].shape[1] > 1:

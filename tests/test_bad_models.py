@@ -25,7 +25,9 @@ from rsn.cli.main import main  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
 
 HALF = torch.float16
-WAY_OUT = '; torch.compile(model, backend="rsn") runs the rest on the machine, in pieces'
+WAY_OUT = (
+    '; rsn.compile(..., whole=False), or torch.compile(model, backend="rsn"), runs the rest on the machine, in pieces'
+)
 CALL_FLOAT = "the machine computes in float32: convert it first, as model.float() does"
 
 

@@ -202,9 +202,9 @@ class Decoder(Slots):
 
     def _part(self, compiled: Compiled, what: object) -> ModelVariant:
         """A program for a file, without the classes that its arguments and its result have."""
-        part = compiled.part(in_bank=True)
-        host = replace(part.host, interface=part.host.interface.of_tensors("logits"))
-        return replace(part, host=host, verified=self._verification.when(compiled, what))
+        program = compiled.saved(in_bank=True)
+        host = replace(program.host, interface=program.host.interface.of_tensors("logits"))
+        return ModelVariant((), (replace(program, host=host),), None, self._verification.when(compiled, what))
 
     @property
     def _step(self) -> Compiled:

@@ -13,7 +13,7 @@ from ...base.errors import BoardError, ContainerError, TensorError, require
 from ...base.json_values import as_int, as_ints, as_list
 from ...rsnlib.key_spans import RowsOfCaches
 from ..boards import Board
-from ..model.file import ModelVariant, Saved, read
+from ..model.file import Saved, SavedProgram, read
 from ..model.hosted import HostedProgram
 from ..model.loaded import typed
 from ..runner import Runner
@@ -73,9 +73,9 @@ class _Result:
 class _Program:
     """A program of the file on a board."""
 
-    def __init__(self, part: ModelVariant, board: str | Callable[[], Board], xclbin: Any) -> None:
-        self._runner = Runner(part.program, weights=part.weights, board=board, xclbin=xclbin)
-        self._hosted = HostedProgram(part.host, self._runner)
+    def __init__(self, saved: SavedProgram, board: str | Callable[[], Board], xclbin: Any) -> None:
+        self._runner = Runner(saved.program, weights=saved.weights, board=board, xclbin=xclbin)
+        self._hosted = HostedProgram(saved.host, self._runner)
 
     def __call__(self, **arguments: Any) -> Any:
         return self.step(None, **arguments)
@@ -115,11 +115,11 @@ class LoadedDecoder(Slots):
             raise ValueError(f"{len(saved.parts)} programs for a step and {len(prompts)} kinds of prompts")
         for part, prompt in zip(saved.parts, (None, *prompts), strict=True):
             arguments = self._step_arguments({}) if prompt is None else self._example(prompt)
-            part.host.interface.bind((), _as_tensors(arguments))  # raises for programs of other sizes
+            part.interface.bind((), _as_tensors(arguments))  # raises for programs of other sizes
         self._programs: list[_Program] = []
         try:
             for part in saved.parts:
-                self._programs.append(_Program(part, board, xclbin))
+                self._programs.append(_Program(part.on_machine[0], board, xclbin))
         except BaseException:
             self._release()
             raise

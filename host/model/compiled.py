@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ...assembler import container
 from ...base.deferred import deferred
 from ...base.durations import duration
-from ...base.errors import BoardError, RsnError, ScheduleError, TensorError, UnsupportedError
+from ...base.errors import BoardError, RsnError, TensorError, UnsupportedError
 from ...hw.sim.explain import Explanation, explain, seconds_of, windows
 from ...hw.sim.machine import Machine, Run, launch_seconds
 from ...isa.program import Program, Role
@@ -24,14 +23,13 @@ from ...rsnlib.summary import Modelled
 from ...scheduler.bounds import bounds
 from ...scheduler.build import Built
 from ...scheduler.schedule import Schedule
-from ..forks import forget_in_children
 from ..runner import Runner
 from ..tensors import save_tensors
 from .compare import Compared, ComparedModel, compare, show
 from .experts import PatchedExperts
-from .file import ModelVariant, write
+from .file import ModelVariant, SavedProgram, write
+from .following import FollowingModule, Recipe
 from .hosted import HostedProgram
-from .module import CompiledModule
 from .shared_bank import SharedBank
 
 if TYPE_CHECKING:
@@ -39,11 +37,10 @@ if TYPE_CHECKING:
 
     from ...rsnlib import capture, static_cache
     from ...rsnlib import quality as qualities
-    from ...rsnlib.changes import Followed
+    from ...rsnlib.capture import Interface
+    from ...rsnlib.changes import Change
     from ...rsnlib.key_spans import RowsOfCaches
     from ...rsnlib.partition import Traced
-    from ...rsnlib.pipeline import Pipeline
-    from ...rsnlib.pool import Pool
     from ...rsnlib.precision import Borders
     from ...rsnlib.verification import Verification, VerifiedCall, Visible
     from ...scheduler.graph import LayerGraph
@@ -53,63 +50,8 @@ else:
     static_cache = deferred("rsn.rsnlib.static_cache")
 
 
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """How a program was made from a model, to make it again when the model has changed. followed: the model, watched
-    for changes. example: its example arguments, by position or by name. pipeline: the passes that compile it, with
-    overlay and schedule."""
-
-    followed: Followed
-    example: tuple[Any, ...] | dict[str, Any]
-    pipeline: Pipeline
-    config: Any = None
-    """The model's `config`; the model itself may be gone when it is asked for."""
-    pool: Pool | None = None
-    """Weights shared with the other programs of a shape family, None for a program alone."""
-
-    def trace(self) -> Traced:
-        """Capture the model as it is now. Raises as `Pipeline.trace`: `UnsupportedError` or `TensorError` for a model
-        that cannot run on the machine."""
-        return self._shared(self.pipeline.trace(self.followed.module, self.example, again=True))
-
-    def trace_again(self, graph: Callable[[], Traced] | None) -> Traced:
-        """Trace a captured graph with the model's present weights; if that fails, capture the model again. Raises as
-        `trace`.
-
-        graph: traces the captured graph again, None if there is none.
-        """
-        try:
-            if graph is not None:
-                return self._shared(self.pipeline.with_lengths(graph(), self.example))
-        except (UnsupportedError, TensorError):  # the rewritten graph was valid for the old weights only
-            pass
-        return self.trace()
-
-    def _shared(self, traced: Traced) -> Traced:
-        return traced if self.pool is None else self.pool.shared(traced)
-
-    def build(self, traced: Traced) -> Built:
-        """Compile a traced model. Raises as `Pipeline.build`: what `scheduler.build.build` raises."""
-        return self.pipeline.build(traced.network)
-
-    def rebuild(self, built: Built, traced: Traced) -> Built:
-        """Compile a traced model with the schedule that was chosen for an earlier program, `built`. Raises as `build`.
-
-        If that schedule names segments that the network no longer has, a schedule is chosen again, as in `build`.
-        """
-        try:
-            return self.pipeline.rebuild(built, traced.network)
-        except ScheduleError:
-            return self.build(traced)
-
-
-class Compiled(CompiledModule):
-    """A module whose encoder stack runs on the machine. Call it as the module; it returns what the module returns.
-
-    It follows the model that it was compiled from: each call first checks whether parameters, buffers, submodules,
-    attributes, hooks or the training mode have changed, and takes over the changes (docs/models.md, "When the model
-    changes"). Any thread may call it; one call runs at a time.
-    """
+class Compiled(FollowingModule):
+    """A module that is one program of the machine, with what the host computes before and behind it."""
 
     def __init__(
         self,
@@ -128,12 +70,10 @@ class Compiled(CompiledModule):
         verification: compares calls with the model; None leaves that to the caller."""
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest call's run; None before the first call."""
-        self._recipe, self._seen, self._borders = recipe, seen, borders
+        super().__init__(recipe, seen, borders, verification)
         self._traced, self._built, self._board = self._kept(traced), built, board
-        self._verification = verification
         self.visible: Visible | None = None
         """The rows that the masks of the latest call showed; None without masks."""
-        self._turn = threading.RLock()
         self._simulated: Machine | None = None
         self._shared, self._is_closed = shared, False
         self._joined = 0 if shared is None else shared.changes
@@ -143,16 +83,6 @@ class Compiled(CompiledModule):
         self._hosted: HostedProgram
         if board != "sim":  # the first call opens the simulator, which anyone can use at any time
             self._open()
-        forget_in_children(self)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the host part before the machine, the machine, and the host part behind it.
-
-        Raises `TensorError` for arguments whose shape or dtype differs from the example's, and for an attention mask
-        that does not hide a suffix of each sequence; and what `rsn.compile` raises if the model has changed into one
-        that cannot be compiled.
-        """
-        return self.call_with(None, args, kwargs)
 
     def step(self, rows: RowsOfCaches, *args: Any, **kwargs: Any) -> Any:
         """The same as a call, of a model with caches, but the new row of sequence b becomes row rows[b] of its caches,
@@ -163,36 +93,31 @@ class Compiled(CompiledModule):
         """
         return self.call_with(None, args, kwargs, rows)
 
-    def call_with(
-        self, seen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowsOfCaches | None = None
-    ) -> Any:
-        """The same as a call with `args` and `kwargs`; raises what it raises. seen: the model's change count, if the
-        caller has just looked it up; None looks it up. rows: as for `step`."""
-        with self._turn:
-            self._follow(seen)
-            self._open()
-            args, kwargs = self._widened(args, kwargs)
-            verified = None if rows is not None else self._begun(args, kwargs)
-            returned = self._hosted.call(args, kwargs, rows)
-            self.last_run, self.visible = self._hosted.last_run, self._hosted.visible
-            static_cache.count_rows((args, kwargs))
-            if verified is not None:
-                self._end(verified, returned, args, kwargs)
-            return returned if self._borders is None else self._borders.narrowed(returned)
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowsOfCaches | None) -> Any:
+        returned = self._hosted.call(args, kwargs, rows)
+        self.last_run, self.visible = self._hosted.last_run, self._hosted.visible
+        return returned
 
     def _begun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> VerifiedCall | None:
-        """The verification of a call that begins, if it is verified. Sequences of stated lengths are not: PyTorch has
-        no such calls of the module."""
-        if self._verification is None or self._traced.host.lengths:
-            return None
-        return self._verification.begin(self._placed, args, kwargs)
+        # Sequences of stated lengths are not verified: PyTorch has no such calls of the module.
+        return None if self._traced.host.lengths else super()._begun(args, kwargs)
 
-    def _end(self, verified: VerifiedCall, returned: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Verify a call that has ended. Raises `WrongResultError`."""
-        assert self._verification is not None
-        visible = [] if self.visible is None else [self.visible]
-        verified.check(returned, args, kwargs, layers=self.depth, visible=visible, shown=self.shown_layers)
-        self._verification.passed(self._placed)
+    @property
+    def _interface(self) -> Interface:
+        return self._traced.host.interface
+
+    @property
+    def _made(self) -> Built:
+        return self._built
+
+    @property
+    def _verified(self) -> Built | None:
+        return self._placed
+
+    @property
+    def shown_rows(self) -> list[Visible]:
+        """As `visible`: none, or one."""
+        return [] if self.visible is None else [self.visible]
 
     @property
     def depth(self) -> int:
@@ -207,50 +132,15 @@ class Compiled(CompiledModule):
             return ""
         return f"the layers, each from what PyTorch computes for what rsn took it for:\n{show(rows)}"
 
-    def at(self, seen: int) -> Built:
-        """Return the program with the model's changes, compiled again if there are any. seen: the model's change count.
-        Raises what `rsn.compile` raises if the model has changed into one that cannot be compiled."""
-        with self._turn:
-            self._follow(seen)
-            return self._built
-
-    def _widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Convert arguments in half precision to float32."""
-        if self._borders is None:
-            return args, kwargs
-        return self._borders.widened(self._traced.host.interface.signature, args, kwargs)
-
-    def refresh(self) -> None:
-        """Compile the model as it is now. For changes that a call cannot detect, such as writes through NumPy. Raises
-        what `rsn.compile` raises."""
-        if self._recipe is None:
-            return
-        self._recipe.followed.changed()  # raises where the model is gone
-        with self._turn:
-            self._follow()
-
-    def _follow(self, seen: int | None = None) -> None:
-        """Take over what has changed in the model. After an error the next call tries again."""
+    def _take_over(self, change: Change) -> None:
         recipe = self._recipe
-        if recipe is None:
-            return
-        seen = recipe.followed.look() if seen is None else seen
-        change = recipe.followed.change_since(self._seen)
-        if not change:
-            return
-        numbers = change == change.NUMBERS
-        graph = recipe.followed.graphs.get(self) if numbers else None
+        assert recipe is not None
+        graph = recipe.followed.graphs.get(self) if change == change.NUMBERS else None
         traced = recipe.trace_again(graph)
         built = recipe.rebuild(self._built, traced)
         if self._shared is not None:
             self._shared.changed(self._joined)
-        self._traced, self._built, self._seen, self._simulated = self._kept(traced), built, seen, None
-
-    def open(self) -> Self:
-        """Open the board now, not at the first call. Raises `BoardError` as a call does."""
-        with self._turn:
-            self._open()
-        return self
+        self._traced, self._built, self._simulated = self._kept(traced), built, None
 
     def _open(self) -> None:
         """Open the board for the program, unless it is open. In the bank of weights the program takes the places that
@@ -293,6 +183,11 @@ class Compiled(CompiledModule):
             return self._built
 
     @property
+    def built(self) -> Built:
+        """The program with its schedule and weights, compiled again if the model has changed; raises as `at`."""
+        return self._now()
+
+    @property
     def program(self) -> Program:
         """The program of the model as it is now, compiled again if the model has changed; raises as `at`."""
         return self._now().program
@@ -313,22 +208,6 @@ class Compiled(CompiledModule):
         return tuple(x for x in found if isinstance(x, PatchedExperts))
 
     @property
-    def _called(self) -> tuple[nn.Module, Collection[str]]:
-        if self._recipe is None:
-            raise UnsupportedError("this program follows no model, of which it could be a module")
-        example, model = self._recipe.example, self._recipe.followed.original
-        if isinstance(example, dict):
-            return model, example
-        return model, list(self._traced.host.interface.signature.parameters)[: len(example)]
-
-    @property
-    def config(self) -> Any:
-        """The model's `config`. Raises `AttributeError` if the model has none."""
-        if self._recipe is None or self._recipe.config is None:
-            raise AttributeError("the model has no attribute config")
-        return self._recipe.config
-
-    @property
     def schedule(self) -> Schedule:
         """The schedule of the program; for `best`, the one that the search chose. Raises as `at`."""
         return self._now().chosen.schedule
@@ -337,8 +216,12 @@ class Compiled(CompiledModule):
         """Return a table, as text, of the modules: where each runs, why, and its share of the FLOPs and of the modelled
         time. Raises as `at`."""
         with self._turn:
-            machine = self._machine()
-            return self._traced.explain(modelled_layers(machine.program, self._traced.network, machine))
+            return self._traced.explain(self.modelled_layers())
+
+    def modelled_layers(self) -> Modelled:
+        """Return the modelled times of the program, as the function of this name does. Raises as `at`."""
+        machine = self._machine()
+        return modelled_layers(machine.program, self._traced.network, machine)
 
     @property
     def modelled(self) -> Explanation:
@@ -394,7 +277,8 @@ class Compiled(CompiledModule):
                 raise UnsupportedError(
                     "compare: a program that keeps caches between calls; compare the results of calls"
                 )
-            args, kwargs = self._widened(args, kwargs)
+            if self._borders is not None:
+                args, kwargs = self._borders.widened(self._interface.signature, args, kwargs)
             inputs, spans, _ = self._traced.host.prologue(*args, **kwargs)
             return compare(built.program, built.weights, self._traced.network, inputs, spans)
 
@@ -459,28 +343,29 @@ class Compiled(CompiledModule):
 
     def part(self, sizes: tuple[int, ...] = (), *, in_bank: bool = False) -> ModelVariant:
         """Return this program as a part of a model file. sizes: those that it is for, in a shape family; () for a
-        program alone. in_bank: as it is on the board, with its weights where all programs of the model have them.
-        Raises as `at`, and `BoardError` if the board has to be opened for that."""
+        program alone. in_bank: as for `saved`. Raises as that."""
+        with self._turn:
+            program = self.saved(in_bank=in_bank)
+            verified = None if self._verification is None else self._verification.when(self._placed)
+            return ModelVariant(sizes, (program,), None, verified)
+
+    def saved(self, *, in_bank: bool = False) -> SavedProgram:
+        """Return this program, its weights and its host part, for a model file. in_bank: as it is on the board, with
+        its weights where all programs of the model have them. Raises as `at`, and `BoardError` if the board has to be
+        opened for that."""
         with self._turn:
             built = self._now()
             if in_bank:
                 self._open()
                 assert self._placed is not None
                 built = self._placed
-            verified = None if self._verification is None else self._verification.when(self._placed)
-            return ModelVariant(sizes, built.program, built.weights, self._traced.host, verified)
+            return SavedProgram(built.program, built.weights, self._traced.host)
 
     def close(self) -> None:
         """Release the board for good: a call raises `BoardError` from then on."""
         self._is_closed = True
         if self._placed is not None:
             self._runner.close()
-
-    def forget(self) -> None:
-        """In a forked child: replace locks that another thread of the parent may have held."""
-        self._turn = threading.RLock()
-        if self._recipe is not None:
-            self._recipe.followed.forget()
 
 
 def modelled_layers(program: Program, network: LayerGraph, machine: Machine | None = None) -> Modelled:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...rsnlib.precision import Borders
     from ...rsnlib.verification import Verification
     from .compiled import Compiled
+    from .pieces import CompiledPieces
 else:
     padding_check = deferred("rsn.rsnlib.padding_check")
 
@@ -40,7 +41,7 @@ REMEMBERED = 8
 """How many programs of a model are kept; the one that was used longest ago is dropped first."""
 
 
-Make = Callable[[dict[str, Any], Callable[["ExportedProgram"], None]], "Compiled"]
+Make = Callable[[dict[str, Any], Callable[["ExportedProgram"], None]], "Compiled | CompiledPieces"]
 
 
 class Family(CompiledModule):
@@ -68,10 +69,10 @@ class Family(CompiledModule):
         """Kept alive for programs that are compiled later."""
         self._arguments = Arguments(inspect.signature(self._model.forward), example_inputs, shapes)
         self._make = make
-        self._made: OrderedDict[tuple[int, ...], Compiled] = OrderedDict()
+        self._made: OrderedDict[tuple[int, ...], Compiled | CompiledPieces] = OrderedDict()
         self._lock = threading.RLock()
         """One call at a time, as on a board."""
-        self._latest: Compiled | None = None
+        self._latest: Compiled | CompiledPieces | None = None
         self._filling = padding_check.Filling(followed.module, self._arguments)
         forget_in_children(self)
 
@@ -89,8 +90,7 @@ class Family(CompiledModule):
                 verified = self._verification.begin(built, args, kwargs, call.taken)
             result = self._filling.padding.cut(latest.call_with(seen, (), call.given), call)
             if verified is not None and self._verification is not None:
-                visible = [] if latest.visible is None else [latest.visible]
-                verified.check(result, args, kwargs, layers=latest.depth, visible=visible)
+                verified.check(result, args, kwargs, layers=latest.depth, visible=latest.shown_rows)
                 self._verification.passed(built, call.taken)
             return result if self._borders is None else self._borders.narrowed(result)
 
@@ -117,14 +117,14 @@ class Family(CompiledModule):
             self._seen = seen
         return seen
 
-    def program(self, *sizes: int) -> Compiled:
+    def program(self, *sizes: int) -> Compiled | CompiledPieces:
         """Return the program for these sizes, in the order of `dims`; compile it if it is not there. sizes: one of
         those listed for each dimension. Raises what `rsn.compile` raises."""
         with self._lock:
             self._follow()
             return self._program(sizes)
 
-    def _program(self, sizes: tuple[int, ...]) -> Compiled:
+    def _program(self, sizes: tuple[int, ...]) -> Compiled | CompiledPieces:
         with self._lock:
             if sizes not in self._made:
                 example = self._arguments.example_of(sizes)
@@ -147,7 +147,7 @@ class Family(CompiledModule):
         return product(*(d.sizes for d in self._arguments.dims))
 
     @property
-    def programs(self) -> dict[tuple[int, ...], Compiled]:
+    def programs(self) -> dict[tuple[int, ...], Compiled | CompiledPieces]:
         """The programs compiled so far and not dropped again (the latest 8 are kept), by their sizes in the order of
         `dims`."""
         with self._lock:

@@ -37,12 +37,15 @@ from ..tensors import Images, check_dtype, checksum
 if TYPE_CHECKING:
     import torch
 
-    from ...rsnlib import precision, saved_host
+    from ...rsnlib import precision, saved_host, saved_split
+    from ...rsnlib.capture import Interface
+    from ...rsnlib.graph_split import Split
     from ...rsnlib.host_part import HostPart
     from ...rsnlib.precision import Borders
 else:
     precision = deferred("rsn.rsnlib.precision")
     saved_host = deferred("rsn.rsnlib.saved_host")
+    saved_split = deferred("rsn.rsnlib.saved_split")
 
 SUFFIX = ".rsnmodel"
 DESCRIPTION = "rsn.model"
@@ -50,20 +53,42 @@ DESCRIPTION = "rsn.model"
 CHECKSUM = "rsn.model.blake2b"
 """Key of the safetensors metadata: the description's checksum."""
 FORMAT = 3
+IN_PIECES = 4
+"""The format of a file with a model in pieces, which readers of `FORMAT` alone do not know."""
 KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
 
 
 @dataclass(frozen=True, eq=False)
-class ModelVariant:
-    """A model for one choice of sizes. sizes: one for each dimension that calls choose, () if there are none. weights:
-    flat float32 by buffer name, in memory order. host: what PyTorch computes before and after the program. verified:
-    when a call was compared with the model in PyTorch last, in UTC; None if none was."""
+class SavedProgram:
+    """A program of a model. weights: flat float32 by buffer name, in memory order. host: what PyTorch computes before
+    and after the program."""
 
-    sizes: Sizes
     program: Program
     weights: Mapping[str, Any]
     host: HostPart
+
+
+@dataclass(frozen=True, eq=False)
+class ModelVariant:
+    """A model for one choice of sizes. sizes: one for each dimension that calls choose, () if there are none. split:
+    its pieces; None for a whole model. programs: of the whole model, which is one, or of each piece in order, None
+    for one that PyTorch runs. verified: when a call was compared with the model in PyTorch last, in UTC; None if none
+    was."""
+
+    sizes: Sizes
+    programs: tuple[SavedProgram | None, ...]
+    split: Split | None = None
     verified: datetime | None = None
+
+    @property
+    def on_machine(self) -> dict[int, SavedProgram]:
+        """The programs, by the number of the piece, which is 0 for a whole model."""
+        return {i: program for i, program in enumerate(self.programs) if program is not None}
+
+    @property
+    def interface(self) -> Interface:
+        """How the model is called."""
+        return self.on_machine[0].host.interface if self.split is None else self.split.interface
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +104,9 @@ class SavedDecoder:
 class Saved:
     """The content of a model file. parts: one for each choice of sizes, or each program of a decoder. padding: of
     calls, None for a model of one size. borders: the data types of arguments and results of a model in half precision,
-    None for float32. same: for each part the index of the first part that has the same weights at the same addresses.
-    version: of the toolchain that wrote the file. decoder: None for a file of any other model."""
+    None for float32. same: for each part, if the model is whole, the index of the first part that has the same weights
+    at the same addresses. version: of the toolchain that wrote the file. decoder: None for a file of any other
+    model."""
 
     parts: tuple[ModelVariant, ...]
     padding: CallPadding | None
@@ -141,8 +167,10 @@ def write(
     target = Path(path)
     check_target(target)
     tensors = _Tensors()
-    description: dict[str, Json] = {"format": FORMAT, "version": __version__}
-    description["parts"] = [_part(part, tensors, writes=decoder is not None) for part in parts]
+    described = [_part(part, tensors, writes=decoder is not None) for part in parts]
+    is_in_pieces = any("split" in part for part in described)
+    description: dict[str, Json] = {"format": IN_PIECES if is_in_pieces else FORMAT, "version": __version__}
+    description["parts"] = described
     description["buckets"] = None if padding is None else _padding(padding)
     description["borders"] = None if borders is None else asdict(borders)
     if decoder is not None:
@@ -159,7 +187,19 @@ def _bytes(content: bytes) -> np.ndarray[Any, Any]:
     return np.frombuffer(content, np.uint8).copy()
 
 
-def _part(part: ModelVariant, tensors: _Tensors, *, writes: bool) -> Json:
+def _part(part: ModelVariant, tensors: _Tensors, *, writes: bool) -> dict[str, Json]:
+    made: dict[str, Json] = {
+        "sizes": list(part.sizes),
+        "verified": None if part.verified is None else part.verified.isoformat(),
+    }
+    if part.split is None:
+        return made | _program(part.on_machine[0], tensors, writes=writes)
+    programs = [None if program is None else _program(program, tensors) for program in part.programs]
+    split = saved_split.encode(part.split, programs, lambda x: tensors.keep("constant", x))
+    return made | {"programs": programs, "split": split}
+
+
+def _program(part: SavedProgram, tensors: _Tensors, *, writes: bool = False) -> dict[str, Json]:
     program, images = part.program, {}
     for bank in program.overlay.banks:
         buffers = program.in_bank(bank)
@@ -170,12 +210,10 @@ def _part(part: ModelVariant, tensors: _Tensors, *, writes: bool) -> Json:
             images[bank] = tensors.keep_array("bank", image)
     others = [b.name for b in program.with_role(Role.WEIGHT) if b.bank not in images]
     return {
-        "sizes": list(part.sizes),
         "program": tensors.keep_array("program", _bytes(container.dumps(program))),
         "banks": images,
         "weights": {name: tensors.keep_array("weight", np.array(part.weights[name], np.float32)) for name in others},
         "host": saved_host.encode(part.host, lambda x: tensors.keep("constant", x), writes=writes),
-        "verified": None if part.verified is None else part.verified.isoformat(),
     }
 
 
@@ -237,9 +275,11 @@ def _opened(path: str | os.PathLike[str]) -> tuple[Json, Mapping[str, torch.Tens
             if metadata.get(CHECKSUM) != checksum(metadata[DESCRIPTION].encode()):
                 raise ContainerError("the checksum of its description differs: the file is damaged; copy it again")
             description = as_dict(json.loads(metadata[DESCRIPTION]))
-            if description["format"] != FORMAT:
+            if description["format"] not in (FORMAT, IN_PIECES):
                 written = f"has format {description['format']}, written by rsn {description['version']}"
-                raise ContainerError(f"{written}; rsn {__version__} reads format {FORMAT}: save the model again")
+                raise ContainerError(
+                    f"{written}; rsn {__version__} reads formats {FORMAT} and {IN_PIECES}: save the model again"
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as e:
         raise ContainerError(f"not a safetensors file, as a model is ({e}); rsn compile and save make models") from e
@@ -256,16 +296,21 @@ def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
     parts = tuple(_of_part(part, tensors, arrays) for part in as_list(description["parts"]))
     if not parts:
         raise ValueError("the description has no program")
-    placed = [(part["banks"], part["weights"]) for part in description["parts"]]
+    placed = [None if "split" in part else (part["banks"], part["weights"]) for part in description["parts"]]
     same = tuple(
-        next(
-            j for j, other in enumerate(parts) if placed[j] == placed[i] and _ends(other.program) == _ends(part.program)
+        i
+        if placed[i] is None
+        else next(
+            j
+            for j, other in enumerate(parts)
+            if placed[j] == placed[i] and _ends(other.on_machine[0].program) == _ends(part.on_machine[0].program)
         )
         for i, part in enumerate(parts)
     )
     padding = None if description["buckets"] is None else _of_padding(description["buckets"], parts)
     decoder = _of_decoder(description["decoder"], tensors) if "decoder" in description else None
-    if decoder is None and any(part.host.interface.written for part in parts):
+    called = [x for part in parts for x in (part.interface, *(p.host.interface for p in part.on_machine.values()))]
+    if decoder is None and any(interface.written for interface in called):
         raise ValueError("it writes to arguments")
     if padding is None and decoder is None and [part.sizes for part in parts] != [()]:
         raise ValueError("it does not say which calls its programs are for")
@@ -287,6 +332,22 @@ def _ends(program: Program) -> list[tuple[Any, ...]]:
 
 
 def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> ModelVariant:
+    when = described.get("verified")  # which files of before lack
+    verified = None if when is None else datetime.fromisoformat(as_str(when))
+    sizes = as_ints(described["sizes"])
+    if "split" not in described:
+        return ModelVariant(sizes, (_of_program(described, tensors, arrays),), None, verified)
+    programs = tuple(
+        None if program is None else _of_program(program, tensors, arrays) for program in as_list(described["programs"])
+    )
+    hosts = [None if program is None else program.host for program in programs]
+    split = saved_split.decode(described["split"], hosts, tensors.__getitem__)
+    if all(host is None for host in hosts):
+        raise ValueError("the description has no program")
+    return ModelVariant(sizes, programs, split, verified)
+
+
+def _of_program(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> SavedProgram:
     program = container.loads(tensors[described["program"]].numpy().tobytes(), described["program"])
     images = {bank: arrays[name] for bank, name in as_dict(described["banks"]).items()}
     for bank, image in images.items():
@@ -298,9 +359,7 @@ def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mappi
     weights = Images(images, program.with_role(Role.WEIGHT), others, program.overlay.address_unit)
     host = saved_host.decode(described["host"], tensors.__getitem__)
     _check_ends(program, host)
-    when = described.get("verified")  # which files of before lack
-    verified = None if when is None else datetime.fromisoformat(as_str(when))
-    return ModelVariant(as_ints(described["sizes"]), program, weights, host, verified)
+    return SavedProgram(program, weights, host)
 
 
 def _check_ends(program: Program, host: HostPart) -> None:
@@ -361,7 +420,7 @@ def _of_padding(described: Json, parts: Sequence[ModelVariant]) -> CallPadding:
     for part in parts:
         if len(part.sizes) != len(dims) or any(n not in d.sizes for n, d in zip(part.sizes, dims, strict=True)):
             raise ValueError(f"a program is for sizes {part.sizes}, which its dimensions do not have")
-        results = part.host.interface.result_structure.num_leaves
+        results = part.interface.result_structure.num_leaves
         if len(padding.cuts.get(part.sizes) or range(results)) != results:
             raise ValueError(f"the program for {part.sizes} has {results} results, and others are cut")
     return padding
@@ -377,7 +436,7 @@ def _of_borders(described: Json, parts: Sequence[ModelVariant]) -> Borders | Non
         return tuple(names)
 
     results = None if described["results"] is None else dtypes(described["results"])
-    if results is not None and any(p.host.interface.result_structure.num_leaves != len(results) for p in parts):
+    if results is not None and any(p.interface.result_structure.num_leaves != len(results) for p in parts):
         raise ValueError(f"it has data types for {len(results)} results; a program has another number of results")
     arguments = {name: dtypes(of) for name, of in as_dict(described["arguments"]).items()}
     return precision.Borders(dtypes(described["weights"]), arguments, results, dtypes([described["usual"]])[0])

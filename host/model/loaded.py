@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...base.deferred import deferred
-from ...base.errors import ContainerError, RsnError, TensorError
-from ...hw.sim.machine import Run
+from ...base.errors import ContainerError, RsnError, TensorError, UnsupportedError
+from ...hw.sim.machine import Run, joined
 from ...isa.program import Program
 from ...rsnlib.call_padding import Fitted
 from ...rsnlib.shapes import Batch, Dim
@@ -25,14 +25,15 @@ from ..runner import Runner
 from ..serving import ALONE, Serving
 from ..serving.arguments import Argument
 from ..serving.family import SlotProgram
-from ..serving.server import QueuedCall, Server
-from .file import Saved, read
+from ..serving.server import MachineRequest, QueuedCall, Server
+from .file import ModelVariant, Saved, SavedProgram, read
 from .module import BoardModule
 
 if TYPE_CHECKING:
     import torch
 
     from ...rsnlib import precision
+    from ...rsnlib.host_part import HostPart
     from ..serving.metrics import Metrics
 else:
     precision = deferred("rsn.rsnlib.precision")
@@ -66,7 +67,7 @@ class Loaded(BoardModule):
     def __init__(self, saved: Saved, board: str | Callable[[], Board], xclbin: str | os.PathLike[str] | None) -> None:
         self._saved, self._board, self._xclbin = saved, board, xclbin
         self._parts = {part.sizes: i for i, part in enumerate(saved.parts)}
-        self._opened: dict[int, Runner] | None = None
+        self._opened: dict[Hashable, Runner] | None = None
         self._turn = threading.Lock()
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest call's run; None before the first call."""
@@ -78,10 +79,16 @@ class Loaded(BoardModule):
         Raises `TensorError` for arguments whose shape or dtype differs from the example's, for sizes larger than those
         of all programs, and for an attention mask that does not hide a suffix of each sequence.
         """
-        asked = self._asked(args, kwargs)
-        result = self._runners()[asked.group].run(asked.inputs, asked.parameters)
-        self.last_run = result.run
-        return asked.finish(result.outputs)
+        call, runs = self._asked(args, kwargs), []
+        try:
+            request = next(call)
+            while True:
+                result = self._runners()[request.group].run(request.inputs, request.parameters)
+                runs.append(result.run)
+                request = call.send(result)
+        except StopIteration as end:
+            self.last_run = joined(runs)
+            return end.value
 
     def server(self, serving: Serving | None = None, *, metrics: Metrics | None = None, name: str = "rsn") -> Server:
         """Return a server of this model with a board of its own. Requests wait in its queue and share runs.
@@ -96,8 +103,17 @@ class Loaded(BoardModule):
     @property
     def programs(self) -> dict[tuple[int, ...], Program]:
         """The programs by the sizes that they are for, one size for each of `dims`, in that order; under () for a model
-        of one size."""
-        return {part.sizes: part.program for part in self._saved.parts}
+        of one size. Raises `UnsupportedError` for a model in pieces, which has several for each of the sizes: see
+        `pieces`."""
+        if any(part.split is not None for part in self._saved.parts):
+            raise UnsupportedError("a model in pieces has several programs for each of its sizes: see pieces")
+        return {sizes: programs[0] for sizes, programs in self.pieces.items()}
+
+    @property
+    def pieces(self) -> dict[tuple[int, ...], tuple[Program, ...]]:
+        """The programs of the pieces on the machine, in order, by the sizes that they are for, as in `programs`; one
+        for a model that is no model in pieces."""
+        return {part.sizes: tuple(x.program for x in part.on_machine.values()) for part in self._saved.parts}
 
     @property
     def verified(self) -> dict[tuple[int, ...], datetime | None]:
@@ -120,7 +136,7 @@ class Loaded(BoardModule):
         """The tensors that a call takes, in the order of the model's own arguments."""
         padding = self._saved.padding
         if padding is None:
-            nodes = self._saved.parts[0].host.interface.arguments
+            nodes = self._saved.parts[0].interface.arguments
             return tuple(_argument(n.name, n.meta["val"], {}) for n in nodes if hasattr(n.meta["val"], "shape"))
         names, shapes = dict(zip(self.dims, self._dim_names, strict=True)), padding.arguments.shapes
         return tuple(
@@ -143,7 +159,7 @@ class Loaded(BoardModule):
     def __repr__(self) -> str:
         sizes = "; ".join(f"{name} {'|'.join(map(str, of))}" for name, of in self.sizes.items()) or "one size"
         takes = ", ".join(map(str, self.arguments))
-        return f"<rsn.Loaded: {takes}; {sizes}; {len(self._saved.parts)} programs>"
+        return f"<rsn.Loaded: {takes}; {sizes}; {sum(map(len, self.pieces.values()))} programs>"
 
     @property
     def _dim_names(self) -> list[str]:
@@ -154,20 +170,23 @@ class Loaded(BoardModule):
             names.append(f"{dim.what}{same + 1}" if same else dim.what)
         return names
 
-    def _runners(self) -> dict[int, Runner]:
+    def _runners(self) -> dict[Hashable, Runner]:
         with self._turn:
             if self._opened is None:
                 self._opened = self._open(ALONE, None, "rsn")
             return self._opened
 
-    def _open(self, serving: Serving, metrics: Metrics | None, name: str) -> dict[int, Runner]:
-        """Open a runner for each group of programs with the same weights, by the index of the group's first program."""
-        opened: dict[int, Runner] = {}
+    def _open(self, serving: Serving, metrics: Metrics | None, name: str) -> dict[Hashable, Runner]:
+        """Open a runner for each group of programs with the same weights, in the order in which calls need them."""
+        groups: dict[Hashable, list[SavedProgram]] = {}
+        for number, part in enumerate(self._saved.parts):
+            for piece, program in part.on_machine.items():
+                groups.setdefault(self._group(number, piece), []).append(program)
+        opened: dict[Hashable, Runner] = {}
         try:
-            for first in dict.fromkeys(self._saved.same):
-                members = [p for p, group in zip(self._saved.parts, self._saved.same, strict=True) if group == first]
-                opened[first] = Runner(
-                    [part.program for part in members],
+            for group, members in groups.items():
+                opened[group] = Runner(
+                    [program.program for program in members],
                     weights=members[0].weights,
                     board=self._board,
                     xclbin=self._xclbin,
@@ -181,6 +200,11 @@ class Loaded(BoardModule):
             raise
         return opened
 
+    def _group(self, number: int, piece: int) -> Hashable:
+        """The group of a program. number: of the part of the file. Pieces have groups of their own: programs with the
+        same weights, or none, may compute different things."""
+        return self._saved.same[number], piece
+
     def _asked_by_name(self, inputs: Mapping[str, Any]) -> QueuedCall:
         """Prepare a server's request. Arguments that the model takes in half precision may come as float32, which is
         what JSON gives."""
@@ -189,8 +213,7 @@ class Loaded(BoardModule):
         return self._asked((), precision.widened_example(dict(inputs)), True)
 
     def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> QueuedCall:
-        """Prepare a call: the machine's inputs, and the function that computes the model's result from the machine's
-        outputs.
+        """A call, in the form of its requests to the machine.
 
         is_widened: arguments that the model takes in half precision are already float32.
         """
@@ -200,29 +223,37 @@ class Loaded(BoardModule):
         call = Fitted(kwargs, (), ()) if padding is None else padding.fit(args, kwargs)
         number = self._parts[call.taken]
         part = self._saved.parts[number]
-        with typed():
-            inputs, spans, state = part.host.prologue(*(args if padding is None else ()), **call.given)
+        given = args if padding is None else (), dict(call.given)
         # The network's other sequences are padding, copies of the last one. They need not run if requests may have
         # fewer sequences than a program.
-        n = part.host.batch if self._batch is None else call.asked[self._batch]
-        named = {} if spans is None else spans.parameters(n)
+        n = None if self._batch is None else call.asked[self._batch]
+        if part.split is None:
+            result = yield from _one_program(part.on_machine[0].host, self._group(number, 0), n, *given)
+        else:
+            result = yield from self._pieces(number, part, *given)
+        with typed():
+            result = result if padding is None else padding.cut(result, call)
+            return result if borders is None else borders.narrowed(result)
 
-        def finish(outputs: Mapping[str, Any]) -> Any:
-            # Sequences that were filled in are copies of the last, and so is what the machine would make of them.
-            whole = {
-                name: np.concatenate([y, np.repeat(y[-1:], part.host.batch - n, 0)]) for name, y in outputs.items()
-            }
+    def _pieces(self, number: int, part: ModelVariant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QueuedCall:
+        """A call of a model in pieces. number: of its part of the file."""
+        assert part.split is not None
+        calls = part.split.calls(part.programs, args, kwargs)
+        try:
             with typed():
-                result = part.host.epilogue(whole, state)
-                result = result if padding is None else padding.cut(result, call)
-                return result if borders is None else borders.narrowed(result)
-
-        return QueuedCall(self._saved.same[number], {name: x[:n] for name, x in inputs.items()}, named, finish)
+                piece, taken = next(calls)
+            while True:
+                group = self._group(number, piece)
+                gives = yield from _one_program(part.on_machine[piece].host, group, None, taken, {})
+                with typed():
+                    piece, taken = calls.send(gives)
+        except StopIteration as end:
+            return end.value
 
     @property
     def _signature(self) -> Signature:
         padding = self._saved.padding
-        return self._saved.parts[0].host.interface.signature if padding is None else padding.arguments.signature
+        return self._saved.parts[0].interface.signature if padding is None else padding.arguments.signature
 
     @cached_property
     def _batch(self) -> int | None:
@@ -234,9 +265,27 @@ class Loaded(BoardModule):
             return None
         (i,) = batches
         parts = self._saved.parts
-        own = all(part.host.batch == part.sizes[i] for part in parts)
+        if any(part.split is not None for part in parts):
+            return None  # what lies between the pieces has the sizes of the programs
+        programs = [part.on_machine[0] for part in parts]
+        own = all(program.host.batch == part.sizes[i] for program, part in zip(programs, parts, strict=True))
         several = len({part.sizes[i] for part in parts}) > 1
-        return i if own and several and all(SlotProgram.of(part.program).slots for part in parts) else None
+        return i if own and several and all(SlotProgram.of(program.program).slots for program in programs) else None
+
+
+def _one_program(
+    host: HostPart, group: Hashable, sequences: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> QueuedCall:
+    """A call of one program. sequences: that it asks for; None for those of the program."""
+    with typed():
+        inputs, spans, state = host.prologue(*args, **kwargs)
+    n = host.batch if sequences is None else sequences
+    named = {} if spans is None else spans.parameters(n)
+    result = yield MachineRequest(group, {name: x[:n] for name, x in inputs.items()}, named)
+    # Sequences that were filled in are copies of the last, and so is what the machine would make of them.
+    outputs = {name: np.concatenate([y, np.repeat(y[-1:], host.batch - n, 0)]) for name, y in result.outputs.items()}
+    with typed():
+        return host.epilogue(outputs, state)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from ...isa.overlays import find
 from ...rsnlib import explain_captured
 from ...rsnlib.captured_graph import CapturedGraph, CompiledWeights
 from ...rsnlib.experts.choice import Experts
-from ...rsnlib.fallback import Fallback, Refusal, watch_recompile_limit
+from ...rsnlib.fallback import Fallback, Refusal, told, watch_recompile_limit
 from ...rsnlib.graph_split import Split
 from ...rsnlib.partition import Traced
 from ...rsnlib.pipeline import Pipeline
@@ -45,8 +45,6 @@ from .shared_bank import SharedBank
 
 REMEMBERED = 8
 """Number of programs kept for each graph: one per set of shapes, those used last."""
-TOLD = 3
-"""Largest number of reasons in a warning; `explain` gives all."""
 
 log = logging.getLogger("rsn")
 
@@ -216,7 +214,7 @@ class _Programs:
     def _check(self, made: _ProgramOfShapes, verified: VerifiedCall, result: Any, args: Sequence[Any]) -> None:
         """End the verification of a call. Raises `WrongResultError`."""
         depth = sum(part.depth for part in made.parts)
-        visible = [part.visible for part in made.parts if part.visible is not None]
+        visible = [shown for part in made.parts for shown in part.shown_rows]
         verified.check(result, tuple(args), {}, layers=depth, visible=visible)
         made.verification.passed(made)
 
@@ -241,8 +239,7 @@ class _Programs:
             warnings.warn(f"this graph runs in PyTorch: {e}", Fallback, stacklevel=3)
             return graph.in_pytorch
         if reasons:
-            told = "; ".join(reasons[:TOLD]) + (f"; and {len(reasons) - TOLD} more" if len(reasons) > TOLD else "")
-            warnings.warn(f"a part of this graph runs in PyTorch: {told}", Fallback, stacklevel=3)
+            warnings.warn(f"a part of this graph runs in PyTorch: {told(reasons)}", Fallback, stacklevel=3)
         taken = graph.taken(args)
         return lambda *given: run(*(given[i] for i in taken))
 
@@ -260,10 +257,10 @@ class _Programs:
             parts.append(made)
             log.info("%s: on the machine: %s, %d layers", title, found.network.size, len(found.network.layers))
             return made, []
-        programs, reasons = found.built(lambda traced: self._program(traced, shared))
+        split, programs = found.built(lambda traced: self._program(traced, shared))
         parts += [program for program in programs if program is not None]
-        log.info("%s: %d of %d pieces on the machine: %s", title, len(parts), len(programs), "; ".join(reasons))
-        return lambda *given: found.run(programs, given, {}), reasons
+        log.info("%s: %d of %d pieces on the machine: %s", title, len(parts), len(programs), "; ".join(split.reasons))
+        return lambda *given: split.run(programs, given, {}), split.reasons
 
     def _program(self, traced: Traced, shared: SharedBank) -> Compiled:
         """Build the program of a traced graph or piece. Raises one of `Refusal` if it cannot be scheduled."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,29 +24,32 @@ _WORST = (State.READY, State.DEGRADED, State.FAILING, State.CLOSED)
 
 
 @dataclass(frozen=True, eq=False)
-class QueuedCall:
-    """A call of a model as a request to the machine. group: the runner, by the index of its first program. inputs:
-    float32 (sequences, rows, columns); inputs and parameters as `Runner.run` takes them. finish: computes the model's
-    result from the machine's outputs."""
+class MachineRequest:
+    """A request of a call to the machine. group: the runner. inputs: float32 (sequences, rows, columns); inputs and
+    parameters as `Runner.run` takes them."""
 
-    group: int
+    group: Hashable
     inputs: dict[str, Array]
     parameters: dict[str, int]
-    finish: Callable[[Mapping[str, Array]], Any]
+
+
+QueuedCall = Generator[MachineRequest, Result, Any]
+"""A call of a model: yields its requests to the machine one after the other, is sent the result of each, and returns
+the model's result. Between them it computes the host parts."""
 
 
 class Server(Closing):
     """Answers calls of a model. Any thread may call it.
 
-    runners: for each group of programs with the same weights, by the index of its first program. prepare: makes the
-    request to the machine from the model's arguments by name; raises `TensorError`. name: of the model. arguments: the
-    tensors that a call takes. sizes: those that there are programs for, by the name of the dimension. A server belongs
-    to the process that made it, as runners do.
+    runners: for each group of programs with the same weights, in an order in which calls ask them. prepare: makes a
+    call from the model's arguments by name, which raises `TensorError` until its first request. name: of the model.
+    arguments: the tensors that a call takes. sizes: those that there are programs for, by the name of the dimension. A
+    server belongs to the process that made it, as runners do.
     """
 
     def __init__(
         self,
-        runners: Mapping[int, Runner],
+        runners: Mapping[Hashable, Runner],
         prepare: Callable[[Mapping[str, Any]], QueuedCall],
         name: str,
         arguments: Sequence[Argument],
@@ -58,6 +63,8 @@ class Server(Closing):
         self._runners, self._prepare = dict(runners), prepare
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="rsn-results")
         self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+        self._host_parts: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+        """The host parts of calls that have begun."""
         forget_in_children(self)
 
     def submit(self, **inputs: Any) -> Future[Any]:
@@ -75,21 +82,35 @@ class Server(Closing):
         `RequestTimeout`; None for no limit. wait: seconds to wait for a place in a full queue, after which `QueueFull`
         is raised; None waits without limit. Raises `TensorError` for inputs that do not fit, `BoardError` after
         `close`."""
-        asked = self._prepare(inputs)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        call = self._prepare(inputs)
+        request = next(call)
         answer: Future[Any] = Future()
         self._futures.add(answer)
-        run = self._runners[asked.group].submit(asked.inputs, asked.parameters, timeout=timeout, wait=wait)
+        self._submit(answer, call, request, deadline, wait)
+        return answer
 
-        def finish(result: Result) -> None:
-            """Compute the answer from what the machine computed. Takes time: in a thread of the pool."""
-            if answer.set_running_or_notify_cancel():
-                try:
-                    answer.set_result(asked.finish(result.outputs))
-                except BaseException as e:
+    def _submit(
+        self, answer: Future[Any], call: QueuedCall, request: MachineRequest, deadline: float | None, wait: float | None
+    ) -> None:
+        """Queue a request of a call, after which the call goes on. answer: of the call. deadline: when it fails with
+        `RequestTimeout`, in seconds of `time.monotonic`. wait: as for `ask`. Raises as `Runner.submit`."""
+        timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        run = self._runners[request.group].submit(request.inputs, request.parameters, timeout=timeout, wait=wait)
+
+        def go_on(result: Result) -> None:
+            """Compute the host part behind a run. Takes time: in a thread of the pool."""
+            try:
+                self._submit(answer, call, call.send(result), deadline, None)
+            except StopIteration as end:
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(end.value)
+            except BaseException as e:
+                if answer.set_running_or_notify_cancel():
                     answer.set_exception(e)
 
         def ended(run: Future[Result]) -> None:
-            """Give the answer the end that the run had: cancelled, an error, or a result."""
+            """Go on, or give the answer the end that the run had: cancelled, or an error."""
             if run.cancelled():
                 answer.cancel()
                 answer.set_running_or_notify_cancel()
@@ -97,11 +118,10 @@ class Server(Closing):
                 if answer.set_running_or_notify_cancel():
                     answer.set_exception(error)
             else:
-                self._pool.submit(finish, run.result())
+                self._host_parts.add(self._pool.submit(go_on, run.result()))
 
         run.add_done_callback(ended)
         answer.add_done_callback(lambda answer: run.cancel() if answer.cancelled() else None)
-        return answer
 
     @property
     def health(self) -> Health:
@@ -112,6 +132,7 @@ class Server(Closing):
         """Finish the submitted calls, and release the board."""
         for runner in self._runners.values():
             runner.close()
+            wait_for(list(self._host_parts))  # they may ask the runners behind
         self._pool.shutdown()
 
     def forget(self) -> None:

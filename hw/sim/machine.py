@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -48,6 +48,31 @@ class Run:
     clock: str = "modelled"
     facts: dict[str, str] = field(default_factory=dict)
     chosen: Mapping[str, int] = field(default_factory=dict)
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """Return runs that took place one after the other as one. runs: at least one. Shares are of the whole latency; the
+    clock and the facts are those of the last one."""
+    if len(runs) == 1:
+        return runs[0]
+    whole = sum(run.latency_s for run in runs)
+
+    def shares(of: Callable[[Run], Mapping[str, float]]) -> dict[str, float]:
+        names = dict.fromkeys(name for run in runs for name in of(run))
+        return {name: sum(of(run).get(name, 0.0) * run.latency_s for run in runs) / (whole or 1.0) for name in names}
+
+    def counts(of: Callable[[Run], Mapping[str, int]]) -> dict[str, int]:
+        names = dict.fromkeys(name for run in runs for name in of(run))
+        return {name: sum(of(run).get(name, 0) for run in runs) for name in names}
+
+    return replace(
+        runs[-1],
+        latency_s=whole,
+        bytes=counts(lambda run: run.bytes),
+        utilization=shares(lambda run: run.utilization),
+        critical_path=shares(lambda run: run.critical_path),
+        chosen=counts(lambda run: run.chosen),
+    )
 
 
 class Machine:

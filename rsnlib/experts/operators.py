@@ -1,4 +1,5 @@
-"""Two operators that stand for experts in a captured graph: what each token's experts weigh, and all experts together.
+"""Operators that stand for experts in a graph: what each token's experts weigh, all experts together, and products in
+groups, as a model file has them.
 
 `rsn::experts` computes a layer in PyTorch, expert by expert, unless an executor is attached to it: then that computes
 it, for example with programs that the host patches (`host.model.experts`). Both check the selected experts.
@@ -110,7 +111,19 @@ def _experts(
     return found(x, index, weights, gate_up, down)
 
 
+def _grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Products of groups of rows, each with a matrix of its own. x: (rows, K). weights: (groups, K, N). ends: of the
+    groups, each the row behind its last one, (groups,). Returns (rows, N); rows behind the last group are 0."""
+    *groups, rest = torch.tensor_split(x, ends.long())
+    products = [group @ weight for group, weight in zip(groups, weights, strict=True)]
+    return torch.cat([*products, rest.new_zeros(len(rest), weights.shape[2])])
+
+
 expert_weights = torch.library.custom_op("rsn::expert_weights", _expert_weights, mutates_args=())
 expert_weights.register_fake(lambda index, weights, experts: weights.new_empty(index.shape[0], experts))
 experts = torch.library.custom_op("rsn::experts", _experts, mutates_args=())
 experts.register_fake(lambda x, *_: torch.empty_like(x))
+grouped_mm = torch.library.custom_op("rsn::grouped_mm", _grouped_mm, mutates_args=())
+grouped_mm.register_fake(lambda x, weights, ends: x.new_empty(x.shape[0], weights.shape[2]))
+IN_FILES = (torch.ops.rsn.expert_weights, torch.ops.rsn.grouped_mm)
+"""Those that a model file may contain."""

@@ -2,9 +2,9 @@
 
     python -m rsn.tests.fuzz.models [--count 20000] [--seed 0]
 
-The description of a small model is changed at some places, with values of the right kind and of wrong ones, and its
-checksum is made anew. What loads is called. Anything but a result or an `RsnError` is a bug, as is an import, a process
-or a file that nobody asked for. Python's audit events tell of these.
+The description of a small model, whole or in pieces, is changed at some places, with values of the right kind and of
+wrong ones, and its checksum is made anew. What loads is called. Anything but a result or an `RsnError` is a bug, as is
+an import, a process or a file that nobody asked for. Python's audit events tell of these.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ import rsn
 from rsn.base.errors import ContainerError, RsnError
 from rsn.host.model.file import CHECKSUM, DESCRIPTION, _checksum
 from rsn.host.tensors import checksum
+from rsn.rsnlib.fallback import Fallback
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 1 << 31, 1 << 63, 1 << 70, 0.5, 1e308, "", "*", "lpddr", "a.b", "__class__",
@@ -44,16 +46,21 @@ WATCHED = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.fork", "os.
 
 
 class Module(torch.nn.Module):
-    """A module with something before the machine and behind it, a mask, and a result with names."""
+    """A module with something before the machine and behind it, a mask, and a result with names. pieces: with
+    operators between products that the machine does not have, one of them in float64."""
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.words = torch.nn.Embedding(50, 64)
         self.encoder = rsn.nn.Encoder(1, 64, 1, 128)
+        self.exact, self.end = torch.nn.Linear(64, 64).double(), torch.nn.Linear(64, 64)
+        self.pieces = pieces
 
     def forward(self, ids: Any, mask: Any) -> Any:
         y = self.encoder(self.words(ids), mask)
+        if self.pieces:
+            y = self.end(self.exact(torch.cos(y).double()).float())
         return {"first": y[:, 0], "rows": [y, torch.tanh(y).split(32, -1)[1]]}
 
 
@@ -63,11 +70,14 @@ def example(batch: int = 2, length: int = 12) -> dict[str, Any]:
     return {"ids": ids, "mask": torch.ones(batch, length, dtype=torch.long)}
 
 
-def write(path: Path) -> None:
+def write(path: Path, pieces: bool) -> None:
     """The model that is changed, for two lengths."""
     dims = {0: rsn.Batch(1, 2), 1: rsn.Length(8, 12)}
-    with rsn.compile(Module().eval(), example(), dynamic_shapes={"ids": dims, "mask": dims}) as family:
-        family.save(path)
+    shapes = {"ids": dims, "mask": dims}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Fallback)
+        with rsn.compile(Module(pieces).eval(), example(), dynamic_shapes=shapes, whole=not pieces) as family:
+            family.save(path)
 
 
 def contents(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -119,7 +129,7 @@ def outcome(path: Path) -> str:
     except ContainerError:
         return "refused"
     with loaded:
-        assert f"{len(loaded.programs)} programs" in repr(loaded)
+        assert f"{sum(map(len, loaded.pieces.values()))} programs" in repr(loaded)
         words = set()
         for sizes in ((2, 12), (1, 5)):
             try:
@@ -142,12 +152,14 @@ def run(count: int, seed: int) -> Counter[str]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.rsnmodel"
-        write(path)
-        said, tensors = contents(path)
-        assert outcome(path) == "answers"
+        files = []
+        for pieces in (False, True):
+            write(path, pieces)
+            files.append(contents(path))
+            assert outcome(path) == "answers"
         sys.addaudithook(watch)
         for i in range(count):
-            choose = random.Random(f"{seed} {i}")
+            choose, (said, tensors) = random.Random(f"{seed} {i}"), files[i % len(files)]
             seal(path, changed(said, choose), tensors)
             began = time.process_time()
             try:

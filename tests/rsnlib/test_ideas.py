@@ -18,7 +18,9 @@ from rsn.host.model.torch_backend import Fallback  # noqa: E402
 from rsn.rsnlib import graph_split as pieces  # noqa: E402
 from rsn.rsnlib.trace import trace  # noqa: E402
 
-WAY_OUT = '; torch.compile(model, backend="rsn") runs the rest on the machine, in pieces'
+WAY_OUT = (
+    '; rsn.compile(..., whole=False), or torch.compile(model, backend="rsn"), runs the rest on the machine, in pieces'
+)
 B, L, C, H = 2, 10, 48, 4
 
 
@@ -261,8 +263,8 @@ def test_the_proposal_names_the_overlay() -> None:
         rsn.explain(masked, (torch.randn(1, 256, 128), mask), overlay="xnn-base")
     assert str(error.value) == (
         "layers.0.attn: attention with a mask; overlay xnn-base lacks capability mask; xnn can; "
-        'torch.compile(model, backend="rsn", '
-        "options={'overlay': 'xnn-base'}) runs the rest on the machine, in pieces"
+        'rsn.compile(..., whole=False), or torch.compile(model, backend="rsn", '
+        "options={'overlay': 'xnn-base'}), runs the rest on the machine, in pieces"
     )
 
 
