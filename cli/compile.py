@@ -43,17 +43,35 @@ from .stream_programs import stream_program as stream_program_named
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..rsnlib import capture, changes, integers, models, passes, precision, quality
+    from ..rsnlib import (
+        capture,
+        changes,
+        explain_captured,
+        fallback,
+        graph_split,
+        integers,
+        models,
+        passes,
+        precision,
+        quality,
+    )
     from ..rsnlib import pipeline as pipelines
+    from ..rsnlib.graph_split import Split
+    from ..rsnlib.pipeline import Pipeline
+    from ..rsnlib.precision import Borders
     from ..rsnlib.streamed import block as blocks
     from ..rsnlib.streamed import figures
     from ..rsnlib.streamed import generate as generating
     from ..rsnlib.streamed import search as searching
     from ..rsnlib.streamed.knobs import Knobs
+    from ..scheduler.graph import LayerGraph
     from ..streams.dynamic.machine import OperatorMachine
 else:
     capture = deferred("rsn.rsnlib.capture")
     changes = deferred("rsn.rsnlib.changes")
+    explain_captured = deferred("rsn.rsnlib.explain_captured")
+    fallback = deferred("rsn.rsnlib.fallback")
+    graph_split = deferred("rsn.rsnlib.graph_split")
     integers = deferred("rsn.rsnlib.integers")
     models = deferred("rsn.rsnlib.models")
     passes = deferred("rsn.rsnlib.passes")
@@ -158,6 +176,11 @@ class CompileOptions(Options):
         of=OVERLAYS,
     )
     perplexity: bool = option("with --compare: also the perplexity of the example's input_ids", of=OVERLAYS)
+    pieces: bool = option(
+        f"also take a model that the overlay cannot run as a whole: {SUFFIX} holds the pieces that it can, and PyTorch "
+        "runs the rest",
+        of=OVERLAYS,
+    )
     explains: bool = option("show how far each segment is from the best possible time", "--explain", of=OVERLAYS)
     as_json: bool = JSON
 
@@ -317,6 +340,11 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         raise click.UsageError("--perplexity goes with --compare")
     if options.budget is not None and options.schedule != "best":
         raise click.UsageError("--budget goes with --schedule best")
+    if options.pieces:
+        for flag in given("weights", "lengths", "schedule_out", "reference"):
+            raise click.UsageError(f"{flag} is about one program; with --pieces there may be several")
+        if not output.endswith(SUFFIX):
+            raise click.UsageError(f"{output}: --pieces writes a whole model ({SUFFIX})")
     with stepping(f"compiling {spec} for {options.overlay}", STEPS) as steps, ExitStack() as stack:
         target = find(options.overlay)
         plan = schedule_named(options.schedule, 30.0 if options.budget is None else options.budget, options.seed)
@@ -357,7 +385,15 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         if borders is not None:
             with steps.paused():
                 click.echo(f"warning: {borders.told}", err=True)
-        traced = pipeline.trace(model, example)
+        if options.pieces:
+            found = pipeline.divide(model, example, whole=False, fixes=True)
+            if isinstance(found, graph_split.Split):
+                made = _in_pieces(found, pipeline, options, borders)
+                steps.done("write")
+                return made
+            traced = found
+        else:
+            traced = pipeline.trace(model, example)
         if reference is None:
             del model, example
         network, host = traced.network, traced.host if is_model else None
@@ -383,17 +419,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         steps.done("write")
     modelled = modelled_layers(built.program, network) if options.explains else None
     sizes = count(built.program)
-    facts: dict[str, Any] = {
-        "program": output,
-        "overlay": target.name,
-        "extended": built.program.extended,
-        "segments": len(network.layers),
-        "in_pytorch": in_pytorch,
-        "weights_bytes": sum(4 * b.size for b in built.program.with_role(Role.WEIGHT)),
-        "mops": sizes["mops"],
-        "bytes": sizes["bytes"],
-        "bound": bounds(network, target, built.program.segments).as_json(),
-    }
+    facts: dict[str, Any] = {"program": output, **_facts(built.program, network), "in_pytorch": in_pytorch}
     if modelled is not None:
         facts["modelled"] = {"latency_s": modelled.latency_s, "segments": modelled.segments}
     if compared is not None:
@@ -404,9 +430,8 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         f"{sizes['packets']['total']} packets, {sizes['bytes']['total']} bytes"
     ]
     if in_pytorch:
-        more = f" and {len(in_pytorch) - MAX_OPERATORS} more" if len(in_pytorch) > MAX_OPERATORS else ""
         where = "in PyTorch" if is_model else f"in PyTorch, so not in this text ({SUFFIX} keeps it)"
-        lines.append(f"{where}: {', '.join(in_pytorch[:MAX_OPERATORS])}{more}")
+        lines.append(f"{where}: {_first_of(in_pytorch)}")
     if weights is not None:
         lines.append(f"{weights}: {len(built.weights)} tensors, {facts['weights_bytes'] / 1e6:.1f} MB")
     if modelled is not None and modelled.bound is not None:
@@ -415,6 +440,57 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
     if compared is not None:
         lines += ["", str(compared)]
     return Made(facts, lines)
+
+
+def _in_pieces(split: Split, pipeline: Pipeline, options: CompileOptions, borders: Borders | None) -> Made:
+    """Write a model in pieces."""
+    split, built = split.built(lambda traced: pipeline.build(traced.network))
+    programs: list[SavedProgram | None] = []
+    facts, in_pytorch = [], set[str]()
+    for piece, made in zip(split.pieces, built, strict=True):
+        traced = piece.traced
+        if made is None or traced is None:
+            programs.append(None)
+            in_pytorch |= {capture.short_name(node) for node in piece.nodes}
+            continue
+        programs.append(SavedProgram(made.program, made.weights, traced.host))
+        facts.append(_facts(made.program, traced.network))
+        in_pytorch |= {p.op for p in traced.placements if p.where == "host"} - CONVERSIONS
+    write(options.output, [ModelVariant((), tuple(programs), split)], None, borders)
+    segments, size = sum(x["segments"] for x in facts), sum(x["bytes"]["total"] for x in facts)
+    lines = [
+        f"{options.output}: {len(facts)} of {len(programs)} pieces on {pipeline.overlay.name}, {segments} segments, "
+        f"{sum(x['mops']['total'] for x in facts)} mOPs, {size} bytes",
+        f"in PyTorch: {_first_of(sorted(in_pytorch))}",
+        f"cut because of {fallback.told(split.reasons)}",
+    ]
+    if options.explains:
+        times = [
+            None if made is None or piece.traced is None else modelled_layers(made.program, piece.traced.network)
+            for piece, made in zip(split.pieces, built, strict=True)
+        ]
+        lines += ["", explain_captured.explain_pieces(split, times)]
+    return Made({"program": options.output, "pieces": facts, "in_pytorch": sorted(in_pytorch)}, lines)
+
+
+def _facts(program: Program, network: LayerGraph) -> dict[str, Any]:
+    """What --json tells of a program."""
+    sizes = count(program)
+    return {
+        "overlay": program.overlay.name,
+        "extended": program.extended,
+        "segments": len(network.layers),
+        "weights_bytes": sum(4 * b.size for b in program.with_role(Role.WEIGHT)),
+        "mops": sizes["mops"],
+        "bytes": sizes["bytes"],
+        "bound": bounds(network, program.overlay, program.segments).as_json(),
+    }
+
+
+def _first_of(operators: Sequence[str]) -> str:
+    """The first of some operators, and how many more there are."""
+    more = f" and {len(operators) - MAX_OPERATORS} more" if len(operators) > MAX_OPERATORS else ""
+    return ", ".join(operators[:MAX_OPERATORS]) + more
 
 
 def _tokens(spec: str, model: nn.Module, example: tuple[Any, ...] | dict[str, Any]) -> Tensor:

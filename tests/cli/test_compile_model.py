@@ -45,6 +45,55 @@ def test_a_whole_model(options: list[str], tmp_path: Path) -> None:
     assert float((got - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max())
 
 
+WAVES = """
+import torch
+
+class Waves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.last(torch.sin(self.first(x)))
+
+def make():
+    torch.manual_seed(0)
+    return Waves(), (torch.ones(20, 64),)
+"""
+
+
+def test_a_model_in_pieces(tmp_path: Path) -> None:
+    spec, path = f"{tmp_path / 'waves.py'}:make", tmp_path / "x.rsnmodel"
+    (tmp_path / "waves.py").write_text(WAVES)
+    refused = CliRunner().invoke(main, ["compile", spec, "-o", str(path)])
+    assert refused.exit_code
+    assert not path.exists()
+    ran = CliRunner().invoke(main, ["compile", spec, "--pieces", "--explain", "-o", str(path)])
+    assert not ran.exit_code, ran.output
+    assert ran.output.startswith(f"{path}: 2 of 2 pieces on xnn, 2 segments, ")
+    assert "in PyTorch: sin\ncut because of aten.linear.default at last: it depends on aten.sin.default" in ran.output
+    assert "the model: in 2 pieces, 100.0 % of" in ran.output
+    told = CliRunner().invoke(main, ["compile", spec, "--pieces", "--json", "-o", str(path)])
+    assert [piece["segments"] for piece in json.loads(told.stdout)["pieces"]] == [1, 1]
+    model, (x,) = load_spec(spec, batch=None, seq=None, seed=0, base=False)
+    with rsn.load(path) as loaded, torch.no_grad():
+        got, wanted = loaded(x), model.eval()(x)
+    assert float((got - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-o", "x.rsn"], "--pieces writes a whole model (.rsnmodel)"),
+        (["-o", "x.rsnmodel", "--lengths", "3,4"], "--lengths is about one program; with --pieces"),
+    ],
+)
+def test_pieces_are_not_one_program(options: list[str], words: str) -> None:
+    ran = CliRunner().invoke(main, ["compile", "minilm", "--pieces", *options])
+    assert ran.exit_code == 2
+    assert words in ran.output
+
+
 WAVE = """
 import torch
 
