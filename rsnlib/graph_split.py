@@ -94,9 +94,9 @@ class Split:
         """Build the programs of the pieces. build: makes a program; raises one of `Refusal` for a piece that cannot be
         scheduled, which becomes one for PyTorch.
 
-        Returns the split with copies of those constants alone that PyTorch needs, so that it shares no memory with the
-        module; and the program of each piece, None for PyTorch. Raises `UnsupportedError` if nothing can run on the
-        machine.
+        Returns the split with copies of those constants alone that PyTorch needs, which share no memory with the module
+        and are laid out as in a file; and the program of each piece, None for PyTorch. Raises `UnsupportedError` if
+        nothing can run on the machine.
         """
         programs: list[T | None] = []
         pieces: list[Piece] = []
@@ -112,7 +112,7 @@ class Split:
         runs = (node for piece in pieces if piece.traced is None for node in piece.nodes)
         needed = {x for node in (*runs, self.interface.result) for x in node.all_input_nodes}
         constants = {
-            node: value.clone() if isinstance(value, torch.Tensor) else value
+            node: value.clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value
             for node, value in self.constants.items()
             if node in needed
         }
