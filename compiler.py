@@ -142,7 +142,7 @@ def explain(
         return modelled_layers(pipeline.build(traced.network).program, traced.network)
 
     if not whole:
-        found = pipeline.divide(module, example, whole=False, fixes=True)
+        found = pipeline.divide(module, example, whole=False)
         if isinstance(found, graph_split.Split):
             return explain_captured.explain_pieces(*found.built(modelled))
         return found.explain(modelled(found))

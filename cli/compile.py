@@ -386,7 +386,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
             with steps.paused():
                 click.echo(f"warning: {borders.told}", err=True)
         if options.pieces:
-            found = pipeline.divide(model, example, whole=False, fixes=True)
+            found = pipeline.divide(model, example, whole=False)
             if isinstance(found, graph_split.Split):
                 made = _in_pieces(found, pipeline, options, borders)
                 steps.done("write")

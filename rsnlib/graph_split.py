@@ -171,16 +171,15 @@ def split(
     whole: bool = False,
     passes: Passes = USUAL,
     again: bool = False,
-    fixes: bool = False,
 ) -> Traced | Split:
     """Trace a module as a whole, or else split it into pieces. All parts for the machine can be lowered.
 
     example_inputs: by position or by name. lower: checks that the scheduler can lower a network. whole: do not split,
-    raise the error instead. passes: of the compiler. again, fixes: of the module as a whole, as for `trace`. Raises
+    raise the error instead. passes: of the compiler. again: of the module as a whole, as for `trace`. Raises
     `UnsupportedError`, `TensorError` or `ScheduleError` if no piece could run on the machine.
     """
     try:
-        return _lowered(trace(model, example_inputs, passes, again=again, fixes=fixes), lower)
+        return _lowered(trace(model, example_inputs, passes, again=again), lower)
     except (RefusedError, WrongTypeError, LimitError) as refused:
         if whole:
             raise

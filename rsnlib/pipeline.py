@@ -111,12 +111,10 @@ class Pipeline:
             return traced
         return traced.with_lengths(self.lengths, example if self.checks_rows else None)
 
-    def divide(
-        self, model: nn.Module, example: Examples, *, whole: bool, again: bool = False, fixes: bool = False
-    ) -> Traced | Split:
+    def divide(self, model: nn.Module, example: Examples, *, whole: bool, again: bool = False) -> Traced | Split:
         """Trace a module as a whole or, unless `whole`, split it into pieces. example: inputs, by position or by name.
-        again, fixes: of the whole, as for `trace.trace`. Raises like `graph_split.split`."""
-        return split(model, example, self.check, whole=whole, passes=self._passes, again=again, fixes=fixes)
+        again: of the whole, as for `trace.trace`. No argument becomes a constant. Raises like `graph_split.split`."""
+        return split(model, example, self.check, whole=whole, passes=self._passes, again=again)
 
     def split_again(self, model: nn.Module, example: Examples) -> Split:
         """Split a module into pieces without a look at the whole, because another state of it was split before.

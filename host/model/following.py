@@ -66,7 +66,7 @@ class Recipe:
 
     def divide(self) -> Traced | Split:
         """Capture the model as it is now, in pieces if it cannot run as a whole. Raises as `Pipeline.divide`."""
-        found = self.pipeline.divide(self.followed.module, self.example, whole=False, again=True, fixes=True)
+        found = self.pipeline.divide(self.followed.module, self.example, whole=False, again=True)
         return self._in_pieces(found) if isinstance(found, graph_split.Split) else self._shared(found)
 
     def split_again(self) -> Split:
