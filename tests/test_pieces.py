@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from torch import nn  # noqa: E402 - torch first: it may be missing
 
 import rsn  # noqa: E402
 from rsn.base.errors import BoardError, ScheduleError, TensorError, UnsupportedError  # noqa: E402
+from rsn.host.boards.device import BoardLost  # noqa: E402
 from rsn.host.model.pieces import CompiledPieces  # noqa: E402
 from rsn.rsnlib.fallback import Fallback  # noqa: E402
 from rsn.rsnlib.graph_split import Split  # noqa: E402
 from rsn.rsnlib.pipeline import Pipeline  # noqa: E402
+from rsn.tests.host.rigged import Rig  # noqa: E402
 
 C = 64
 
@@ -196,6 +200,32 @@ def test_a_file_of_pieces_gives_the_same_numbers_called_and_served(tmp_path: Pat
         assert [same(x.result(), loaded(**y)) for x, y in zip(futures, calls, strict=True)] == [True] * 6
         with pytest.raises(BoardError):
             server.submit(**calls[0])
+
+
+def test_a_call_of_a_server_is_cancelled_late_and_tried_again_between_its_pieces(tmp_path: Path) -> None:
+    model, path, given = Squares().eval(), tmp_path / "x.rsnmodel", words(2, 12)
+    with in_pieces(model, given) as compiled:
+        compiled.save(path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def before(run: int) -> None:
+        """Wait before the second piece of the first call; fail before the second one of the second call."""
+        if run == 2:
+            begun.set()
+            assert go_on.wait(60)
+        if run == 4:
+            raise BoardLost("gone")
+
+    rig = Rig(before=before)
+    with rsn.load(path, board=rig).server() as server:
+        first = server.submit(**given)
+        assert begun.wait(60)
+        assert first.cancel()
+        go_on.set()
+        with pytest.raises(CancelledError):
+            first.result(60)
+        assert_as_pytorch(server.submit(**given).result(60), model, given)
+    assert [len(rig.runs), rig.opened - rig.closed] == [6, 0]
 
 
 def test_a_family_of_pieces(tmp_path: Path) -> None:

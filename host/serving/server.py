@@ -100,6 +100,9 @@ class Server(Closing):
 
         def go_on(result: Result) -> None:
             """Compute the host part behind a run. Takes time: in a thread of the pool."""
+            if answer.cancelled():
+                answer.set_running_or_notify_cancel()
+                return
             try:
                 self._submit(answer, call, call.send(result), deadline, None)
             except StopIteration as end:
