@@ -77,7 +77,10 @@ def small(name: str) -> tuple[nn.Module, dict[str, Any]]:
     kind: Any = getattr(transformers, name)
     usual, of = kind.config_class(), kind.config_class
     known = (key for key in SMALL if hasattr(usual, key) and not isinstance(getattr(of, key, None), property))
-    config = of(**{key: SMALL[key] for key in known})
+    given = {key: SMALL[key] for key in known}
+    if hasattr(usual, "kv_lora_rank"):  # its heads of keys and values are as many as those of queries
+        given |= {"num_key_value_heads": given["num_attention_heads"], "head_dim": given["qk_rope_head_dim"]}
+    config = of(**given)
     with torch.device("meta"):
         count = sum(x.numel() for x in kind(config).parameters())
     if count > PARAMETERS:
@@ -86,11 +89,11 @@ def small(name: str) -> tuple[nn.Module, dict[str, Any]]:
     model: nn.Module = kind(config).eval()
     torch.manual_seed(1)
     if getattr(kind, "main_input_name", "") == "pixel_values":
-        given = {"pixel_values": torch.randn(BATCH, 3, PIXELS, PIXELS)}
+        inputs = {"pixel_values": torch.randn(BATCH, 3, PIXELS, PIXELS)}
     else:
-        given = {"input_ids": torch.randint(5, 90, (BATCH, ROWS)), "attention_mask": torch.ones(BATCH, ROWS).long()}
-    _first(model(**given))
-    return model, given
+        inputs = {"input_ids": torch.randint(5, 90, (BATCH, ROWS)), "attention_mask": torch.ones(BATCH, ROWS).long()}
+    _first(model(**inputs))
+    return model, inputs
 
 
 def _first(result: Any) -> torch.Tensor:
