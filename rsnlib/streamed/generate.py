@@ -18,6 +18,7 @@ from torch import nn
 
 from ...base.element_types import BITS, CPP_BITS
 from ...base.errors import BudgetError, ProgramError, ResourceError
+from ...isa.overlays.tasks.overlay import checked_sizes, program_of
 from ...isa.program import Program
 from ...scheduler.pack import pack
 from ...streams.build import build
@@ -130,7 +131,9 @@ class Generated:
         return self.cycles / (self.device.mhz * 1e6)
 
     def latency_of(self, length: int) -> float:
-        """Return the modelled seconds of one execution with a sequence of this length, of a block of any length."""
+        """Return the modelled seconds of one execution with a sequence of this length, in rows, of a block of any
+        length. Raises `ProgramError` for a length that the machine does not take, and for a block of one length."""
+        checked_sizes(program_of(self.machine.overlay), {LENGTH: length})
         region = self.streamed.report.region
         shorter = SizedProgram(read_again(region, region.buffered, {LENGTH: length}), 1)
         return _cycles(shorter) / (self.device.mhz * 1e6)

@@ -16,7 +16,7 @@ from torch import nn
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
 from torchao.quantization.granularity import PerGroup
 
-from rsn.base.errors import CacheFull, PositionError, PromptTooLong, TensorError, UnsupportedError
+from rsn.base.errors import CacheFull, PositionError, ProgramError, PromptTooLong, TensorError, UnsupportedError
 from rsn.host.generation.machine_files import machine_files, native_text
 from rsn.host.native_tasks import run_native, to_memory
 from rsn.hw.sim.tasks import run_on_tensors
@@ -258,6 +258,17 @@ def test_what_a_decoder_refuses() -> None:
         model.transformer.wpe.weight.zero_()
     with pytest.raises(TensorError, match="has changed since this program was made"):
         made.prefill([1])
+
+
+def test_a_time_is_of_a_length_that_the_machine_takes() -> None:
+    model = decoder_model("gpt2", n_layer=1)
+    one, fixed = (decoder(model, 8, rows).step_machine for rows in (4, None))
+    assert one.latency_of(4) == one.latency_s
+    for length in (0, 5):
+        with pytest.raises(ProgramError, match=f"length = {length} is not from 1 to 4, as decoder states"):
+            one.latency_of(length)
+    with pytest.raises(ProgramError, match="step has no size length"):
+        fixed.latency_of(1)
 
 
 def test_layers_that_differ_are_refused() -> None:
