@@ -50,5 +50,6 @@ def link_pages(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    """Write docs/isa.md, and lead links to files of the repository to their pages. Sphinx calls it."""
     page.main()
     app.connect("source-read", link_pages)

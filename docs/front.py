@@ -126,6 +126,8 @@ def picture() -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Draw the fronts. arguments: TITLE=FILE for each, the files that `rsn tune` wrote as JSON; none draws those that
+    are kept."""
     fronts = {}
     for argument in arguments:
         title, _, path = argument.rpartition("=")

@@ -216,6 +216,8 @@ def pictures() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> None:
+    """Draw the pictures of the pages; or that of a program: arguments are then its file (.bin) and that of the
+    picture."""
     if arguments:
         program, picture = arguments
         Path(picture).write_text(draw(container.read(program), program), encoding="utf-8")

@@ -64,8 +64,9 @@ def dynamic_memories(
 ) -> dict[HeldMemory, bytes]:
     """Return what lies in memory before a run: the bytes of each tensor and of the tokens of each input, and room for
     each result. inputs: tokens of each input by name, as text or not. tensors: values in place of those that the
-    program states. result_words: room for the tokens of each result, in words of 32 bits. Raises `ProgramError` for
-    missing inputs, for tensors without data that nothing writes, and for values that their type does not have."""
+    program states; None for none. result_words: room for the tokens of each result, in words of 32 bits. Raises
+    `ProgramError` for missing and unknown inputs, for tensors without data that nothing writes, and for values that
+    their type does not have."""
     program = made.program
     missing = [name for name in program.inputs if name not in inputs]
     unknown = [name for name in inputs if name not in program.inputs]
@@ -106,11 +107,11 @@ def run_native_dynamic(
 ) -> DynamicResults:
     """Run program `number` of those of `build_dynamic`, and return what it gave. path: its target.
 
-    inputs: tokens of each input, as text or not; their times mean nothing here. seconds: limit of the run. tensors:
-    values in place of those that the program states. result_words: room for the tokens of each
-    result, in words of 32 bits; a run that needs more begins again with more. Raises `ProgramError` for what
-    `dynamic_memories` refuses and for what fails in the run, with the line of the operator, `StuckError` for a
-    deadlock, and `BoardError` beyond the limit.
+    inputs: tokens of each input by name, as text or not; their times mean nothing here; None for a program without
+    inputs. seconds: limit of the run by the wall clock. tensors: values in place of those that the program states; None
+    for none. result_words: room for the tokens of each result, in words of 32 bits; a run that needs more begins again
+    with more. Raises `ProgramError` for what `dynamic_memories` refuses and for what fails in the run, with the line of
+    the operator, `StuckError` for a deadlock, and `BoardError` beyond the limit.
     """
     while True:
         memories = dynamic_memories(made, inputs or {}, tensors, result_words)

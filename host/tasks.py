@@ -37,10 +37,11 @@ def run_tasks(
 ) -> TaskResult:
     """Run a program of a task machine on the simulator.
 
-    inputs: for each input tensor an array of its shape; its values must be ones of the declared element type, `bf16`
-    and `f16` as float32. sizes: values of the sizes that each run gives, by name; others have those of the program.
-    Raises `TensorError` for inputs that do not fit, `ProgramError` for values that a size does not have, and for what
-    fails in the run, with the place in the user's file.
+    inputs: for each input tensor, by name, an array of its shape; its values must be ones of the declared element type,
+    `bf16` and `f16` as float32; None for a program without inputs. sizes: values of the sizes that each run gives, by
+    name; others, and all with None, have those of the program. Raises `TensorError` for inputs that do not fit,
+    `ProgramError` for values that a size does not have, and for what fails in the run, with the place in the user's
+    file.
     """
     program = with_sizes(program, sizes or {})
     tasks = program_of(program.overlay)

@@ -25,7 +25,8 @@ class Field:
     """One bit field: `width` bits from bit `low` of word `word`.
 
     doc: its meaning, as text. real: 32 bits that hold an IEEE float32. to, source: for a one-bit field that enables a
-    stream: the unit that it sends to, or receives from; with both it is a route from `source` to `to`.
+    stream: the unit that it sends to, or receives from; with both it is a route from `source` to `to`; None for any
+    other field.
     """
 
     name: str

@@ -60,7 +60,7 @@ def _depths(machine: StreamNetwork) -> tuple[int, int]:
 class InstructionPath(Workload):
     """The workload of a decoded image: its packets, and the op lists of the units that packets do not drive.
 
-    preloaded: op lists by unit name (the MMEs).
+    preloaded: op lists by unit name (the MMEs); None for none.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ class InstructionFormat:
     registers of a unit that another format drives; it never terminates a decoder. max_reuse: the largest `reuse` that
     the decoder can count. addresses: only for a format whose uOPs are named tuples and differ between iterations in
     `addr` alone: given a mOP and the number of iterations, the addresses as an array (iterations, uOPs in one), so that
-    checks need not make every uOP.
+    checks need not make every uOP; None for any other format.
     """
 
     name: str

@@ -41,12 +41,13 @@ MAX_ROWS = 1 << 20
 class Buffer:
     """A named region of off-chip memory.
 
-    offset: in address units of the overlay. shape: as stored, (rows, columns) or (elements,), padding included.
-    view: the shape of the user's tensor: (batch, rows, columns), (rows, columns) or (elements,); the rest is padding.
-    Item b of a batch begins at stored row b * pitch, where pitch = stored rows // batch. rows: the number of rows of
-    each item, if they differ: in a blocked buffer item b then begins at the next multiple of 128 rows behind item
-    b - 1, in a linear one at b * pitch, as without `rows`; rows of the user's tensor beyond rows[b] are not stored.
-    scale, shift: one value per column, applied to an output when the host reads it.
+    offset: in address units of the overlay. shape: as stored, (rows, columns) or (elements,), padding included. view:
+    the shape of the user's tensor: (batch, rows, columns), (rows, columns) or (elements,); the rest is padding; None
+    for `shape`, without padding. Item b of a batch begins at stored row b * pitch, where pitch = stored rows // batch.
+    rows: the number of rows of each item, if they differ: in a blocked buffer item b then begins at the next multiple
+    of 128 rows behind item b - 1, in a linear one at b * pitch, as without `rows`; rows of the user's tensor beyond
+    rows[b] are not stored. scale, shift: one value per column, applied to an output when the host reads it; None for
+    none.
     """
 
     name: str

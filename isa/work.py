@@ -123,7 +123,7 @@ class LoadNorm(NamedTuple):
 class Load(NamedTuple):
     """Fill a slot with rows x columns elements; with `transpose`, these are the numbers behind the transposition.
 
-    source: the off-chip unit that they come from. norm: is applied to the rows as they come.
+    source: the off-chip unit that they come from. norm: is applied to the rows as they come; None for none.
     """
 
     rows: int
@@ -173,8 +173,8 @@ class Receive(NamedTuple):
     """Fill a slot with rows x columns tiles of products, the sum of `rounds` rounds.
 
     bias, residual, scaled: the unit takes a vector that it adds to each row, tiles that it adds, and a vector that it
-    multiplies the columns of these tiles by, in the order bias, scale, products, residual. softmax: applied at the end.
-    product: the product unit that the tiles are from, whose size they have.
+    multiplies the columns of these tiles by, in the order bias, scale, products, residual. softmax: applied at the end;
+    None for none. product: the product unit that the tiles are from, whose size they have.
     """
 
     rounds: int
@@ -227,7 +227,7 @@ class Store(NamedTuple):
 
     In this order: activation: an operation, such as "gelu_erf" or "identity", that is applied to all elements. gate:
     its result is multiplied by the `columns` columns behind. norm: is applied. statistics: the norm is not applied; its
-    mean and variance of each row are stored behind the elements. rotation: is applied.
+    mean and variance of each row are stored behind the elements. rotation: is applied. None for none.
     """
 
     rows: int

@@ -31,7 +31,8 @@ class Sharing:
 
     channels, per_client: accesses a cycle, of all transfers and of each. Times are in cycles. All transfers go equally
     fast. `_each` counts the accesses, up to cycle `now`, of a transfer that began at the start and never ends: a
-    transfer of n accesses is done when `_each` has grown by n."""
+    transfer of n accesses is done when `_each` has grown by n. Raises `ProgramError` unless `per_client` is from 1 to
+    `channels`."""
 
     def __init__(self, channels: int, per_client: int) -> None:
         if not 1 <= per_client <= channels:

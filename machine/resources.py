@@ -20,7 +20,8 @@ class Capacity:
 
     amount: in `unit`, as are the other counts. source: where `amount` comes from. published: how much the published
     implementation uses by the paper. post_route: the same by its report after routing. remark: on these two. guideline:
-    the share up to which the vendor expects timing to be met without more effort, 1 for the whole device.
+    the share up to which the vendor expects timing to be met without more effort, 1 for the whole device. None for what
+    is not known.
     """
 
     amount: int
@@ -204,7 +205,8 @@ class OperationTime:
     """The time of one operation of a unit, by its C++ sources and in the simulator.
 
     what: the operation. cycles, seconds: by the sources. simulated: seconds that the simulator charges. remark: the
-    reason of the difference. rate: name of the simulator's rate that is compared, and its value by the sources.
+    reason of the difference. rate: name of the simulator's rate that is compared, and its value by the sources; None if
+    no rate is compared.
     """
 
     what: str

@@ -125,9 +125,9 @@ class Step:
     times the rate, then free the inputs and deliver the outputs.
 
     rate: name of a rate of the machine, or `FREE`. do: called with the payloads of `gets`, returns those of `puts` (a
-    tuple); only in a run with data. send: payloads for `puts` that are control, not data: delivered in every run.
-    needs_whole_token: the step starts when its inputs are complete (an MME); otherwise it streams them through (a
-    Mesh). times: 1; see `Burst`.
+    tuple); only in a run with data; None: it computes nothing, and puts get `send`. send: payloads for `puts` that are
+    control, not data: delivered in every run. needs_whole_token: the step starts when its inputs are complete (an MME);
+    otherwise it streams them through (a Mesh). times: 1; see `Burst`.
 
     parts: the step is so many equal parts, one after the other: each waits for, takes and delivers `words / parts`
     words, in `amount / parts` times the rate. `do` is called at the end of the last one, and its payloads come with

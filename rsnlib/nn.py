@@ -135,7 +135,7 @@ class Attention(nn.Module):
 
         mask: (batch, seq), 1 or True at valid keys. Sequences must be padded on the right: valid keys come first. Or a
         mask of four dimensions, as F.scaled_dot_product_attention takes it; it must hide the later keys too if the
-        attention is causal, because `causal` is then ignored.
+        attention is causal, because `causal` is then ignored. None hides no keys but those that `causal` hides.
         """
         split = (self.heads, self.head_dim)
         q, k, v = (f(x).unflatten(-1, split).transpose(1, 2) for f in (self.query, self.key, self.value))
@@ -169,7 +169,7 @@ class ResidualNorm(nn.LayerNorm):
         super().__init__(hidden, eps)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Return (..., hidden). x, residual: (..., hidden)."""
+        """Return the norm of x + residual, (..., hidden). x, residual: (..., hidden); None adds nothing."""
         return super().forward(x if residual is None else x + residual)
 
 

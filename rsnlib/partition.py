@@ -54,8 +54,8 @@ class Traced:
         """Return the same for sequences of at most these numbers of rows.
 
         lengths: one for each sequence. example_inputs: used to check the host part, if their masks fit the lengths;
-        otherwise the first call checks it. Raises `ScheduleError` for lengths that do not fit, and `UnsupportedError`
-        like `HostPart.prologue`.
+        otherwise, and with None, the first call checks it. Raises `ScheduleError` for lengths that do not fit, and
+        `UnsupportedError` like `HostPart.prologue`.
         """
         network = self.network.with_lengths(lengths)
         traced = replace(self, network=network, host=replace(self.host, lengths=network.lengths))
@@ -67,7 +67,7 @@ class Traced:
 
     def work(self, modelled: Modelled | None = None) -> list[ModuleWork]:
         """Return the FLOPs of each operator with its module and place. modelled: adds the machine's modelled seconds by
-        layer."""
+        layer; None adds none."""
         counter = FlopCounter()
         work = [ModuleWork(p.path, counter.of(p.node), p.where == "machine") for p in self.placements]
         if modelled is not None:

@@ -39,9 +39,9 @@ class Pipeline:
     """Settings and methods to compile modules into programs.
 
     overlay: the machine. schedule: a schedule, or `Best` to search for one. passes: of the compiler. lengths: number of
-    rows of each sequence, where they differ. checks_rows: check with the example that the host part uses no rows beyond
-    `lengths`; False leaves that to the first call. progress: called with the share of a search's budget that is spent,
-    0 to 1. Raises `UnsupportedError` for an overlay that nothing can be compiled for.
+    rows of each sequence, where they differ; None where they do not. checks_rows: check with the example that the host
+    part uses no rows beyond `lengths`; False leaves that to the first call. progress: called with the share of a
+    search's budget that is spent, 0 to 1. Raises `UnsupportedError` for an overlay that nothing can be compiled for.
     """
 
     overlay: Overlay
@@ -151,7 +151,7 @@ class Pipeline:
     def proposing_pieces(self, model: nn.Module, example: Examples, *, is_half: bool) -> Iterator[None]:
         """Context in which the error for a model that is refused as a whole also proposes pieces, if parts of it would
         run on the machine. example: inputs, by position or by name. is_half: `model` is a float32 copy of
-        the user's model."""
+        the user's model. Raises what the block raises; an `UnsupportedError` then names the proposal."""
         try:
             yield
         except UnsupportedError as error:

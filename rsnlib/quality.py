@@ -56,9 +56,9 @@ def quality(
 
     model, reference: modules, or what `rsn.compile` returns. batches: arguments, by position or by name. perplexity_of:
     where results are logits (batch, seq, vocabulary), for each batch the tokens (batch, seq) that it was made of: the
-    logits of each position tell the probability of the next token. `NO_TOKEN` is not counted. Raises `TensorError` for
-    no rows, for results of other shapes than the reference's, for results that are not finite, and for tokens that do
-    not fit the logits.
+    logits of each position tell the probability of the next token. `NO_TOKEN` is not counted. None: the result has no
+    perplexity. Raises `TensorError` for no rows, for results of other shapes than the reference's, for results that are
+    not finite, and for tokens that do not fit the logits.
     """
     batches = list(batches)
     tokens = None if perplexity_of is None else list(perplexity_of)

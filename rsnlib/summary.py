@@ -30,7 +30,7 @@ class ModuleWork:
 class Modelled:
     """The modelled time of a program, in seconds. latency_s: from launch to end. layers: by name of a layer's result,
     the time from the last store of the layer before to the layer's own last store. segments: the same for each segment,
-    by name. bound: a lower bound for these times."""
+    by name. bound: a lower bound for these times; None if there is none."""
 
     latency_s: float
     layers: Mapping[str, float]

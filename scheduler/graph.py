@@ -59,7 +59,8 @@ class Rotary:
     partner of column c is c ^ 1, and the last one of an odd number is its own.
 
     source: name of an input with further factors for each row, in the form of the machine's table; own and partner have
-    one row then, and multiply them. order: in a folded graph, the column of a head that each of own and partner is.
+    one row then, and multiply them. None without such factors. order: in a folded graph, the column of a head that each
+    of own and partner is.
     """
 
     own: Array

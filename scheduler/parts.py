@@ -24,8 +24,8 @@ class ProductCut:
     `halves` grid columns.
 
     y: the layout of the result. k_tiles: slices of 128 of K, 0 without a product. gated: the left part of what a memory
-    of results receives is the gate of the right part. statistics: what it stores behind the elements. no_data: it
-    stores statistics alone.
+    of results receives is the gate of the right part. statistics: what it stores behind the elements; None for nothing.
+    no_data: it stores statistics alone.
     """
 
     y: Columns

@@ -272,8 +272,9 @@ class CostExpressions(Expressions):
             self._sent = outer
 
     def stores(self, target: syn.Subscript, kind: ElementType | None, value: Value, source: syn.ExpressionNode) -> None:
-        """Charge the cycles in which a part of a tensor, or of a tile, is stored. target: the part. kind: its type.
-        value: what is stored, of the expression `source`. A tile that comes over a stream is stored as it comes.
+        """Charge the cycles in which a part of a tensor, or of a tile, is stored. target: the part. kind: its type;
+        None, or a type without a shape, takes no cycles. value: what is stored, of the expression `source`. A tile that
+        comes over a stream is stored as it comes.
         """
         path = self.datapath
         if path is None or kind is None or not kind.shape:

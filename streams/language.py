@@ -125,9 +125,9 @@ def task(
 ) -> Callable[[Callable[..., Any]], Callable[..., NoReturn]]:
     """Declare a task. mapping: sizes of the grid; there is one instance for each of its points. args: tensors off the
     chip, one for each parameter; in the task, a parameter is the part of its tensor that the instance holds. rates:
-    work of its kernels in a cycle, as dict(matmul=256): multiply-adds of a product, elements of another kernel.
-    double_buffer: the next parts of tensors are loaded, and the previous ones stored, while the task computes. A call
-    of the task raises `UnsupportedError`: its body is read, not executed.
+    work of its kernels in a cycle, as dict(matmul=256): multiply-adds of a product, elements of another kernel; None
+    states none. double_buffer: the next parts of tensors are loaded, and the previous ones stored, while the task
+    computes. A call of the task raises `UnsupportedError`: its body is read, not executed.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., NoReturn]:

@@ -377,7 +377,8 @@ class Together:
 
 def stream_depths(region: Region, depths: Mapping[str, int] | None = None) -> tuple[dict[int, int], dict[int, int]]:
     """Return depth and packing of every stream that has ends, in elements, by the stream's number. depths: by the name
-    of a declared stream or array, to take in place of the declared ones.
+    of a declared stream or array, to take in place of the declared ones; None for none. Names of no stream are not
+    read.
     """
     deep, packing = dict[int, int](), dict[int, int]()
     for s in sorted({s for instance in region.instances for node in instance.body for s, _, _ in node.needs}):

@@ -149,7 +149,7 @@ class TaskDecl:
     """A declared task. name: with the regions around it, such as pair.producer. mapping: sizes of its grid of
     instances. body: its function. rates: work that its datapath does in a cycle, by kernel, as stated. double_buffer:
     it asks for parts that load and store while it computes (`double_buffer`). whole, part: of such a part, the task,
-    and which part it is.
+    and which part it is; None and "" for a whole task.
     """
 
     name: str

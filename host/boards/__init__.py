@@ -15,8 +15,9 @@ def open_board(name: str, *, xclbin: str | os.PathLike[str] | None = None) -> Bo
     """Make the board called `name`.
 
     name: sim, csim, PROFILE[@DEVICE[:INDEX]] (docs/boards-reference.md), or a board of another computer,
-    ssh://[USER@]HOST[:PORT][/BOARD] (docs/remote.md). xclbin: path of the bitstream for a real board. Raises
-    `BoardError` for a board that this installation cannot use. A device is taken only when a program is loaded.
+    ssh://[USER@]HOST[:PORT][/BOARD] (docs/remote.md). xclbin: path of the bitstream for a real board, not read for sim
+    and csim; None takes that of the environment or the profile. Raises `BoardError` for a board that this installation
+    cannot use. A device is taken only when a program is loaded.
     """
     if name == "sim":
         return SimBoard()

@@ -71,7 +71,7 @@ class NoRoom(BoardBusy):
 @dataclass(eq=False)
 class DeviceBuffer:
     """A buffer of the device. handle: its number. users: how many boards rely on its content. contents: for a bank of
-    weights, which boards may share, its buffers and the checksum of its weights."""
+    weights, which boards may share, its buffers and the checksum of its weights; None for another buffer."""
 
     handle: int
     users: int = 1
@@ -435,8 +435,8 @@ class Session:
 
 
 def recorded(profile: Profile, xclbin: Xclbin | None, facts: DeviceFacts) -> dict[str, str]:
-    """Return facts for the record of a run, as texts by name: board, bitstream, clocks in MHz. Where the board does not
-    report a clock, it is the one that the bitstream was built for."""
+    """Return facts for the record of a run, as texts by name: board, bitstream, clocks in MHz, and the clocks in MHz
+    that the profile was built for. xclbin: the bitstream; None leaves out its facts. facts: of the open device."""
     out = {"board": profile.name, **facts.known}
     if xclbin is not None:
         out |= {"xclbin": xclbin.uuid, "platform": xclbin.platform, "xclbin_version": xclbin.version}

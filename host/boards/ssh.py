@@ -116,8 +116,8 @@ class SshBoard(Board):
     """
 
     def __init__(self, url: str, *, xclbin: str | os.PathLike[str] | None = None) -> None:
-        """url: ssh://[USER@]HOST[:PORT][/BOARD]. xclbin: path of the bitstream on the other computer. Raises
-        `BoardError` for a malformed URL, and without an ssh client."""
+        """url: ssh://[USER@]HOST[:PORT][/BOARD]. xclbin: path of the bitstream on the other computer; None for the one
+        that its environment or profile names. Raises `BoardError` for a malformed URL, and without an ssh client."""
         self.target = Target.parse(url)
         self._ssh = ssh_client()
         self._xclbin = None if xclbin is None else os.fspath(xclbin)

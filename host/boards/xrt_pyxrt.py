@@ -25,7 +25,8 @@ threads."""
 
 
 class Pyxrt(CtypesXrt):
-    """A device behind pyxrt, and behind the C API for what pyxrt does not have."""
+    """A device behind pyxrt, and behind the C API for what pyxrt does not have. index, library: as for `CtypesXrt`.
+    Raises `BoardError` without pyxrt, and as `CtypesXrt` does."""
 
     def __init__(self, index: int = 0, library: XrtLibrary | None = None) -> None:
         super().__init__(index, library)

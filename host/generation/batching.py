@@ -43,7 +43,8 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Event:
-    """A token of a request (`token`); or its end: a reason, "stop", "length" or "cancelled", or an error."""
+    """A token of a request (`token`); or its end, with `token` None: a reason, "stop", "length" or "cancelled", or an
+    error."""
 
     token: int | None = None
     reason: str = ""
@@ -119,7 +120,8 @@ class Generation(Closing):
     """Generates texts for many callers. Any thread may call it; it owns the decoder, and closes it.
 
     queue: the most requests that wait for a slot. metrics: where to count requests and runs, under the label `name`; a
-    chunk of a prompt is a run, and a step is one. Raises `ValueError` if a runner of these metrics has this name.
+    chunk of a prompt is a run, and a step is one; None counts nothing. Raises `ValueError` if a runner of these metrics
+    has this name.
     """
 
     def __init__(self, decoder: Slots, *, queue: int = 256, metrics: Metrics | None = None, name: str = "rsn") -> None:

@@ -263,9 +263,9 @@ class Compiled(FollowingModule):
 
         reference: the module in float32 that the model was quantised from. The result then also tells what quantisation
         costs, and what the machine adds, in the rows that masks show; this takes a call. perplexity_of: tokens of this
-        call, as for `rsn.quality`. Raises then also what `rsn.quality` raises, and `UnsupportedError` for a reference
-        that is no module in eval mode, for a program with `lengths`, and for a model that writes to its arguments. An
-        argument of the model that has one of these two names is given by position.
+        call, as for `rsn.quality`; `TensorError` without a reference. Raises then also what `rsn.quality` raises, and
+        `UnsupportedError` for a reference that is no module in eval mode, for a program with `lengths`, and for a model
+        that writes to its arguments. An argument of the model that has one of these two names is given by position.
         """
         if reference is not None:
             return self._compared_with(reference, perplexity_of, args, kwargs)

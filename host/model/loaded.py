@@ -93,9 +93,9 @@ class Loaded(BoardModule):
     def server(self, serving: Serving | None = None, *, metrics: Metrics | None = None, name: str = "rsn") -> Server:
         """Return a server of this model with a board of its own. Requests wait in its queue and share runs.
 
-        serving: how requests queue, and what happens when the board fails. metrics: where to count requests, under
-        `name`. Raises `BoardError` if the board cannot be used, `ValueError` if a runner of these metrics has this
-        name.
+        serving: how requests queue, and what happens when the board fails; None for the defaults of `Serving`. metrics:
+        where to count requests, under `name`; None counts nothing. Raises `BoardError` if the board cannot be used,
+        `ValueError` if a runner of these metrics has this name.
         """
         opened = self._open(serving or Serving(), metrics, name)
         return Server(opened, self._asked_by_name, name, self.arguments, self.sizes)

@@ -82,7 +82,7 @@ class DataRun(ProcessNetwork):
 
     path: the program's instructions. banks: off-chip memories by name, float32, changed in place. where: source line of
     a unit's packet or op, for messages. completed: called with the unit and number of every uOP from packets, between
-    the end of its kernel and the beginning of the next.
+    the end of its kernel and the beginning of the next; None calls nothing.
     """
 
     channel_type = Queue

@@ -23,8 +23,8 @@ OTHER_WORDS = ("if", "else", "switch", "try", "catch")
 @dataclass
 class BracedText:
     """Text in braces, or a whole file. kind: what it is: `file`, `loop`, `function`, `scope` or `other`. outer: the
-    block around it. head: what stands before them. start, end: offsets of the braces in `file`. parts: the text in them
-    that is not in the braces of a block inside.
+    block around it, None for a file. head: what stands before them. start, end: offsets of the braces in `file`. parts:
+    the text in them that is not in the braces of a block inside.
     """
 
     file: str

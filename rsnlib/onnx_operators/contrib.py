@@ -35,7 +35,7 @@ def bias_gelu(a: Tensor, b: Tensor) -> Tensor:
 def fast_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
     """Gelu of x + bias, in its approximation by tanh.
 
-    x: (..., columns). bias: (columns,). Returns the shape of x.
+    x: (..., columns). bias: (columns,), None for none. Returns the shape of x.
     """
     return F.gelu(x if bias is None else x + bias, approximate="tanh")
 
@@ -170,9 +170,9 @@ def skip_layer_normalization(
 ) -> Any:
     """LayerNorm over the last axis of input + bias + skip, which is the fourth output.
 
-    input, skip: (batch, seq, columns). gamma, beta, bias: (columns,). epsilon: is added to the variance. wanted: with
-    more outputs than one, all four are returned: the norm, mean and reciprocal deviation, both (batch, seq, 1), and the
-    sum.
+    input, skip: (batch, seq, columns). gamma, beta, bias: (columns,); beta and bias None for none. epsilon: is added to
+    the variance. wanted: with more outputs than one, all four are returned: the norm, mean and reciprocal deviation,
+    both (batch, seq, 1), and the sum.
     """
     x = (input if bias is None else input + bias) + skip
     made = layer_norm(x, 1, gamma, beta, epsilon)

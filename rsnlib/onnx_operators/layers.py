@@ -38,7 +38,7 @@ def gemm(
     """alpha * a @ b + beta * c, of two matrices.
 
     a: (rows, inner), or (inner, rows) with transA. b: (inner, columns), or (columns, inner) with transB. c: is
-    broadcast to (rows, columns). PyTorch raises `RuntimeError` for sizes that do not fit.
+    broadcast to (rows, columns); None adds nothing. PyTorch raises `RuntimeError` for sizes that do not fit.
     """
     made = (a.t() if transA else a) @ (b.t() if transB else b)
     made = made if alpha == 1 else made * alpha

@@ -112,7 +112,7 @@ def matmul_integer(
     """The product of integers less their zero points; in float32 if one operand is of floats, else in int32.
 
     a: (..., rows, inner). b: (..., inner, columns). a_zero_point: one element, or one for each row. b_zero_point: one
-    element, or one for each column.
+    element, or one for each column. None is 0.
     """
     return _shifted(a, a_zero_point, max(a.ndim - 2, 0), b) @ _shifted(b, b_zero_point, b.ndim - 1, a)
 

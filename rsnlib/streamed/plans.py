@@ -468,8 +468,8 @@ def planned(
     graph: OperatorGraph, knobs: Knobs, carried: Mapping[str, str] | None = None
 ) -> dict[StreamOperator, KernelPlan]:
     """Plan every kernel of a graph, with orders of one tensor at all ends of a result. carried: tensors off the chip in
-    place of which readers get results of this graph, each with its operator, both by name. Returns the plan of each
-    operator that computes. Raises `ProgramError` for knobs of operators that the graph does not have, and
+    place of which readers get results of this graph, each with its operator, both by name; None for none. Returns the
+    plan of each operator that computes. Raises `ProgramError` for knobs of operators that the graph does not have, and
     `UnsupportedError` for kernels that cut the rows of a result into different sequences."""
     arrays = arrays_of(graph.kernels)
     knobs.check_names([x.name for x in (*graph.kernels, *arrays)])

@@ -39,8 +39,9 @@ class ConstantWeight:
 
     @staticmethod
     def quantised(reader: GraphReader, weight: Node, scale: Node, zero: Node | None, bits: int) -> ConstantWeight:
-        """Return a quantised weight. weight: integers (N, K). scale, zero: (N, G), or one number. bits: of the
-        integers, which are signed: those of up to 4 lie off the chip as i4, others as i8."""
+        """Return a quantised weight. weight: integers (N, K). scale, zero: (N, G), G groups of K, or one number; a zero
+        point of None is 0. bits: of the integers, which are signed: those of up to 4 lie off the chip as i4, others as
+        i8."""
         matrix = reader.constants.value(weight).numpy()
 
         def of_groups(node: Node, dtype: Any) -> npt.NDArray[Any]:

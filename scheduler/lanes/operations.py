@@ -27,8 +27,8 @@ class SentOperand(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation on the rows of a panel. y: the name of what it computes. x, residual: what it reads. layers: the
-    layers of the network that it computes, in execution order."""
+    """One operation on the rows of a panel. y: the name of what it computes. x, residual: what it reads; no residual
+    for None. layers: the layers of the network that it computes, in execution order."""
 
     y: str
     x: SentOperand

@@ -226,8 +226,8 @@ class PanelEmitter:
 
     def rows_to_mme(self, panel: Panel, bank: int, depth: int, norm: SentNorm | None, halves: Sequence[Half]) -> None:
         """Emit that X sends all `depth` column tiles of the rows in a bank to the MMEs of these halves, and that MeshA
-        passes them on. The rows must have the layout of the mode: in P3 each lane of a pair holds half of the
-        columns."""
+        passes them on. The rows must have the layout of the mode: in P3 each lane of a pair holds half of the columns.
+        norm: with which X sends them; None for none."""
         if norm is not None:
             self._join(panel, bank)
         parts = self.mode.split(depth)
@@ -433,7 +433,8 @@ class PanelEmitter:
         beside: Iterator[None] = EMPTY,
     ) -> None:
         """Emit functions(rows @ weight), stored in DDR at `to`. p: the product with its functions. bank: the bank that
-        holds the rows. norm: the norm with which X sends them. beside: takes a step after each column tile."""
+        holds the rows. norm: the norm with which X sends them; None for none. beside: takes a step after each column
+        tile."""
         for step in range(self.mode.steps(p.columns)):
             made = self.column(panel, p, step, bank, norm)
             self.functions(panel, p, made, lambda lane: PostTarget.DDR)

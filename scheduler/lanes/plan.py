@@ -35,7 +35,7 @@ class PlannedOperation(NamedTuple):
 
 class PlannedKeys(NamedTuple):
     """Compute keys and values of an attention, and store them in DDR. bank, norm: the bank of x, and the norm that it
-    is sent with."""
+    is sent with, None for none."""
 
     op: Attend
     bank: int

@@ -20,7 +20,8 @@ class Timing:
     """When a kernel puts its tokens, in cycles of an execution that nothing delays.
 
     first: cycles from the start to the first token (D). interval: cycles from a token to the next one (initiation
-    interval, II). tokens: of an execution (T).
+    interval, II). tokens: of an execution (T). Raises `ProgramError` for a first token before cycle 0, and for an
+    interval or tokens less than 1.
     """
 
     first: int
@@ -45,7 +46,8 @@ class KernelNode:
     """A kernel.
 
     op: what it computes, such as "matmul" or "softmax"; attributes: its parameters. memory_bytes: its own memory on
-    chip, such as accumulators, without converters and FIFOs. timing: None if not known yet.
+    chip, such as accumulators, without converters and FIFOs. timing: None if not known yet. Raises `ProgramError` for
+    less memory than 0 bytes.
     """
 
     name: str
@@ -64,7 +66,8 @@ class Edge:
     """A stream between two nodes.
 
     put, get: the order of the tokens at the source and at the target; where they are not equal (canonical forms), a
-    converter stands between. operand: which input of the target it is, from 0.
+    converter stands between. operand: which input of the target it is, from 0. Raises `ProgramError` for orders of
+    tensors with other shapes or element types.
     """
 
     source: str

@@ -352,8 +352,9 @@ class AppendRow(Function):
 @dataclass(frozen=True)
 class Defined(Function):
     """A function of the user's. label: its name. result: takes the types of the operands, returns that of the result.
-    apply: takes the operands, returns the result. flops: takes the operands or their types, returns the operations.
-    cpp: `apply` in C++, for `rsn hls`: something to call with the operands and the result (docs/dynamic-streams.md)."""
+    apply: takes the operands, returns the result. flops: takes the operands or their types, returns the operations, as
+    `Function.cost`; None counts none. cpp: `apply` in C++, for `rsn hls`: something to call with the operands and the
+    result (docs/dynamic-streams.md); "" for none."""
 
     label: str
     result: Callable[..., DataType]

@@ -77,8 +77,8 @@ class Tensor:
 
 class TensorMemory:
     """The memory off the chip during a run: what was written, over the tensors as given. with_data: whether tiles have
-    values. values: of tensors that are given for this run, in place of their own. A tensor may be written and read in
-    tiles of several sizes: what counts is the place."""
+    values. values: of tensors that are given for this run, in place of their own; None for none. A tensor may be
+    written and read in tiles of several sizes: what counts is the place."""
 
     def __init__(self, with_data: bool = True, values: Mapping[Tensor, Array] | None = None) -> None:
         self.with_data = with_data

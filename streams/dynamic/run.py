@@ -63,7 +63,8 @@ class Rates:
     """What memories move in a cycle. on_chip: bytes a cycle between an operator and its memory unit. access: bytes of
     an access to the memory off the chip; channels, per_client: accesses a cycle, of all operators and of each; latency:
     cycles from the last access to its arrival. The defaults are those of STeP's evaluation: 64 B on chip, 1024 B off
-    the chip, 64 B a loader.
+    the chip, 64 B a loader. Raises `StepError` for a latency less than 0, for other numbers less than 1, and if
+    `per_client` is more than `channels`.
     """
 
     on_chip: int = 64

@@ -196,7 +196,7 @@ class TileType:
 @dataclass(frozen=True)
 class SelectorType:
     """The type of selectors. choices: how many consumers or producers there are. hot: how many each selector chooses,
-    None if that varies.
+    None if that varies. Raises `StepError` for less than one choice, and for more chosen ones than there are.
     """
 
     choices: int

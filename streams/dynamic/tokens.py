@@ -129,7 +129,7 @@ Element: TypeAlias = Tile | Selector | BufferReference | tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Stop:
-    """The end of a tensor of rank `level`, and of those inside of it."""
+    """The end of a tensor of rank `level`, and of those inside of it. Raises `TokenError` for a level less than 1."""
 
     level: int
 

@@ -261,8 +261,9 @@ class AllRead(Update):
 class DefinedUpdate(Update):
     """An update of the user's. label: its name. result: takes the type of an element, returns that of the state.
     initial: the first state. apply: takes a state and an element, returns the next state. flops: takes an element or
-    its type, returns the operations of an update. cpp: `apply` in C++, for `rsn hls`: something to call with whether
-    the element is the first of its group, the element, and the state, which it changes (docs/dynamic-streams.md)."""
+    its type, returns the operations of an update; None counts none. cpp: `apply` in C++, for `rsn hls`: something to
+    call with whether the element is the first of its group, the element, and the state, which it changes
+    (docs/dynamic-streams.md); "" for none."""
 
     label: str
     result: Callable[[DataType], DataType]

@@ -30,8 +30,8 @@ def device_of(program: TaskProgram, name: str | None = None) -> StreamDevice:
 
 def project(made: HlsProgram, device: StreamDevice, sizes: Mapping[str, int] | None = None) -> dict[str, str]:
     """Return the text of each file of the folder, by its name. device: whose part and memory channels the files state.
-    sizes: values with which the testbench runs it, by name; others have their largest value. Raises `OSError` if a
-    header cannot be read.
+    sizes: values with which the testbench runs it, by name; others, and all with None, have their largest value. Raises
+    `OSError` if a header cannot be read.
     """
     return {
         "top.cpp": made.text,

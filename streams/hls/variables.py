@@ -33,8 +33,8 @@ Env = dict[str, Value | Poison]
 
 @dataclass
 class Variable:
-    """A variable of C++. text: its name. kind: of its values. low, high: limits of all integers that it takes. dtype:
-    the element type of all of them, "" if they have none in common.
+    """A variable of C++. text: its name. kind: of its values. low, high: limits of all integers that it takes, None for
+    none. dtype: the element type of all of them, "" if they have none in common, None before the first one.
     """
 
     text: str

@@ -68,9 +68,9 @@ class SizeRange:
 @dataclass(frozen=True)
 class Proof:
     """The result. verdict: "proved", "counterexample" or "undecided". domain: the sizes meant, as text. claims: what is
-    proved, in plain words. sizes: of the counterexample. report: the ordinary check of it. reason: why it is open.
-    tried: how many points the ordinary check has tried. enumerated: whether these are all. cases: how many cases were
-    proved for infinitely many sizes each."""
+    proved, in plain words. sizes: of the counterexample. report: the ordinary check of it; None without one. reason:
+    why it is open, or what the counterexample shows; "" if it is proved. tried: how many points the ordinary check has
+    tried. enumerated: whether these are all. cases: how many cases were proved for infinitely many sizes each."""
 
     verdict: str
     domain: str

@@ -119,7 +119,7 @@ class BasicBlock:
 @dataclass(eq=False)
 class NaturalLoop:
     """A natural loop. header, latches: labels of the block that it is entered by, and of those that lead back there.
-    blocks: labels, inner loops' included. outer: the loop around it.
+    blocks: labels, inner loops' included. outer: the loop around it, None for an outermost one.
     """
 
     header: str

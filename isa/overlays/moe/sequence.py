@@ -166,8 +166,8 @@ def following(overlay: Overlay) -> list[Packet]:
 class SequencedPath(InstructionPath):
     """The workload of an image whose decoders may follow Seq.
 
-    parts: what Route decides, for a run without data; in a run with data it decides by the data. most: rows that one
-    expert may have; a run with more raises `TensorError`.
+    parts: what Route decides, for a run without data; in a run with data it decides by the data, and None will do.
+    most: rows that one expert may have; a run with more raises `TensorError`; None for any number.
     """
 
     def __init__(

@@ -215,7 +215,8 @@ class SumUnit(Unit):
 class RouteUnit(Sized):
     """Chooses the experts of each token by its logits; names the parts to Seq, and sends the shares of their rows.
 
-    parts: what it chooses in a run without data. most: rows that one expert may have.
+    parts: what it chooses in a run without data; None in a run with data. most: rows that one expert may have; None for
+    any number.
     """
 
     parts: Sequence[ExpertRows] | None = None

@@ -152,8 +152,8 @@ def shots_of(
     """Return the uOPs of each unit, by its name: one for each task instance that it runs, in order. They are numbered
     over all units.
 
-    overlay: the machine of the program. sizes: values of the sizes that each run gives, by name; others have their
-    largest value. Raises `ProgramError` for unknown sizes, and for values that a size does not have.
+    overlay: the machine of the program. sizes: values of the sizes that each run gives, by name; others, and all with
+    None, have their largest value. Raises `ProgramError` for unknown sizes, and for values that a size does not have.
     """
     values = checked_sizes(program, sizes or {})
     lists: dict[str, tuple[RunShot, ...]] = {}

@@ -88,7 +88,7 @@ def shape_of(tensor: OffChipTensor, sizes: Mapping[str, int]) -> tuple[int, ...]
 
 
 class Prepared:
-    """A task program with what all its units share. part: how instances see tensors."""
+    """A task program with what all its units share. part: how instances see tensors; None for `TensorPart`."""
 
     def __init__(self, program: TaskProgram, part: type[TensorPart] | None = None) -> None:
         self.program = program

@@ -216,8 +216,8 @@ class MemCUnit(RingUnit):
         return super().kernel(uop) if isinstance(uop, MemC) else self._configure(uop)
 
     def halves(self, uop: MemC | Configuration) -> Halves | None:
-        """The halves keep the registers of now: a configuration is for later uOPs, though it may be executed before the
-        draining half of this one begins."""
+        """Return the halves, None for a configuration (`Unit.halves`). They keep the registers of now: a configuration
+        is for later uOPs, though it may be executed before the draining half of this one begins."""
         if not isinstance(uop, MemC):
             return None
         first = self._multiplies_first(uop)

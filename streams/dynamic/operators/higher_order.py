@@ -37,7 +37,8 @@ MATMUL_ROWS = 16
 @dataclass(frozen=True, kw_only=True)
 class ComputeOperator(Operator):
     """What computes. compute: operations per cycle, None for no bound. memory_in: for each operand, whether it comes
-    through a memory unit, which bounds its rate; memory_out: the same for the result."""
+    through a memory unit, which bounds its rate; memory_out: the same for the result. Raises `StepError` for less than
+    one operation per cycle."""
 
     compute: int | None = None
     memory_in: tuple[bool, ...] = ()

@@ -113,7 +113,8 @@ class Streamify(Operator):
     Inputs: buffers [D_b .. D_0], reference [D_b .. D_0, D'_{c-1} .. D'_0]. Shape: the reference's, then the read's.
     inner: c, at least 1. The next buffer comes when the c inner dimensions of the reference end. stride, shape: of an
     affine read of a static buffer; without them, and for all others, the buffer is read linearly in its own shape.
-    count: in place of a reference, how often each buffer is read; then the only inner dimension is `count`.
+    count: in place of a reference, how often each buffer is read; then the only inner dimension is `count`. None: there
+    is a reference.
     """
 
     inner: int = 1

@@ -112,8 +112,8 @@ class Flatten(Operator):
 class Reshape(Operator):
     """Split dimension D_b in chunks: [.., D_b, ..] -> [.., ceil(D_b/chunk), chunk, ..]. Outputs: data, padding flags.
 
-    rank: b. For b = 0, chunks are filled up with `pad`, a value for every place of a tile, where a group ends; a
-    dimension that is known not to need it may go without. For b > 0, D_b is static and divisible.
+    rank: b. For b = 0, chunks are filled up with `pad`, a value for every place of a tile, where a group ends; None for
+    a dimension that is known not to need it. For b > 0, D_b is static and divisible.
     """
 
     rank: int

@@ -26,7 +26,8 @@ from . import METADATA, SUMS
 @dataclass(frozen=True)
 class ExpertLayerShape:
     """A layer of experts of gated form: down(SiLU(gate(x)) * up(x)). model, hidden: columns of x, and of gate(x).
-    chosen: experts of each row. columns: of a tile of gate and up, rows of a tile of down."""
+    chosen: experts of each row. columns: of a tile of gate and up, rows of a tile of down. Raises `StepError` for sizes
+    less than 1, for more chosen experts than there are, and for hidden columns that are not whole tiles."""
 
     name: str
     model: int

@@ -21,8 +21,9 @@ from ..tokens import Array
 
 @dataclass(frozen=True)
 class TiledProducts:
-    """Products A x B^T, one after the other. count: how many. rows, inner: of a matrix A; columns, inner: of a
-    matrix B. unit: rows and columns of a tile that a unit computes."""
+    """Products A x B^T, one after the other. count: how many. rows, inner: of a matrix A; columns, inner: of a matrix
+    B. unit: rows and columns of a tile that a unit computes. Raises `StepError` for numbers less than 1, and for sizes
+    that are not whole tiles of a unit."""
 
     count: int = 4
     rows: int = 16
