@@ -70,8 +70,8 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder of one of this user's caches: `rsn/NAME` in XDG_CACHE_HOME, or in ~/.cache. Raises
-    `RuntimeError` for a user without a home folder."""
+    """Return the folder of one of this user's caches, which may not exist yet: `rsn/NAME` in XDG_CACHE_HOME, or in
+    ~/.cache. Raises `RuntimeError` for a user without a home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "rsn" / name
 

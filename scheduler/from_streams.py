@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.errors import UnsupportedError
+from ..base.errors import TensorError, UnsupportedError
 from ..isa.overlays.tasks.overlay import machine_of, shots_of
 from ..isa.overlays.tasks.program import OffChipTensor, TaskProgram
 from ..isa.overlays.tasks.unit import BANK, TensorPart
 from ..isa.overlays.tasks.values import Symbolic
 from ..machine.executor import ProcessNetwork
 from ..machine.unit import Unit
-from .graph import ActivationFunction, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
+from .graph import ActivationFunction, Array, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
 
 Range = tuple[int, int]
 """First index, and the one behind the last."""
@@ -178,15 +178,22 @@ class Layers:
     biases: Mapping[str, str]
 
     def with_values(self, tensors: Mapping[str, Any]) -> LayerGraph:
-        """The graph with the values of weights and biases, in float32. tensors: arrays by the name of the tensor;
-        raises `KeyError` for one that is missing. A factor of a product is multiplied into its weight."""
+        """Return the graph with the values of weights and biases, in float32. tensors: arrays of the shapes in the
+        program, by the name of the tensor. A factor of a product is multiplied into its weight. Raises `KeyError` for a
+        missing tensor, `TensorError` for another shape."""
+
+        def value(name: str, like: Array) -> Array:
+            made = np.asarray(tensors[name], np.float32)
+            if made.shape != like.shape:
+                raise TensorError(f"{name} has shape {list(made.shape)}; the program has {list(like.shape)}")
+            return made
+
         layers: list[Layer] = []
         for layer in self.graph.layers:
             if isinstance(layer, Gemm) and layer.multiplies:
-                weight = np.asarray(tensors[self.weights[layer.path]], np.float32)
-                bias = layer.bias
+                weight, bias = value(self.weights[layer.path], layer.weight), layer.bias
                 if layer.path in self.biases:
-                    bias = np.asarray(tensors[self.biases[layer.path]], np.float32)
+                    bias = value(self.biases[layer.path], bias)
                 layer = replace(layer, weight=weight * np.float32(layer.factor), bias=bias, factor=1.0)
             layers.append(layer)
         return replace(self.graph, layers=tuple(layers))

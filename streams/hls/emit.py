@@ -458,7 +458,8 @@ def word_type(tensor: OffChipTensor, packed: int) -> str:
 
 
 def held_elements(dtype: str, packed: int) -> int:
-    """Return the elements of a word of memory: a port that moves a single one of 4 bits reads or writes its byte."""
+    """Return the elements of a word of memory: a port that moves a single one of 4 bits reads or writes its byte.
+    dtype: their type; `KeyError` for an unknown one. packed: elements that the port moves in a cycle."""
     return max(packed, 8 // CPP_BITS[dtype])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rsn.base.errors import UnsupportedError
+from rsn.base.errors import TensorError, UnsupportedError
 from rsn.host.runner import Runner
 from rsn.host.tasks import run_tasks
 from rsn.isa.overlays import XNN
@@ -96,6 +96,15 @@ def test_the_layers_compute_what_the_program_does(text: str, layers: int) -> Non
     for name, value in expected.items():
         difference = np.abs(got[name].reshape(value.shape) - value).max() / np.abs(value).max()
         assert difference < 1e-5
+
+
+@pytest.mark.parametrize(("name", "shape"), [("W", (96, 32)), ("B", (1,))])
+def test_values_of_another_shape_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    text = SPLIT_K.format(end="relu(total + b[:])")
+    given = {**tensors(text), name: np.zeros(shape, np.float32)}
+    found = layers_of(task_program(check(text).region))
+    with pytest.raises(TensorError, match=f"{name} has shape .*; the program has "):
+        found.with_values(given)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ def _read(unit: Unit, at: int, size: int) -> tuple[Any]:
 
 
 class Sized(Unit):
-    """A unit of a machine with a tile of (rows, columns)."""
+    """A unit of a machine with a tile of (tile_rows, tile) elements, the largest ones that its Mac takes. Raises
+    `ProgramError` for a machine whose Mac multiplies no matrices."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)

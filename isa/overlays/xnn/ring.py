@@ -82,9 +82,10 @@ class RingUnit(Unit):
     def load(
         self, source: Channel, side: int, rows: int, cols: int, *, rate: str = "mem_word", quarters: bool = False
     ) -> Burst:
-        """Return the burst that fills a buffer with rows x cols elements, in 128x64 blocks. rate: name of the rate of a
-        word. quarters: take each block as four quarters. They are needed where single quarter blocks came before, as
-        statistics do, so that blocks do not begin at whole words of the stream."""
+        """Return the burst that fills a buffer with rows x cols elements, in 128x64 blocks. source: the stream that
+        they come from. side: number of the buffer, 0 or 1. rate: name of the rate of a word. quarters: take each block
+        as four quarters. They are needed where single quarter blocks came before, as statistics do, so that blocks do
+        not begin at whole words of the stream."""
         places = blocks_of(rows, cols)
         self.renew(side, rows, cols)
         at = 0

@@ -65,9 +65,9 @@ def run_machine(
     """Run the program of a machine of operators, and return what it gives. Results and times, in cycles, are those of
     `timed`.
 
-    inputs: tokens of each input, as text, or with times. tensors: values of tensors off the chip, by name, for those
-    that are `OperatorMachine.needed`. with_data: whether tensors have values. record: keep the event log in
-    `run.engine.timing`.
+    inputs: tokens of each input by name, as text, or with times; None for none. tensors: values of tensors off the
+    chip, arrays of their shapes by name, for those that are `OperatorMachine.needed`; None for none. with_data: whether
+    tensors have values. record: keep the event log in `run.engine.timing`.
 
     Raises `TensorError` for tensors that do not fit, `ProgramError` for another overlay and for units with wrong uOPs,
     and otherwise as `timed`.
