@@ -79,7 +79,7 @@ class Buffer:
         """Whether the stored shape can hold the view, and `rows` suits both."""
         view, shape = self.view, self.shape
         if self.layout is Layout.INTEGERS and (
-            view is None or self.rows or len(view) != 3 or len(shape) != 2 or any(n % 64 for n in self.item_shape)
+            view is None or self.rows or len(view) != 3 or len(shape) != 2 or self.item_shape[0] % 32 or shape[1] % 64
         ):
             return False
         if view is None:

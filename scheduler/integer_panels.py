@@ -26,7 +26,17 @@ from ..isa.overlays.xnn8.emission import (
     StoredConstants,
     StoredWeights,
 )
-from ..isa.overlays.xnn8.formats import ENGINES, LANE_ROWS, LANES, PAIRS, T_BLOCKS, X_BLOCKS, AddedResidual, ChunkSource
+from ..isa.overlays.xnn8.formats import (
+    ENGINES,
+    LANE_ROWS,
+    LANES,
+    PAIRS,
+    ROW_STEP,
+    T_BLOCKS,
+    X_BLOCKS,
+    AddedResidual,
+    ChunkSource,
+)
 from ..isa.overlays.xnn8.functions import TABLES
 from ..isa.overlays.xnn8.lanes import HEADS, SEND
 from ..isa.overlays.xnn8.numbers import BLOCK, BlockNumbers, NormConstants
@@ -87,7 +97,7 @@ class IntegerPanels:
         self._made: dict[str, Make] = {}
         self._at = dict.fromkeys(overlay.banks, 0)
         self._check()
-        self.lanes = -(-network.seq // LANE_ROWS)
+        self.sequences, self.lanes, self.rows = placement(network.batch, network.seq, overlay.seconds)
         self._x: str | None = None
         """The activation in X, without its norm."""
         self._walked: SentRows | None = None
@@ -137,7 +147,7 @@ class IntegerPanels:
     def _rows(self, name: str, role: Role) -> list[int]:
         """Place an activation. Returns the address of each sequence."""
         columns = self.of.sent[name].columns
-        pitch, stored = self.lanes * LANE_ROWS, padded(columns, BLOCK)
+        pitch, stored = self.lanes * self.rows, padded(columns, BLOCK)
         net = self.net
         shape, view = (net.batch * pitch, stored), (net.batch, net.seq, columns)
         at = self._place("ddr", Buffer(name, "ddr", 0, shape, Layout.INTEGERS, role, view))
@@ -346,15 +356,15 @@ class IntegerPanels:
     # -- the program
 
     def panels(self) -> list[list[PlacedSequence]]:
-        """The sequences of each panel: as few panels as possible, each with about as many sequences, which are spread
-        over the engines."""
-        each = ENGINES * (LANES // self.lanes)
-        count = -(-self.net.batch // each)
-        out = []
-        for numbers in np.array_split(np.arange(self.net.batch), count):
-            places = [(i % ENGINES, i // ENGINES * self.lanes) for i in range(len(numbers))]
-            out.append([PlacedSequence(e, at, self.lanes, int(n)) for (e, at), n in zip(places, numbers, strict=True)])
-        return out
+        """The sequences of each panel, spread over the engines."""
+        count = -(-self.net.batch // (ENGINES * self.sequences))
+        return [
+            [
+                PlacedSequence(i % ENGINES, i // ENGINES * self.lanes, self.lanes, self.rows, int(number))
+                for i, number in enumerate(numbers)
+            ]
+            for numbers in np.array_split(np.arange(self.net.batch), count)
+        ]
 
     def lowered(self) -> Lowered:
         """Emit all panels."""
@@ -389,6 +399,32 @@ class IntegerPanels:
         outputs = tuple(b.name for b in self.buffers if b.name == layer.y)
         paths = tuple(dict.fromkeys((layer.path, *layer.fused)))
         return ProgramSegment(layer.y, paths, kind, outputs, {unit: tuple(ranges) for unit, ranges in uops.items()})
+
+
+class LanesOfSequences(NamedTuple):
+    """How sequences lie in lanes. sequences: of an engine, at most. lanes: of a sequence. rows: of a lane."""
+
+    sequences: int
+    lanes: int
+    rows: int
+
+
+def placement(batch: int, seq: int, seconds: Mapping[str, float]) -> LanesOfSequences:
+    """The placement that takes the least time for a chunk of weights, in all panels: in the tiles, by the rows of a
+    lane, or off chip. seq: rows of a sequence, at most 512. seconds: the overlay's, by rate."""
+    both = 1 / seconds["ddr_read_gbs"] + 1 / seconds["lpddr_read_gbs"]
+    loaded = BLOCK * PAIRS * BLOCK / both
+    found = []
+    for each in range(1, LANES // -(-seq // LANE_ROWS) + 1):
+        lanes = LANES // each
+        rows = padded(-(-seq // lanes), ROW_STEP)
+        # a block of a sequence is a whole number of address units
+        rows = rows if lanes % 2 == 0 else padded(rows, 2 * ROW_STEP)
+        panels = -(-batch // (ENGINES * each))
+        found.append(
+            (panels * max(seconds["chunk_us"] * rows / LANE_ROWS, loaded), LanesOfSequences(each, lanes, rows))
+        )
+    return min(found)[1]
 
 
 def _part(weight: npt.NDArray[np.int8], of_ddr: int, bank: int) -> npt.NDArray[np.float32]:

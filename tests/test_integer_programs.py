@@ -60,7 +60,8 @@ class Before(torch.nn.Module):  # type: ignore[misc]
         (lambda: encoder(2, 128, 2, 256), (2, 40, 128)),
         (lambda: encoder(1, 96, 3, 100), (5, 200, 96)),  # heads of 32, padded columns, sequences of four lanes
         (lambda: encoder(1, 640, 10, 128), (1, 64, 640)),  # two rounds of heads, products of two blocks
-        (lambda: encoder(1, 64, 1, 64), (7, 330, 64)),  # three panels of six lanes
+        (lambda: encoder(1, 64, 1, 64), (7, 330, 64)),  # three panels, lanes of 48 rows
+        (lambda: encoder(1, 64, 2, 64), (25, 17, 64)),  # five sequences of an engine, a lane each
         (lambda: Before(120, 5), (4, 65, 120)),
         (lambda: torch.nn.Sequential(torch.nn.Linear(70, 600), torch.nn.ReLU(), torch.nn.Linear(600, 30)), (3, 9, 70)),
     ],

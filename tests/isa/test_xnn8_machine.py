@@ -194,6 +194,7 @@ def test_tokens_order_memories() -> None:
         ("Heads0", PanelHeads(heads=2, keys=513), "keys=513"),
         ("Heads0", PanelHeads(heads=2, keys=1, first=4, lanes=5), "lanes 4 to 8"),
         ("Engine0", EngineOp(columns=9, depth=1), "9 columns of pairs"),
+        ("Engine0", EngineOp(depth=1, rows=24), "rows=24: a lane has up to 64, a multiple of 16"),
         ("Engine0", EngineOp(), "makes no results"),
         ("LPDDR", ChunkTransfer(0, 80, False, ("Rows0",), 8320), "constants come from LPDDR"),
         ("DDR", ChunkTransfer(0, 80, False, ("Rows0",), 80), "blocks of X from DDR"),

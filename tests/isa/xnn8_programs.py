@@ -27,14 +27,15 @@ from rsn.scheduler.pack import pack
 
 
 class HandMade:
-    """A program and what its memories hold. engines: that compute. sequences: of each. lanes: of a sequence."""
+    """A program and what its memories hold. engines: that compute. sequences: of each. lanes: of a sequence. rows: of
+    a lane."""
 
-    def __init__(self, engines: int, sequences: int, lanes: int) -> None:
+    def __init__(self, engines: int, sequences: int, lanes: int, rows: int = LANE_ROWS) -> None:
         self.emit = IntegerEmitter(XNN8)
         numbers = enumerate((e, s) for e in range(engines) for s in range(sequences))
-        self.placed = [PlacedSequence(e, s * lanes, lanes, i) for i, (e, s) in numbers]
+        self.placed = [PlacedSequence(e, s * lanes, lanes, rows, i) for i, (e, s) in numbers]
         self.emit.begin(self.placed)
-        self.pitch = lanes * LANE_ROWS
+        self.pitch = lanes * rows
         self.rows = len(self.placed) * self.pitch
         self._held: dict[str, list[Any]] = {"ddr": [], "lpddr": []}
         self._output = (0, 0, 0)

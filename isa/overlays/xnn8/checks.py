@@ -21,10 +21,11 @@ from ...versal.off_chip import ChunkTransfer
 from ...versal.off_chip import legal as legal_chunk
 from .formats import (
     CONSTANTS,
-    LANE_BLOCK,
     LANE_ROWS,
     LANES,
     PAIRS,
+    ROW_PAIR,
+    ROW_STEP,
     T_BLOCKS,
     X_BLOCKS,
     AddedResidual,
@@ -49,8 +50,8 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
                 return
             if (unit.name == "LPDDR") != (uop.piece == CONSTANTS):
                 yield "constants come from LPDDR, blocks of X from DDR"
-            elif uop.piece != CONSTANTS:
-                yield from _lanes(0, uop.piece // LANE_BLOCK)
+            elif uop.piece != CONSTANTS and uop.piece % (ROW_STEP * ROW_PAIR // 2):
+                yield f"a block of X that is no multiple of {ROW_STEP} rows"
         case PanelWeights():
             if not uop.chunks or not uop.engines:
                 yield "sends no weights, or to no engine"
@@ -60,17 +61,17 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
         case PanelRows(blocks=0) | PanelSend(chunks=0) | PanelHeads(heads=0):
             pass
         case PanelRows():
-            yield from _lanes(uop.first, uop.lanes)
+            yield from _lanes(uop)
             yield from _rows(uop)
         case PanelSend():
-            yield from _lanes(uop.first, uop.lanes)
+            yield from _lanes(uop)
             yield from _send(uop)
         case PanelHeads():
-            yield from _lanes(uop.first, uop.lanes)
+            yield from _lanes(uop)
             yield from _columns(uop.heads)
             yield from _heads(uop, uop.heads, uop.keys_slot, uop.values)
         case EngineOp():
-            yield from _lanes(uop.first, uop.lanes)
+            yield from _lanes(uop)
             yield from _columns(uop.columns)
             if not uop.attention and not (uop.depth and uop.times):
                 yield "makes no results"
@@ -78,9 +79,11 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
                 yield "waits for results of attention, and makes none"
 
 
-def _lanes(first: int, lanes: int) -> Iterator[str]:
-    if not 1 <= lanes <= LANES - first:
-        yield f"lanes {first} to {first + lanes - 1}: an engine has {LANES}"
+def _lanes(uop: Any) -> Iterator[str]:
+    if not 1 <= uop.lanes <= LANES - uop.first:
+        yield f"lanes {uop.first} to {uop.first + uop.lanes - 1}: an engine has {LANES}"
+    if not 1 <= uop.rows <= LANE_ROWS or uop.rows % ROW_STEP:
+        yield f"rows={uop.rows}: a lane has up to {LANE_ROWS}, a multiple of {ROW_STEP}"
 
 
 def _columns(columns: int) -> Iterator[str]:
@@ -101,8 +104,8 @@ def _of_heads(heads: int, narrow: int) -> int:
 def _heads(uop: Any, heads: int, *slots: int) -> Iterator[str]:
     for slot in slots:
         yield from _blocks("T", slot, _of_heads(heads, uop.narrow), T_BLOCKS)
-    if not 1 <= uop.keys <= uop.lanes * LANE_ROWS:
-        yield f"keys={uop.keys}: these lanes have 1 to {uop.lanes * LANE_ROWS}"
+    if not 1 <= uop.keys <= uop.lanes * uop.rows:
+        yield f"keys={uop.keys}: these lanes have 1 to {uop.lanes * uop.rows}"
 
 
 def _rows(uop: PanelRows) -> Iterator[str]:
@@ -135,8 +138,8 @@ def _send(uop: PanelSend) -> Iterator[str]:
         case ChunkSource.QUERIES:
             yield from _columns(uop.chunks)
             yield from _heads(uop, uop.chunks, uop.slot, uop.keys_slot)
-            if not 1 <= uop.rows <= uop.lanes * LANE_ROWS:
-                yield f"rows={uop.rows}: these lanes have 1 to {uop.lanes * LANE_ROWS}"
+            if not 1 <= uop.count <= uop.lanes * uop.rows:
+                yield f"count={uop.count}: these lanes have 1 to {uop.lanes * uop.rows}"
             if not 1 <= uop.head_dim <= BLOCK >> uop.narrow:
                 yield f"head_dim={uop.head_dim}: a head has 1 to {BLOCK >> uop.narrow} columns"
         case ChunkSource.X8 | ChunkSource.T:

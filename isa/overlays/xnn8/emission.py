@@ -15,7 +15,7 @@ from ...versal.tokens import SlotTokens
 from .formats import (
     CONSTANTS,
     ENGINES,
-    LANE_BLOCK,
+    ROW_PAIR,
     WEIGHT_WORD,
     X_BLOCKS,
     AddedResidual,
@@ -108,11 +108,13 @@ class Destination:
 
 
 class PlacedSequence(NamedTuple):
-    """A sequence in a panel. first, lanes: of its engine. number: of the sequence in the batch."""
+    """A sequence in a panel. first, lanes: of its engine. rows: of a lane, the same in all of a program. number: of the
+    sequence in the batch."""
 
     engine: int
     first: int
     lanes: int
+    rows: int
     number: int
 
 
@@ -123,15 +125,16 @@ class IntegerEmitter:
         self.sequences: dict[str, list[Record]] = {unit.name: [] for unit in overlay.units}
         self._tokens = tuple((SlotTokens(), SlotTokens()) for _ in range(ENGINES))
         self._placed: tuple[PlacedSequence, ...] = ()
-        self._lanes: dict[int, int] = {}
-        """Of each engine that computes the panel, the lanes that have rows."""
+        self._lanes: dict[int, dict[str, int]] = {}
+        """Of each engine that computes the panel, the lanes that have rows, and the rows of each, as fields."""
 
     def begin(self, placed: Sequence[PlacedSequence]) -> None:
         """Begin a panel of these sequences."""
         self._placed = tuple(placed)
         self._lanes = {}
         for of in placed:
-            self._lanes[of.engine] = max(self._lanes.get(of.engine, 0), of.first + of.lanes)
+            lanes = max(self._lanes.get(of.engine, {}).get("lanes", 0), of.first + of.lanes)
+            self._lanes[of.engine] = {"lanes": lanes, "rows": of.rows}
 
     def _add(self, unit: str, mop: Record) -> None:
         self.sequences[unit].append(mop)
@@ -163,7 +166,7 @@ class IntegerEmitter:
             if gains is not None and takes:
                 self._constants(gains, blocks, self._lanes)
             for of in some:
-                lanes = {"first": of.first, "lanes": of.lanes}
+                lanes = {"first": of.first, "lanes": of.lanes, "rows": of.rows}
                 self._add(f"Rows{of.engine}", PanelRows(op=RowOp.LOAD, blocks=blocks, gains=int(takes), **lanes))
                 self._blocks(addresses[of.number], ChunkEnd.LOAD, of, blocks)
 
@@ -177,20 +180,21 @@ class IntegerEmitter:
             if affine is not None:
                 self._constants(affine, blocks, [of.engine for of in some])
             for of in some:
-                lanes = {"first": of.first, "lanes": of.lanes}
+                lanes = {"first": of.first, "lanes": of.lanes, "rows": of.rows}
                 self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, blocks=blocks, **lanes, **fields))
                 self._blocks(addresses[of.number], ChunkEnd.STORE, of, blocks)
 
     def _blocks(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int) -> None:
-        size = blocks * of.lanes * LANE_BLOCK
-        self._add("DDR", OffChipChunks(addr=addr, size=size, end=end, engines=1 << of.engine, lanes=of.lanes))
+        rows = of.lanes * of.rows
+        size = blocks * rows * ROW_PAIR // 2
+        self._add("DDR", OffChipChunks(addr=addr, size=size, end=end, engines=1 << of.engine, rows=rows))
 
     def walk(self, blocks: int, norm: PanelNorm | None) -> None:
         """Send blocks of X to X8, from block 0 on."""
         fields = {} if norm is None else norm.fields
         for engine, lanes in self._lanes.items():
             waits = self._waits(engine, range(blocks), SEND)
-            self._add(f"Rows{engine}", PanelRows(op=RowOp.SEND, blocks=blocks, lanes=lanes, **waits, **fields))
+            self._add(f"Rows{engine}", PanelRows(op=RowOp.SEND, blocks=blocks, **lanes, **waits, **fields))
 
     def product(
         self,
@@ -212,8 +216,8 @@ class IntegerEmitter:
         for engine, lanes in self._lanes.items():
             send = self._tokens[engine][SEND]
             wait = send.read_each(cells) if each else send.read(cells)
-            self._add(f"Send{engine}", PanelSend(lanes=lanes, wait=wait, **rows))
-            self._add(f"Engine{engine}", EngineOp(lanes=lanes, columns=columns, depth=chunks))
+            self._add(f"Send{engine}", PanelSend(wait=wait, **lanes, **rows))
+            self._add(f"Engine{engine}", EngineOp(columns=columns, depth=chunks, **lanes))
         engines = sum(1 << engine for engine in self._lanes)
         self._add("W", PanelWeights(chunks=chunks, columns=columns, ddr=weights.of_ddr, engines=engines))
         for bank, addr, count in (
@@ -235,7 +239,7 @@ class IntegerEmitter:
         }
         for engine, lanes in self._lanes.items():
             waits = self._waits(engine, in_t, to.reader if to.in_t else None)
-            self._add(f"Rows{engine}", PanelRows(op=RowOp.TAKE, lanes=lanes, **take, **waits))
+            self._add(f"Rows{engine}", PanelRows(op=RowOp.TAKE, **lanes, **take, **waits))
 
     def attention(self, heads: HeadsRound, *, last: bool) -> None:
         """Compute a round of attention for each sequence. last: a product follows, or nothing."""
@@ -247,19 +251,19 @@ class IntegerEmitter:
 
     def _heads(self, heads: HeadsRound, at: PlacedSequence, ends: int) -> None:
         send, reader = self._tokens[at.engine]
-        of = {"lanes": at.lanes, "first": at.first, "narrow": heads.narrow, "keys": heads.shown}
+        lanes = {"lanes": at.lanes, "first": at.first, "rows": at.rows}
+        of = {"narrow": heads.narrow, "keys": heads.shown, **lanes}
         queries, keys, values, results = (
             [T + i for i in heads.blocks(first)] for first in (heads.queries, heads.keys, heads.values, heads.results)
         )
-        names = {"keys_slot": heads.keys, "head_dim": heads.head_dim, "rows": heads.rows}
+        names = {"keys_slot": heads.keys, "head_dim": heads.head_dim, "count": heads.rows}
         wait = send.read([*queries, *keys])
         mop = PanelSend(source=ChunkSource.QUERIES, slot=heads.queries, chunks=heads.heads, wait=wait, **of, **names)
         self._add(f"Send{at.engine}", mop)
         wait = reader.read([*keys, *values])
         mop_heads = PanelHeads(keys_slot=heads.keys, values=heads.values, heads=heads.heads, wait=wait, **of)
         self._add(f"Heads{at.engine}", mop_heads)
-        engine = {"first": at.first, "lanes": at.lanes, "columns": heads.heads}
-        self._add(f"Engine{at.engine}", EngineOp(attention=1, leaves=ends, **engine))
+        self._add(f"Engine{at.engine}", EngineOp(attention=1, leaves=ends, columns=heads.heads, **lanes))
         waits = self._waits(at.engine, results, SEND)
         take = {"slot": heads.results, "to_t": 1, "values": heads.values, "tell": ends}
         self._add(f"Rows{at.engine}", PanelRows(op=RowOp.TAKE, attention=1, blocks=heads.heads, **of, **take, **waits))

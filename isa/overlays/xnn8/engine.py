@@ -17,8 +17,7 @@ from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Par, Step, Steps
 from ....machine.unit import Unit, Wiring
 from . import numbers
-from .formats import ENGINES, LANE_ROWS, RECORD_WORDS, SLICE, ChunkKind, ChunkRecord, EngineOp, PanelWeights
-from .lanes import SLICES
+from .formats import ENGINES, LANE_ROWS, RECORD_WORDS, SLICES, ChunkKind, ChunkRecord, EngineOp, PanelWeights
 from .numbers import BLOCK
 
 AIE_MHZ = 1250.0
@@ -26,8 +25,8 @@ MACS = 128
 """Products of int8 that a tile adds up in a cycle (AM009)."""
 SHARE = 0.77
 """Share of them that a kernel reaches: 77.0 of 99.8 TOPS on 312 tiles of this chip (MaxEVA, Taka et al., 2023)."""
-CASCADE = BLOCK * BLOCK // 8 + 64
-"""Cycles for the sums of a pair, eight a cycle over the cascade, and until the first of them have come (assumed)."""
+CASCADE_FILL = 64
+"""Cycles until the first sums have come over the cascade, which then has eight in a cycle (assumed)."""
 MAXIMA, POWERS = 2, 10
 """Cycles for 16 scores: their maxima, and their weights, of which nine moves from accumulators are the most (assumed:
 docs/xnn8.md)."""
@@ -38,11 +37,18 @@ def microseconds(macs: int, others: int = 0) -> float:
     return round((macs / MACS / SHARE + others) / AIE_MHZ, 4)
 
 
-_SCORES = SLICE * SLICE
+_SCORES = (LANE_ROWS // SLICES) ** 2
 CHUNK_US = microseconds(LANE_ROWS * BLOCK // 2 * BLOCK)
 MAXIMA_US = microseconds(_SCORES * BLOCK, MAXIMA * _SCORES // 16)
 WEIGHTS_US = microseconds(2 * _SCORES * BLOCK, POWERS * _SCORES // 16)
-CASCADE_US = CASCADE / AIE_MHZ
+CASCADE_US = (LANE_ROWS * BLOCK // 8 + CASCADE_FILL) / AIE_MHZ
+"""Of 64 rows in each lane, as all of these. Of fewer rows, sums and products are as many fewer, scores fewer by the
+square: keys are rows too."""
+
+
+def cascade_share(rows: int) -> float:
+    """The part of `CASCADE_US` that so many rows of a lane take."""
+    return (rows * BLOCK // 8 + CASCADE_FILL) / (LANE_ROWS * BLOCK // 8 + CASCADE_FILL)
 
 
 class PanelWeightsUnit(Unit):
@@ -109,7 +115,7 @@ class EngineUnit(Unit):
 
     def _product(self, uop: EngineOp) -> Steps:
         for _ in range(uop.times):
-            total = np.zeros((LANE_ROWS * uop.lanes, uop.columns * BLOCK) if self._net.data else 0, np.int64)
+            total = np.zeros((uop.rows * uop.lanes, uop.columns * BLOCK) if self._net.data else 0, np.int64)
             shifts: list[int] = []
 
             def add(rows: Any, weights: Any, kind: ChunkKind, total: Any = total, shifts: Any = shifts) -> None:
@@ -131,11 +137,11 @@ class EngineUnit(Unit):
                 made = numbers.drained(total, np.array(shifts[: uop.columns])[:, None])
                 return (np.ascontiguousarray(made.astype(np.int16).transpose(1, 0, 2)),)
 
-            both = self._rows, self._weights
+            both, share = (self._rows, self._weights), uop.rows / LANE_ROWS
             if uop.depth > 1:
-                yield Burst(uop.depth - 1, "chunk_us", gets=both, do=added, needs_whole_token=True)
-            yield Step("chunk_us", gets=both, do=last, needs_whole_token=True)
-            yield Step("cascade_us", puts=(self._results,), words=uop.columns, do=leave)
+                yield Burst(uop.depth - 1, "chunk_us", share, gets=both, do=added, needs_whole_token=True)
+            yield Step("chunk_us", share, gets=both, do=last, needs_whole_token=True)
+            yield Step("cascade_us", cascade_share(uop.rows), puts=(self._results,), words=uop.columns, do=leave)
 
     def _attention(self, uop: EngineOp) -> Steps:
         heads = uop.columns
@@ -145,13 +151,14 @@ class EngineUnit(Unit):
         def keep(n: int, chunks: Sequence[Any]) -> None:
             for chunk in chunks:
                 x, record = self._record(chunk, ChunkKind.QUERIES)
-                queries.append((x.reshape(LANE_ROWS * uop.lanes, -1), record))
+                queries.append((x.reshape(uop.rows * uop.lanes, -1), record))
 
         yield Burst(heads, gets=(self._rows,), do=keep)
+        share = uop.lanes * (uop.rows / LANE_ROWS) ** 2
         for rate, operands in (("maxima_us", 1), ("weights_us", 2)):
             for _ in range(SLICES):
                 words = operands * heads
-                yield Step(rate, uop.lanes, gets=(self._heads,), words=words, parts=words, do=slices.append)
+                yield Step(rate, share, gets=(self._heads,), words=words, parts=words, do=slices.append)
 
         def leave() -> tuple[Any]:
             keys, values = np.concatenate(slices[SLICES:], -2).swapaxes(0, 1)
@@ -164,7 +171,7 @@ class EngineUnit(Unit):
     def _head(self, q: Any, record: ChunkRecord, keys: Any, values: Any, uop: EngineOp) -> npt.NDArray[np.int32]:
         """Sums of weighted values of a head, and of weights, (rows, columns + 1). keys, values: (lanes, keys of a lane,
         columns)."""
-        of_keys, of_values = (x.reshape(LANE_ROWS * uop.lanes, -1) for x in (keys, values))
+        of_keys, of_values = (x.reshape(uop.rows * uop.lanes, -1) for x in (keys, values))
         shows = np.arange(len(of_keys)) < record.keys
         shifts = np.array(record.first_shift), np.array(record.second_shift)
         weights = numbers.weights(numbers.sums(q, of_keys.T), shifts, shows)

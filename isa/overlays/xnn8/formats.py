@@ -17,10 +17,13 @@ ENGINES = 3
 LANES = 8
 """Row lanes of an engine: its array rows."""
 LANE_ROWS = 64
+"""The most rows of a lane."""
+ROW_STEP = 16
+"""Rows of a lane are a multiple of it: a tile multiplies eight at a time, and each of a pair has half in attention."""
 PAIRS = 8
 """Pairs of tiles in an array row, each with 64 columns of results, or a head."""
-SLICE = 32
-"""Keys of a slice: what a tile computes at a time in attention."""
+SLICES = 2
+"""Slices in which a lane sends its keys: a tile computes one at a time in attention."""
 X_BLOCKS, T_BLOCKS = 16, 64
 """Blocks of 64 columns in X, of 16 bits (128 KiB in a lane), and in T, of 8 bits (256 KiB)."""
 RECORD_WORDS = 8
@@ -28,8 +31,8 @@ WEIGHT_WORD = BLOCK * BLOCK // 4
 """Words of 32 bits in the part of a chunk of weights that one column of pairs gets, 64 x 64: a word of W's streams."""
 CONSTANTS = 80
 """Words of 32 bits in two vectors of a block, with their exponents."""
-LANE_BLOCK = LANE_ROWS * (BLOCK + 1) // 2
-"""Words of 32 bits in a block of X of one lane: 64 rows of 64 integers of 16 bits, and 64 exponents."""
+ROW_PAIR = BLOCK + 1
+"""Words of 32 bits in two rows of a block of X: 64 integers of 16 bits each, and an exponent."""
 
 
 class ChunkEnd(IntEnum):
@@ -41,7 +44,7 @@ class ChunkEnd(IntEnum):
     STORE = 3
 
 
-class OffChipChunks(Record, words=4, name="OffChip"):
+class OffChipChunks(Record, words=5, name="OffChip"):
     """Move `chunks` pieces: weights to W, constants or blocks of X to lanes, or blocks of X from the lanes of one
     engine."""
 
@@ -49,7 +52,7 @@ class OffChipChunks(Record, words=4, name="OffChip"):
     size: int = bits(1, 0, 23, "words of 32 bits of one chunk")
     end: int = bits(1, 23, 2, "weights to W, constants to lanes, blocks of X to lanes, blocks of X from lanes")
     engines: int = bits(1, 25, 3, "whose lanes: bit i selects engine i; ignored for weights")
-    lanes: int = bits(1, 28, 4, "lanes that have rows, of blocks of X", default=LANES)
+    rows: int = bits(4, 0, 10, "of a block of X, of the lanes together")
     reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
     chunk_stride: int = bits(3, 0, 24, "from one chunk to the next, in units of 64 bytes")
     chunks: int = bits(3, 24, 8, "chunks", default=1)
@@ -59,7 +62,7 @@ def off_chip_uops(mop: OffChipChunks, iteration: int) -> Iterator[ChunkTransfer]
     """Yield the uOPs of one repetition of a mOP, one for each chunk. iteration: number of the repetition, from 0."""
     end = ChunkEnd(mop.end)
     peers = tuple(f"Rows{i}" for i in range(ENGINES) if mop.engines >> i & 1)
-    piece = {ChunkEnd.WEIGHTS: WEIGHT_WORD, ChunkEnd.CONSTANTS: CONSTANTS}.get(end, mop.lanes * LANE_BLOCK)
+    piece = {ChunkEnd.WEIGHTS: WEIGHT_WORD, ChunkEnd.CONSTANTS: CONSTANTS}.get(end, mop.rows * ROW_PAIR // 2)
     if end is ChunkEnd.WEIGHTS:
         peers = ("W",)
     elif end is ChunkEnd.STORE and len(peers) > 1:
@@ -99,10 +102,11 @@ class AddedResidual(IntEnum):
     """By the statistics of the latest SEND."""
 
 
-class PanelRows(Record, words=5, name="Rows"):
+class PanelRows(Record, words=6, name="Rows"):
     """Move blocks of 64 columns into X, out of it, or from the engine to X or T."""
 
     op: int = bits(0, 0, 2, "load, store, send, take")
+    rows: int = bits(5, 0, 7, "of a lane", default=LANE_ROWS)
     blocks: int = bits(0, 2, 5, "blocks of X; of results, columns of pairs; 0: it only waits")
     slot: int = bits(0, 7, 6, "first block in X, or in T")
     lanes: int = bits(0, 13, 4, "lanes that have rows", default=LANES)
@@ -181,7 +185,8 @@ class PanelSend(ColumnShifts, words=4, name="Send"):
     keys_slot: int = bits(2, 10, 6, "block in T of the keys")
     head_dim: int = bits(2, 16, 7, "columns of a head that count")
     keys: int = bits(3, 0, 10, "keys of the sequence that count")
-    rows: int = bits(3, 10, 10, "rows of the sequence")
+    count: int = bits(3, 10, 10, "rows of the sequence")
+    rows: int = bits(3, 20, 7, "of a lane", default=LANE_ROWS)
 
 
 class PanelHeads(Record, words=2, name="Heads"):
@@ -195,6 +200,7 @@ class PanelHeads(Record, words=2, name="Heads"):
     narrow: int = bits(0, 23, 1, "heads have 32 columns, not 64")
     wait: int = bits(0, 24, 8, "blocks that Rows has written to wait for")
     keys: int = bits(1, 0, 10, "keys of the sequence that count")
+    rows: int = bits(1, 10, 7, "of a lane", default=LANE_ROWS)
 
 
 class EngineOp(Record, words=1, name="Engine"):
@@ -206,7 +212,8 @@ class EngineOp(Record, words=1, name="Engine"):
     lanes: int = bits(0, 4, 4, "lanes that have rows", default=LANES)
     columns: int = bits(0, 8, 4, "columns of pairs that have results", default=PAIRS)
     depth: int = bits(0, 12, 7, "chunks of a block of results")
-    times: int = bits(0, 19, 12, "blocks of results, one after the other", default=1)
+    times: int = bits(0, 19, 5, "blocks of results, one after the other", default=1)
+    rows: int = bits(0, 24, 7, "of a lane", default=LANE_ROWS)
     leaves: int = bits(0, 31, 1, "wait until the results of attention have left: a product follows")
 
 

@@ -23,7 +23,7 @@ from .formats import (
     LANE_ROWS,
     LANES,
     PAIRS,
-    SLICE,
+    SLICES,
     T_BLOCKS,
     X_BLOCKS,
     AddedResidual,
@@ -37,27 +37,53 @@ from .formats import (
 )
 from .functions import TABLES
 from .numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Integers, RowFactor, Statistics
-from .stored import ELEMENTS, PackedConstants, Words, row_words, rows_of_words
+from .stored import PackedConstants, Words, row_words, rows_of_words
 
 FILLED, FREE, FACTORS = "filled", "free", "factors"
 """Labels of the streams between Rows and the readers of its memories."""
 SEND, HEADS = range(2)
 """Readers of the memories, as the field `reader` of Rows has them."""
-RESULT = ELEMENTS // 8 + 1
-"""Cycles in which a lane takes a block of results: Post computes 8 of them; a packet has a header."""
-SUMS = (4 * ELEMENTS // 16 + 4 * LANE_ROWS // 16 + 1 + 1) // 2
-"""Cycles in which a lane takes the sums of a head, 32 bits each, from two streams of 128 bit."""
-ADDED = ELEMENTS // 4
-"""Cycles for a block with a residual, which is read from X, and for one that is stored in X with its statistics."""
-WALK = ELEMENTS // 8
-"""Cycles for a block that goes from X to X8, or out of X with a norm."""
-MOVE = ELEMENTS // 8 + 8
-"""Cycles for a block between X and DDR: 16 bytes a cycle, 64 exponents among them."""
-CHUNK = (LANE_ROWS * BLOCK // 2 + 32) // 16
-"""Cycles for a chunk of rows: each tile of a pair gets 32 columns and a record, 16 bytes a cycle."""
-SLICE_WORDS = SLICE * BLOCK // 16
-"""Cycles in which a column of pairs takes a slice of keys or values, 16 bytes a cycle."""
-SLICES = LANE_ROWS // SLICE
+
+
+def _results(rows: int) -> int:
+    """Cycles in which a lane takes a block of results: Post computes 8 of them; a packet has a header."""
+    return rows * BLOCK // 8 + 1
+
+
+def _sums(rows: int) -> int:
+    """Cycles in which a lane takes the sums of a head, 32 bits each, and a header, from two streams of 128 bit."""
+    return (rows * BLOCK // 4 + rows // 4 + 2) // 2
+
+
+def _added(rows: int) -> int:
+    """Cycles for a block with a residual, which is read from X, and for one that is stored in X with its statistics."""
+    return rows * BLOCK // 4
+
+
+def _walked(rows: int) -> int:
+    """Cycles for a block that goes from X to X8."""
+    return rows * BLOCK // 8
+
+
+def _moved(rows: int) -> int:
+    """Cycles for a block between X and DDR: 16 bytes a cycle, exponents among them."""
+    return rows * (BLOCK + 1) // 8
+
+
+def _chunk(rows: int) -> int:
+    """Cycles for a chunk of rows: each tile of a pair gets 32 columns and a record, 16 bytes a cycle."""
+    return (rows * BLOCK // 2 + 32) // 16
+
+
+def _slice(rows: int) -> int:
+    """Cycles in which a column of pairs takes a slice of keys or values, 16 bytes a cycle."""
+    return rows // SLICES * BLOCK // 16
+
+
+def _factors(rows: int) -> float:
+    """The share of the time of the divisions and roots of 64 rows, four rows at a time: ten cycles a row, and the
+    depth of the pipeline."""
+    return (10 * rows + 110) / 750
 
 
 class LaneBlocks:
@@ -87,9 +113,9 @@ class LaneBlocks:
         return made[0, :heads], exponents[0, :heads]
 
 
-def rows_of(first: int, lanes: int) -> slice:
-    """The rows of some lanes, among those of an engine."""
-    return slice(LANE_ROWS * first, LANE_ROWS * (first + lanes))
+def rows_of(uop: PanelRows | PanelSend | PanelHeads) -> slice:
+    """The rows of the lanes of an operation, among those of an engine."""
+    return slice(uop.rows * uop.first, uop.rows * (uop.first + uop.lanes))
 
 
 def normalised(x: BlockNumbers, affine: PackedConstants, norm: Statistics | None) -> BlockNumbers:
@@ -151,13 +177,13 @@ class PanelRowsUnit(Unit):
         yield Step(do=keep)
 
     def _load(self, uop: PanelRows) -> Steps:
-        rows = rows_of(uop.first, uop.lanes)
+        rows = rows_of(uop)
         for slot in range(uop.slot, uop.slot + uop.blocks):
 
             def keep(words: Words, slot: int = slot) -> None:
                 self.x.put(rows, slot, rows_of_words(words, 1))
 
-            yield Step("lane_word", MOVE, gets=(self._loads,), do=keep)
+            yield Step("lane_word", _moved(uop.rows), gets=(self._loads,), do=keep)
             if uop.gains:
                 yield from self._gains(slot)
 
@@ -165,16 +191,16 @@ class PanelRowsUnit(Unit):
         """The norm of the rows, which follows from what was summed up as X was stored. It goes to `into`."""
 
         def make() -> None:
-            x = self.x.of(rows_of(uop.first, uop.lanes), uop.slot, uop.blocks)
+            x = self.x.of(rows_of(uop), uop.slot, uop.blocks)
             into.append(numbers.statistics(x, uop.constants, rms=bool(uop.rms)) if uop.norm else None)
 
-        yield Step("row_factors", do=make)
+        yield Step("row_factors", _factors(uop.rows), do=make)
 
     def _store(self, uop: PanelRows) -> Steps:
         norm: list[Statistics | None] = []
         if uop.norm:
             yield from self._statistics(uop, norm)
-        rows = rows_of(uop.first, uop.lanes)
+        rows = rows_of(uop)
         for slot in range(uop.slot, uop.slot + uop.blocks):
             taken: list[PackedConstants] = []
             if uop.norm:
@@ -184,12 +210,12 @@ class PanelRowsUnit(Unit):
                 x = self.x.of(rows, slot, 1)
                 return (row_words(normalised(x, taken[0], norm[0]) if taken else x),)
 
-            yield Step("lane_word", MOVE, puts=(self._stores,), do=make)
+            yield Step("lane_word", _moved(uop.rows), puts=(self._stores,), do=make)
 
     def _send(self, uop: PanelRows) -> Steps:
         norm: list[Statistics | None] = []
         yield from self._statistics(uop, norm)
-        rows, blocks = rows_of(0, uop.lanes), slice(uop.slot, uop.slot + uop.blocks)
+        rows, blocks = rows_of(uop), slice(uop.slot, uop.slot + uop.blocks)
         made: list[Integers] = []
         for number in range(uop.blocks):
 
@@ -201,15 +227,15 @@ class PanelRowsUnit(Unit):
                     made.append(x)
                 self.x8[rows, uop.slot + number] = made[0][:, number]
 
-            yield Step("lane_word", WALK, do=walk)
+            yield Step("lane_word", _walked(uop.rows), do=walk)
             yield Step(puts=(self._filled[SEND],))
 
     def _take(self, uop: PanelRows) -> Steps:
-        rows = rows_of(uop.first, uop.lanes)
+        rows = rows_of(uop)
         factors: list[RowFactor] = []
         if not uop.attention:
             yield Step(gets=(self._factors,), do=lambda x: factors.append(RowFactor(*x)))
-        cycles = SUMS if uop.attention else ADDED if uop.residual or not uop.to_t else RESULT
+        cycles = (_sums if uop.attention else _added if uop.residual or not uop.to_t else _results)(uop.rows)
         heads = 1 + uop.narrow if uop.attention else 1
         for number in range(0, uop.blocks, heads):
             slot = uop.slot + number // heads
@@ -248,7 +274,7 @@ class PanelRowsUnit(Unit):
         drained = results[0].reshape(-1, 1, BLOCK)
         addends = [numbers.scaled(drained, shifts, constants.first, factors[0]), numbers.kept(constants.second)]
         if uop.residual:
-            x = self.x.of(rows_of(uop.first, uop.lanes), slot, 1)
+            x = self.x.of(rows_of(uop), slot, 1)
             addends.append(
                 numbers.kept(normalised(x, taken[1], self._norm) if uop.residual == AddedResidual.NORMALISED else x)
             )
@@ -261,7 +287,7 @@ class PanelRowsUnit(Unit):
         self, uop: PanelRows, head: int, results: Any, taken: list[PackedConstants], factors: list[RowFactor]
     ) -> tuple[Integers, Integers]:
         """A block of heads, of which a result has the sums of values and, in the last column, those of weights."""
-        rows = rows_of(uop.first, uop.lanes)
+        rows = rows_of(uop)
         _, exponents = self.t.heads(rows, uop.values, head + len(results), uop.keys, narrow=uop.narrow)
         made = []
         for i, sums in enumerate(results):
@@ -312,7 +338,7 @@ class SendUnit(LaneReader):
                 if uop.source == ChunkSource.X8:
                     assert self.rows.factor is not None
                     return (np.stack(self.rows.factor),)
-                chunks, factor = numbers.of_rows(self.rows.t.of(rows_of(0, uop.lanes), uop.slot, uop.chunks))
+                chunks, factor = numbers.of_rows(self.rows.t.of(rows_of(uop), uop.slot, uop.chunks))
                 made.append(chunks)
                 return (np.stack(factor),)
 
@@ -324,7 +350,7 @@ class SendUnit(LaneReader):
             def chunk(number: int = number) -> tuple[Any]:
                 return (self._query if queries else self._chunk)(uop, number, made)
 
-            yield Step("lane_word", CHUNK, puts=(self._engine,), do=chunk)
+            yield Step("lane_word", _chunk(uop.rows), puts=(self._engine,), do=chunk)
         yield Step(puts=(self.free,))
 
     def _chunk(self, uop: PanelSend, number: int, made: list[Any]) -> tuple[Any]:
@@ -334,13 +360,13 @@ class SendUnit(LaneReader):
         record = ChunkRecord(kind=kind, clears=int(not number), **shifts)
         if uop.source == ChunkSource.T:
             return (packed_chunk(made[0][:, number], record),)
-        return (packed_chunk(self.rows.x8[rows_of(0, uop.lanes), uop.slot + number], record),)
+        return (packed_chunk(self.rows.x8[rows_of(uop), uop.slot + number], record),)
 
     def _query(self, uop: PanelSend, head: int, made: list[Any]) -> tuple[Any]:
         """The queries of a head, with the shifts of its scores."""
         if not made:
-            rows, t = rows_of(uop.first, uop.lanes), self.rows.t
-            made += t.heads(rows, uop.slot, uop.chunks, uop.rows, narrow=uop.narrow)
+            rows, t = rows_of(uop), self.rows.t
+            made += t.heads(rows, uop.slot, uop.chunks, uop.count, narrow=uop.narrow)
             _, of_keys = t.heads(rows, uop.keys_slot, uop.chunks, uop.keys, narrow=uop.narrow)
             made += numbers.score_shifts(made[1] + of_keys, uop.head_dim)
         first, second = (int(x[head].item()) for x in made[2:])
@@ -355,7 +381,7 @@ class SendUnit(LaneReader):
         return (packed_chunk(made[0][head], record),)
 
     def effect_key(self, uop: PanelSend) -> Hashable:
-        return uop.source == ChunkSource.QUERIES, uop.chunks, uop.wait, uop.each
+        return uop.source == ChunkSource.QUERIES, uop.chunks, uop.wait, uop.each, uop.rows
 
 
 def packed_chunk(rows: Integers, record: ChunkRecord) -> npt.NDArray[np.int8]:
@@ -378,16 +404,17 @@ class HeadsUnit(LaneReader):
             return
         made: list[Any] = []
         # a column takes 16 bytes a cycle, T of a lane gives 32
-        cycles = max(uop.lanes * SLICE_WORDS, PAIRS * SLICE_WORDS // 2)
+        cycles = _slice(uop.rows) * max(uop.lanes, PAIRS / 2)
         for passed, slots in enumerate(((uop.keys_slot,), (uop.keys_slot, uop.values))):
             for number in range(SLICES):
 
                 def slices(number: int = number, passed: int = passed) -> tuple[Any]:
                     if not made:
-                        rows, t = rows_of(uop.first, uop.lanes), self.rows.t
+                        rows, t = rows_of(uop), self.rows.t
                         for slot in (uop.keys_slot, uop.values):
                             heads, _ = t.heads(rows, slot, uop.heads, uop.keys, narrow=uop.narrow)
-                            made.append(heads.reshape(uop.heads, uop.lanes, SLICES, SLICE, -1).astype(np.int8))
+                            shape = uop.heads, uop.lanes, SLICES, uop.rows // SLICES, -1
+                            made.append(heads.reshape(shape).astype(np.int8))
                     return (np.stack([x[:, :, number] for x in made[: passed + 1]], 1),)
 
                 words = len(slots) * uop.heads
@@ -395,4 +422,4 @@ class HeadsUnit(LaneReader):
         yield Step(puts=(self.free,))
 
     def effect_key(self, uop: PanelHeads) -> Hashable:
-        return uop.lanes, uop.heads, uop.wait
+        return uop.lanes, uop.heads, uop.wait, uop.rows

@@ -9,11 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .formats import LANE_ROWS
 from .numbers import BLOCK, X_BITS, BlockNumbers, Floats, blocks_of, values_of
 
-ELEMENTS = LANE_ROWS * BLOCK
-"""Of a block of a lane."""
 Words = npt.NDArray[np.float32]
 
 
@@ -65,24 +62,22 @@ def weight_words(weight: npt.NDArray[np.integer[Any]], of_ddr: int) -> tuple[Wor
 
 
 def row_words(x: BlockNumbers) -> Words:
-    """Rows of X, block by block: of each block, lane by lane, integers and exponents. x: (rows, blocks, 64) and (rows,
-    blocks, 1), of whole lanes."""
-    lanes = [
-        y.transpose(1, 0, 2).reshape(y.shape[1], -1, size)
-        for y, size in ((x.integers, ELEMENTS), (x.exponents, LANE_ROWS))
-    ]
-    return np.concatenate(lanes, -1).astype(np.int16).reshape(-1).view(np.float32)
+    """Rows of X, block by block: of each block the integers, then the exponents. x: (rows, blocks, 64) and (rows,
+    blocks, 1); an even number of rows."""
+    blocks = [y.transpose(1, 0, 2).reshape(y.shape[1], -1) for y in x]
+    return np.concatenate(blocks, -1).astype(np.int16).reshape(-1).view(np.float32)
 
 
 def rows_of_words(words: Words, blocks: int) -> BlockNumbers:
     """The inverse of `row_words`. blocks: of 64 columns."""
-    x = np.ascontiguousarray(words).view(np.int16).astype(np.int64).reshape(blocks, -1, ELEMENTS + LANE_ROWS)
-    parts = x[..., :ELEMENTS].reshape(blocks, -1, BLOCK), x[..., ELEMENTS:].reshape(blocks, -1, 1)
+    x = np.ascontiguousarray(words).view(np.int16).astype(np.int64).reshape(blocks, -1)
+    rows = x.shape[1] // (BLOCK + 1)
+    parts = x[:, : rows * BLOCK].reshape(blocks, rows, BLOCK), x[:, rows * BLOCK :].reshape(blocks, rows, 1)
     return BlockNumbers(*(part.transpose(1, 0, 2) for part in parts))
 
 
 def matrix_words(values: Floats) -> Words:
-    """A matrix of whole lanes and blocks as rows of X. values: (rows, columns). Raises `TensorError` for values that
+    """A matrix of whole blocks as rows of X. values: (rows, columns). Raises `TensorError` for values that
     are not finite."""
     return row_words(blocks_of(values, X_BITS))
 
