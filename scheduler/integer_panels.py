@@ -42,6 +42,7 @@ from ..isa.overlays.xnn8.lanes import HEADS, SEND
 from ..isa.overlays.xnn8.numbers import BLOCK, BlockNumbers, NormConstants
 from ..isa.overlays.xnn8.stored import PackedConstants, columns_of, constant_words, weight_words
 from ..isa.program import Buffer, Layout, ProgramSegment, Role, UnpackedProgram
+from .chain import parameters_of
 from .dram import Lowered, PackedWeights
 from .graph import AttentionLayer, Gemm, Layer, LayerGraph
 from .groups import kind_of
@@ -114,9 +115,12 @@ class IntegerPanels:
         if net.seq > LANES * LANE_ROWS:
             raise UnsupportedError(f"sequences of {net.seq} rows; an engine of xnn8 has {LANES * LANE_ROWS}")
         for layer in net.layers:
+            facts: tuple[tuple[str, bool], ...]
             if isinstance(layer, AttentionLayer):
                 facts = (
-                    ("a mask", layer.masked or layer.causal or layer.left or layer.window is not None),
+                    ("a causal mask", layer.causal),
+                    ("a window", layer.window is not None),
+                    ("padding before a sequence", layer.left),
                     ("queries that share keys", layer.groups > 1),
                     (f"heads of {layer.head_dim} columns", layer.head_dim > BLOCK),
                 )
@@ -332,7 +336,7 @@ class IntegerPanels:
         for number, head in enumerate(range(0, layer.heads, PAIRS)):
             q, k, v, y = (x + number * of_round for x in (queries, keys, values, results))
             count, seq = min(PAIRS, layer.heads - head), self.net.seq
-            rounds.append(HeadsRound(q, k, v, y, count, layer.head_dim, seq, seq))
+            rounds.append(HeadsRound(q, k, v, y, count, layer.head_dim, seq, seq, layer.masked))
 
         def emit() -> None:
             for number, heads in enumerate(rounds):
@@ -385,11 +389,14 @@ class IntegerPanels:
                     if len(mops) > before[unit]:
                         ranges.setdefault(unit, []).append((before[unit], len(mops)))
         self.emitter.finish()
+        patches = {name: tuple(found) for name, found in self.emitter.patches.items()}
         segments = tuple(self._segment(layer, uops[layer.y]) for layer in self.net.layers if layer.y in uops)
         kernels = UnpackedProgram(
             overlay=self.overlay,
             sequences={unit: tuple(mops) for unit, mops in sequences.items() if mops},
             buffers=tuple(self.buffers),
+            parameters=parameters_of(self.net.rows, patches),
+            patches=patches,
             segments=segments,
         )
         return Lowered(kernels, PackedWeights(self._made))

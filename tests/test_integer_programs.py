@@ -76,6 +76,29 @@ def test_calls_are_the_integers(model: Any, shape: tuple[int, ...]) -> None:
     assert {b.layout for b in compiled.program.buffers if b.role is not Role.WEIGHT} == {Layout.INTEGERS}
 
 
+@pytest.mark.parametrize("heads", [2, 3])
+def test_masks_hide_keys(heads: int) -> None:
+    """BERT with padded sequences: each call states their lengths."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=96, num_attention_heads=heads, intermediate_size=160, num_hidden_layers=2, vocab_size=64
+    )
+    model = transformers.BertModel(config, add_pooling_layer=False).eval()
+
+    def call(*lengths: int) -> Any:
+        mask = (torch.arange(40) < torch.tensor(lengths)[:, None]).long()
+        return {"input_ids": torch.arange(40 * len(lengths)).reshape(-1, 40) * 29 % 63 + 1, "attention_mask": mask}
+
+    compiled = rsn.compile(model, call(40, 11), overlay="xnn8")
+    wanted = rsn.in_integers(model, call(40, 11))
+    assert {p.name for p in compiled.program.parameters} == {"len[0]", "len[1]"}
+    for lengths in ((40, 11), (1, 40), (33, 32)):
+        with torch.no_grad():
+            got, expected = (f(**call(*lengths)).last_hidden_state for f in (compiled, wanted))
+        assert torch.equal(got, expected), lengths
+
+
 @in_both
 def test_any_structure_is_equal_or_refused() -> None:
     equal = 0

@@ -5,12 +5,14 @@ Work must be added in an order in which it could be done one by one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...fields import Record
 from ...overlay import Overlay
+from ...program import KernelPatch
 from ...versal.tokens import SlotTokens
 from .formats import (
     CONSTANTS,
@@ -66,9 +68,9 @@ class StoredWeights(NamedTuple):
 
 
 class HeadsRound(NamedTuple):
-    """A round of attention: up to eight heads of a sequence in T. queries, keys, values, results: first blocks. heads:
-    their number. head_dim: columns that count. first, lanes: the lanes of the sequence. rows, count: its rows, and
-    those of its keys that are shown."""
+    """A round of attention: up to eight heads in T. queries, keys, values, results: first blocks. heads: their number.
+    head_dim: columns that count. rows, shown: of a sequence, all and those whose keys count. masked: the run-time
+    parameter len[b] of a sequence says how many of these do."""
 
     queries: int
     keys: int
@@ -78,6 +80,7 @@ class HeadsRound(NamedTuple):
     head_dim: int
     rows: int
     shown: int
+    masked: bool = False
 
     @property
     def narrow(self) -> int:
@@ -119,10 +122,12 @@ class PlacedSequence(NamedTuple):
 
 
 class IntegerEmitter:
-    """Makes the instructions of a program. overlay: xnn8. sequences: of each unit."""
+    """Makes the instructions of a program. overlay: xnn8. sequences: of each unit. patches: fields that depend on the
+    lengths of sequences, by parameter."""
 
     def __init__(self, overlay: Overlay) -> None:
         self.sequences: dict[str, list[Record]] = {unit.name: [] for unit in overlay.units}
+        self.patches: dict[str, list[KernelPatch]] = defaultdict(list)
         self._tokens = tuple((SlotTokens(), SlotTokens()) for _ in range(ENGINES))
         self._placed: tuple[PlacedSequence, ...] = ()
         self._lanes: dict[int, dict[str, int]] = {}
@@ -267,6 +272,10 @@ class IntegerEmitter:
         waits = self._waits(at.engine, results, SEND)
         take = {"slot": heads.results, "to_t": 1, "values": heads.values, "tell": ends}
         self._add(f"Rows{at.engine}", PanelRows(op=RowOp.TAKE, attention=1, blocks=heads.heads, **of, **take, **waits))
+        for kind in ("Send", "Heads", "Rows") if heads.masked else ():
+            unit = f"{kind}{at.engine}"
+            patch = KernelPatch(unit, len(self.sequences[unit]) - 1, "keys", 0, heads.shown)
+            self.patches[f"len[{at.number}]"].append(patch)
 
     def finish(self) -> None:
         """End the program: let all units take the tokens that are left."""
