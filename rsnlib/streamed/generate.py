@@ -65,9 +65,9 @@ whole blocks on one die."""
 STEPS = ("capture", "fuse, balance, size and place", "machine", "time")
 """The steps, by the names that `done` gets."""
 
-SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.2)
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.2, 0.1, 0.05, 0.02)
 """Of the multipliers that kernels may use, what they get: less where large kernels leave gaps on dies that no other
-kernel fills."""
+kernel fills, and where a device has few LUTs, which are not shared out themselves."""
 
 CUT, CUTS = 0.8, 14
 """If streams do not fit, they keep this share of their slots, and again, up to `CUTS` times; then the safe depths."""
@@ -428,6 +428,7 @@ def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> Str
     dsps, luts = FILL * device.total["DSP"], FILL * device.total["LUT"]
     # Two buffers for each converter, as fusion counts them, whatever the program has.
     prefetch = int(PREFETCH * max(0, limit - sum(_buffers(made, two=True).values())))
+    too_large: ResourceError | None = None
     for share in SHARES:
         try:
             if rule == "balanced":
@@ -437,8 +438,11 @@ def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> Str
             place_on_dies(_areas(shared, device), (), device.dies, fill=FILL)  # whether there is a placement
         except DieError as e:
             too_large = e
+        except ResourceError as e:
+            raise too_large or e from None
         else:
             return shared
+    assert too_large is not None, "there are shares"
     raise too_large
 
 

@@ -180,6 +180,13 @@ def test_a_result_that_another_group_reads_is_stored_once() -> None:
     assert (len(parted.fusion.groups), parted.off_chip_bytes) == (2, 4 * (moved + 2 * 24 * 64))
 
 
+def test_a_device_with_few_luts_gets_a_smaller_machine() -> None:
+    few = replace(U55C, dies=({"LUT": 60_000, "DSP": 9_000, "BRAM": 200, "URAM": 40},))
+    smaller = place(captured(), few)
+    assert smaller.used()["LUT"] <= 45_000
+    assert smaller.cycles > place(captured(), U55C).cycles
+
+
 @pytest.mark.long
 def test_a_die_that_is_too_small_is_an_error_with_the_numbers() -> None:
     tiny = replace(U55C, dies=({"LUT": 9_000, "DSP": 9_000, "BRAM": 200, "URAM": 4},))
