@@ -129,6 +129,12 @@ class ServerProcess:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def of_runs(self) -> float:
+        """The CPU time of its runs so far; of `TOLD`."""
+        assert self.process.stdout is not None
+        self.process.send_signal(signal.SIGUSR1)
+        return int(self.process.stdout.readline()) / os.sysconf("SC_CLK_TCK")
+
     @contextmanager
     def watched(self) -> Iterator[list[float]]:
         """Ask for /health each 20 ms in the block, in a process of its own; behind the block the list has the seconds
@@ -339,32 +345,40 @@ uvicorn.run(Starlette(routes=[Route("/", root, methods=["POST"])]), port=int(sys
 """
 """The same model in starlette alone."""
 
+TOLD = """
+import json, signal, sys, threading
 
-def cost(folder: Path, requests: int = 400, clients: int = 8) -> None:
-    """Print the CPU time of a request to a Linear, beside that of starlette alone with PyTorch, and of the simulator.
+def seconds(name):
+    found = [t for t in threading.enumerate() if t.name == name]
+    fields = open(f"/proc/self/task/{found[0].native_id}/stat").read().rpartition(")")[2].split() if found else [0] * 13
+    return int(fields[11]) + int(fields[12])
+
+signal.signal(signal.SIGUSR1, lambda *_: print(seconds("rsn-runs"), flush=True))
+from rsn.cli.main import main
+main(["serve", sys.argv[1], "--port", sys.argv[2]])
+"""
+"""`rsn serve`, which tells the CPU time of the thread of its runs, in ticks, when it gets SIGUSR1."""
+
+
+def cost(folder: Path, requests: int = 2000, clients: int = 8) -> None:
+    """Print the CPU time of a request to a Linear, beside that of starlette alone with PyTorch, without that of runs.
     folder: as for `folder_models`. requests: to each server, rounded down to a multiple of `clients`."""
     import numpy as np
     from safetensors.numpy import save
 
-    import rsn
-
     path = folder_models(folder)["tensors"]
     x = np.full((1, 8, FEATURES), 0.5, np.float32)
-    with rsn.load(path) as model:
-        model(input=x)
-        began = time.process_time()
-        for _ in range(requests):
-            model(input=x)
-        simulated = (time.process_time() - began) / requests
+    own = [sys.executable, "-c", TOLD, str(path)]
     octets = dict.fromkeys(("content-type", "accept"), "application/octet-stream")
     rows: list[tuple[str, bytes, dict[str, str], list[str]]] = [
         ("starlette alone, JSON", request("tensors", GOOD["tensors"]), {}, [sys.executable, "-c", BARE]),
-        ("`rsn serve`, JSON", request("tensors", GOOD["tensors"]), {}, []),
-        ("`rsn serve`, binary", save({"input": x}), octets, []),
+        ("`rsn serve`, JSON", request("tensors", GOOD["tensors"]), {}, own),
+        ("`rsn serve`, binary", save({"input": x}), octets, own),
     ]
     click.echo(f"\n{clients} clients, {requests} requests of 1 x 8 x {FEATURES}")
-    click.echo(f"the simulator alone takes {simulated * 1e3:.2f} ms of CPU for each\n")
-    click.echo("| | CPU ms a request | p50, ms | requests/s |\n|---|---|---|---|")
+    click.echo("| | CPU ms a request | of it runs | beside them, times starlette's | p50, ms | requests/s |")
+    click.echo("|---|---|---|---|---|---|")
+    bare = 0.0
     for name, body, headers, command in rows:
         with served(path, command=command) as server:
 
@@ -385,12 +399,15 @@ def cost(folder: Path, requests: int = 400, clients: int = 8) -> None:
                     ask(20)
                     break
                 time.sleep(0.1)
-            before, began = server.seconds(), time.perf_counter()
+            runs, before, began = server.of_runs() if command is own else 0.0, server.seconds(), time.perf_counter()
             with ThreadPoolExecutor(clients) as pool:
                 times = [t for some in pool.map(ask, [requests // clients] * clients) for t in some]
             took = time.perf_counter() - began
             each = (server.seconds() - before) / len(times) * 1e3
-            click.echo(f"| {name} | {each:.2f} | {median(times) * 1e3:.1f} | {len(times) / took:.0f} |")
+            of_runs = (server.of_runs() - runs) / len(times) * 1e3 if command is own else 0.0
+            bare = bare or each
+            click.echo(f"| {name} | {each:.2f} | {of_runs:.2f} | {(each - of_runs) / bare:.2f} "
+                  f"| {median(times) * 1e3:.1f} | {len(times) / took:.0f} |")  # fmt: skip
 
 
 def lengths(folder: Path, layers: int = 2, hidden: int = 128) -> None:

@@ -196,7 +196,8 @@ class Core(Generic[T]):
 
     def asked(self, ask: Callable[[], Future[U]]) -> asyncio.Future[U]:
         """Call, in a thread, a function that returns a future, and return a future of the event loop that ends as that
-        one; the loop is told once. Cancelled, it cancels the other one, also one that comes later."""
+        one; the loop is told once. Cancelled, it cancels the other one, also one that comes later. If somebody else
+        cancels that, which a server does that is closed, this one has a `BoardError`."""
         loop = asyncio.get_running_loop()
         made: asyncio.Future[U] = loop.create_future()
         answers: list[Future[U]] = []
@@ -293,7 +294,7 @@ def _end_as(made: asyncio.Future[U], answer: Future[U]) -> None:
     if made.done():
         return
     if answer.cancelled():
-        made.cancel()
+        made.set_exception(BoardError("the server was closed"))
     elif (error := answer.exception()) is not None:
         made.set_exception(error)
     else:

@@ -109,7 +109,7 @@ class _ModelService:
         if request.method == "POST":
             reads, writes = (self._binary_where(request, header) for header in ("content-type", "accept"))
             question = await self._core.request(request, None if reads is None else reads.read)
-            result = await unless_gone(request, self._result(question))
+            result = await self._result(request, question)
             form = writes or self._form
             body = form.write(result) if _is_small(result) else await self._core.in_thread(form.write, result)
             return Response(body, media_type="application/json" if writes is None else MEDIA_TYPE)
@@ -127,21 +127,13 @@ class _ModelService:
         """The binary form, if there is one and a header names it."""
         return self._binary if MEDIA_TYPE in request.headers.get(header, "").lower() else None
 
-    async def _result(self, question: Question) -> Any:
-        """Submit a request, and return its result. Cancelled, it is cancelled in the server's queue too."""
+    async def _result(self, request: Any, question: Question) -> Any:
+        """Ask a question, and return its result. Cancelled, it is cancelled in the server's queue too."""
         most = self._core.timeout_s
-        timeout = min(question.timeout or most, most)
         # no waiting for a place in the queue: a load balancer may try another server
-        ask = partial(self._server.ask, question.inputs, timeout=timeout, wait=0.0)
-        asked = self._core.asked(ask)
-        try:
-            async with self._core.within():  # the server's own limit counts; this one is for the end
-                await asyncio.wait({asked})
-        finally:
-            asked.cancel()  # no effect if it is done
-        if asked.cancelled():
-            raise BoardError("the server was closed")
-        return asked.result()
+        ask = partial(self._server.ask, question.inputs, timeout=min(question.timeout or most, most), wait=0.0)
+        async with self._core.within():  # the server's own limit counts; this one is for the end
+            return await unless_gone(request, self._core.asked(ask))
 
 
 def _is_small(result: Any) -> bool:
