@@ -25,7 +25,7 @@ def run_on_tensors(program: Program, inputs: Mapping[str, Tensor]) -> tuple[dict
     inputs: for each input tensor, by name, an array of its element type, and of its shape in a run with the values of
     sizes that the program has; a tensor without one begins with zeros. Raises `ProgramError` for what fails in the run,
     with the place in the user's file, `DeadlockError` if the tasks wait for each other, `KeyError` for an unknown
-    tensor, `ValueError` for an array of another size.
+    tensor, `ValueError` for an array of another shape.
     """
     memory = TaskMemory(program)
     for name, value in inputs.items():
@@ -55,7 +55,7 @@ class TaskMemory:
 
     def write(self, name: str, value: Tensor) -> None:
         """Write a tensor. name: of it. value: as for `run_on_tensors`. Raises `KeyError` for an unknown tensor,
-        `ValueError` for an array of another size."""
+        `ValueError` for an array of another shape."""
         tensor = self._prepared.tensors[name]
         self._of(name)[:] = words_of(in_room(value, tensor, self._sizes), tensor.type.dtype)
 
@@ -78,12 +78,14 @@ class TaskMemory:
 def in_room(value: Tensor, tensor: OffChipTensor, sizes: Mapping[str, int]) -> Tensor:
     """Return the elements of a tensor as they lie in its room, which is that of the largest values of sizes, with zeros
     behind each axis. value: in its shape in a run with these values of sizes, by name. Raises `ValueError` for another
-    number of elements."""
+    shape."""
     shape = shape_of(tensor, sizes)
+    if np.shape(value) != shape:
+        raise ValueError(f"{tensor.name} is given with shape {list(np.shape(value))}; in this run it has {list(shape)}")
     if shape == tensor.type.shape:
         return value
     whole = np.zeros(tensor.type.shape, np.asarray(value).dtype)
-    whole[tuple(map(slice, shape))] = np.reshape(value, shape)
+    whole[tuple(map(slice, shape))] = value
     return whole
 
 

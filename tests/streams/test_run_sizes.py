@@ -11,6 +11,7 @@ from rsn.assembler.printer import show
 from rsn.base.errors import ProgramError, TensorError
 from rsn.host.tasks import run_tasks
 from rsn.hw.sim.machine import Machine
+from rsn.hw.sim.tasks import TaskMemory
 from rsn.isa.overlays.tasks.overlay import program_of, size_values, with_sizes
 from rsn.isa.program import Program
 from rsn.isa.verify import require
@@ -115,6 +116,14 @@ def test_values_that_a_size_does_not_have_are_refused() -> None:
         require(program)
     with pytest.raises(ProgramError, match="from 1 to 8"):
         run_tasks(program, {"x": np.zeros((4, 3), np.float32)})
+
+
+@pytest.mark.parametrize("largest", [2, 8])
+def test_a_tensor_of_another_shape_is_not_written(largest: int) -> None:
+    memory = TaskMemory(machine(CENTER.format(largest=largest), rows=2))
+    for shape in ((1,), (3, 4), (12,)):  # of which NumPy would repeat or rearrange the elements
+        with pytest.raises(ValueError, match=r"x is given with shape .*; in this run it has \[4, 3\]"):
+            memory.write("x", np.zeros(shape, np.float32))
 
 
 def test_units_with_different_values_are_refused() -> None:

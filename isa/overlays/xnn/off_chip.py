@@ -166,8 +166,9 @@ def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
 
 
 def row_uops(mop: DdrRows, iteration: int) -> Iterator[RowTransfer]:
-    """Yield one uOP per block, or a single one that sets an entry of the table. iteration: ignored, since a repetition
-    does the same again.
+    """Yield one uOP per block, or a single one that sets an entry of the table. If several sources are set, the first
+    is used; without one, and for an entry, the uOPs have no peer. iteration: ignored, since a repetition does the same
+    again.
     """
     peer = "" if mop.set else next((str(x.source) for x in DdrRows.FIELDS if x.source and getattr(mop, x.name)), "")
     for block in range(1 if mop.set else mop.blocks):
