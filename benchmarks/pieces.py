@@ -104,7 +104,11 @@ def _first(result: Any) -> torch.Tensor:
 
 
 def measured(name: str, options: Namespace) -> dict[str, Any]:
-    """Return the facts of a class."""
+    """Return the facts of a class by name, as far as it came. `left_out`, `refused`: why there are no others. `whole`:
+    whether it was compiled as a whole; `why`: why not. `seconds`: of compiling. `pieces`: how many, and how many
+    reasons. `share`: of the FLOPs, in %. `difference`: from PyTorch, over the largest magnitude. `saved`: the same of a
+    loaded file from the compiled model, or why there is none. `served`: whether a server gives the same bits. options:
+    `overlay`, `experts`, `in_pieces`, of the command line."""
     try:
         model, given = small(name)
         wanted = _first(model(**given))
@@ -145,7 +149,7 @@ def measured(name: str, options: Namespace) -> dict[str, Any]:
 
 
 def row(name: str, facts: dict[str, Any]) -> str:
-    """Return the row of a class."""
+    """Return the row of a class in the table, in Markdown. facts: as `measured` returns them."""
     said = facts.get("left_out") or facts.get("refused") or (facts.get("why", "") if not facts.get("whole") else "")
     if "share" not in facts:
         return markdown([name, "left out" if "left_out" in facts else "refused", *[""] * 6, said[:160]])

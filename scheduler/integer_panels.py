@@ -62,12 +62,13 @@ class PlacedProduct(NamedTuple):
 
 @dataclass
 class TBlocks:
-    """Which activation each block of T holds. Raises `UnsupportedError` where there is no room."""
+    """Which activation each block of T holds. held: its name, by the number of the block; None for a free one."""
 
     held: list[str | None] = field(default_factory=lambda: [None] * T_BLOCKS)
 
     def place(self, layer: Layer, blocks: int) -> int:
-        """Return the first of so many free blocks, which then hold the result of a layer."""
+        """Return the number of the first of `blocks` free blocks side by side, which then hold the result of a layer.
+        Raises `UnsupportedError`, naming the layer, where there is no room."""
         for first in range(T_BLOCKS - blocks + 1):
             if not any(self.held[first : first + blocks]):
                 self.held[first : first + blocks] = [layer.y] * blocks
@@ -78,11 +79,11 @@ class TBlocks:
         )
 
     def first(self, name: str) -> int:
-        """The first block of an activation."""
+        """Return the number of the first block of an activation. Raises `ValueError` for one that T does not hold."""
         return self.held.index(name)
 
     def free(self, name: str) -> None:
-        """Give back the blocks of an activation."""
+        """Give back the blocks of an activation; of one that T does not hold there are none."""
         self.held = [None if held == name else held for held in self.held]
 
 
@@ -165,7 +166,8 @@ class IntegerPanels:
     # -- steps
 
     def steps(self) -> Iterator[tuple[Layer, Emit]]:
-        """Yield what each panel does, in order, with the layer that it is for."""
+        """Yield what each panel does, in order, with the layer that it is for. Raises `UnsupportedError`, naming the
+        layer, for activations that X or T have no room for."""
         net = self.net
         for layer in net.layers:
             for name in self._reads(layer):
@@ -360,7 +362,7 @@ class IntegerPanels:
     # -- the program
 
     def panels(self) -> list[list[PlacedSequence]]:
-        """The sequences of each panel, spread over the engines."""
+        """Return the sequences of each panel, spread over the engines."""
         count = -(-self.net.batch // (ENGINES * self.sequences))
         return [
             [
@@ -371,7 +373,8 @@ class IntegerPanels:
         ]
 
     def lowered(self) -> Lowered:
-        """Emit all panels."""
+        """Emit all panels, and return the network as instructions, with its weights. Raises `UnsupportedError`, naming
+        it, for a result that X never holds, `RoomError` if a bank is too small, and as `steps`."""
         steps = list(self.steps())
         missing = [out.name for out in self.net.outputs if all(b.name != out.name for b in self.buffers)]
         if missing:
@@ -417,8 +420,9 @@ class LanesOfSequences(NamedTuple):
 
 
 def placement(batch: int, seq: int, seconds: Mapping[str, float]) -> LanesOfSequences:
-    """The placement that takes the least time for a chunk of weights, in all panels: in the tiles, by the rows of a
-    lane, or off chip. seq: rows of a sequence, at most 512. seconds: the overlay's, by rate."""
+    """Return the placement that takes the least time for a chunk of weights, in all panels: in the tiles, by the rows
+    of a lane, or off chip. batch: sequences. seq: rows of a sequence, from 1 to 512; more are a `ValueError`. seconds:
+    the overlay's, by rate."""
     both = 1 / seconds["ddr_read_gbs"] + 1 / seconds["lpddr_read_gbs"]
     loaded = BLOCK * PAIRS * BLOCK / both
     found = []

@@ -172,7 +172,7 @@ class LaneWrites:
 
     @classmethod
     def of(cls, uops: Sequence[PanelRows]) -> LaneWrites:
-        """Of a program."""
+        """Return what a unit Rows writes with these uOPs, in their order."""
         made, number, waited = cls(), 0, (0, 0)
         for op, uop in enumerate(uops):
             waited = waited[0] + uop.wait, waited[1] + uop.wait_heads

@@ -140,7 +140,7 @@ class PanelRows(Record, words=6, name="Rows"):
 
     @property
     def constants(self) -> NormConstants:
-        """Those of the norm."""
+        """What the fields state of the norm: the inverse of `of_norm`."""
         return NormConstants(self.columns, (self.added, -self.added_low), (self.root, self.root_exponent))
 
 
@@ -158,7 +158,7 @@ class ColumnShifts(Record, words=3):
 
     @property
     def shifts(self) -> tuple[int, ...]:
-        """Of all columns of pairs."""
+        """The shifts of all columns of pairs, in their order, in bits."""
         return tuple(getattr(self, f"shift{i}") for i in range(PAIRS))
 
 

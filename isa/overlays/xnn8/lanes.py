@@ -87,25 +87,28 @@ def _factors(rows: int) -> float:
 
 
 class LaneBlocks:
-    """A memory of blocks of the lanes of an engine. count: its blocks."""
+    """A memory of blocks of the lanes of an engine. count: its blocks. integers: (rows of all lanes, count, 64).
+    exponents: (rows of all lanes, count, 1). Whether blocks exist is not checked here."""
 
     def __init__(self, count: int) -> None:
         self.integers = np.zeros((LANES * LANE_ROWS, count, BLOCK), np.int64)
         self.exponents = np.full((LANES * LANE_ROWS, count, 1), numbers.LOWEST, np.int64)
 
     def of(self, rows: slice, first: int, count: int) -> BlockNumbers:
-        """Blocks of some rows, as a view."""
+        """Return `count` blocks of some rows, from block `first` on, as a view: (rows, count, 64) and their exponents,
+        (rows, count, 1)."""
         blocks = slice(first, first + count)
         return BlockNumbers(self.integers[rows, blocks], self.exponents[rows, blocks])
 
     def put(self, rows: slice, slot: int, x: BlockNumbers) -> None:
-        """Write one block of some rows."""
+        """Write one block of some rows. slot: its number. x: (rows, 1, 64), with exponents (rows, 1, 1)."""
         into = self.of(rows, slot, 1)
         into.integers[:], into.exponents[:] = x
 
     def heads(self, rows: slice, slot: int, heads: int, count: int, *, narrow: int) -> tuple[Integers, Integers]:
-        """Heads of a sequence as attention takes them, int8 (heads, rows, columns of a head), and the exponent of each,
-        (heads, 1, 1). heads: from block `slot` on. count: rows that count; the others are 0."""
+        """Return heads of a sequence as attention takes them: integers of 8 bits (heads, rows, columns of a head), and
+        the exponent of each, (heads, 1, 1). heads: from block `slot` on. count: rows that count; the others are 0.
+        narrow: 1 for heads of 32 columns, 0 for those of 64."""
         pitch = BLOCK >> narrow
         x = self.of(rows, slot, -(-heads * pitch // BLOCK))
         shows = np.arange(x.integers.shape[0]) < count

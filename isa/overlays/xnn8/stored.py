@@ -32,7 +32,7 @@ class PackedConstants(NamedTuple):
 
     @classmethod
     def unpacked(cls, words: Words) -> PackedConstants:
-        """The inverse of `packed`."""
+        """Return the constants that `packed` has made into 32-bit words, (80,)."""
         x = np.ascontiguousarray(words).view(np.int16).astype(np.int64)
         vectors = [
             BlockNumbers(x[None, BLOCK * i : BLOCK * (i + 1)], x[None, 2 * BLOCK + i : 2 * BLOCK + i + 1])
