@@ -119,7 +119,6 @@ class IntegerPanels:
             facts: tuple[tuple[str, bool], ...]
             if isinstance(layer, AttentionLayer):
                 facts = (
-                    ("a causal mask", layer.causal),
                     ("a window", layer.window is not None),
                     ("padding before a sequence", layer.left),
                     ("queries that share keys", layer.groups > 1),
@@ -338,7 +337,7 @@ class IntegerPanels:
         for number, head in enumerate(range(0, layer.heads, PAIRS)):
             q, k, v, y = (x + number * of_round for x in (queries, keys, values, results))
             count, seq = min(PAIRS, layer.heads - head), self.net.seq
-            rounds.append(HeadsRound(q, k, v, y, count, layer.head_dim, seq, seq, layer.masked))
+            rounds.append(HeadsRound(q, k, v, y, count, layer.head_dim, seq, seq, layer.masked, layer.causal))
 
         def emit() -> None:
             for number, heads in enumerate(rounds):

@@ -38,9 +38,9 @@ def same(got: Any, wanted: Any) -> bool:
 class Before(torch.nn.Module):  # type: ignore[misc]
     """A block that normalises before its products, as GPT and ViT do."""
 
-    def __init__(self, hidden: int, heads: int) -> None:
+    def __init__(self, hidden: int, heads: int, causal: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(hidden) for _ in range(3)])
         self.q, self.k, self.v, self.out = (torch.nn.Linear(hidden, hidden) for _ in range(4))
         self.up, self.down = torch.nn.Linear(hidden, 700), torch.nn.Linear(700, hidden)
@@ -48,7 +48,9 @@ class Before(torch.nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         y = self.norms[0](x)
         q, k, v = (f(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        heads = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        heads = (
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2)
+        )
         x = x + self.out(heads)
         x = x + self.down(torch.nn.functional.silu(self.up(self.norms[1](x))))
         return self.norms[2](x)
@@ -63,6 +65,7 @@ class Before(torch.nn.Module):  # type: ignore[misc]
         (lambda: encoder(1, 64, 1, 64), (7, 330, 64)),  # three panels, lanes of 48 rows
         (lambda: encoder(1, 64, 2, 64), (25, 17, 64)),  # five sequences of an engine, a lane each
         (lambda: Before(120, 5), (4, 65, 120)),
+        (lambda: Before(128, 2, causal=True), (2, 70, 128)),
         (lambda: torch.nn.Sequential(torch.nn.Linear(70, 600), torch.nn.ReLU(), torch.nn.Linear(600, 30)), (3, 9, 70)),
     ],
 )

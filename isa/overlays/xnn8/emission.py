@@ -70,7 +70,7 @@ class StoredWeights(NamedTuple):
 class HeadsRound(NamedTuple):
     """A round of attention: up to eight heads in T. queries, keys, values, results: first blocks. heads: their number.
     head_dim: columns that count. rows, shown: of a sequence, all and those whose keys count. masked: the run-time
-    parameter len[b] of a sequence says how many of these do."""
+    parameter len[b] of a sequence says how many of these do. causal: of these, those up to each row."""
 
     queries: int
     keys: int
@@ -81,6 +81,7 @@ class HeadsRound(NamedTuple):
     rows: int
     shown: int
     masked: bool = False
+    causal: bool = False
 
     @property
     def narrow(self) -> int:
@@ -261,7 +262,7 @@ class IntegerEmitter:
         queries, keys, values, results = (
             [T + i for i in heads.blocks(first)] for first in (heads.queries, heads.keys, heads.values, heads.results)
         )
-        names = {"keys_slot": heads.keys, "head_dim": heads.head_dim, "count": heads.rows}
+        names = {"keys_slot": heads.keys, "head_dim": heads.head_dim, "count": heads.rows, "causal": int(heads.causal)}
         wait = send.read([*queries, *keys])
         mop = PanelSend(source=ChunkSource.QUERIES, slot=heads.queries, chunks=heads.heads, wait=wait, **of, **names)
         self._add(f"Send{at.engine}", mop)

@@ -173,7 +173,10 @@ class EngineUnit(Unit):
         """Sums of weighted values of a head, and of weights, (rows, columns + 1). keys, values: (lanes, keys of a lane,
         columns)."""
         of_keys, of_values = (x.reshape(uop.rows * uop.lanes, -1) for x in (keys, values))
-        shows = np.arange(len(of_keys)) < record.keys
+        key = np.arange(len(of_keys))
+        shows = key < record.keys
+        if record.causal:
+            shows = shows & (key <= key[:, None])
         shifts = np.array(record.first_shift), np.array(record.second_shift)
         weights = numbers.weights(numbers.sums(q, of_keys.T), shifts, shows)
         made = numbers.sums(weights, of_values)

@@ -187,6 +187,7 @@ class PanelSend(ColumnShifts, words=4, name="Send"):
     keys: int = bits(3, 0, 10, "keys of the sequence that count")
     count: int = bits(3, 10, 10, "rows of the sequence")
     rows: int = bits(3, 20, 7, "of a lane", default=LANE_ROWS)
+    causal: int = bits(3, 27, 1, "of queries: keys behind their row do not count")
 
 
 class PanelHeads(Record, words=2, name="Heads"):
@@ -238,3 +239,4 @@ class ChunkRecord(ColumnShifts, words=RECORD_WORDS):
     keys: int = bits(0, 7, 10, "keys that count")
     first_shift: int = bits(0, 17, 5, "of the difference of two scores")
     second_shift: int = bits(0, 22, 6, "of its product with log2 e")
+    causal: int = bits(0, 28, 1, "keys behind the row do not count")

@@ -378,6 +378,7 @@ class SendUnit(LaneReader):
             head=head,
             narrow=uop.narrow,
             keys=uop.keys,
+            causal=uop.causal,
             first_shift=first,
             second_shift=min(second, 63),
         )
