@@ -7,9 +7,10 @@
     curl localhost:8000 -d '{"sentences": ["The cat sits on the mat."]}'    # one vector each, 384 numbers of length 1
 
 Needs the extras `torch` and `ray`. This process accepts the requests, with the HTTP interface of `rsn serve`. Each
-board has a process of its own, a replica of Ray Serve, which loads the files and takes the first free board of the
-list. If a replica dies, its requests are sent to another one. Ray starts a new replica for one that died or whose board
-stays down, and with --least starts and stops replicas by load.
+board has a process of its own, a replica of Ray Serve, which loads the files and takes the first board of the list that
+is free and works. Boards that do not work at the start are left out, and named. If a replica dies, its requests are
+sent to another one. Ray starts a new replica for one that died or whose board stays down, and with --least starts and
+stops replicas by load.
 
 With several models, the HTTP header serve_multiplexed_model_id names the model of a request; the first model is the
 default. Models stay on a board while it has room; else those that were not used for longest are unloaded.
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import errors, load
 from ..base.deferred import deferred
-from ..host.boards import open_board
+from ..host.boards.named import find_board
 from ..host.serving import Health, QueueFull, RequestTimeout, Serving, State
 from ..host.serving.arguments import Argument
 from ..host.serving.core import LIMIT_BYTES
@@ -107,7 +108,8 @@ class Replica:
     """Seconds that a board may be down before Ray is asked for another replica."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises `BoardBusy` or `BoardMemory`, of the last board, if no board is free, and `BoardError`."""
+        """Raises `BoardBusy` or `BoardMemory`, of the last board that is not free, if the others do not work, and
+        `BoardError` if no board works."""
         self._settings = settings
         self._lock = threading.Lock()
         self._models: dict[str, Any] = {}
@@ -116,16 +118,22 @@ class Replica:
         self._cold_start_s: dict[str, dict[str, float]] = {}
         self._registry, self._metrics = _figures()
         first = next(iter(settings.models))
-        no_room: errors.BoardError = errors.BoardBusy("the list of boards is empty")
+        no_room: errors.BoardError | None = None
+        self._dead: dict[str, str] = {}
+        """By board, why it does not work."""
         for self._board in settings.boards:
             try:
                 self.load(first)
-            except (errors.BoardBusy, errors.BoardMemory) as e:
-                no_room = e
-                del self._models[first]
+            except errors.BoardError as e:
+                self._models.pop(first, None)
+                if isinstance(e, errors.BoardBusy | errors.BoardMemory):
+                    no_room = e
+                else:
+                    log.warning("%s", _left_out({str(self._board): str(e)}))
+                    self._dead[str(self._board)] = str(e)
             else:
                 return
-        raise no_room
+        raise no_room or errors.BoardError(_left_out(self._dead) or "the list of boards is empty")
 
     def load(self, model: str) -> None:
         """Load a model and open its server, unless it is loaded. model: its name in `Settings.models`; raises
@@ -171,11 +179,12 @@ class Replica:
         return answer
 
     def status(self) -> dict[str, Any]:
-        """Return the replica's state as a JSON object: process, board, and for each model its health and the seconds
-        that its start took."""
+        """Return the replica's state as a JSON object: process, board, boards that did not work when it looked for one,
+        and for each model its health and the seconds that its start took."""
         return {
             "process": os.getpid(),
             "board": str(self._board),
+            "dead": self._dead,
             "models": {
                 name: {
                     "cold_start_s": {what: round(s, 3) for what, s in self._cold_start_s.get(name, {}).items()},
@@ -206,6 +215,20 @@ class Replica:
         with self._lock:
             while self._servers:
                 self._make_way()
+
+
+def _left_out(dead: Mapping[str, str]) -> str:
+    """Boards that do not work, each with its error, as text."""
+    return "; ".join(f"{board} does not work: {error}" for board, error in dead.items())
+
+
+def why_dead(model: str, board: Any) -> str:
+    """Return why a board cannot serve a model, "" if it can. model: path of its file. The board is free afterwards."""
+    try:
+        load(model, board=board).server().close()
+    except errors.BoardError as e:
+        return str(e)
+    return ""
 
 
 def _figures() -> tuple[Any, Any]:
@@ -285,7 +308,9 @@ def _plain(error: errors.RsnError) -> errors.RsnError:
 class Replicas:
     """Sends requests to the replicas, and watches their state. handle: Ray's handle of `deployment`."""
 
-    def __init__(self, handle: Any, settings: Settings) -> None:
+    def __init__(self, handle: Any, settings: Settings, dead: Mapping[str, str] | None = None) -> None:
+        """dead: by board, the errors of those that were left out."""
+        self.dead = dead or {}
         self._handle, self._boards = handle, len(settings.boards)
         self._least = self._boards if settings.least is None else settings.least
         self.health = Health()
@@ -371,6 +396,7 @@ class Replicas:
             self._now(State.READY, None)
         else:
             error = down[0]["error"] if down else f"{up} of {self._least} replicas are ready"
+            error = "; ".join(filter(None, (error, _left_out(self.dead))))
             self._now(State.DEGRADED if up else State.FAILING, error)
 
     def _now(self, state: State, error: str | None) -> None:
@@ -490,7 +516,8 @@ def started(settings: Settings, cluster: str | None = None) -> Iterator[Replicas
     block.
 
     cluster: address of a running Ray cluster, whose nodes have the resource `rsn_board`, one for each board; None
-    starts one on this machine. Raises `BoardError` if the cluster cannot be reached, or if no replica could be started.
+    starts one on this machine, and leaves out boards that do not work (`Replicas.dead`). Raises `BoardError` if the
+    cluster cannot be reached, or if no replica could be started.
     """
     if cluster is not None:
         try:
@@ -508,10 +535,11 @@ def started(settings: Settings, cluster: str | None = None) -> Iterator[Replicas
     try:
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         try:
-            handle = serve.run(deployment(settings), name=APPLICATION, route_prefix=None)
+            live, dead = _sorted_out(settings) if cluster is None else (settings, {})
+            handle = serve.run(deployment(live), name=APPLICATION, route_prefix=None)
         except RuntimeError as e:
             raise errors.BoardError(f"no replica could be started: {e}") from e
-        replicas = Replicas(handle, settings)
+        replicas = Replicas(handle, settings, dead)
         try:
             yield replicas
         finally:
@@ -520,6 +548,22 @@ def started(settings: Settings, cluster: str | None = None) -> Iterator[Replicas
         with contextlib.suppress(Exception):  # the cluster may have died
             serve.delete(APPLICATION) if cluster is not None else serve.shutdown()
         ray.shutdown()
+
+
+def _sorted_out(settings: Settings) -> tuple[Settings, dict[str, str]]:
+    """Return the settings with the boards that work, each tried in a process of its own, and the errors of the others.
+    Raises `BoardError` if none works."""
+    first = next(iter(settings.models.values()))
+    tried = ray.remote(num_cpus=0, max_calls=1)(why_dead)  # the process ends, and with it what it holds of a device
+    whys = ray.get([tried.remote(first, board) for board in settings.boards])
+    dead = {str(board): why for board, why in zip(settings.boards, whys, strict=True) if why}
+    boards = [board for board, why in zip(settings.boards, whys, strict=True) if not why]
+    if not boards:
+        raise errors.BoardError(_left_out(dead))
+    if dead:
+        log.warning("%s", _left_out(dead))
+    least = None if settings.least is None else min(settings.least, len(boards))
+    return replace(settings, boards=boards, least=least), dead
 
 
 def run(
@@ -542,9 +586,12 @@ def run(
     with listener(host, port) as sock, contextlib.ExitStack() as stack:  # first: reports an address in use at once
         models = {name: ReplicatedModel(name, path, settings.timeout_s) for name, path in settings.models.items()}
         if cluster is None:
-            for board in settings.boards:
-                if isinstance(board, str):
-                    open_board(board).close()  # takes no device; reports an unknown name at once
+            for board in settings.boards:  # an unknown name is reported at once
+                if isinstance(board, str) and board not in ("sim", "csim") and not board.startswith("ssh:"):
+                    find_board(board)
+        print(
+            f"starting a replica on each of {len(settings.boards)} boards, about 20 s ...", file=sys.stderr, flush=True
+        )
         replicas = stack.enter_context(started(settings, cluster))
         servers: dict[str, HttpModel] = {}
         for name, model in models.items():
@@ -557,7 +604,10 @@ def run(
             timeout_s=settings.timeout_s,
             limit_bytes=limit_bytes,
         )
-        on = f"on boards {', '.join(map(str, settings.boards))}"
+        live = [str(board) for board in settings.boards if str(board) not in replicas.dead]
+        on = f"on boards {', '.join(live)}"
+        if replicas.dead:
+            on += f"; {_left_out(replicas.dead)}"
         serve_http(
             app,
             sock,

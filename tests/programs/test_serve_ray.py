@@ -204,6 +204,35 @@ def test_models_take_turns_on_a_device_that_one_server_can_have(models: dict[str
             Replica(Settings(models, boards_taken))
 
 
+def test_boards_that_do_not_work_are_passed_over(models: dict[str, str]) -> None:
+    def gone(number: int) -> None:
+        raise BoardError("the device is gone")
+
+    boards = [Rig(opening=gone), Rig()]
+    replica = Replica(Settings(models, boards))
+    assert right(ask(replica, "one"), "one")
+    assert replica.status()["board"] == str(boards[1])
+    assert replica.status()["dead"] == {str(boards[0]): "the device is gone"}
+    replica.close()
+    with pytest.raises(BoardError, match="does not work: the device is gone"):
+        Replica(Settings(models, boards[:1]))
+
+
+@pytest.mark.full
+def test_a_server_begins_with_the_boards_that_work(models: dict[str, str]) -> None:
+    """The other one needs a library that is not here, or a device."""
+    command = ("rsn.programs.serve_ray", models["one"], "--boards", "vck190@xrt:0", "sim", "--port", "0")
+    with started(*command) as (_, address):
+        served = Front(address)
+        status, found = post(served, {"inputs": INPUTS})
+        assert status == 200, found
+        assert right(found["outputs"], "one")
+        until(lambda: served.get("/health")[1]["state"] == "degraded", 30)
+        status, health = served.get("/health")
+        assert status == 200
+        assert health["error"].startswith("1 of 2 replicas are ready; vck190@xrt:0 does not work: ")
+
+
 def test_models_stay_on_a_board_that_has_room(models: dict[str, str]) -> None:
     board = Rig()
     replica = Replica(Settings(models, [board]))
