@@ -21,8 +21,9 @@ from ...isa.overlays.xnn import XNN
 from ...isa.overlays.xnn.cycles import LOOPS
 from ...isa.overlays.xnn2 import XNN2, network
 from ...isa.overlays.xnn2.cycles import LOOPS as XNN2_LOOPS
+from ...isa.overlays.xnn8.formats import ChunkKind, ChunkRecord
 from ...isa.versal.board import system_cfg
-from ...isa.versal.header import header
+from ...isa.versal.header import header, record_header
 from ...isa.versal.placement import placement_header
 
 VERSAL = Path(__file__).resolve().parent
@@ -32,6 +33,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "xnn2/dma_hls.cpp": partial(network.top, XNN2),
     "xnn2/dispatch.h": partial(network.dispatcher_header, XNN2),
     "xnn2/dispatch.cpp": partial(network.dispatcher, XNN2),
+    "xnn8/record.h": partial(record_header, ChunkRecord, ChunkKind, "../pl/fields.h"),
     "system.cfg": partial(system_cfg, XNN),
     "aie/placement.h": partial(placement_header, XNN),
 }

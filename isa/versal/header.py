@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from textwrap import wrap
 from typing import Any
 
@@ -54,6 +55,35 @@ def header(overlay: Overlay, loops: Mapping[str, PipelinedLoop], fields: str) ->
         facts = [("longest_list", str(ops.longest), "ops")]
         out += ["", *_comment(f"{kind}, preloaded: {about(record)}"), *_struct(record, facts)]
     out += ["", *_datapath(overlay, loops), "", "}  // namespace rsn::xnn", "", "#endif  // RSN_XNN_ISA_H", ""]
+    return "\n".join(line.rstrip() for line in out)
+
+
+def record_header(record: type[Record], kinds: type[IntEnum], fields: str) -> str:
+    """Return the text of the C++17 header of one record, for AI Engine tiles. kinds: what the values of its field
+    `kind` are called. fields: path of pl/fields.h, from the header's folder."""
+    guard = f"RSN_{record.NAME.upper()}_H"
+    out = [
+        f"// {about(record)}",
+        f"// {MADE_BY}",
+        "// SPDX-License-Identifier: Apache-2.0",
+        f"#ifndef {guard}",
+        f"#define {guard}",
+        "",
+        f'#include "{fields}"',
+        "",
+        "namespace rsn::xnn {",
+        "",
+        f"enum class {kinds.__name__} : std::uint8_t {{",
+        *(f"    {kind.name} = {kind.value}," for kind in kinds),
+        "};",
+        "",
+        *_struct(record, []),
+        "",
+        "}  // namespace rsn::xnn",
+        "",
+        f"#endif  // {guard}",
+        "",
+    ]
     return "\n".join(line.rstrip() for line in out)
 
 

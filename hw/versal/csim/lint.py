@@ -28,7 +28,11 @@ def files(machine: str, versal: Path) -> list[Path]:
     """Return the paths of the C++ sources of a machine, with those of the stand-alone program and those for the AI
     Engine. machine: a key of `MACHINES`; raises `KeyError` for another. versal: the folder of all sources (hw/versal).
     """
-    return [*MACHINES[machine].files(versal, program=True), *sorted(versal.glob("aie/*.cpp"))]
+    return [
+        *MACHINES[machine].files(versal, program=True),
+        *sorted(versal.glob("aie/*.cpp")),
+        *sorted(versal.glob("xnn8/*.cc")),
+    ]
 
 
 def lint(compiler: str, versal: Path | None = None) -> str:

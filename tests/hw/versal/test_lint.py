@@ -27,7 +27,7 @@ def test_the_sources() -> None:
 
 
 def test_all_sources_are_there() -> None:
-    folders = ("pl", "aie", "csim", "xnn2")
+    folders = ("pl", "aie", "csim", "xnn2", "xnn8")
     versal = sources()
     assert {p for m in MACHINES for p in linter.files(m, versal)} == {
         p for f in folders for s in ("cpp", "cc") for p in (versal / f).rglob(f"*.{s}")

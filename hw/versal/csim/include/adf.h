@@ -21,10 +21,15 @@
 
 #include "../machine.h"
 
+using int8 = std::int8_t;
+using uint8 = std::uint8_t;
+using int16 = std::int16_t;
 using int32 = std::int32_t;
 using uint32 = std::uint32_t;
 
+// Tags of accumulators.
 struct accfloat {};
+struct acc48 {};
 
 namespace adf {
 
@@ -65,6 +70,16 @@ namespace native {
 using Lane = hls::vector<float, 2>;
 using Word = hls::vector<float, 8>;  // of a cascade
 
+// The same, by the tag of the accumulators: 384 bit are eight sums of either kind.
+template <typename Tag>
+struct Cascade {
+    using Word = native::Word;
+};
+template <>
+struct Cascade<acc48> {
+    using Word = hls::vector<std::int64_t, 8>;
+};
+
 constexpr std::size_t buffers = 2;
 // The array's holds four words. As long as it is less than what a tile hands on, nobody can tell the difference, except
 // that threads take turns less often.
@@ -75,7 +90,7 @@ struct Node {
     std::vector<Node *> next;
     std::string plio;                             // the name, of one that is a PLIO
     std::vector<shim> place;                      // of a PLIO
-    std::size_t window = 0;                       // floats, of one that is a buffer
+    std::size_t window = 0;                       // of a buffer: words of 32 bits, as floats whatever they hold
     std::vector<address> addresses;               // of a buffer: one for each of its two
     std::unique_ptr<hls::stream<float>> buffer;   // of a buffer
     hls::stream<Word> *cascade = nullptr;         // of a cascade, and
@@ -185,21 +200,25 @@ struct Design {
 
 template <typename T, typename Extents>
 struct input_async_buffer {
+    static constexpr std::size_t floats = Extents::size * sizeof(T) / sizeof(float);
+
     native::Node &node;
     const T *at = nullptr;
 
-    void acquire() { at = node.buffer->window_to_read(Extents::size); }
-    void release() { node.buffer->taken(Extents::size); }
+    void acquire() { at = reinterpret_cast<const T *>(node.buffer->window_to_read(floats)); }
+    void release() { node.buffer->taken(floats); }
     const T *data() const { return at; }
 };
 
 template <typename T, typename Extents>
 struct output_async_buffer {
+    static constexpr std::size_t floats = Extents::size * sizeof(T) / sizeof(float);
+
     native::Node &node;
     T *at = nullptr;
 
-    void acquire() { at = node.buffer->window_to_write(Extents::size); }
-    void release() { node.buffer->written(Extents::size); }
+    void acquire() { at = reinterpret_cast<T *>(node.buffer->window_to_write(floats)); }
+    void release() { node.buffer->written(floats); }
     T *data() { return at; }
 };
 
@@ -207,12 +226,12 @@ struct output_async_buffer {
 
 template <typename T>
 struct input_cascade {
-    hls::stream<adf::native::Word> *stream;
+    hls::stream<typename adf::native::Cascade<T>::Word> *stream;
 };
 
 template <typename T>
 struct output_cascade {
-    hls::stream<adf::native::Word> *stream;
+    hls::stream<typename adf::native::Cascade<T>::Word> *stream;
 };
 
 namespace adf {
@@ -227,7 +246,7 @@ template <typename T, typename E>
 struct Argument<input_async_buffer<T, E> &> {
     Node &node;
     input_async_buffer<T, E> value{node};
-    explicit Argument(Kernel &kernel) : node(kernel.add(kernel.in)) { node.window = E::size; }
+    explicit Argument(Kernel &kernel) : node(kernel.add(kernel.in)) { node.window = value.floats; }
     input_async_buffer<T, E> &get() { return value; }
 };
 
@@ -235,7 +254,7 @@ template <typename T, typename E>
 struct Argument<output_async_buffer<T, E> &> {
     Node &node;
     output_async_buffer<T, E> value{node};
-    explicit Argument(Kernel &kernel) : node(kernel.add(kernel.out)) { node.window = E::size; }
+    explicit Argument(Kernel &kernel) : node(kernel.add(kernel.out)) { node.window = value.floats; }
     output_async_buffer<T, E> &get() { return value; }
 };
 

@@ -5,17 +5,26 @@
 
 #include "aie.hpp"
 
-template <unsigned N>
-aie::accum<accfloat, N> readincr_v(input_cascade<accfloat> *from) {
-    static_assert(N * sizeof(float) == sizeof(adf::native::Word), "a cascade is 8 floats wide");
-    const adf::native::Word word = from->stream->read();
-    return aie::accum<accfloat, N>(aie::load_v<N>(&word[0]));
+template <unsigned N, typename Tag>
+aie::accum<Tag, N> readincr_v(input_cascade<Tag> *from) {
+    static_assert(N == 8, "a cascade is eight sums wide");
+    const auto word = from->stream->read();
+    if constexpr (std::is_same_v<Tag, acc48>) {
+        aie::accum<Tag, N> out;
+        for (unsigned i = 0; i < N; ++i) out.set(i, word[i]);
+        return out;
+    } else {
+        return aie::accum<Tag, N>(aie::load_v<N>(&word[0]));
+    }
 }
 
-template <unsigned N>
-void writeincr(output_cascade<accfloat> *to, const aie::accum<accfloat, N> &sums) {
-    adf::native::Word word;
-    aie::store_v(&word[0], sums.template to_vector<float>());
+template <unsigned N, typename Tag>
+void writeincr(output_cascade<Tag> *to, const aie::accum<Tag, N> &sums) {
+    static_assert(N == 8, "a cascade is eight sums wide");
+    typename adf::native::Cascade<Tag>::Word word;
+    if constexpr (std::is_same_v<Tag, acc48>)
+        for (unsigned i = 0; i < N; ++i) word[i] = sums.get(i);
+    else aie::store_v(&word[0], sums.template to_vector<float>());
     to->stream->write(word);
 }
 

@@ -1,0 +1,124 @@
+// The control program of both tiles of a pair: a block of results, or a round of attention, in each call.
+// SPDX-License-Identifier: Apache-2.0
+#include "blocks.h"
+
+namespace rsn::xnn8 {
+
+namespace {
+
+// What outlives a chunk. It is on the stack, so that natively each tile has its own.
+struct Memory {
+    alignas(bytes) int32 zeros[vector_lanes] = {};
+    alignas(bytes) int32 sums[rows * columns];
+};
+
+// Everywhere half to even, and symmetric.
+void set_modes() {
+    aie::set_rounding(aie::rounding_mode::conv_even);
+    aie::set_saturation(aie::saturation_mode::symmetric);
+}
+
+// The record behind a chunk.
+ChunkRecord record_of(const int8 *chunk) {
+    alignas(bytes) int8 words[record_bytes];
+    aie::store_v(words, aie::load_v<record_bytes>(chunk + rows * half));
+    xnn::Word out[ChunkRecord::words];
+    for (unsigned i = 0; i < ChunkRecord::words; ++i) {
+        xnn::Word word = 0;
+        for (unsigned j = 4; j--;) word = word << 8 | static_cast<uint8>(words[4 * i + j]);
+        out[i] = word;
+    }
+    return ChunkRecord::decode(out);
+}
+
+// By how much results of a column of pairs are shifted.
+template <unsigned column>
+int shift_of(const ChunkRecord &record) {
+    static_assert(column < 8);
+    const uint8 shifts[] = {record.shift0, record.shift1, record.shift2, record.shift3,
+                            record.shift4, record.shift5, record.shift6, record.shift7};
+    return shifts[column];
+}
+
+// Adds up the chunks of a block of results. Returns the record of the last one.
+ChunkRecord sums_of_chunks(Chunk &a, Slice &b, Memory &memory, ChunkRecord record) {
+each_chunk:
+    for (bool first = true;; first = false) {
+        b.acquire();
+        const bool clears = first || record.clears;
+        multiply(
+            a.data(), b.data(), clears ? same(memory.zeros) : continued(memory.sums), memory.sums, rows / 8, across
+        );
+        b.release();
+        a.release();
+        if (record.kind == static_cast<unsigned>(ChunkKind::LAST)) return record;
+        a.acquire();
+        record = record_of(a.data());
+    }
+}
+
+// Hands the sums of a block of results on, eight in a cycle.
+void hand_on(const int32 *RSN_APART sums, output_cascade<acc48> *out) {
+each_block:
+    for (unsigned n = 0; n < rows / 8 * across; ++n) {
+        const int32 *RSN_APART from = sums + place(n);
+    each_vector:
+        for (unsigned i = 0; i < block_words; i += 8) chess_prepare_for_pipelining {
+            writeincr(out, Sums(aie::load_v<8>(from + i)));
+        }
+    }
+}
+
+// Adds to each eight sums those of the first tile, by one instruction of eight products of 32 and 16 bits, and shifts.
+void results(const int32 *RSN_APART sums, input_cascade<acc48> *in, Result &c, int shift) {
+    const auto one = aie::broadcast<int16, 8>(1);
+    constexpr unsigned blocks = half / 8 * across;
+each_window:
+    for (unsigned first = 0; first < 2 * blocks; first += blocks) {
+        c.acquire();
+        int16 *RSN_APART to = reinterpret_cast<int16 *>(c.data());
+    each_block:
+        for (unsigned n = first; n < first + blocks; ++n) {
+            const int32 *RSN_APART from = sums + place(n);
+        each_vector:
+            for (unsigned i = 0; i < block_words; i += vector_lanes) chess_prepare_for_pipelining {
+                const Sums upper = aie::mac(readincr_v<8>(in), aie::load_v<8>(from + i), one);
+                const Sums lower = aie::mac(readincr_v<8>(in), aie::load_v<8>(from + i + 8), one);
+                aie::store_v(to, aie::concat(upper, lower).to_vector<int16>(shift));
+                to += vector_lanes;
+            }
+        }
+        c.release();
+    }
+}
+
+}  // namespace
+
+template <unsigned column>
+void pair_first(Chunk &a, Slice &b, output_cascade<acc48> *out) {
+    Memory memory;
+    set_modes();
+    a.acquire();
+    const ChunkRecord record = record_of(a.data());
+    sums_of_chunks(a, b, memory, record);
+    hand_on(memory.sums, out);
+}
+
+template <unsigned column>
+void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Result &c) {
+    Memory memory;
+    set_modes();
+    a.acquire();
+    const ChunkRecord record = record_of(a.data());
+    const ChunkRecord last = sums_of_chunks(a, b, memory, record);
+    results(memory.sums, in, c, shift_of<column>(last));
+}
+
+// One for each column of pairs.
+#define RSN_COLUMN(column)                                                        \
+    template void pair_first<column>(Chunk &, Slice &, output_cascade<acc48> *); \
+    template void pair_last<column>(Chunk &, Slice &, input_cascade<acc48> *, Result &);
+RSN_COLUMN(0) RSN_COLUMN(1) RSN_COLUMN(2) RSN_COLUMN(3)
+RSN_COLUMN(4) RSN_COLUMN(5) RSN_COLUMN(6) RSN_COLUMN(7)
+
+}  // namespace rsn::xnn8

@@ -1,0 +1,51 @@
+// What a pair of AIE tiles of xnn8 runs: 64 rows by 64 columns of a product, half of K each; or attention of one head.
+//
+// Windows hold blocks of one vector each, row by row: 4x8 of what is multiplied from the left, 8x4 from the right.
+//   chunk   a product: [16 groups of rows][4 of k], 64 rows and half of a chunk's 64 columns;
+//           queries: [8 groups of rows][8 of columns], 32 rows and 64 columns, or [8][4] of heads of 32 columns;
+//           behind both a record, which says what to do
+//   slice   weights: [16 groups of columns][4 of k]; keys, 32 of them: [8 groups of keys][8 of columns], transposed;
+//           values: [16 groups of columns][4 of keys]
+//   result  of a product: 32 rows as [32 blocks of 8x8][4 blocks of 4x4], int16. A block of results is two windows.
+//           of attention: 16 rows as [16][4], int32, then 16 sums of weights. First those of the first tile.
+// Blocks of 8x8 go along the columns first. For heads of 32 columns, the right half of each has no meaning.
+//
+// Queries, keys and values of a sequence: all queries of up to eight heads, of which a pair keeps those of its column;
+// then its keys, then its keys and values in turn, lane by lane of the sequence: first of lane `column` (modulo their
+// number), then of the next one, and so on, the first 32 rows of each; then likewise the other 32 rows of each. Lanes
+// behind the last key do not send.
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_XNN8_KERNELS_H
+#define RSN_XNN8_KERNELS_H
+
+#include <adf.h>
+
+#include "record.h"
+
+namespace rsn::xnn8 {
+
+using xnn::ChunkKind;
+using xnn::ChunkRecord;
+
+constexpr unsigned rows = 64, columns = 64;
+constexpr unsigned half = 32;  // of k for a tile; rows of queries; keys of a slice
+constexpr unsigned record_bytes = 4 * ChunkRecord::words;
+constexpr unsigned chunk_bytes = rows * half + record_bytes;
+constexpr unsigned slice_bytes = half * columns;
+constexpr unsigned result_rows = 16;  // of attention
+constexpr unsigned result_words = result_rows * (columns + 1);
+constexpr unsigned vector_lanes = 16;  // sums of a block of 4x4
+
+using Chunk = adf::input_async_buffer<int8, adf::extents<chunk_bytes>>;
+using Slice = adf::input_async_buffer<int8, adf::extents<slice_bytes>>;
+using Result = adf::output_async_buffer<int32, adf::extents<result_words>>;
+
+// The first tile has the first half of K and hands its sums on; the last one has the results. column: of the pair.
+template <unsigned column>
+void pair_first(Chunk &a, Slice &b, output_cascade<acc48> *out);
+template <unsigned column>
+void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Result &c);
+
+}  // namespace rsn::xnn8
+
+#endif  // RSN_XNN8_KERNELS_H
