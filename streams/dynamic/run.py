@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import nextafter
+from math import isfinite, nextafter
 from typing import Any
 
 import sympy
@@ -47,14 +47,15 @@ OFF_CHIP_UNIT = "memory off the chip"
 @dataclass(frozen=True)
 class Arrivals:
     """Tokens of an input with the cycle in which each comes, in rising order. Raises `StepError` if there are not as
-    many times as tokens, or if they do not rise.
+    many times as tokens, if they do not rise, or for one that is not finite.
     """
 
     tokens: Sequence[Token]
     times: Sequence[float]
 
     def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.times) or list(self.times) != sorted(self.times):
+        rise = all(map(isfinite, self.times)) and list(self.times) == sorted(self.times)
+        if len(self.tokens) != len(self.times) or not rise:
             raise StepError("input", f"{len(self.tokens)} tokens with {len(self.times)} times, which must rise")
 
 

@@ -462,8 +462,9 @@ def test_what_a_program_refuses() -> None:
     Discard()(rows)
     with pytest.raises(StepError, match="depth 0; the least is 1"):
         run(program, {"a": "D"}, depths=0)
-    with pytest.raises(StepError, match="which must rise"):
-        Arrivals(parse("1 D"), [1, 0])
+    for wrong in ([1, 0], [float("nan"), float("nan")], [0, float("inf")]):
+        with pytest.raises(StepError, match="which must rise"):
+            Arrivals(parse("1 D"), wrong)
     with pytest.raises(StepError, match=r"Tensor: .* has elements of boolean"):
         Tensor((2, 2), "boolean")
     with pytest.raises(StepError, match=r"has shape \(2, 2\), and its data \(2, 3\)"):
