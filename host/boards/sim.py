@@ -8,7 +8,7 @@ from ...base.errors import BoardError
 from ...hw.sim.breakpoint import Stopped, stop
 from ...hw.sim.machine import Machine, Run, Watch
 from ...isa.packet import Words
-from ...isa.program import Array, Program
+from ...isa.program import Array, Program, Role
 from .board import Board
 from .held_state import HeldState
 from .memories import MemoryBanks
@@ -22,7 +22,7 @@ class SimBoard(Board):
     """
 
     REMEMBERED = 8
-    """How many images' simulators are kept."""
+    """How many images' simulators are kept; one of a program that keeps caches, whose image is another in each step."""
 
     def __init__(self) -> None:
         self._memories: MemoryBanks | None = None
@@ -32,6 +32,7 @@ class SimBoard(Board):
         self._machines = {}
         self._memories = MemoryBanks(program, weights)
         self._state = HeldState(program)
+        self._most = 1 if program.with_role(Role.STATE) else self.REMEMBERED
 
     def run(
         self,
@@ -69,7 +70,7 @@ class SimBoard(Board):
     def _machine(self, program: Program, words: Words) -> Machine:
         image = words.tobytes()
         machine = self._machines.pop(image, None) or Machine(program, words)
-        if len(self._machines) == self.REMEMBERED:
+        if len(self._machines) == self._most:
             del self._machines[next(iter(self._machines))]
         self._machines[image] = machine
         return machine
