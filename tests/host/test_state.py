@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from rsn.base.errors import BoardError, StateLost, TensorError
+from rsn.host.boards.sim import SimBoard
 from rsn.host.runner import Runner
 from rsn.host.serving import Serving
+from rsn.hw.sim.machine import Machine
 from rsn.tests.isa.test_rows import appending
 
 from .rigged import Rig
@@ -36,6 +41,20 @@ def test_contents_are_kept(board: str) -> None:
         if board == "sim":
             memory = runner._boards._boards[0]._memories.banks["ddr"]  # type: ignore[attr-defined]
             assert [float(memory[1024 * (r % 2) + 64 * (r // 2)]) for r in (2, 3, 4, 5, 6)] == [256, 1, 2, 3, 768]
+
+
+def test_simulators_of_steps_are_not_kept() -> None:
+    """The image of each step is another one, and each has a simulator."""
+    found: list[weakref.ref[Machine]] = []
+    with Runner(BUILT.program, weights=BUILT.weights) as runner:
+        runner.run(row(1) | {"kept": KEPT}, {"row[0]": 0})
+        board = runner._boards._boards[0]
+        assert isinstance(board, SimBoard)
+        for r in range(5):
+            runner.run(row(r), {"row[0]": r})
+            found += map(weakref.ref, board._machines.values())
+        gc.collect()
+        assert sum(x() is not None for x in found) == 1
 
 
 def test_a_board_that_fails_loses_them() -> None:
