@@ -1,6 +1,6 @@
 // The control program of both tiles of a pair: a block of results, or a round of attention, in each call.
 // SPDX-License-Identifier: Apache-2.0
-#include "blocks.h"
+#include "attention.h"
 
 namespace rsn::xnn8 {
 
@@ -19,17 +19,17 @@ void set_modes() {
 }
 
 // The record behind a chunk.
-ChunkRecord record_of(const int8 *chunk) {
-    alignas(bytes) int8 words[record_bytes];
-    aie::store_v(words, aie::load_v<record_bytes>(chunk + rows * half));
-    xnn::Word out[ChunkRecord::words];
-    for (unsigned i = 0; i < ChunkRecord::words; ++i) {
-        xnn::Word word = 0;
-        for (unsigned j = 4; j--;) word = word << 8 | static_cast<uint8>(words[4 * i + j]);
-        out[i] = word;
+struct Words {
+    xnn::Word of[ChunkRecord::words];
+    explicit Words(const int8 *chunk) {
+        const auto record = aie::load_v<record_bytes>(chunk + rows * half);
+        for (unsigned i = 0; i < ChunkRecord::words; ++i) {
+            of[i] = 0;
+            for (unsigned j = 4; j--;) of[i] = of[i] << 8 | static_cast<uint8>(record[4 * i + j]);
+        }
     }
-    return ChunkRecord::decode(out);
-}
+};
+ChunkRecord record_of(const int8 *chunk) { return ChunkRecord::decode(Words(chunk).of); }
 
 // By how much results of a column of pairs are shifted.
 template <unsigned column>
@@ -92,32 +92,96 @@ each_window:
     }
 }
 
+// Takes the queries of a round, and keeps those of the column. Returns whether there were any. The first chunk of them
+// is acquired before.
+bool take_queries(Chunk &a, unsigned column, int32 *sums, Round &round) {
+    int8 *RSN_APART to = reinterpret_cast<int8 *>(sums + at::queries);
+    bool own = false;
+    const unsigned heads = HeadCount::get(Words(a.data()).of);
+each_head:
+    for (unsigned head = 0; head < heads; ++head) {
+        if (head) a.acquire();
+        const Words words(a.data());
+        const ChunkRecord record = ChunkRecord::decode(words.of);
+        if (record.head == column) {
+            own = true;
+            round = {record.keys, LaneCount::get(words.of), record.first_shift, record.second_shift, record.narrow,
+                     WideHeads::get(words.of) != 0};
+            constexpr int nothing_left = 31;  // products with log2 e have 30 bits
+            if (round.second_shift > nothing_left) round.second_shift = nothing_left;
+            const int8 *RSN_APART from = a.data();
+        each_vector:
+            for (unsigned i = 0; i < half * columns; i += bytes) chess_prepare_for_pipelining {
+                const bool counts = !record.narrow || i / bytes % across < across / 2;
+                aie::store_v(to + i, counts ? aie::load_v<bytes>(from + i) : aie::zeros<int8, bytes>());
+            }
+        }
+        a.release();
+    }
+    return own;
+}
+
+// Writes results, eight words at a time.
+struct Writer {
+    Result &c;
+    unsigned at = 0;
+    void operator()(const aie::vector<int32, 8> &words) {
+        if (!at) c.acquire();
+        aie::store_v(c.data() + at, words);
+        at += 8;
+        if (at < result_words) return;
+        c.release();
+        at = 0;
+    }
+};
+
+bool queries_follow(const ChunkRecord &record) { return record.kind == static_cast<unsigned>(ChunkKind::QUERIES); }
+
 }  // namespace
 
 template <unsigned column>
-void pair_first(Chunk &a, Slice &b, output_cascade<acc48> *out) {
+void pair_first(Chunk &a, Slice &b, Handed &handed, output_cascade<acc48> *out) {
     Memory memory;
     set_modes();
     a.acquire();
     const ChunkRecord record = record_of(a.data());
-    sums_of_chunks(a, b, memory, record);
-    hand_on(memory.sums, out);
+    if (!queries_follow(record)) {
+        sums_of_chunks(a, b, memory, record);
+        hand_on(memory.sums, out);
+        return;
+    }
+    Round round{};
+    if (!take_queries(a, column, memory.sums, round)) return;
+    First place{out, handed};
+    attend(place, b, round, column, memory.zeros, memory.sums);
+    give(memory.sums, [&](const aie::vector<int32, 8> &words) { writeincr(out, Sums(words)); });
 }
 
 template <unsigned column>
-void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Result &c) {
+void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Result &c) {
     Memory memory;
     set_modes();
     a.acquire();
     const ChunkRecord record = record_of(a.data());
-    const ChunkRecord last = sums_of_chunks(a, b, memory, record);
-    results(memory.sums, in, c, shift_of<column>(last));
+    if (!queries_follow(record)) {
+        const ChunkRecord last = sums_of_chunks(a, b, memory, record);
+        results(memory.sums, in, c, shift_of<column>(last));
+        return;
+    }
+    Round round{};
+    if (!take_queries(a, column, memory.sums, round)) return;
+    Last place{in, hands};
+    attend(place, b, round, column, memory.zeros, memory.sums);
+    Writer write{c};
+    constexpr unsigned windows = half / result_rows;
+    for (unsigned i = 0; i < windows * result_words; i += 8) write(readincr_v<8>(in).to_vector<int32>());
+    give(memory.sums, [&](const aie::vector<int32, 8> &words) { write(words); });
 }
 
 // One for each column of pairs.
-#define RSN_COLUMN(column)                                                        \
-    template void pair_first<column>(Chunk &, Slice &, output_cascade<acc48> *); \
-    template void pair_last<column>(Chunk &, Slice &, input_cascade<acc48> *, Result &);
+#define RSN_COLUMN(column)                                                                 \
+    template void pair_first<column>(Chunk &, Slice &, Handed &, output_cascade<acc48> *); \
+    template void pair_last<column>(Chunk &, Slice &, input_cascade<acc48> *, Hands &, Result &);
 RSN_COLUMN(0) RSN_COLUMN(1) RSN_COLUMN(2) RSN_COLUMN(3)
 RSN_COLUMN(4) RSN_COLUMN(5) RSN_COLUMN(6) RSN_COLUMN(7)
 

@@ -2,18 +2,18 @@
 //
 // Windows hold blocks of one vector each, row by row: 4x8 of what is multiplied from the left, 8x4 from the right.
 //   chunk   a product: [16 groups of rows][4 of k], 64 rows and half of a chunk's 64 columns;
-//           queries: [8 groups of rows][8 of columns], 32 rows and 64 columns, or [8][4] of heads of 32 columns;
+//           queries: [8 groups of rows][8 of columns], 32 rows and 64 columns;
 //           behind both a record, which says what to do
 //   slice   weights: [16 groups of columns][4 of k]; keys, 32 of them: [8 groups of keys][8 of columns], transposed;
 //           values: [16 groups of columns][4 of keys]
 //   result  of a product: 32 rows as [32 blocks of 8x8][4 blocks of 4x4], int16. A block of results is two windows.
 //           of attention: 16 rows as [16][4], int32, then 16 sums of weights. First those of the first tile.
-// Blocks of 8x8 go along the columns first. For heads of 32 columns, the right half of each has no meaning.
+// Blocks of 8x8 go along the columns first. Of heads of 32 columns the other 32 have no meaning, anywhere. Of heads of
+// 128 each tile of a pair has 64 columns, and both have the same 32 rows.
 //
 // Queries, keys and values of a sequence: all queries of up to eight heads, of which a pair keeps those of its column;
 // then its keys, then its keys and values in turn, lane by lane of the sequence: first of lane `column` (modulo their
-// number), then of the next one, and so on, the first 32 rows of each; then likewise the other 32 rows of each. Lanes
-// behind the last key do not send.
+// number), then of the next one, and so on, the first 32 rows of each; then likewise the other 32 rows of each.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_XNN8_KERNELS_H
 #define RSN_XNN8_KERNELS_H
@@ -38,13 +38,22 @@ constexpr unsigned vector_lanes = 16;  // sums of a block of 4x4
 
 using Chunk = adf::input_async_buffer<int8, adf::extents<chunk_bytes>>;
 using Slice = adf::input_async_buffer<int8, adf::extents<slice_bytes>>;
+// From the last tile of a pair to the first one: weights of 32 rows and keys, and before them the maxima.
+using Handed = adf::input_async_buffer<uint8, adf::extents<half * half>>;
+using Hands = adf::output_async_buffer<uint8, adf::extents<half * half>>;
 using Result = adf::output_async_buffer<int32, adf::extents<result_words>>;
+
+// What the record of a chunk of queries says beside what the overlay writes so far: heads have 128 columns; how many
+// chunks of queries there are, 1 to 8; lanes of the sequence.
+using WideHeads = xnn::Field<3, 0, 1>;
+using HeadCount = xnn::Field<3, 1, 4>;
+using LaneCount = xnn::Field<3, 5, 4>;
 
 // The first tile has the first half of K and hands its sums on; the last one has the results. column: of the pair.
 template <unsigned column>
-void pair_first(Chunk &a, Slice &b, output_cascade<acc48> *out);
+void pair_first(Chunk &a, Slice &b, Handed &handed, output_cascade<acc48> *out);
 template <unsigned column>
-void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Result &c);
+void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Result &c);
 
 }  // namespace rsn::xnn8
 

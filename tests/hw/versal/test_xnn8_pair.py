@@ -122,3 +122,81 @@ def test_products_round_half_to_even(shift: int) -> None:
     b = [[right(w[32 * i : 32 * i + 32])] for i in range(2)]
     np.testing.assert_array_equal(numbers.sums(x, w)[0], halves << shift - 1)
     np.testing.assert_array_equal(results(run(0, a, b, 2))[0], np.rint(halves / 2))
+
+
+def sums_of_heads(windows: Bytes) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Sums of weighted values, (rows, 64), and of weights, (rows,), in windows of 16 rows."""
+    x = np.ascontiguousarray(windows).view(np.int32)
+    values = x[:, :1024].reshape(-1, 2, 8, 2, 2, 4, 4).transpose(0, 1, 3, 5, 2, 4, 6)
+    return values.reshape(-1, 64), x[:, 1024:].reshape(-1)
+
+
+def padded(x: npt.NDArray[np.integer], columns: int) -> npt.NDArray[np.integer]:
+    """Columns that have no meaning are added."""
+    return np.concatenate([x, np.full((len(x), columns - x.shape[1]), 55)], 1)
+
+
+def attention_records(heads: int, **fields: int) -> list[ChunkRecord]:
+    return [ChunkRecord(kind=ChunkKind.QUERIES, head=head, **fields) for head in range(heads)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    head_dim=st.sampled_from([32, 64, 128]),
+    keys=st.one_of(st.integers(1, 512), st.sampled_from([32, 64, 128])),
+    heads=st.integers(1, 8),
+    exponent=st.integers(-20, 4),
+    extreme=st.booleans(),
+    data=st.data(),
+)
+def test_attention(
+    seed: int, head_dim: int, keys: int, heads: int, exponent: int, extreme: bool, data: st.DataObject
+) -> None:
+    """Queries of some heads, any number of keys, and what lies behind the last key and beside the last column is not
+    read. A product before and behind leaves nothing in the tile, and finds nothing there."""
+    rng = np.random.default_rng(seed)
+    column = data.draw(st.integers(0, heads - 1))
+    lanes = -(-keys // 64) + data.draw(st.integers(0, 1))
+    wide, rows, part = head_dim == 128, 32 if head_dim == 128 else 64, min(head_dim, 64)
+    queries = integers(rng, (heads, rows, head_dim), extreme)
+    k, v = (integers(rng, (64 * lanes, head_dim), extreme) for _ in range(2))
+    if extreme:
+        k[::2] = queries[column, 0]
+        k[1::4] = -queries[column, 0]
+    first, second = numbers.score_shifts(np.array(exponent), head_dim)
+    fields = {"keys": keys, "first_shift": int(first), "second_shift": min(int(second), 63)}
+    a: list[list[Bytes]] = [[], []]
+    b: list[list[Bytes]] = [[], []]
+    product = ChunkRecord(kind=ChunkKind.LAST, clears=1)
+    ones = np.ones((64, 64), np.int64)
+    order = [64 * ((column + t) % lanes) + 32 * s for s in range(2) for t in range(lanes)]
+    for tile in range(2):
+        columns = slice(64 * tile, 64 * tile + 64) if wide else slice(0, 64)
+        own = slice(0, 32) if wide else slice(32 * tile, 32 * tile + 32)
+        a[tile].append(left(ones[:, :32], product))
+        b[tile].append(right(ones[:32]))
+        for head, record in enumerate(attention_records(heads, narrow=int(part == 32), **fields)):
+            window = left(padded(queries[head, own, columns], 64), record)
+            window[2048 + 12 : 2048 + 16].view(np.uint32)[0] = int(wide) | heads << 1 | lanes << 5
+            a[tile].append(window)
+        for at in order:
+            b[tile].append(right(padded(k[at : at + 32, columns], 64).T))
+        for at in order:
+            b[tile].append(right(padded(k[at : at + 32, columns], 64).T))
+            b[tile].append(right(padded(v[at : at + 32, columns], 64)))
+        a[tile].append(a[tile][0])
+        b[tile].append(b[tile][0])
+    made = run(column, a, b, 2 + 4 + 2)
+    values, weights = sums_of_heads(made[2:6])
+    shows = np.arange(64 * lanes) < keys
+    wanted = numbers.weights(numbers.sums(queries[column], k.T), (first, second), shows)
+    total = numbers.sums(wanted, v)
+    if wide:
+        values, repeated = np.concatenate([values[:32], values[32:]], 1), weights[32:]
+        weights = weights[:32]
+        np.testing.assert_array_equal(repeated, weights)
+    np.testing.assert_array_equal(weights, wanted.sum(-1))
+    np.testing.assert_array_equal(values[:, :head_dim], total)
+    for at in (0, 6):
+        assert (results(made[at : at + 2]) == 64).all()

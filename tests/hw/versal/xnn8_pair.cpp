@@ -25,6 +25,7 @@ void run(const float *const (&a)[2], std::size_t chunks, const float *const (&b)
          std::size_t windows) {
     Buffer of_a[2] = {Buffer(Chunk::floats), Buffer(Chunk::floats)};
     Buffer of_b[2] = {Buffer(Slice::floats), Buffer(Slice::floats)}, of_c(Result::floats);
+    Buffer between(Handed::floats);
     hls::stream<adf::native::Cascade<acc48>::Word> sums;
     sums.open("cascade", adf::native::cascade_depth);
     rsn::csim::Region region;
@@ -35,15 +36,17 @@ void run(const float *const (&a)[2], std::size_t chunks, const float *const (&b)
     region.start("first", [&] {
         Chunk chunk{of_a[0].node};
         Slice slice{of_b[0].node};
+        Handed handed{between.node};
         output_cascade<acc48> to{&sums};
-        for (;;) pair_first<column>(chunk, slice, &to);
+        for (;;) pair_first<column>(chunk, slice, handed, &to);
     }, true);
     region.start("last", [&] {
         Chunk chunk{of_a[1].node};
         Slice slice{of_b[1].node};
         input_cascade<acc48> from{&sums};
+        Hands hands{between.node};
         Result result{of_c.node};
-        for (;;) pair_last<column>(chunk, slice, &from, result);
+        for (;;) pair_last<column>(chunk, slice, &from, hands, result);
     }, true);
     region.start("C", [&] {
         for (std::size_t i = 0; i < windows * Result::floats; ++i) out[i] = of_c.node.buffer->read();
