@@ -9,10 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from click.testing import CliRunner  # noqa: E402 - torch first: it may be missing
+
 import rsn  # noqa: E402
 from rsn.assembler.container import dumps, loads  # noqa: E402
 from rsn.assembler.parser import parse  # noqa: E402
 from rsn.assembler.printer import show  # noqa: E402
+from rsn.cli.main import main  # noqa: E402
 from rsn.hw.sim.machine import simulate  # noqa: E402
 from rsn.isa.overlays.xnn8 import XNN8  # noqa: E402
 from rsn.isa.program import Layout, Program, Role  # noqa: E402
@@ -59,12 +62,15 @@ class Before(torch.nn.Module):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
-        (lambda: encoder(2, 128, 2, 256), (2, 40, 128)),
+        pytest.param(lambda: encoder(2, 128, 2, 256), (2, 40, 128), marks=pytest.mark.long),
         (lambda: encoder(1, 96, 3, 100), (5, 200, 96)),  # heads of 32, padded columns, sequences of four lanes
-        (lambda: encoder(1, 640, 10, 128), (1, 64, 640)),  # two rounds of heads, products of two blocks
-        (lambda: encoder(1, 64, 1, 64), (7, 330, 64)),  # three panels, lanes of 48 rows
-        (lambda: encoder(1, 64, 2, 64), (25, 17, 64)),  # five sequences of an engine, a lane each
-        (lambda: Before(120, 5), (4, 65, 120)),
+        # two rounds of heads, products of two blocks
+        pytest.param(lambda: encoder(1, 640, 10, 128), (1, 64, 640), marks=pytest.mark.long),
+        # three panels, lanes of 48 rows
+        pytest.param(lambda: encoder(1, 64, 1, 64), (7, 330, 64), marks=pytest.mark.long),
+        # five sequences of an engine, a lane each
+        pytest.param(lambda: encoder(1, 64, 2, 64), (25, 17, 64), marks=pytest.mark.long),
+        pytest.param(lambda: Before(120, 5), (4, 65, 120), marks=pytest.mark.long),
         (lambda: Before(128, 2, causal=True), (2, 70, 128)),
         (lambda: torch.nn.Sequential(torch.nn.Linear(70, 600), torch.nn.ReLU(), torch.nn.Linear(600, 30)), (3, 9, 70)),
     ],
@@ -79,7 +85,7 @@ def test_calls_are_the_integers(model: Any, shape: tuple[int, ...]) -> None:
     assert {b.layout for b in compiled.program.buffers if b.role is not Role.WEIGHT} == {Layout.INTEGERS}
 
 
-@pytest.mark.parametrize("heads", [2, 3])
+@pytest.mark.parametrize("heads", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_masks_hide_keys(heads: int) -> None:
     """BERT with padded sequences: each call states their lengths."""
     transformers = pytest.importorskip("transformers")
@@ -105,7 +111,7 @@ def test_masks_hide_keys(heads: int) -> None:
 @in_both
 def test_any_structure_is_equal_or_refused() -> None:
     equal = 0
-    for seed in range(20, 20 + cases(400, 6, share=40)):
+    for seed in range(20, 20 + cases(400, 4, share=40)):
         structure = structures.drawn(seed)
         model, example = structures.Network(structure), structure.arguments(0)
         try:
@@ -152,6 +158,28 @@ def test_changes_files_and_texts(tmp_path: Path) -> None:
 def test_what_is_refused(model: Any, shape: tuple[int, ...], options: Any, message: str) -> None:
     with pytest.raises(rsn.errors.RsnError, match=message):
         rsn.compile(model(), (torch.randn(shape),), overlay="xnn8", **options)
+
+
+def test_pieces_are_refused() -> None:
+    model = torch.compile(encoder(1, 64, 2, 64), backend="rsn", options={"overlay": "xnn8", "fallback": "error"})
+    with pytest.raises(Exception, match="takes models for it as a whole"):
+        model(torch.randn(1, 8, 64))
+
+
+def test_command_line(tmp_path: Path) -> None:
+    """A preset becomes a program; what the overlay has no figures of is refused."""
+    program = str(tmp_path / "a.rsn")
+    size = ("--batch", "2", "--seq", "32")
+    made = CliRunner().invoke(main, ["compile", "minilm", "--overlay", "xnn8", *size, "-o", program, "--explain"])
+    assert made.exit_code == 0
+    assert "on xnn8, base program" in made.stdout
+    for words, message in (
+        (["info", "--resources", "--overlay", "xnn8"], "xnn8"),
+        (["tune", "minilm", "--overlay", "xnn8", "--trials", "1"], "has no row lanes"),
+    ):
+        refused = CliRunner().invoke(main, words)
+        assert refused.exit_code
+        assert message in refused.output
 
 
 @pytest.mark.long

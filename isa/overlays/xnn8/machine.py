@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ....machine.description import Capability, Rate, Stream, UnitSpec, Where
-from ....machine.resources import VC1902
 from ....machine.token_type import TokenType
 from ...fields import Record
 from ...layout import UNIT, UNIT_BYTES
@@ -170,5 +169,4 @@ XNN8 = Overlay(
     transfer=transfer,
     semantic_checks=rules,
     integers=True,
-    device=VC1902,
 )
