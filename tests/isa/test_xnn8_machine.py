@@ -177,6 +177,14 @@ def test_tokens_order_memories() -> None:
     assert findings(changed(sequences, "Engine0", at, leaves=-1)) == {"Y09"}
 
 
+def test_rows_in_x8_have_one_factor() -> None:
+    """A walk to other blocks of X8 waits for what sends rows of the first ones, because of their factors."""
+    walk, send = PanelRows(op=RowOp.SEND, blocks=1), PanelSend(chunks=1, wait=1)
+    sequences: dict[str, list[Record]] = {"Rows0": [walk, dataclasses.replace(walk, slot=1)], "Send0": [send]}
+    assert findings(sequences) == {"Y02"}
+    assert not findings({**sequences, "Rows0": [walk, dataclasses.replace(walk, slot=1, wait=1)]})
+
+
 @pytest.mark.parametrize(
     ("unit", "uop", "reason"),
     [

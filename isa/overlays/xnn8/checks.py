@@ -153,6 +153,10 @@ def _send(uop: PanelSend) -> Iterator[str]:
         yield "rows of T are aligned to their largest exponent: all of them must be there before the first goes"
 
 
+FACTORS_CELL = "the factors of X8", 0
+"""Of each row in X8 there is one factor, whichever blocks hold it."""
+
+
 class BlockWrite(NamedTuple):
     """A block that Rows writes. number: in its program. op: its operation. waited: of each reader, the operations that
     Rows has waited for."""
@@ -179,7 +183,10 @@ class LaneWrites:
             sends, takes = uop.op == RowOp.SEND, uop.op == RowOp.TAKE and uop.to_t
             blocks = _of_heads(uop.blocks, uop.narrow) if uop.attention else uop.blocks
             for slot in range(uop.slot, uop.slot + blocks) if sends or takes else ():
-                made.cells["X8" if sends else "T", slot].append(BlockWrite(number, op, waited))
+                written = BlockWrite(number, op, waited)
+                made.cells["X8" if sends else "T", slot].append(written)
+                if sends and slot == uop.slot:
+                    made.cells[FACTORS_CELL].append(written)
                 made.tokens[0 if sends else uop.reader].append(number)
                 number += 1
         return made
@@ -212,6 +219,7 @@ def _read(uop: Any) -> Iterator[tuple[tuple[str, int], int]]:
     """Yield what an operation of a reader reads, and for how many blocks of its own it has waited before."""
     match uop:
         case PanelSend(source=ChunkSource.X8):
+            yield FACTORS_CELL, uop.wait + uop.each
             for i in range(uop.chunks):
                 yield ("X8", uop.slot + i), uop.wait + (i + 1) * uop.each
         case PanelSend(source=ChunkSource.T):
