@@ -228,6 +228,7 @@ def test_a_call_of_a_server_is_cancelled_late_and_tried_again_between_its_pieces
     assert [len(rig.runs), rig.opened - rig.closed] == [6, 0]
 
 
+@pytest.mark.long
 def test_a_family_of_pieces(tmp_path: Path) -> None:
     model, path = Squares().eval(), tmp_path / "x.rsnmodel"
     sizes = {0: rsn.Batch(1, 3), 1: rsn.Length(12, exact=False)}
