@@ -134,12 +134,15 @@ each_group:
     }
 }
 
+inline Elements all(int16 value) { return aie::broadcast<int16, vector_lanes>(value); }
+
 // 255 * 2^-x, Ragged: 0 where a key does not count. below: minus x, before its product with log2 e is shifted.
 template <bool Ragged>
 inline aie::vector<uint8, vector_lanes> weights_of(const Elements &below, int shift, const Hidden &of_keys) {
-    const auto all = [](int16 value) { return aie::broadcast<int16, vector_lanes>(value); };
-    const Elements x = aie::min(aie::mul(below, all(minus_log2_e)).to_vector<int16>(shift), all(far));
-    Elements made = aie::mac(Powers(all(power[2]), 14), x, all(power[3])).to_vector<int16>(14);
+    const Powers product = aie::mul(below, all(minus_log2_e));
+    const Elements x = aie::min(product.to_vector<int16>(shift), all(far));
+    const Powers first = aie::mac(Powers(all(power[2]), 14), x, all(power[3]));
+    Elements made = first.to_vector<int16>(14);
     made = aie::mac(Powers(all(power[1]), 14), made, x).to_vector<int16>(14);
     made = aie::mac(Powers(all(power[0]), 14), made, x).to_vector<int16>(14);
     for (unsigned i = 0; i < 3; ++i) chess_unroll_loop(*) made = aie::mul(made, made).to_vector<int16>(15);
