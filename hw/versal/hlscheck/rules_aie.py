@@ -23,7 +23,7 @@ extern "C" { extern const unsigned rsn_hls_stacks[]; }
 const unsigned rsn_hls_stacks[] = {rsn::mme::stack_bytes(0), rsn::mme::stack_bytes(1), rsn::mme::stack_bytes(2),
                                    rsn::mme::stack_bytes(3), rsn::mme::stack_for_calls};
 """
-_TYPE = r"(?:const\s+)?(?:auto|float|double|char|short|int|long|unsigned|std::\w+|(?:\w+::)*[A-Z]\w*)"
+_TYPE = r"(?:const\s+)?(?:auto|float|double|char|u?int(?:8|16|32)|short|int|long|unsigned|std::\w+|(?:\w+::)*[A-Z]\w*)"
 _DECLARED = (
     rf"(?:^|[(,;{{{{}}}}])\s*{_TYPE}\s*(?:const\s*)?\*\s*(?:const\s+)?(?:({{restrict}})\s|[A-Z_]+\s)?\s*(?:const\s+)?\b{{name}}\b"
     r"(?:\s*=\s*[&(]*(\w+))?"

@@ -102,20 +102,15 @@ struct ToCascade {
 template <typename From, typename To>
 [[gnu::noinline]] void scores(const int8 *RSN_APART queries, const int8 *RSN_APART keys, From from, To to) {
     constexpr unsigned pair = 2 * columns / 8 * bytes;  // of groups
-rows_of_blocks:
-    for (unsigned r = 0; r < groups; r += 2) {
-        const int8 *RSN_APART left = queries + r / 2 * pair;
-        const int8 *RSN_APART right = keys;
-    blocks:
-        for (unsigned k = 0; k < groups; k += 2) chess_prepare_for_pipelining {
-            Product<int8> c00 = from(r, k);
-            Product<int8> c01 = from(r, k + 1);
-            Product<int8> c10 = from(r + 1, k);
-            Product<int8> c11 = from(r + 1, k + 1);
-            add_products<columns / 8>(c00, c01, c10, c11, left, right);
-            to(r, k, c00, c01, c10, c11);
-            right += pair;
-        }
+blocks:
+    for (unsigned n = 0; n < groups / 2 * groups / 2; ++n) chess_prepare_for_pipelining {
+        const unsigned r = n / (groups / 2) * 2, k = n % (groups / 2) * 2;
+        Product<int8> c00 = from(r, k);
+        Product<int8> c01 = from(r, k + 1);
+        Product<int8> c10 = from(r + 1, k);
+        Product<int8> c11 = from(r + 1, k + 1);
+        add_products<columns / 8>(c00, c01, c10, c11, queries + r / 2 * pair, keys + k / 2 * pair);
+        to(r, k, c00, c01, c10, c11);
     }
 }
 
@@ -156,7 +151,7 @@ template <bool Ragged>
 [[gnu::noinline]] void weigh(const int16 *RSN_APART below, int shift, unsigned shown, uint8 *RSN_APART weights) {
 each_block:
     for (unsigned n = 0; n < groups / 2 * groups / 2; ++n) chess_prepare_for_pipelining {
-        const int16 *RSN_APART from = below + n * block_words;
+        const int16 *from = below + n * block_words;
         const unsigned key = n % (groups / 2), row = n / (groups / 2);
         const Hidden left = hidden(2 * key, shown), right = hidden(2 * key + 1, shown);
         const auto p00 = weights_of<Ragged>(aie::load_v<vector_lanes>(from), shift, left);
@@ -164,7 +159,7 @@ each_block:
         const auto p10 = weights_of<Ragged>(aie::load_v<vector_lanes>(from + 2 * vector_lanes), shift, left);
         const auto p11 = weights_of<Ragged>(aie::load_v<vector_lanes>(from + 3 * vector_lanes), shift, right);
         const auto [upper, lower] = aie::interleave_zip(aie::concat(p00, p10), aie::concat(p01, p11), 4);
-        uint8 *RSN_APART to = weights + (row * groups + key) * bytes;
+        uint8 *to = weights + (row * groups + key) * bytes;
         aie::store_v(to, upper);
         aie::store_v(to + groups / 2 * bytes, lower);
     }

@@ -74,29 +74,25 @@ template <typename A>
     aie::store_v(to + 3 * vector_lanes, c11.template to_vector<int32>());
 }
 
-// Adds the products of `down` by `wide` blocks of 8x8, K = 32, to sums. wide: even.
+// Adds the products of `down` by `wide` blocks of 8x8, K = 32, to sums. wide: 8 or 4.
 //
 // Slots of a block, of 16 cycles with one vector instruction each: 16 loads of operands and 8 of sums, of 32; 8 stores,
-// of 16.
+// of 16. One loop for all blocks, because a pipeline takes the time of a block to fill: addresses follow from a number.
 template <typename A>
 [[gnu::noinline]] void multiply(
     const A *RSN_APART a, const int8 *RSN_APART b, Start start, int32 *RSN_APART sums, unsigned down, unsigned wide
 ) {
     constexpr unsigned pair = 2 * half / 8 * bytes;  // of groups of rows or columns
-rows_of_blocks:
-    for (unsigned r = 0; r < down; ++r) chess_loop_range(rows / 16, rows / 8) {
-        const A *RSN_APART left = a + r * pair;
-        const int8 *RSN_APART right = b;
-        const int32 *RSN_APART from = start.from + r * across / 2 * start.per_pair;
-        int32 *RSN_APART to = sums + place(r * across);
-    two_blocks:
-        for (unsigned c = 0; c < wide; c += 2) chess_prepare_for_pipelining chess_loop_range(across / 4, across / 2) {
-            add_block(left, right, from, start.per_vector, to);
-            add_block(left, right + pair, from + start.to_odd, start.per_vector, to + odd);
-            right += 2 * pair;
-            from += start.per_pair;
-            to += block_words;
-        }
+    const unsigned bits = wide == across ? 2 : 1;    // of the number of two blocks in a row
+    const unsigned count = down << bits;
+two_blocks:
+    for (unsigned n = 0; n < count; ++n) chess_prepare_for_pipelining chess_loop_range(8, 32) {
+        const unsigned row = n >> bits, column = n - (row << bits), number = row * across / 2 + column;
+        const int8 *right = b + column * 2 * pair;
+        const int32 *from = start.from + number * start.per_pair;
+        int32 *to = sums + number * block_words;
+        add_block(a + row * pair, right, from, start.per_vector, to);
+        add_block(a + row * pair, right + pair, from + start.to_odd, start.per_vector, to + odd);
     }
 }
 

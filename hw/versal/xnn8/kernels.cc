@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention.h"
 
+#ifdef RSN_CSIM
+#include <stdexcept>
+#endif
+
 namespace rsn::xnn8 {
 
 namespace {
@@ -11,6 +15,7 @@ struct Memory {
     alignas(bytes) int32 zeros[vector_lanes] = {};
     alignas(bytes) int32 sums[rows * columns];
 };
+static_assert(sizeof(Memory) + stack_for_calls <= stack_bytes);
 
 // Everywhere half to even, and symmetric.
 void set_modes() {
@@ -103,6 +108,9 @@ each_head:
         if (head) a.acquire();
         const Words words(a.data());
         const ChunkRecord record = ChunkRecord::decode(words.of);
+#ifdef RSN_CSIM
+        if (record.causal) throw std::logic_error("a chunk asks for a causal mask, which tiles do not have");
+#endif
         if (record.head == column) {
             own = true;
             round = {record.keys, LaneCount::get(words.of), record.first_shift, record.second_shift, record.narrow,

@@ -49,6 +49,14 @@ using WideHeads = xnn::Field<3, 0, 1>;
 using HeadCount = xnn::Field<3, 1, 4>;
 using LaneCount = xnn::Field<3, 5, 4>;
 
+// Bytes of a tile's own memory that its kernel and its windows take. Chunks and slices have two buffers. A result has
+// one in each tile of the pair. What passes from the last tile to the first has one: both reach the first one's memory,
+// in rows of either direction (AM009, "AI Engine Interfaces"), and the first one waits for it in any case.
+constexpr unsigned stack_for_calls = 1024;
+constexpr unsigned stack_bytes = 4 * (vector_lanes + rows * columns) + stack_for_calls;
+constexpr unsigned last_bytes = 2 * chunk_bytes + 2 * slice_bytes + 4 * result_words + stack_bytes;
+constexpr unsigned first_bytes = last_bytes + half * half;
+
 // The first tile has the first half of K and hands its sums on; the last one has the results. column: of the pair.
 template <unsigned column>
 void pair_first(Chunk &a, Slice &b, Handed &handed, output_cascade<acc48> *out);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rsn.hw.versal.csim.build import FLAGS, call, compiled, compiler
+from rsn.hw.versal.check_places import HEAP_BYTES, SYNC_BYTES, TILE_BYTES
+from rsn.hw.versal.csim.build import FLAGS, call, compiled, compiler, kept
 from rsn.hw.versal.csim.machine import NativeState
+from rsn.hw.versal.hlscheck.rules_aie import pointers
 from rsn.hw.versal.sources import sources
 from rsn.isa.overlays.xnn8 import numbers
 from rsn.isa.overlays.xnn8.formats import ChunkKind, ChunkRecord
@@ -25,18 +27,15 @@ RESULT_BYTES = 4 * 16 * 65
 
 
 @cache
-def pair() -> Callable[..., int]:
-    """The function of xnn8_pair.cpp."""
+def library() -> ctypes.CDLL:
+    """The functions of xnn8_pair.cpp."""
     versal = sources()
     flags = [*FLAGS, f"-I{versal}", f"-I{versal / 'csim' / 'include'}"]
     files = [versal / "xnn8" / "kernels.cc", versal / "csim" / "machine.cpp", HERE / "xnn8_pair.cpp"]
     objects = [compiled(file, flags) for file in files]
-    library = objects[-1].with_suffix(".".join(["", *(x.stem[:8] for x in objects), "so"]))
-    if not library.exists():
-        call([compiler(), *flags, "-shared", *map(str, objects), "-o", str(library)])
-    made = ctypes.CDLL(str(library)).run_pair
-    made.restype = ctypes.c_int
-    return made
+    target = objects[-1].with_suffix(".".join(["", *(x.stem for x in objects[:-1]), "so"]))
+    kept(target, lambda made: call([compiler(), *flags, "-shared", *map(str, objects), "-o", str(made)]))
+    return ctypes.CDLL(str(target))
 
 
 def blocks(x: npt.NDArray[np.integer], down: int, across: int) -> npt.NDArray[np.integer]:
@@ -60,14 +59,20 @@ def right(x: npt.NDArray[np.integer]) -> Bytes:
     return out
 
 
-def run(column: int, a: Sequence[Sequence[Bytes]], b: Sequence[Sequence[Bytes]], windows: int) -> Bytes:
+def run(
+    column: int,
+    a: Sequence[Sequence[Bytes]],
+    b: Sequence[Sequence[Bytes]],
+    windows: int,
+    state: NativeState = NativeState.DONE,
+) -> Bytes:
     """What the pair makes of the windows of both tiles, (windows, bytes)."""
     of_a, of_b = ([np.concatenate(tile) for tile in x] for x in (a, b))
     out = np.zeros((windows, RESULT_BYTES), np.int8)
     given = (ctypes.c_void_p(x.ctypes.data) for x in (*of_a, *of_b, out))
     a0, a1, b0, b1, to = given
     sizes = [ctypes.c_size_t(n) for n in (len(a[0]), len(b[0]), windows)]
-    assert pair()(ctypes.c_uint(column), a0, a1, sizes[0], b0, b1, sizes[1], to, sizes[2]) == NativeState.DONE
+    assert library().run_pair(ctypes.c_uint(column), a0, a1, sizes[0], b0, b1, sizes[1], to, sizes[2]) == state
     return out
 
 
@@ -200,3 +205,27 @@ def test_attention(
     np.testing.assert_array_equal(values[:, :head_dim], total)
     for at in (0, 6):
         assert (results(made[at : at + 2]) == 64).all()
+
+
+def test_a_causal_mask_is_refused() -> None:
+    """It would be left out without a word."""
+    window = left(np.zeros((32, 64), np.int64), ChunkRecord(kind=ChunkKind.QUERIES, causal=1, keys=1))
+    window[2048 + 12 : 2048 + 16].view(np.uint32)[0] = 1 << 1 | 1 << 5
+    slices = [right(np.zeros((32, 64), np.int64))] * 6
+    run(0, [[window]] * 2, [slices] * 2, 4, NativeState.FAILED)
+
+
+def test_memory(root: Path) -> None:
+    """A tile has room for all that lies in it, as the page adds it up."""
+    page = (root / "docs/xnn8.md").read_text(encoding="utf-8")
+    for first in (True, False):
+        total = library().tile_bytes(ctypes.c_bool(first)) + HEAP_BYTES + SYNC_BYTES
+        assert total <= TILE_BYTES
+        assert f"| {total:,} |" in page
+
+
+def test_pointers_of_pipelined_loops() -> None:
+    """None of them may be an alias, for the compiler, of what a loop writes."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (sources() / "xnn8").iterdir()}
+    assert sum(text.count("chess_prepare_for_pipelining") for text in texts.values()) > 5
+    assert list(pointers(texts)) == []

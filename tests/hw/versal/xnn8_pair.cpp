@@ -10,9 +10,9 @@ using Window = hls::stream<float>;
 
 struct Buffer {
     adf::native::Node node;
-    explicit Buffer(std::size_t floats) {
+    explicit Buffer(std::size_t floats, std::size_t count = 2) {
         node.buffer = std::make_unique<Window>();
-        node.buffer->open("window", 2 * floats);
+        node.buffer->open("window", count * floats);
     }
 };
 
@@ -25,7 +25,7 @@ void run(const float *const (&a)[2], std::size_t chunks, const float *const (&b)
          std::size_t windows) {
     Buffer of_a[2] = {Buffer(Chunk::floats), Buffer(Chunk::floats)};
     Buffer of_b[2] = {Buffer(Slice::floats), Buffer(Slice::floats)}, of_c(Result::floats);
-    Buffer between(Handed::floats);
+    Buffer between(Handed::floats, 1);
     hls::stream<adf::native::Cascade<acc48>::Word> sums;
     sums.open("cascade", adf::native::cascade_depth);
     rsn::csim::Region region;
@@ -66,4 +66,9 @@ extern "C" __attribute__((visibility("default"))) int run_pair(
     constexpr decltype(&run<0>) of[] = {run<0>, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>, run<7>};
     machine.start("pair", [&] { of[column]({a0, a1}, chunks, {b0, b1}, slices, out, windows); });
     return static_cast<int>(machine.wait(60000));
+}
+
+// Of a tile's own memory, those of its kernel and windows.
+extern "C" __attribute__((visibility("default"))) unsigned tile_bytes(bool first) {
+    return first ? first_bytes : last_bytes;
 }
