@@ -17,6 +17,7 @@ from .host.model.family import Family
 from .host.model.following import Recipe
 from .host.model.pieces import CompiledPieces
 from .host.model.shared_bank import SharedBank
+from .rsnlib import fallback
 from .rsnlib.experts.choice import Experts
 from .rsnlib.shapes import Shapes
 from .scheduler.best import Best
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         changes,
         explain_captured,
         exported_programs,
-        fallback,
         graph_split,
         integers,
         precision,
@@ -52,7 +52,6 @@ else:
     changes = deferred("rsn.rsnlib.changes")
     explain_captured = deferred("rsn.rsnlib.explain_captured")
     exported_programs = deferred("rsn.rsnlib.exported_programs")
-    fallback = deferred("rsn.rsnlib.fallback")
     graph_split = deferred("rsn.rsnlib.graph_split")
     integers = deferred("rsn.rsnlib.integers")
     pipelines = deferred("rsn.rsnlib.pipeline")

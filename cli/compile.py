@@ -28,6 +28,7 @@ from ..host.tensors import check_target, save_tensors
 from ..isa.overlays import find
 from ..isa.program import Program, Role
 from ..isa.statistics import count
+from ..rsnlib import fallback
 from ..rsnlib.bound_table import bound_table
 from ..rsnlib.dump import SHOWN, shown
 from ..rsnlib.fold import fold, fold_shapes
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
         capture,
         changes,
         explain_captured,
-        fallback,
         graph_split,
         integers,
         models,
@@ -70,7 +70,6 @@ else:
     capture = deferred("rsn.rsnlib.capture")
     changes = deferred("rsn.rsnlib.changes")
     explain_captured = deferred("rsn.rsnlib.explain_captured")
-    fallback = deferred("rsn.rsnlib.fallback")
     graph_split = deferred("rsn.rsnlib.graph_split")
     integers = deferred("rsn.rsnlib.integers")
     models = deferred("rsn.rsnlib.models")

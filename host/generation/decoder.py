@@ -29,7 +29,7 @@ from ...base.errors import (
 from ..model.compiled import Compiled
 from ..model.file import ModelVariant, SavedDecoder, write
 from ..model.shared_bank import SharedBank
-from .slots import CHUNK, PromptProgram, SlotProgram, Slots, behind
+from .slots import CHUNK, CachedProgram, PromptProgram, Slots, behind
 
 if TYPE_CHECKING:
     from ...rsnlib import changes, static_cache
@@ -217,7 +217,7 @@ class Decoder(Slots):
             self._prompts[wanted] = self._compiled(self._example(wanted))
         return self._prompts[wanted]
 
-    def _verified(self, program: SlotProgram, sequences: Any, what: object) -> Callable[[list[Any]], None] | None:
+    def _verified(self, program: CachedProgram, sequences: Any, what: object) -> Callable[[list[Any]], None] | None:
         assert isinstance(program, Compiled)
         begun = self._verification.begin(program, (sequences,), {}, what)
         if begun is None:

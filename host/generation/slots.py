@@ -41,7 +41,7 @@ class _Prompt:
     done: int = 0
 
 
-class SlotProgram(Protocol):
+class CachedProgram(Protocol):
     """A program of the model on a board, which is called with the model's arguments."""
 
     @property
@@ -71,7 +71,7 @@ class Slots(Closing):
     `StaticCache` has them."""
 
     @property
-    def _step(self) -> SlotProgram:
+    def _step(self) -> CachedProgram:
         """The program of a step."""
         raise NotImplementedError
 
@@ -102,7 +102,7 @@ class Slots(Closing):
         """Take over what has changed, before a run. Raises `BoardError` if the decoder is closed."""
         raise NotImplementedError
 
-    def _prompt_program(self, wanted: PromptProgram) -> SlotProgram:
+    def _prompt_program(self, wanted: PromptProgram) -> CachedProgram:
         """The program for a prompt."""
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class Slots(Closing):
         """A cache for some sequences. rows: of the layers with a sliding window; None: as many as the window has."""
         raise NotImplementedError
 
-    def _verified(self, program: SlotProgram, sequences: Any, what: object) -> Callable[[list[Any]], None] | None:
+    def _verified(self, program: CachedProgram, sequences: Any, what: object) -> Callable[[list[Any]], None] | None:
         """What to call with the logits behind each of some sequences, to compare them; None if this call of a program
         is not verified. what: tells programs apart."""
         return None
