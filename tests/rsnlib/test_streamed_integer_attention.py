@@ -261,6 +261,7 @@ def test_caches_of_integers(
     assert (y - wanted[0]).abs().max() <= 0.02 * wanted[0].abs().max() + 0.02
 
 
+@pytest.mark.long
 def test_caches_have_the_same_bits_everywhere(tmp_path: Path) -> None:
     torch.manual_seed(0)
     drawn = {"grows": step(None, 2, 2, 1, 2, 5), "fixed": step(9, 1, 2, 2, 1, 4)}

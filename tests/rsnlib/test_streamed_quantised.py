@@ -80,6 +80,7 @@ def on_engine_and_native(made: dict[str, Streamed], given: dict[str, Any], path:
     return results
 
 
+@pytest.mark.long
 def test_products_of_integers_have_the_bits_of_their_definition(tmp_path: Path) -> None:
     """And so those of PyTorch, within 1e-6 of the largest value of each row where only one product is between. Weights
     lie off the chip in their types, two i4 in a byte."""
@@ -150,7 +151,7 @@ class Rows(nn.Module):
         return self.last(self.one(rows) * nn.functional.relu(self.two(rows))), rows - x
 
 
-@pytest.mark.parametrize("columns", [16, long(32)])
+@pytest.mark.parametrize("columns", [long(16), full(32)])
 def test_a_kernel_makes_scales_zero_points_and_integers(columns: int, tmp_path: Path) -> None:
     """Layers that quantise the same rows share one, unless their ranges differ."""
     torch.manual_seed(0)
