@@ -318,7 +318,7 @@ def test_what_to_do_instead_is_for_this_model() -> None:
     for compiling in (rsn.compile, rsn.explain):
         with pytest.warns(UserWarning, match="float16"), pytest.raises(UnsupportedError) as refused:
             compiling(model, (torch.randn(3, 8).half(),))
-        assert 'torch.compile(model.float(), backend="rsn") runs the rest' in str(refused.value)
+        assert 'torch.compile(model.float(), backend="rsn"), runs the rest' in str(refused.value)
 
 
 def test_a_module_that_cannot_be_copied() -> None:

@@ -180,7 +180,7 @@ def test_a_whole_model_in_pieces(kind: str) -> None:
     with torch.no_grad(), pytest.warns(UserWarning, match="a part of this graph runs in PyTorch"):
         assert_equal(fast(**words).logits, model(**words).logits)
     assert "on the machine: 100.0 %" in rsn.explain(fast, words)
-    with pytest.raises(UnsupportedError, match=rf"options=\{{'experts': '{kind}'\}}\) runs the rest"):
+    with pytest.raises(UnsupportedError, match=rf"options=\{{'experts': '{kind}'\}}\), runs the rest"):
         rsn.compile(model, words, experts=kind)
 
 
