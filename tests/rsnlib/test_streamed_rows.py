@@ -19,7 +19,7 @@ from rsn.rsnlib.streamed import Knobs, Streamed, streamed
 from rsn.rsnlib.streamed.covering import covered
 from rsn.rsnlib.streamed.generate import generate
 from rsn.streams.placing.devices import U55C
-from rsn.tests.effort import cases, in_both, long
+from rsn.tests.effort import cases, full, in_both, long
 from rsn.tests.rsnlib.streamed_blocks import Attention, Fixed, block
 from rsn.tests.streams.test_hls import built
 
@@ -120,14 +120,14 @@ def cycles(model: Callable[[int, Random], Made], rows: int) -> int:
     return times.latency
 
 
-@pytest.mark.parametrize("model", [perceptron, long(encoder), long(rotary)])
+@pytest.mark.parametrize("model", [perceptron, long(encoder), full(rotary)])
 def test_rows_take_no_longer_than_those_that_tiles_divide(model: Callable[[int, Random], Made]) -> None:
     for rows in range(1, 71, 6):
         # Softmax has 16 lanes here, however many keys it hides.
         assert cycles(model, rows) <= 1.04 * cycles(model, -(-rows // PACKED.rows) * PACKED.rows), rows
 
 
-@pytest.mark.parametrize("model", [perceptron, long(encoder), long(rotary)])
+@pytest.mark.parametrize("model", [perceptron, long(encoder), full(rotary)])
 def test_a_machine_for_37_rows_takes_the_time_of_one_for_40(model: Callable[[int, Random], Made]) -> None:
     machines = []
     for rows in (37, 40):

@@ -21,6 +21,7 @@ from rsn.hw.versal.csim.machine import Native
 from rsn.isa.overlays import XNN
 from rsn.isa.packet import Packet, encode_image
 from rsn.machine.description import Stream
+from rsn.tests.effort import full, sampled
 
 from ..examples import Example, example
 from .native import check_same, native, write_files
@@ -46,7 +47,7 @@ def without_ops(e: Example) -> Example:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sanitizer", b.SANITIZERS)
+@pytest.mark.parametrize("sanitizer", sampled(b.SANITIZERS, ("address,undefined",), full))
 def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
     """Programs of every unit, the AIE array, random pauses, and a deadlock with all its threads unwound."""
     if not has(sanitizer):

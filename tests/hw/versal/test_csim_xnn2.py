@@ -24,7 +24,7 @@ from rsn.isa.packet import Packet
 from rsn.isa.program import Program
 from rsn.rsnlib.nn import Encoder
 from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph, Output
-from rsn.tests.effort import examples, full, long
+from rsn.tests.effort import examples, full, long, sampled
 from rsn.tests.scheduler.networks import Maker
 from rsn.tests.test_families_lanes import MODELS, inputs, made
 
@@ -133,7 +133,7 @@ def test_the_same_bits(batch: int, seq: int, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sanitizer", b.SANITIZERS)
+@pytest.mark.parametrize("sanitizer", sampled(b.SANITIZERS, ("thread",), full))
 def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
     if not has(sanitizer):
         pytest.skip(f"the compiler has no {sanitizer} sanitizer")
@@ -199,7 +199,7 @@ def test_both_say_the_same_of_spoilt_programs(data: st.DataObject) -> None:
     check_spoilt(data, native(MACHINE))
 
 
-@examples(100, quick=10, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@examples(100, quick=4, share=25, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.data())
 def test_both_say_the_same_where_streams_are_short(data: st.DataObject) -> None:
     check_spoilt(data, of_short_streams())
