@@ -195,9 +195,10 @@ class Core(Generic[T]):
         return await asyncio.get_running_loop().run_in_executor(self._threads, act, *args)
 
     def asked(self, ask: Callable[[], Future[U]]) -> asyncio.Future[U]:
-        """Call, in a thread, a function that returns a future, and return a future of the event loop that ends as that
-        one; the loop is told once. Cancelled, it cancels the other one, also one that comes later. If somebody else
-        cancels that, which a server does that is closed, this one has a `BoardError`."""
+        """Call, in a thread, a function that returns a future, and return a future of the event loop with the
+        same result or error. If the returned future is cancelled, the function's future is cancelled too, also if the
+        function has not returned yet. If a server that closes cancels the function's future, the returned one has a
+        `BoardError`."""
         loop = asyncio.get_running_loop()
         made: asyncio.Future[U] = loop.create_future()
         answers: list[Future[U]] = []

@@ -94,7 +94,7 @@ class ChunkBankUnit(BankUnit):
     """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
 
     def words(self, piece: int) -> tuple[int, int]:
-        """Return the words of a piece of so many float32 elements on a stream, and the parts in which it moves."""
+        """Return how many words of a stream a piece takes, and in how many parts it moves. piece: float32 elements."""
         raise NotImplementedError
 
     def kernel(self, uop: ChunkTransfer) -> Steps:

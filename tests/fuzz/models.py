@@ -3,8 +3,9 @@
     python -m rsn.tests.fuzz.models [--count 20000] [--seed 0]
 
 The description of a small model, whole or in pieces, is changed at some places, with values of the right kind and of
-wrong ones, and its checksum is made anew. What loads is called. Anything but a result or an `RsnError` is a bug, as is
-an import, a process or a file that nobody asked for. Python's audit events tell of these.
+wrong ones, and its checksum is made anew. A model that loads is called. Each call gives a result or an `RsnError`;
+anything else is a bug. It is also a bug if a file makes Python import a module, start a process or open another file.
+Python's audit events show that.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ square: keys are rows too."""
 
 
 def cascade_share(rows: int) -> float:
-    """The part of `CASCADE_US` that so many rows of a lane take."""
+    """Return the share of `CASCADE_US` that the sums of a lane take. rows: of the lane, 1 to 64."""
     return (rows * BLOCK // 8 + CASCADE_FILL) / (LANE_ROWS * BLOCK // 8 + CASCADE_FILL)
 
 

@@ -315,7 +315,7 @@ class LaneReader(Unit):
         return unit
 
     def wait(self, blocks: int) -> Steps:
-        """Return the steps that wait until so many more blocks have been written."""
+        """Return the steps that wait until Rows has written more blocks. blocks: how many; 0 does not wait."""
         if blocks:
             yield Burst(blocks, gets=(self.filled,))
 

@@ -69,7 +69,7 @@ class NormConstants(NamedTuple):
 
     @classmethod
     def of(cls, columns: int, eps: float) -> NormConstants:
-        """Of a norm over so many columns. eps: added to the variance."""
+        """Return the constants of a norm. columns: of its rows. eps: added to the variance."""
         return cls(columns, _constant(columns * eps, 31), _constant(columns**0.5, 31))
 
 
