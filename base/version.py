@@ -1,3 +1,3 @@
 """The version of the toolchain. Files and connections carry it; pyproject.toml reads it here."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
