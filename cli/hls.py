@@ -124,12 +124,13 @@ def _write_dynamic(machine: OperatorMachine, options: HlsOptions) -> None:
         (check_text_target if options.outputs.endswith(TEXT) else check_target)(options.outputs)
     device = device_named(options.onto) if options.onto else DEVICE
     made = dynamic_cpp(machine.program, machine.name, machine.depths, device.float_add)
-    streams, given = read_values(machine, options.inputs)
+    has_values = bool(options.inputs or options.runs)
+    streams, given = read_values(machine, options.inputs) if has_values else ({}, {})
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in dynamic_project(made, device).items():
         write_text(folder / name, text)
-    if not (options.inputs or options.runs):
+    if not has_values:
         _show(made.name, folder, made.processes, None, options.as_json)
         return
     tensors = given_tensors(machine, given, with_data=True)

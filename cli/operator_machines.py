@@ -112,7 +112,7 @@ def read_values(
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """Read the streams and the tensors of a run, each by name. inputs: path of a file of streams as texts (`.txt`), or
     of streams and tensors as arrays. weights: path of a file of tensors. None for no file. Raises `TensorError` for a
-    file that cannot be read or does not fit."""
+    file that cannot be read or does not fit, for inputs of the program without tokens, and for streams of no input."""
     streams: dict[str, Any] = {}
     tensors: dict[str, Array] = {}
     if inputs is not None and inputs.endswith(TEXT):
@@ -129,6 +129,12 @@ def read_values(
         own = {key for key in arrays for name in found if key.startswith(f"{name}.")}
         streams |= found
         tensors |= {name: value for name, value in arrays.items() if name not in own}
+    known, where = machine.program.inputs, inputs or "no --inputs"
+    if missing := sorted(known.keys() - streams.keys()):
+        names = ", ".join(missing)
+        raise TensorError(f"{where}: the program needs tokens of {names}: a line NAME: TOKENS of a .txt, or arrays")
+    if unknown := sorted(streams.keys() - known.keys()):
+        raise TensorError(f"{where}: no input {', '.join(unknown)}; the program has {', '.join(known) or 'none'}")
     return streams, tensors
 
 

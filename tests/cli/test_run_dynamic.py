@@ -145,7 +145,7 @@ def test_the_text_and_the_image_are_one_program() -> None:
         (("run", "p.py:nothing"), "p.py: there is no nothing; its programs: program, machine, ours"),
         (("run", "p.py:needs"), "the file has no region needs"),
         (("run", "p.py:number"), "the file has no region number"),
-        (("run", "p.py:machine"), "inputs without tokens: ['rows']"),
+        (("run", "p.py:machine"), "no --inputs: the program needs tokens of rows: a line"),
         (("run", "p.py:machine", "--inputs", "rows.txt", "--kernels", "k.toml"), "no such rates"),
         (("run", "p.py:machine", "--inputs", "rows.txt", "--set", "cycle=2"), "not for programs of dynamic streams"),
         (("run", "p.py:machine", "--inputs", "rows.txt", "--explain"), "not for programs of dynamic streams"),
