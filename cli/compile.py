@@ -266,7 +266,9 @@ def _streams(named: Named, options: CompileOptions) -> Made:
     """Write the machine of a stream program, and its program, as a text."""
     _check_text(options.output, "a stream program becomes")
     check_file(options.output)
-    return _written(machine_program(named, execute=False, kernels=options.kernels), options)
+    return _written(
+        machine_program(named, execute=False, kernels=options.kernels), options, "a stream program's machine"
+    )
 
 
 def _operators(machine: OperatorMachine, options: CompileOptions) -> Made:
@@ -275,20 +277,20 @@ def _operators(machine: OperatorMachine, options: CompileOptions) -> Made:
     check_file(options.output)
     if options.weights is not None:
         check_target(options.weights)
-    made = _written(machine_of_operators(machine, in_files=True), options)
+    made = _written(machine_of_operators(machine, in_files=True), options, "a dynamic stream program's machine")
     if options.weights is not None:
         save_tensors(options.weights, tensor_values(machine))
     return made
 
 
-def _written(program: Program, options: CompileOptions) -> Made:
-    """Write the program of a machine of its own as a text."""
+def _written(program: Program, options: CompileOptions, machine: str) -> Made:
+    """Write the program of a machine of its own as a text. machine: what made it, for the first line."""
     write_text(options.output, show(program))
     units, streams = len(program.overlay.units), len(program.overlay.streams)
-    machine = f"{counted(units, 'unit')} and {counted(streams, 'stream')}"
+    size = f"{counted(units, 'unit')} and {counted(streams, 'stream')}"
     return Made(
         {"program": options.output, "units": units, "streams": streams},
-        [f"{options.output}: a machine of {machine}, with its program"],
+        [f"{options.output}: {machine} of {size}, with its program"],
     )
 
 
@@ -313,15 +315,13 @@ def _with_machine(spec: str, options: CompileOptions) -> Made:
         made = searching.fastest(block, device, tried, on_chip_bytes=options.on_chip, done=steps.done)
     for warning in figures.warnings(made):
         click.echo(f"warning: {warning}", err=True)
-    write_text(options.output, show(made.machine))
     if options.stream_program is not None:
         write_text(options.stream_program, made.streamed.text)
     if options.inputs_out is not None:
         args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
         save_tensors(options.inputs_out, made.streamed.tensors(*args, **kwargs))
-    units, streams = len(made.machine.overlay.units), len(made.machine.overlay.streams)
-    first = f"{options.output}: a machine of {units} units and {streams} streams, with its program"
-    return Made({"program": options.output, **figures.facts(made)}, [first, *figures.lines(made)])
+    written = _written(made.machine, options, "a generated machine")
+    return Made({**written.facts, **figures.facts(made)}, [*written.lines, *figures.lines(made)])
 
 
 def _check_text(output: str, what: str) -> None:
@@ -425,8 +425,8 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         facts["compared"] = compared.as_json()
     kind = _kind(built.program.extensions)
     lines = [
-        f"{output}: {len(network.layers)} segments on {target.name}, {kind} program, {sizes['mops']['total']} mOPs in "
-        f"{sizes['packets']['total']} packets, {sizes['bytes']['total']} bytes"
+        f"{output}: {counted(len(network.layers), 'segment')} on {target.name}, {kind} program, "
+        f"{sizes['mops']['total']} mOPs in {sizes['packets']['total']} packets, {sizes['bytes']['total']} bytes"
     ]
     if in_pytorch:
         where = "in PyTorch" if is_model else f"in PyTorch, so not in this text ({SUFFIX} keeps it)"

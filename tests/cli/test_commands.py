@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("gemm")
     made = rsn("compile", "gemm:200x100x70", "-o", out / "g.rsn", "--weights", out / "w.safetensors")
     assert made.exit_code == 0, made.output
-    assert "1 segments on xnn, base program" in made.output
+    assert "1 segment on xnn, base program" in made.output
     assert rsn("asm", out / "g.rsn", "-o", out / "g.bin").exit_code == 0
     rng = np.random.default_rng(0)
     np.savez(out / "x.npz", input=rng.standard_normal((200, 100)).astype(np.float32))

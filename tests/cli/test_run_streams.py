@@ -57,7 +57,8 @@ def test_results_and_times_of_the_file_its_text_and_its_binary(folder: Path) -> 
     code, out = rsn("run", "p.py", "--inputs", "x.npz", "--outputs", "y.npz", "--trace", "t.json", "--report", "r.html")
     assert code == 0, out
     assert "latency        16.667 ns (5 cycles at 300 MHz, modelled)" in out
-    assert rsn("compile", "p.py", "-o", "p.rsn") == (0, "p.rsn: a machine of 2 units and 1 stream, with its program\n")
+    machine = "p.rsn: a stream program's machine of 2 units and 1 stream, with its program\n"
+    assert rsn("compile", "p.py", "-o", "p.rsn") == (0, machine)
     assert rsn("asm", "p.rsn") == (0, "")
     assert rsn("check", "p.bin")[0] == 0
     trace = (folder / "t.json").read_text()
