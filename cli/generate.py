@@ -114,8 +114,8 @@ def generate_command(model: str, options: GenerateOptions) -> None:
         if options.two:
             machines = {"prompt": decoder.prompt_machine(len(prompt)), "step": decoder.step_machine}
             steps.done("machine of the prompt")
-    with working(f"running {model}"):
-        text = decoder.generate(prompt, options.answer, _ends(module))
+    with working(f"running {model}") as progress:
+        text = decoder.generate(prompt, options.answer, _ends(module), progress)
     facts = {
         "prompt": prompt,
         "tokens": text.tokens,

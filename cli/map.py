@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -114,8 +114,8 @@ def map_command(program: str, options: MapOptions) -> None:
         for task in options.buffered:
             if all(task != (declared.whole or declared).name for declared in region.tasks):
                 raise MappingError("name", f"no task has the name {task}")
-        with working("mapping"):
-            facts, lines, made = _mapped(named, region, onto, options)
+        with working("mapping") as progress:
+            facts, lines, made = _mapped(named, region, onto, options, progress)
             if options.output is not None:
                 write_text(options.output, show_program(pack(uops_of(mapped_program(made)))))
     except MappingError as error:
@@ -182,7 +182,7 @@ def _refused(region: Region, error: MappingError) -> dict[str, Any]:
 
 
 def _mapped(
-    named: Named, region: Region, machine: MeshDescription, options: MapOptions
+    named: Named, region: Region, machine: MeshDescription, options: MapOptions, progress: Callable[[float], None]
 ) -> tuple[dict[str, Any], list[str], Mapped]:
     """Map a program; return the facts, the lines to print, and the mapping."""
     order = click.get_current_context().meta[__name__]
@@ -212,7 +212,7 @@ def _mapped(
             raise MappingError("proof", finding.message, finding.place, finding.notes)
         price = cost(proof.mapped, machine)
     else:
-        found = search_buffered(region, options.at_most or machine.tiles, machine, start)
+        found = search_buffered(region, options.at_most or machine.tiles, machine, start, progress)
         proof, price, states = found.proof, found.cost, found.states
         bound, all_seen = found.bound, found.all_seen
     mapped = proof.mapped

@@ -32,6 +32,11 @@ def working(what: str) -> Iterator[Callable[[float], None]]:
         yield (lambda share: None) if bar is None else bar.share
 
 
+def step_label(names: Sequence[str], number: int) -> str:
+    """Return the label of the bar of a step: its name, and which of how many it is. number: from 0."""
+    return f"{names[number]} ({number + 1} of {len(names)})"
+
+
 class ProgressSteps:
     """The steps of some work, one after the other. names: of the steps, in order."""
 
@@ -54,7 +59,7 @@ class ProgressSteps:
         self._bar.line(f"  {name:<{self._width}} {seconds:6.1f} s  {remark}".rstrip())
         following = self._names.index(name) + 1 if name in self._names else len(self._names)
         if following < len(self._names):
-            self._bar.relabel(self._names[following])
+            self._bar.relabel(step_label(self._names, following))
         self._begun = time.perf_counter()
 
     @contextmanager
@@ -73,7 +78,7 @@ class ProgressSteps:
 def stepping(what: str, names: Sequence[str]) -> Iterator[ProgressSteps]:
     """Print `what`, then a line for each step as it is completed, and a bar for a step that takes long. names: of the
     steps, at least one. Shows nothing if stderr is not a terminal."""
-    with _bar(names[0]) as bar:
+    with _bar(step_label(names, 0)) as bar:
         if bar is not None:
             bar.line(what)
         yield ProgressSteps(bar, names)

@@ -304,16 +304,16 @@ def _screen(e: Explanation) -> str:
     def share(seconds: float) -> str:
         return f"{100 * seconds / e.latency_s:5.1f} %" if e.latency_s else ""
 
-    path = [f"{name:<19}{time(s)} {share(s)}" for name, s in e.causes.items() if s >= e.latency_s / 2000]
-    held = [f"{name:<19}{time(s)} {share(s)}" for name, s in e.dependencies.items() if s >= e.latency_s / 2000]
-    gains = [
-        f"{w.rate:<19}{time(w.latency_s)} {share(w.latency_s - e.latency_s)}"
-        for w in e.what_if[:MAX]
-        if w.latency_s < e.latency_s * 0.9995
-    ]
+    faster = [w for w in e.what_if[:MAX] if w.latency_s < e.latency_s * 0.9995]
+    # Overlays name their own rates.
+    named = 2 + max([17, *map(len, e.causes), *map(len, e.dependencies), *(len(w.rate) for w in faster)])
+    path = [f"{name:<{named}}{time(s)} {share(s)}" for name, s in e.causes.items() if s >= e.latency_s / 2000]
+    held = [f"{name:<{named}}{time(s)} {share(s)}" for name, s in e.dependencies.items() if s >= e.latency_s / 2000]
+    gains = [f"{w.rate:<{named}}{time(w.latency_s)} {share(w.latency_s - e.latency_s)}" for w in faster]
     right = [*_titled("what its unit had waited for", held), "", *_titled("if this were twice as fast", gains)]
     left = _titled("critical path", path)
-    out = [f"{a:<{WIDTH // 2}}{b}" for a, b in zip_longest(left, right, fillvalue="")]
+    half = max([WIDTH // 2, *(len(line) + 2 for line in left)])
+    out = [f"{a:<{half}}{b}" for a, b in zip_longest(left, right, fillvalue="")]
     rows = []
     for name, times, seconds, parts in _grouped(e.segments):
         row = f"{name[:31]:<32}{f'x{times}' if times > 1 else '':<4}{time(seconds)} {share(seconds)}"

@@ -141,15 +141,22 @@ class MachineDecoder:
         self.length += 1
         return logits, run
 
-    def generate(self, prompt: Sequence[int], tokens: int, ends: Iterable[int] = ()) -> GeneratedText:
+    def generate(
+        self,
+        prompt: Sequence[int],
+        tokens: int,
+        ends: Iterable[int] = (),
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> GeneratedText:
         """Return the most probable answer, token by token. prompt: its tokens. tokens: of the answer, at most, from 1
-        on. ends: tokens that end it; they are part of it. Raises `TensorError` for an answer without tokens, and as
-        `prefill` and `step` do."""
+        on. ends: tokens that end it; they are part of it. progress: called with the share of the tokens.
+        Raises `TensorError` for an answer without tokens, and as `prefill` and `step` do."""
         if tokens < 1:
             raise TensorError(f"an answer of {tokens} tokens; the least is 1")
         logits, runs = self.prefill(prompt)
         text, stop = GeneratedText([int(logits.argmax())], runs, []), set(ends)
         while len(text.tokens) < tokens and text.tokens[-1] not in stop:
+            progress(len(text.tokens) / tokens)
             logits, run = self.step(text.tokens[-1])
             text.tokens.append(int(logits.argmax()))
             text.steps.append(run)

@@ -104,11 +104,14 @@ def lines(made: Generated) -> Iterator[str]:
     types = products(made.streamed)
     is_float = set(types.values()) <= {"f32 x f32"}
     heading = "" if is_float else "  products of"
-    yield f"{'kernel':<28}{'operator':<12}{'a cycle':>8}{'group':>7}{'die':>5}{heading}"
-    for node, group in _grouped(made):
+    rows = list(_grouped(made))
+    name = 2 + max([26, *(len(node.name) for node, _ in rows)])
+    op = 2 + max([10, *(len(node.op) for node, _ in rows)])
+    yield f"{'kernel':<{name}}{'operator':<{op}}{'a cycle':>8}{'group':>7}{'die':>5}{heading}"
+    for node, group in rows:
         a_cycle, of = made.streamed.units[node.name], "" if group is None else group
         told = f"  {types[node.name]}" if node.name in types and not is_float else ""
-        yield f"{node.name:<28}{node.op:<12}{a_cycle:>8}{of:>7}{made.dies.die[node.name]:>5}{told}"
+        yield f"{node.name:<{name}}{node.op:<{op}}{a_cycle:>8}{of:>7}{made.dies.die[node.name]:>5}{told}"
 
 
 def _grouped(made: Generated) -> Iterator[tuple[KernelNode, int | None]]:

@@ -19,7 +19,7 @@ from .exhaustive import NODES
 from .graph import MappingGraph, mapping_graph
 from .machine import MeshDescription
 from .mapping import Mapped
-from .search import BestMapping, least_cycles, search, search_from
+from .search import BestMapping, Progress, least_cycles, search, search_from, silent
 
 CHOICES = 16
 """Up to so many choices of tasks, all are looked at."""
@@ -30,11 +30,13 @@ def search_buffered(
     at_most: int,
     machine: MeshDescription | None = None,
     start: Callable[[Region], Mapped] | None = None,
+    progress: Progress = silent,
 ) -> BestMapping:
     """Return the best mapping of at most so many nodes, in which some tasks more may be double buffered. machine: as
-    for `search`. start: where a search begins, by default with an instance on each node, no loops fused. Raises the
-    `MappingError` of the program as it is, if nothing fits."""
-    return _BufferSearch(region, at_most, machine, start or _unfused).best()
+    for `search`. start: where a search begins, by default with an instance on each node, no loops fused. progress:
+    called with the share that is done, of which the program as it is counts as half. Raises the `MappingError` of the
+    program as it is, if nothing fits."""
+    return _BufferSearch(region, at_most, machine, start or _unfused, progress).best()
 
 
 def _unfused(region: Region) -> Mapped:
@@ -45,9 +47,15 @@ class _BufferSearch:
     """The choices that were looked at. found: the best mapping. bounds: cycles that no mapping of each has fewer of."""
 
     def __init__(
-        self, region: Region, at_most: int, machine: MeshDescription | None, start: Callable[[Region], Mapped]
+        self,
+        region: Region,
+        at_most: int,
+        machine: MeshDescription | None,
+        start: Callable[[Region], Mapped],
+        progress: Progress,
     ) -> None:
         self.region, self.at_most, self.machine, self.start = region, at_most, machine, start
+        self.progress, self.done, self.part = progress, 0.0, 0.5
         self.found: BestMapping | None = None
         self.states = self.fitting = 0
         self.all_seen = True
@@ -58,7 +66,9 @@ class _BufferSearch:
         self._look(self.start(self.region))
         single = {name: made for name in self._open() if (made := self._checked(frozenset((name,)))) is not None}
         tried = self._tried(single)
-        if 1 << len(tried) <= CHOICES:
+        all_choices = 1 << len(tried) <= CHOICES
+        self.part = 0.5 / max(1, (1 << len(tried)) - 1 if all_choices else len(tried))
+        if all_choices:
             for count in range(1, len(tried) + 1):
                 for names in combinations(tried, count):
                     made = single[names[0]] if count == 1 else self._checked(frozenset(names))
@@ -99,7 +109,9 @@ class _BufferSearch:
         self.bounds.append(least_cycles(start, self.at_most))
         if self.found is not None and self.bounds[-1] > self.found.cost.cycles:
             return False
-        found = search_from(start, self.at_most, self.machine)
+        done, part = self.done, self.part
+        found = search_from(start, self.at_most, self.machine, lambda share: self.progress(done + part * share))
+        self.done += part
         if found is None:
             return False
         self.states += found.states

@@ -48,6 +48,14 @@ FINE = 10
 LIMITS = {"in_ports": "input ports", "out_ports": "output ports", "memory": "bytes"}
 """Limits of a tile, by the field of its machine."""
 
+Progress = Callable[[float], None]
+"""Is called with the share of a search that is done, 0 to 1."""
+
+
+def silent(share: float) -> None:
+    """Show no progress."""
+
+
 CostOf = Callable[[Mapped, MeshDescription | None], Any]
 """The cost of a mapping: anything that can be compared. Less is better."""
 
@@ -83,8 +91,10 @@ Heaps = list[list[tuple[tuple[int, ...], int, Mapped]]]
 class _Candidates:
     """The best of the mappings so far. miss: one of few nodes, with how many of them exceed a tile. failed: a proof."""
 
-    def __init__(self, at_most: int, machine: MeshDescription | None, measure: CostOf) -> None:
-        self.at_most, self.machine, self.measure = at_most, machine, measure
+    def __init__(
+        self, at_most: int, machine: MeshDescription | None, measure: CostOf, progress: Progress = silent
+    ) -> None:
+        self.at_most, self.machine, self.measure, self.progress = at_most, machine, measure, progress
         self.best: tuple[Any, MappingProof] | None = None
         self.miss: tuple[int, Mapped] | None = None
         self.failed: MappingProof | None = None
@@ -142,9 +152,11 @@ def search(
 
 
 @gc_disabled()
-def search_from(start: Mapped, at_most: int, machine: MeshDescription | None) -> BestMapping | None:
+def search_from(
+    start: Mapped, at_most: int, machine: MeshDescription | None, progress: Progress = silent
+) -> BestMapping | None:
     """Return what `search` does with its defaults, but None if nothing fits, without a search for what is missing."""
-    return _best(start, *_looked_at(start, at_most, machine))
+    return _best(start, *_looked_at(start, at_most, machine, progress=progress))
 
 
 def _best(start: Mapped, found: _Candidates, all_seen: bool) -> BestMapping | None:
@@ -162,9 +174,10 @@ def _looked_at(
     measure: CostOf = cost,
     states: int | None = None,
     patience: int | None = None,
+    progress: Progress = silent,
 ) -> tuple[_Candidates, bool]:
     """Return the mappings that were looked at, and whether these are all that may cost less than the best."""
-    found = _Candidates(at_most, machine, measure)
+    found = _Candidates(at_most, machine, measure, progress)
     all_seen = _look(start, found, states, patience)
     if found.best is None and machine is not None and start.made.fuse:
         # Fused loops hold the tiles of all their shots at a time; without fusion, a buffer holds all tokens.
@@ -236,6 +249,7 @@ def _by_classes(
             continue
         taken.add(number)
         looked += 1
+        found.progress(looked / budget)
         found.offer(mapped)
         for other in moves(mapped, at_most, machine, dropped):
             key = _key(other)

@@ -216,7 +216,7 @@ def test_a_bar_has_the_name_of_the_step_that_runs() -> None:
     seen, out, code = on_a_terminal(STEPS, 0.05)
     assert (out, code) == (b"hello\nresult\n", 0)
     text = re.sub("\x1b\\[[0-9;]*m", "", seen.decode())
-    assert text.index("wall \u2501") < text.index(" 0.0 s  [red] at most") < text.index("roof \u2501")
+    assert text.index("wall (1 of 3) \u2501") < text.index(" 0.0 s  [red] at most") < text.index("roof (3 of 3) \u2501")
     assert seen.count(b"\x1b[?25l") == seen.count(b"\x1b[?25h") == 2
 
 
