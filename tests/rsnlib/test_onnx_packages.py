@@ -99,3 +99,35 @@ def test_a_trained_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         said = rsn.explain(compiled, inputs)
     on_machine = float(str(said).partition("on the machine: ")[2].partition(" %")[0]) / 100
     assert on_machine >= share
+
+
+class OnMachine:
+    """An onnxruntime session whose model runs on the machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.module = load_onnx(path)
+        self.sizes = 0
+
+    def run(self, _: None, feed: Given) -> list[np.ndarray]:
+        inputs = tuple(torch.from_numpy(feed[name]) for name in self.module.inputs)
+        self.sizes += 1
+        with torch.no_grad(), rsn.compile(self.module.captured(*inputs), inputs, whole=False) as compiled:
+            results = compiled(*inputs)
+        return [x.numpy() for x in (results if isinstance(results, tuple) else (results,))]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_names_that_are_spelled_by_a_trained_decoder() -> None:
+    folder = path_of("arabic-name-romanizer", "decoder.onnx").parent
+    from arabic_name_romanizer.inference import OnnxModel
+
+    names = ["\u0645\u062d\u0645\u062f", "\u0633\u0644\u0645", "\u0646\u0648\u0631"]
+    model = OnnxModel(folder, beam_width=1)
+    wanted = model.transliterate_units(names, None, 1)
+    model.backend.decoder = OnMachine(folder / "decoder.onnx")  # the encoder is a GRU
+    assert [[text for text, _ in unit] for unit in model.transliterate_units(names, None, 1)] == [
+        [text for text, _ in unit] for unit in wanted
+    ]
+    assert wanted[0][0][0].lower().startswith("m")
+    assert model.backend.decoder.sizes > 3
