@@ -4,8 +4,9 @@
 // hold differences, which leave with 16 bits; and weights of 8 bits are multiplied by values. Sums and maxima are of
 // integers, so the order of the keys does not matter.
 //
-// Each tile has 32 rows. Of a head of 128 columns both tiles have the same 32 rows and half of the columns: the first
-// one hands its part of the scores on, and gets maxima and weights back through a buffer that both reach.
+// Each tile has half of a lane's rows, up to 32. Of a head of 128 columns both tiles have the same rows and half of the
+// columns: the first one hands its part of the scores on, and gets maxima and weights back through a buffer that both
+// reach.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_XNN8_ATTENTION_H
 #define RSN_XNN8_ATTENTION_H
@@ -27,22 +28,79 @@ constexpr unsigned groups = half / 4;                    // of rows, and of keys
 // Where things lie among the words of the sums: the sums of values take half of both banks.
 namespace at {
 constexpr unsigned queries = 1024, weights = 1536;
-constexpr unsigned below = odd + 1024, largest = odd + 1536, totals = odd + 1664, hides = odd + 1792;
-static_assert(hides + groups * vector_lanes <= 2 * odd && weights + half * half / 4 <= odd);
+constexpr unsigned below = odd + 1024, largest = odd + 1536, totals = odd + 1664;
+static_assert(totals + groups * vector_lanes <= 2 * odd && weights + half * half / 4 <= odd);
 }  // namespace at
 
-// The keys of a group of four that do not count, of `shown` of a slice that do: these lanes of all four rows.
-inline Hidden hidden(unsigned group, unsigned shown) {
-    const unsigned count = shown <= 4 * group ? 0 : shown - 4 * group;
-    return Hidden::from_uint32(count < 4 ? (0xFu << count & 0xFu) * 0x1111u : 0);
-}
+// What a round of attention is told. rows, lanes: of a lane, and of the sequence. first_row: of the tile.
+struct Round {
+    unsigned rows, lanes, keys, first_row;
+    int first_shift, second_shift;
+    bool narrow, wide, causal;
+    unsigned own() const { return rows / 2; }
+};
 
-// Where scores begin: vectors of a group of rows, or of keys.
+// The keys of a slice. first: of each half, which lies in one lane.
+struct SliceKeys {
+    unsigned first[2];
+    bool none, all;  // of them count for some row, and for each row
+
+    // The scores that do not count, of groups of four rows and four keys. Both begin at multiples of four.
+    Hidden hidden(const Round &round, unsigned row, unsigned key) const {
+        const unsigned from = round.first_row + 4 * row, at = first[key / (groups / 2)] + key % (groups / 2) * 4;
+        const unsigned count = at >= round.keys ? 0 : round.keys - at;
+        const uint32 beyond = count < 4 ? (0xFu << count & 0xFu) * 0x1111u : 0;
+        const uint32 behind = from < at ? 0xFFFF : from == at ? 0x08CE : 0;
+        return Hidden::from_uint32(round.causal ? beyond | behind : beyond);
+    }
+};
+
+// Goes through the keys of a sequence, as a column of pairs gets them.
+class KeyWalk {
+  public:
+    KeyWalk(const Round &round, unsigned column)
+        : round_(round), lane_(column % round.lanes), in_lane_(0), left_(round.rows * round.lanes) {}
+
+    bool more() const { return left_ != 0; }
+
+    // The keys of the next slice.
+    SliceKeys next() {
+        const unsigned end = round_.causal && round_.first_row + round_.own() < round_.keys
+            ? round_.first_row + round_.own() : round_.keys;  // behind the last key that counts for some row
+        const unsigned all = round_.causal && round_.first_row < round_.keys ? round_.first_row + 1 : round_.keys;
+        SliceKeys keys = {{}, true, true};
+        for (unsigned &first : keys.first) {
+            first = left_ ? lane_ * round_.rows + in_lane_ : round_.keys;
+            keys.none = keys.none && first >= end;
+            keys.all = keys.all && first + half / 2 <= all;
+            if (!left_) continue;
+            left_ -= half / 2;
+            in_lane_ += half / 2;
+            if (in_lane_ < round_.rows) continue;
+            in_lane_ = 0;
+            if (++lane_ == round_.lanes) lane_ = 0;
+        }
+        return keys;
+    }
+
+  private:
+    const Round &round_;
+    unsigned lane_, in_lane_, left_;
+};
+
+// Where scores begin: at vectors of groups of rows, or far below if they do not count.
 struct FromMemory {
     const int32 *vectors;
-    unsigned per_row, per_key;
+    Product<int8> operator()(unsigned row, unsigned) const {
+        return Product<int8>(aie::load_v<vector_lanes>(vectors + row * vector_lanes));
+    }
+};
+struct FromMask {
+    const Round &round;
+    const SliceKeys &keys;
     Product<int8> operator()(unsigned row, unsigned key) const {
-        return Product<int8>(aie::load_v<vector_lanes>(vectors + row * per_row + key * per_key));
+        const Vector least = aie::broadcast<int32, vector_lanes>(lowest);
+        return Product<int8>(aie::select(aie::zeros<int32, vector_lanes>(), least, keys.hidden(round, row, key)));
     }
 };
 struct FromCascade {
@@ -98,12 +156,12 @@ struct ToCascade {
     }
 };
 
-// Scores of 32 rows and 32 keys, K = 64. Slots of a block, of 32 cycles: 32 loads of operands and 8 of starts, of 64.
+// Scores of `own` rows and 32 keys, K = 64. Slots of a block, of 32 cycles: 32 loads of operands and 8 of starts, of 64.
 template <typename From, typename To>
-[[gnu::noinline]] void scores(const int8 *RSN_APART queries, const int8 *RSN_APART keys, From from, To to) {
+[[gnu::noinline]] void scores(const int8 *RSN_APART queries, const int8 *RSN_APART keys, unsigned own, From from, To to) {
     constexpr unsigned pair = 2 * columns / 8 * bytes;  // of groups
 blocks:
-    for (unsigned n = 0; n < groups / 2 * groups / 2; ++n) chess_prepare_for_pipelining {
+    for (unsigned n = 0; n < own / 8 * groups / 2; ++n) chess_prepare_for_pipelining {
         const unsigned r = n / (groups / 2) * 2, k = n % (groups / 2) * 2;
         Product<int8> c00 = from(r, k);
         Product<int8> c01 = from(r, k + 1);
@@ -145,19 +203,21 @@ inline aie::vector<uint8, vector_lanes> weights_of(const Elements &below, int sh
     return Powers(made).to_vector<uint8>(7);
 }
 
-// Weights of 32 rows and 32 keys, as the left factor of a product: [8 groups of rows][4 of keys]. Blocks of 4x4 become
-// blocks of 4x8, two at a time. Ragged: of the keys, only `shown` count.
+// Weights of `own` rows and 32 keys, as the left factor of a product: [groups of rows][4 of keys]. Blocks of 4x4 become
+// blocks of 4x8, two at a time. Ragged: not all scores count.
 template <bool Ragged>
-[[gnu::noinline]] void weigh(const int16 *RSN_APART below, int shift, unsigned shown, uint8 *RSN_APART weights) {
+[[gnu::noinline]] void weigh(
+    const int16 *RSN_APART below, const Round &round, const SliceKeys &keys, uint8 *RSN_APART weights
+) {
 each_block:
-    for (unsigned n = 0; n < groups / 2 * groups / 2; ++n) chess_prepare_for_pipelining {
+    for (unsigned n = 0; n < round.own() / 8 * groups / 2; ++n) chess_prepare_for_pipelining {
         const int16 *from = below + n * block_words;
         const unsigned key = n % (groups / 2), row = n / (groups / 2);
-        const Hidden left = hidden(2 * key, shown), right = hidden(2 * key + 1, shown);
-        const auto p00 = weights_of<Ragged>(aie::load_v<vector_lanes>(from), shift, left);
-        const auto p01 = weights_of<Ragged>(aie::load_v<vector_lanes>(from + vector_lanes), shift, right);
-        const auto p10 = weights_of<Ragged>(aie::load_v<vector_lanes>(from + 2 * vector_lanes), shift, left);
-        const auto p11 = weights_of<Ragged>(aie::load_v<vector_lanes>(from + 3 * vector_lanes), shift, right);
+        const auto weight = [&](unsigned i) {
+            const Hidden hidden = Ragged ? keys.hidden(round, 2 * row + i / 2, 2 * key + i % 2) : Hidden();
+            return weights_of<Ragged>(aie::load_v<vector_lanes>(from + i * vector_lanes), round.second_shift, hidden);
+        };
+        const auto p00 = weight(0), p01 = weight(1), p10 = weight(2), p11 = weight(3);
         const auto [upper, lower] = aie::interleave_zip(aie::concat(p00, p10), aie::concat(p01, p11), 4);
         uint8 *to = weights + (row * groups + key) * bytes;
         aie::store_v(to, upper);
@@ -165,32 +225,18 @@ each_block:
     }
 }
 
-// Adds up the weights of each row, in all lanes of the row.
+// Adds up the weights of each of `own` rows, in all lanes of the row.
 inline void add_weights(
-    const uint8 *RSN_APART weights, const int32 *RSN_APART from, unsigned step, int32 *RSN_APART to
+    const uint8 *RSN_APART weights, unsigned own, const int32 *RSN_APART from, unsigned step, int32 *RSN_APART to
 ) {
     const auto ones = aie::broadcast<int8, bytes>(1);
 each_group:
-    for (unsigned g = 0; g < groups; ++g) chess_prepare_for_pipelining {
+    for (unsigned g = 0; g < own / 4; ++g) chess_prepare_for_pipelining {
         Product<uint8> c(aie::load_v<vector_lanes>(from + g * step));
         for (unsigned k = 0; k < groups / 2; ++k) chess_unroll_loop(*)
             c.mac(aie::load_v<bytes>(weights + (g * groups / 2 + k) * bytes), ones);
         aie::store_v(to + g * vector_lanes, c.to_vector<int32>());
     }
-}
-
-// What a round of attention is told.
-struct Round {
-    unsigned keys, lanes;
-    int first_shift, second_shift;
-    bool narrow, wide;
-};
-
-// Which keys of the slice are there, of a column. number: of the slice.
-inline unsigned shown_of(const Round &round, unsigned column, unsigned number) {
-    const unsigned lane = (column + number % round.lanes) % round.lanes;
-    const unsigned before = rows * lane + half * (number / round.lanes);
-    return round.keys <= before ? 0 : round.keys - before < half ? round.keys - before : half;
 }
 
 // The tiles of a pair, as attention sees them. They differ for heads of 128 columns: there the last tile has maxima and
@@ -200,10 +246,10 @@ struct First {
     output_cascade<acc48> *out;
     Handed &handed;
 
-    template <typename To>
-    void score(const int8 *queries, const int8 *keys, FromMemory from, To to, bool wide) {
-        if (wide) scores(queries, keys, from, ToCascade{out});
-        else scores(queries, keys, from, to);
+    template <typename From, typename To>
+    void score(const int8 *queries, const int8 *keys, const Round &round, From from, To to) {
+        if (round.wide) scores(queries, keys, round.own(), from, ToCascade{out});
+        else scores(queries, keys, round.own(), from, to);
     }
     template <typename T>
     void share(T *RSN_APART vectors, unsigned count) {
@@ -219,10 +265,10 @@ struct Last {
     input_cascade<acc48> *in;
     Hands &hands;
 
-    template <typename To>
-    void score(const int8 *queries, const int8 *keys, FromMemory from, To to, bool wide) {
-        if (wide) scores(queries, keys, FromCascade{in}, to);
-        else scores(queries, keys, from, to);
+    template <typename From, typename To>
+    void score(const int8 *queries, const int8 *keys, const Round &round, From from, To to) {
+        if (round.wide) scores(queries, keys, round.own(), FromCascade{in}, to);
+        else scores(queries, keys, round.own(), from, to);
     }
     template <typename T>
     void share(const T *RSN_APART vectors, unsigned count) {
@@ -240,64 +286,52 @@ void attend(Place &place, Slice &b, const Round &round, unsigned column, const i
     const int8 *queries = reinterpret_cast<const int8 *>(sums + at::queries);
     int16 *below = reinterpret_cast<int16 *>(sums + at::below);
     uint8 *weights = reinterpret_cast<uint8 *>(sums + at::weights);
-    int32 *largest = sums + at::largest, *totals = sums + at::totals, *hides = sums + at::hides;
+    int32 *largest = sums + at::largest, *totals = sums + at::totals;
     const auto least = aie::broadcast<int32, vector_lanes>(lowest);
     for (unsigned g = 0; g < groups; ++g) aie::store_v(largest + g * vector_lanes, least);
 first_pass:
-    for (unsigned number = 0; number < 2 * round.lanes; ++number) {
-        const unsigned shown = shown_of(round, column, number);
+    for (KeyWalk walk(round, column); walk.more();) {
+        const SliceKeys keys = walk.next();
         b.acquire();
-        if (shown) {
-            for (unsigned g = 0; g < groups; ++g) {
-                const Vector start = aie::select(aie::zeros<int32, vector_lanes>(), least, hidden(g, shown));
-                aie::store_v(hides + g * vector_lanes, start);
-            }
-            place.score(queries, b.data(), FromMemory{hides, 0, vector_lanes}, ToMaxima{largest}, round.wide);
-        }
+        if (!keys.none) place.score(queries, b.data(), round, FromMask{round, keys}, ToMaxima{largest});
         b.release();
     }
     if (!round.wide || Place::weighs_wide) negate_largest(largest);
     if (round.wide) place.share(largest, groups * vector_lanes);
     bool begun = false;
 second_pass:
-    for (unsigned number = 0; number < 2 * round.lanes; ++number) {
-        const unsigned shown = shown_of(round, column, number);
+    for (KeyWalk walk(round, column); walk.more();) {
+        const SliceKeys keys = walk.next();
         b.acquire();
-        if (shown) {
-            const FromMemory from{largest, vector_lanes, 0};
-            place.score(queries, b.data(), from, ToDifferences{below, round.first_shift}, round.wide);
-        }
+        if (!keys.none) place.score(queries, b.data(), round, FromMemory{largest}, ToDifferences{below, round.first_shift});
         b.release();
         b.acquire();
-        if (shown) {
+        if (!keys.none) {
             if (!round.wide || Place::weighs_wide) {
-                if (shown < half) weigh<true>(below, round.second_shift, shown, weights);
-                else weigh<false>(below, round.second_shift, shown, weights);
+                if (keys.all) weigh<false>(below, round, keys, weights);
+                else weigh<true>(below, round, keys, weights);
             }
             if (round.wide) place.share(weights, half * half);
-            add_weights(weights, begun ? totals : zeros, begun ? vector_lanes : 0, totals);
+            add_weights(weights, round.own(), begun ? totals : zeros, begun ? vector_lanes : 0, totals);
             const Start start = begun ? continued(sums) : same(zeros);
-            multiply(weights, b.data(), start, sums, half / 8, round.narrow ? across / 2 : across);
+            multiply(weights, b.data(), start, sums, round.own() / 8, round.narrow ? across / 2 : across);
             begun = true;
         }
         b.release();
     }
 }
 
-// Gives all sums of a tile to `put`, eight at a time, as they lie in results.
+// Gives the sums of a tile's rows to `put`, eight at a time, as they lie in results.
 template <typename Put>
-void give(const int32 *RSN_APART sums, Put put) {
-    constexpr unsigned blocks = result_rows / 8 * across;
+void give(const int32 *RSN_APART sums, unsigned own, Put put) {
 each_window:
-    for (unsigned first = 0; first < half / 8 * across; first += blocks) {
+    for (unsigned row = 0; row < own / result_rows; ++row) {
+        aie::vector<int32, result_rows> weights;
+        for (unsigned r = 0; r < result_rows; ++r) weights[r] = sums[at::totals + (row * result_rows + r) * 4];
+        put(weights);
     each_block:
-        for (unsigned n = first; n < first + blocks; ++n)
+        for (unsigned n = row * across; n < (row + 1) * across; ++n)
             for (unsigned i = 0; i < block_words; i += 8) put(aie::load_v<8>(sums + place(n) + i));
-        Vector weights;
-        for (unsigned r = 0; r < result_rows; ++r)
-            weights[r] = sums[at::totals + (first / blocks * result_rows + r) * 4];
-        put(weights.extract<8>(0));
-        put(weights.extract<8>(1));
     }
 }
 

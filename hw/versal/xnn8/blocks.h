@@ -42,7 +42,7 @@ constexpr Start same(const int32 *vector) { return {vector, 0, 0, 0}; }
 
 // Adds the products of two groups of rows and two groups of columns: four instructions for each step along K, all four
 // accumulators of 768 bit, half of the vector registers (AM009, "Register Files"), four loads. a, b: the first vectors;
-// the groups lie K vectors apart.
+// groups of rows lie K vectors apart, groups of columns side by side.
 template <unsigned K, typename A>
 [[gnu::always_inline]] inline void add_products(
     Product<A> &c00, Product<A> &c01, Product<A> &c10, Product<A> &c11, const A *RSN_APART a, const int8 *RSN_APART b
@@ -50,7 +50,7 @@ template <unsigned K, typename A>
 along_k:
     for (unsigned k = 0; k < K; ++k) chess_unroll_loop(*) {
         const auto a0 = aie::load_v<bytes>(a + bytes * k), a1 = aie::load_v<bytes>(a + bytes * (K + k));
-        const auto b0 = aie::load_v<bytes>(b + bytes * k), b1 = aie::load_v<bytes>(b + bytes * (K + k));
+        const auto b0 = aie::load_v<bytes>(b + 2 * bytes * k), b1 = aie::load_v<bytes>(b + 2 * bytes * k + bytes);
         c00.mac(a0, b0);
         c01.mac(a0, b1);
         c10.mac(a1, b0);
@@ -86,7 +86,7 @@ template <typename A>
     const unsigned bits = wide == across ? 2 : 1;    // of the number of two blocks in a row
     const unsigned count = down << bits;
 two_blocks:
-    for (unsigned n = 0; n < count; ++n) chess_prepare_for_pipelining chess_loop_range(8, 32) {
+    for (unsigned n = 0; n < count; ++n) chess_prepare_for_pipelining chess_loop_range(2, 32) {
         const unsigned row = n >> bits, column = n - (row << bits), number = row * across / 2 + column;
         const int8 *right = b + column * 2 * pair;
         const int32 *from = start.from + number * start.per_pair;

@@ -2,9 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention.h"
 
-#ifdef RSN_CSIM
-#include <stdexcept>
-#endif
+#include <utility>
 
 namespace rsn::xnn8 {
 
@@ -27,11 +25,8 @@ void set_modes() {
 struct Words {
     xnn::Word of[ChunkRecord::words];
     explicit Words(const int8 *chunk) {
-        const auto record = aie::load_v<record_bytes>(chunk + rows * half);
-        for (unsigned i = 0; i < ChunkRecord::words; ++i) {
-            of[i] = 0;
-            for (unsigned j = 4; j--;) of[i] = of[i] << 8 | static_cast<uint8>(record[4 * i + j]);
-        }
+        const auto record = aie::load_v<ChunkRecord::words>(reinterpret_cast<const int32 *>(chunk + rows * half));
+        for (unsigned i = 0; i < ChunkRecord::words; ++i) of[i] = static_cast<xnn::Word>(record[i]);
     }
 };
 ChunkRecord record_of(const int8 *chunk) { return ChunkRecord::decode(Words(chunk).of); }
@@ -52,7 +47,8 @@ each_chunk:
         b.acquire();
         const bool clears = first || record.clears;
         multiply(
-            a.data(), b.data(), clears ? same(memory.zeros) : continued(memory.sums), memory.sums, rows / 8, across
+            a.data(), b.data(), clears ? same(memory.zeros) : continued(memory.sums), memory.sums,
+            record.rows / 8, across
         );
         b.release();
         a.release();
@@ -62,10 +58,10 @@ each_chunk:
     }
 }
 
-// Hands the sums of a block of results on, eight in a cycle.
-void hand_on(const int32 *RSN_APART sums, output_cascade<acc48> *out) {
+// Hands the sums of a block of results on, eight in a cycle. of_lane: its rows.
+void hand_on(const int32 *RSN_APART sums, unsigned of_lane, output_cascade<acc48> *out) {
 each_block:
-    for (unsigned n = 0; n < rows / 8 * across; ++n) {
+    for (unsigned n = 0; n < of_lane / 8 * across; ++n) {
         const int32 *RSN_APART from = sums + place(n);
     each_vector:
         for (unsigned i = 0; i < block_words; i += 8) chess_prepare_for_pipelining {
@@ -75,11 +71,14 @@ each_block:
 }
 
 // Adds to each eight sums those of the first tile, by one instruction of eight products of 32 and 16 bits, and shifts.
-void results(const int32 *RSN_APART sums, input_cascade<acc48> *in, Result &c, int shift) {
+void results(
+    const int32 *RSN_APART sums, unsigned of_lane, input_cascade<acc48> *in, Result &even, Result &odd, int shift
+) {
     const auto one = aie::broadcast<int16, 8>(1);
-    constexpr unsigned blocks = half / 8 * across;
+    constexpr unsigned blocks = 2 * result_rows / 8 * across;
 each_window:
-    for (unsigned first = 0; first < 2 * blocks; first += blocks) {
+    for (unsigned first = 0; first < of_lane / 8 * across; first += blocks) {
+        Result &c = first / blocks % 2 ? odd : even;
         c.acquire();
         int16 *RSN_APART to = reinterpret_cast<int16 *>(c.data());
     each_block:
@@ -98,25 +97,22 @@ each_window:
 }
 
 // Takes the queries of a round, and keeps those of the column. Returns whether there were any. The first chunk of them
-// is acquired before.
-bool take_queries(Chunk &a, unsigned column, int32 *sums, Round &round) {
+// is acquired before. second: of a pair of tiles.
+bool take_queries(Chunk &a, unsigned column, bool second, int32 *sums, Round &round) {
     int8 *RSN_APART to = reinterpret_cast<int8 *>(sums + at::queries);
     bool own = false;
-    const unsigned heads = HeadCount::get(Words(a.data()).of);
+    const unsigned heads = record_of(a.data()).heads;
 each_head:
     for (unsigned head = 0; head < heads; ++head) {
         if (head) a.acquire();
-        const Words words(a.data());
-        const ChunkRecord record = ChunkRecord::decode(words.of);
-#ifdef RSN_CSIM
-        if (record.causal) throw std::logic_error("a chunk asks for a causal mask, which tiles do not have");
-#endif
+        const ChunkRecord record = record_of(a.data());
         if (record.head == column) {
             own = true;
-            round = {record.keys, LaneCount::get(words.of), record.first_shift, record.second_shift, record.narrow,
-                     WideHeads::get(words.of) != 0};
             constexpr int nothing_left = 31;  // products with log2 e have 30 bits
-            if (round.second_shift > nothing_left) round.second_shift = nothing_left;
+            const int shift = record.second_shift > nothing_left ? nothing_left : record.second_shift;
+            const unsigned first = record.first_row + (second && !record.wide ? record.rows / 2 : 0);
+            round = {record.rows, record.lanes, record.keys, first, record.first_shift, shift,
+                     record.narrow, record.wide, record.causal};
             const int8 *RSN_APART from = a.data();
         each_vector:
             for (unsigned i = 0; i < half * columns; i += bytes) chess_prepare_for_pipelining {
@@ -131,14 +127,15 @@ each_head:
 
 // Writes results, eight words at a time.
 struct Writer {
-    Result &c;
+    Result *now, *next;
     unsigned at = 0;
     void operator()(const aie::vector<int32, 8> &words) {
-        if (!at) c.acquire();
-        aie::store_v(c.data() + at, words);
+        if (!at) now->acquire();
+        aie::store_v(now->data() + at, words);
         at += 8;
         if (at < result_words) return;
-        c.release();
+        now->release();
+        std::swap(now, next);
         at = 0;
     }
 };
@@ -154,42 +151,40 @@ void pair_first(Chunk &a, Slice &b, Handed &handed, output_cascade<acc48> *out) 
     a.acquire();
     const ChunkRecord record = record_of(a.data());
     if (!queries_follow(record)) {
-        sums_of_chunks(a, b, memory, record);
-        hand_on(memory.sums, out);
+        hand_on(memory.sums, sums_of_chunks(a, b, memory, record).rows, out);
         return;
     }
     Round round{};
-    if (!take_queries(a, column, memory.sums, round)) return;
+    if (!take_queries(a, column, false, memory.sums, round)) return;
     First place{out, handed};
     attend(place, b, round, column, memory.zeros, memory.sums);
-    give(memory.sums, [&](const aie::vector<int32, 8> &words) { writeincr(out, Sums(words)); });
+    give(memory.sums, round.own(), [&](const aie::vector<int32, 8> &words) { writeincr(out, Sums(words)); });
 }
 
 template <unsigned column>
-void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Result &c) {
+void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Result &even, Result &odd) {
     Memory memory;
     set_modes();
     a.acquire();
     const ChunkRecord record = record_of(a.data());
     if (!queries_follow(record)) {
         const ChunkRecord last = sums_of_chunks(a, b, memory, record);
-        results(memory.sums, in, c, shift_of<column>(last));
+        results(memory.sums, last.rows, in, even, odd, shift_of<column>(last));
         return;
     }
     Round round{};
-    if (!take_queries(a, column, memory.sums, round)) return;
+    if (!take_queries(a, column, true, memory.sums, round)) return;
     Last place{in, hands};
     attend(place, b, round, column, memory.zeros, memory.sums);
-    Writer write{c};
-    constexpr unsigned windows = half / result_rows;
-    for (unsigned i = 0; i < windows * result_words; i += 8) write(readincr_v<8>(in).to_vector<int32>());
-    give(memory.sums, [&](const aie::vector<int32, 8> &words) { write(words); });
+    Writer write{&even, &odd};
+    for (unsigned i = 0; i < round.own() / result_rows * result_words; i += 8) write(readincr_v<8>(in).to_vector<int32>());
+    give(memory.sums, round.own(), [&](const aie::vector<int32, 8> &words) { write(words); });
 }
 
 // One for each column of pairs.
 #define RSN_COLUMN(column)                                                                 \
     template void pair_first<column>(Chunk &, Slice &, Handed &, output_cascade<acc48> *); \
-    template void pair_last<column>(Chunk &, Slice &, input_cascade<acc48> *, Hands &, Result &);
+    template void pair_last<column>(Chunk &, Slice &, input_cascade<acc48> *, Hands &, Result &, Result &);
 RSN_COLUMN(0) RSN_COLUMN(1) RSN_COLUMN(2) RSN_COLUMN(3)
 RSN_COLUMN(4) RSN_COLUMN(5) RSN_COLUMN(6) RSN_COLUMN(7)
 

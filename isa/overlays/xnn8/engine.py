@@ -17,7 +17,18 @@ from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Par, Step, Steps
 from ....machine.unit import Unit, Wiring
 from . import numbers
-from .formats import ENGINES, LANE_ROWS, RECORD_WORDS, SLICES, ChunkKind, ChunkRecord, EngineOp, PanelWeights
+from .formats import (
+    ENGINES,
+    HALVES,
+    LANE_ROWS,
+    RECORD_WORDS,
+    SLICES,
+    ChunkKind,
+    ChunkRecord,
+    EngineOp,
+    PanelWeights,
+    slices_of_keys,
+)
 from .numbers import BLOCK
 
 AIE_MHZ = 1250.0
@@ -27,24 +38,23 @@ SHARE = 0.77
 """Share of them that a kernel reaches: 77.0 of 99.8 TOPS on 312 tiles of this chip (MaxEVA, Taka et al., 2023)."""
 CASCADE_FILL = 64
 """Cycles until the first sums have come over the cascade, which then has eight in a cycle (assumed)."""
-MAXIMA, POWERS = 2, 10
-"""Cycles for 16 scores: their maxima, and their weights, of which nine moves from accumulators are the most (assumed:
-docs/xnn8.md)."""
+CHUNK_CYCLES = 1280
+"""Of 64x32 by 32x64, from its instructions and accumulators, without the time in which pipelines fill and conflicts of
+banks (docs/xnn8.md). By the share it takes 4 % more, and so does all that is argued alike."""
+MAXIMA, WEIGHTS, ROUND = 606, 2030, 1200
+"""Cycles of a tile, argued likewise: of 32 rows and 32 keys, for the largest scores; for weights and weighted values;
+and what a round of attention of 32 rows begins and ends with, once."""
 
 
-def microseconds(macs: int, others: int = 0) -> float:
-    """Return the time of a tile in microseconds, to 0.1 ns. macs: products that it adds up. others: cycles of other
-    instructions."""
-    return round((macs / MACS / SHARE + others) / AIE_MHZ, 4)
+def _microseconds(argued: int) -> float:
+    """The time of a tile in microseconds, to 0.1 ns. argued: cycles."""
+    products = LANE_ROWS * BLOCK // 2 * BLOCK
+    return round(argued * products / CHUNK_CYCLES / MACS / SHARE / AIE_MHZ, 4)
 
 
-_SCORES = (LANE_ROWS // SLICES) ** 2
-CHUNK_US = microseconds(LANE_ROWS * BLOCK // 2 * BLOCK)
-MAXIMA_US = microseconds(_SCORES * BLOCK, MAXIMA * _SCORES // 16)
-WEIGHTS_US = microseconds(2 * _SCORES * BLOCK, POWERS * _SCORES // 16)
+CHUNK_US, MAXIMA_US, WEIGHTS_US, ROUND_US = map(_microseconds, (CHUNK_CYCLES, MAXIMA, WEIGHTS, ROUND))
 CASCADE_US = (LANE_ROWS * BLOCK // 8 + CASCADE_FILL) / AIE_MHZ
-"""Of 64 rows in each lane, as all of these. Of fewer rows, sums and products are as many fewer, scores fewer by the
-square: keys are rows too."""
+"""Of 64 rows in each lane, as all of these; of fewer rows they are as many fewer."""
 
 
 def cascade_share(rows: int) -> float:
@@ -106,12 +116,14 @@ class EngineUnit(Unit):
     def effect_key(self, uop: EngineOp) -> Hashable:
         return uop
 
-    def _record(self, chunk: Any, kind: ChunkKind) -> tuple[npt.NDArray[np.int8], ChunkRecord]:
-        """Rows of a chunk, int8 (rows * columns,), and its record. Raises `ProgramError` for a record that says
-        something else than the engine's instruction."""
+    def _record(self, chunk: Any, kind: ChunkKind, rows: int) -> tuple[npt.NDArray[np.int8], ChunkRecord]:
+        """Rows of a chunk, int8 (rows * columns,), and its record. rows: of a lane. Raises `ProgramError` for a record
+        that says something else than the engine's instruction."""
         record = ChunkRecord.decode(chunk[-4 * RECORD_WORDS :].view(np.uint32).tolist())
         if record.kind != kind:
             raise ProgramError(f"{self.name}: a chunk of kind {ChunkKind(record.kind).name} where {kind.name} was due")
+        if record.rows != rows:
+            raise ProgramError(f"{self.name}: a chunk of {record.rows} rows in a lane where {rows} were due")
         return chunk[: -4 * RECORD_WORDS], record
 
     def _product(self, uop: EngineOp) -> Steps:
@@ -120,7 +132,7 @@ class EngineUnit(Unit):
             shifts: list[int] = []
 
             def add(rows: Any, weights: Any, kind: ChunkKind, total: Any = total, shifts: Any = shifts) -> None:
-                x, record = self._record(rows, kind)
+                x, record = self._record(rows, kind, uop.rows)
                 if record.clears:
                     total[:] = 0
                 shifts[:] = record.shifts
@@ -151,11 +163,11 @@ class EngineUnit(Unit):
 
         def keep(n: int, chunks: Sequence[Any]) -> None:
             for chunk in chunks:
-                x, record = self._record(chunk, ChunkKind.QUERIES)
+                x, record = self._record(chunk, ChunkKind.QUERIES, uop.rows)
                 queries.append((x.reshape(uop.rows * uop.lanes, -1), record))
 
         yield Burst(heads, gets=(self._rows,), do=keep)
-        share = uop.lanes * (uop.rows / LANE_ROWS) ** 2
+        share = slices_of_keys(uop.rows, uop.lanes) / SLICES * uop.rows / LANE_ROWS
         for rate, operands in (("maxima_us", 1), ("weights_us", 2)):
             for _ in range(SLICES):
                 words = operands * heads
@@ -163,9 +175,11 @@ class EngineUnit(Unit):
 
         def leave() -> tuple[Any]:
             keys, values = np.concatenate(slices[SLICES:], -2).swapaxes(0, 1)
-            return (np.stack([self._head(*queries[i], keys[i], values[i], uop) for i in range(heads)]),)
+            sums = np.stack([self._head(*queries[i], keys[i], values[i], uop) for i in range(heads)])
+            return (sums.reshape(HALVES * heads, -1, sums.shape[-1]),)
 
-        yield Step(puts=(self._results,), words=heads, do=leave)
+        words = HALVES * heads
+        yield Step("round_us", uop.rows / LANE_ROWS, puts=(self._results,), words=words, parts=words, do=leave)
         if uop.leaves:
             yield Step(gets=(self._told,))
 

@@ -22,8 +22,10 @@ ROW_STEP = 16
 """Rows of a lane are a multiple of it: a tile multiplies eight at a time, and each of a pair has half in attention."""
 PAIRS = 8
 """Pairs of tiles in an array row, each with 64 columns of results, or a head."""
+SLICE_KEYS = 32
+"""Keys that a tile computes with at a time in attention."""
 SLICES = 2
-"""Slices in which a lane sends its keys: a tile computes one at a time in attention."""
+"""Parts in which the keys of a sequence pass on here: of each lane, half of them."""
 X_BLOCKS, T_BLOCKS = 16, 64
 """Blocks of 64 columns in X, of 16 bits (128 KiB in a lane), and in T, of 8 bits (256 KiB)."""
 RECORD_WORDS = 8
@@ -33,6 +35,16 @@ CONSTANTS = 80
 """Words of 32 bits in two vectors of a block, with their exponents."""
 ROW_PAIR = BLOCK + 1
 """Words of 32 bits in two rows of a block of X: 64 integers of 16 bits each, and an exponent."""
+
+HALVES = 2
+"""Words of a head in the stream of results, each with half of its rows: what the buffers of a pair hold, as they hold a
+block of a product."""
+
+
+def slices_of_keys(rows: int, lanes: int) -> int:
+    """Return the slices of `SLICE_KEYS` keys of a sequence. The last one may be filled up. rows: of each of its
+    lanes."""
+    return -(-rows * lanes // SLICE_KEYS)
 
 
 class ChunkEnd(IntEnum):
@@ -240,3 +252,8 @@ class ChunkRecord(ColumnShifts, words=RECORD_WORDS):
     first_shift: int = bits(0, 17, 5, "of the difference of two scores")
     second_shift: int = bits(0, 22, 6, "of its product with log2 e")
     causal: int = bits(0, 28, 1, "keys behind the row do not count")
+    heads: int = bits(3, 0, 4, "chunks of queries, one for each head")
+    lanes: int = bits(3, 4, 4, "lanes of the sequence")
+    rows: int = bits(3, 8, 7, "of a lane")
+    wide: int = bits(3, 15, 1, "heads have 128 columns, not 64: both tiles of a pair have the same rows")
+    first_row: int = bits(3, 16, 10, "row of the sequence with which the chunk of a lane begins")

@@ -20,9 +20,11 @@ from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit, Wiring
 from . import numbers
 from .formats import (
+    HALVES,
     LANE_ROWS,
     LANES,
-    PAIRS,
+    RECORD_WORDS,
+    SLICE_KEYS,
     SLICES,
     T_BLOCKS,
     X_BLOCKS,
@@ -34,6 +36,7 @@ from .formats import (
     PanelRows,
     PanelSend,
     RowOp,
+    slices_of_keys,
 )
 from .functions import TABLES
 from .numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Integers, RowFactor, Statistics
@@ -46,13 +49,10 @@ SEND, HEADS = range(2)
 
 
 def _results(rows: int) -> int:
-    """Cycles in which a lane takes a block of results: Post computes 8 of them; a packet has a header."""
-    return rows * BLOCK // 8 + 1
-
-
-def _sums(rows: int) -> int:
-    """Cycles in which a lane takes the sums of a head, 32 bits each, and a header, from two streams of 128 bit."""
-    return (rows * BLOCK // 4 + rows // 4 + 2) // 2
+    """Cycles in which a lane takes a block of results, or the sums of a head. 16 rows of a block are a packet of 2080
+    bytes and a header; so are 8 rows of a head, which come on two streams of 128 bit. Post computes 8 elements a
+    cycle."""
+    return rows // 16 * 131
 
 
 def _added(rows: int) -> int:
@@ -70,14 +70,16 @@ def _moved(rows: int) -> int:
     return rows * (BLOCK + 1) // 8
 
 
-def _chunk(rows: int) -> int:
-    """Cycles for a chunk of rows: each tile of a pair gets 32 columns and a record, 16 bytes a cycle."""
-    return (rows * BLOCK // 2 + 32) // 16
+CHUNK = (LANE_ROWS * BLOCK // 2 + 4 * RECORD_WORDS) // 16
+"""Cycles for a chunk of rows: each tile of a pair gets 32 columns and a record, 16 bytes a cycle. The buffer of a tile
+is filled as a whole, however many rows there are."""
 
 
-def _slice(rows: int) -> int:
-    """Cycles in which a column of pairs takes a slice of keys or values, 16 bytes a cycle."""
-    return rows // SLICES * BLOCK // 16
+def _keys(uop: PanelHeads) -> float:
+    """Cycles in which half of the keys or values of a sequence pass on. A column of pairs takes 16 bytes a cycle; a
+    lane, which serves one column at a time, has 32."""
+    keys = SLICE_KEYS * slices_of_keys(uop.rows, uop.lanes)
+    return keys * BLOCK // 32 * max(2, -(-uop.heads // uop.lanes)) / SLICES
 
 
 def _factors(rows: int) -> float:
@@ -238,7 +240,7 @@ class PanelRowsUnit(Unit):
         factors: list[RowFactor] = []
         if not uop.attention:
             yield Step(gets=(self._factors,), do=lambda x: factors.append(RowFactor(*x)))
-        cycles = (_sums if uop.attention else _added if uop.residual or not uop.to_t else _results)(uop.rows)
+        cycles = (_added if uop.residual or not uop.to_t else _results)(uop.rows)
         heads = 1 + uop.narrow if uop.attention else 1
         for number in range(0, uop.blocks, heads):
             slot = uop.slot + number // heads
@@ -246,10 +248,11 @@ class PanelRowsUnit(Unit):
             results: list[Integers] = []
             for _ in range((not uop.attention) + (uop.residual == AddedResidual.NORMALISED)):
                 yield self._vectors(taken)
+            words = HALVES if uop.attention else 1
             yield Burst(
-                min(heads, uop.blocks - number),
+                words * min(heads, uop.blocks - number),
                 "lane_word",
-                cycles,
+                cycles / words,
                 gets=(self._results,),
                 do=lambda n, x, results=results: results.extend(np.asarray(y).astype(np.int64) for y in x),
             )
@@ -291,10 +294,10 @@ class PanelRowsUnit(Unit):
     ) -> tuple[Integers, Integers]:
         """A block of heads, of which a result has the sums of values and, in the last column, those of weights."""
         rows = rows_of(uop)
-        _, exponents = self.t.heads(rows, uop.values, head + len(results), uop.keys, narrow=uop.narrow)
+        of_heads = np.concatenate(results).reshape(len(results) // HALVES, rows.stop - rows.start, -1)
+        _, exponents = self.t.heads(rows, uop.values, head + len(of_heads), uop.keys, narrow=uop.narrow)
         made = []
-        for i, sums in enumerate(results):
-            sums = sums.reshape(rows.stop - rows.start, -1)
+        for i, sums in enumerate(of_heads):
             made.append(numbers.of_weights(sums[:, :-1], sums[:, -1:], exponents[head + i], LANES * LANE_ROWS))
         return numbers.joined(*(np.stack(x, 1) for x in zip(*made, strict=True)))
 
@@ -353,14 +356,14 @@ class SendUnit(LaneReader):
             def chunk(number: int = number) -> tuple[Any]:
                 return (self._query if queries else self._chunk)(uop, number, made)
 
-            yield Step("lane_word", _chunk(uop.rows), puts=(self._engine,), do=chunk)
+            yield Step("lane_word", CHUNK, puts=(self._engine,), do=chunk)
         yield Step(puts=(self.free,))
 
     def _chunk(self, uop: PanelSend, number: int, made: list[Any]) -> tuple[Any]:
         """A chunk of a product's rows, with its record."""
         shifts = {f"shift{i}": shift for i, shift in enumerate(uop.shifts)}
         kind = ChunkKind.LAST if number == uop.chunks - 1 else ChunkKind.ADD
-        record = ChunkRecord(kind=kind, clears=int(not number), **shifts)
+        record = ChunkRecord(kind=kind, clears=int(not number), rows=uop.rows, **shifts)
         if uop.source == ChunkSource.T:
             return (packed_chunk(made[0][:, number], record),)
         return (packed_chunk(self.rows.x8[rows_of(uop), uop.slot + number], record),)
@@ -376,6 +379,9 @@ class SendUnit(LaneReader):
         record = ChunkRecord(
             kind=ChunkKind.QUERIES,
             head=head,
+            heads=uop.chunks,
+            lanes=uop.lanes,
+            rows=uop.rows,
             narrow=uop.narrow,
             keys=uop.keys,
             causal=uop.causal,
@@ -394,9 +400,8 @@ def packed_chunk(rows: Integers, record: ChunkRecord) -> npt.NDArray[np.int8]:
 
 
 class HeadsUnit(LaneReader):
-    """Sends keys and values of a sequence to the columns of pairs. In a step, each of its lanes sends a slice to each
-    column: to column c first that of lane c, then that of lane c + 1, and so on, so that each column takes from another
-    lane."""
+    """Sends keys and values of a sequence to the columns of pairs: to column c first those of lane c, then those of
+    lane c + 1, and so on, so that each column takes from another lane. Here a step has half of those of each lane."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -407,8 +412,7 @@ class HeadsUnit(LaneReader):
         if not uop.heads:
             return
         made: list[Any] = []
-        # a column takes 16 bytes a cycle, T of a lane gives 32
-        cycles = _slice(uop.rows) * max(uop.lanes, PAIRS / 2)
+        cycles = _keys(uop)
         for passed, slots in enumerate(((uop.keys_slot,), (uop.keys_slot, uop.values))):
             for number in range(SLICES):
 

@@ -27,6 +27,7 @@ from .engine import (
     CASCADE_US,
     CHUNK_US,
     MAXIMA_US,
+    ROUND_US,
     SHARE,
     WEIGHTS_US,
     EngineUnit,
@@ -67,7 +68,7 @@ WEIGHT_TOKEN = TokenType("weights", 1, WEIGHT_WORD, 1, "a word is 64x64 integers
 CONSTANTS_TOKEN = TokenType("constants", 1, CONSTANTS, 1, "a word is two vectors of 64 integers of 16 bits")
 CHUNK_TOKEN = TokenType("chunk", 1, 1, 1, "a word is a chunk: of rows, 64 columns of 8 bits; of weights, 64 rows")
 SLICE_TOKEN = TokenType("slice", 1, 1, 1, "a word is 32 keys or values of a head, of each lane")
-RESULT_TOKEN = TokenType("result", 1, 1, 1, "a word is what a column of pairs makes: 64 columns, or the sums of a head")
+RESULT_TOKEN = TokenType("result", 1, 1, 1, "a word is what the buffers of a pair hold: 64 columns, or half of a head")
 TOKEN_TYPE = TokenType("token", 1, 1, 1, "a word says that a block was written, or an operation has ended")
 FACTORS_TOKEN = TokenType("factors", ROWS, 1, 1, "a word is the factors of the rows of a product")
 
@@ -83,8 +84,9 @@ RATES = {
     ),
     "chunk_us": Rate(CHUNK_US, "us", f"64x32 by 32x64 on a tile at 1.25 GHz, {SHARE:.0%} of its peak", "products"),
     "cascade_us": Rate(CASCADE_US, "us", "structure: 4096 sums of a pair over the cascade, 8 a cycle", "cascade"),
-    "maxima_us": Rate(MAXIMA_US, "us", "scores of 32 rows and 32 keys, and their maxima (assumed)", "attention"),
-    "weights_us": Rate(WEIGHTS_US, "us", "the same, their weights (assumed), and weighted values", "attention"),
+    "maxima_us": Rate(MAXIMA_US, "us", "largest scores of 32 rows and 32 keys, by instructions", "attention"),
+    "weights_us": Rate(WEIGHTS_US, "us", "the same, weights and weighted values, by instructions", "attention"),
+    "round_us": Rate(ROUND_US, "us", "beginning and end of a round of 32 rows, by instructions", "attention"),
     **ISSUING,
 }
 FORMATS: tuple[tuple[str, type[Record]], ...] = (

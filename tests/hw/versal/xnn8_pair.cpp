@@ -22,9 +22,9 @@ void feed(Window &to, const float *from, std::size_t count) {
 
 template <unsigned column>
 void run(const float *const (&a)[2], std::size_t chunks, const float *const (&b)[2], std::size_t slices, float *out,
-         std::size_t windows) {
+         const std::uint8_t *odd, std::size_t windows) {
     Buffer of_a[2] = {Buffer(Chunk::floats), Buffer(Chunk::floats)};
-    Buffer of_b[2] = {Buffer(Slice::floats), Buffer(Slice::floats)}, of_c(Result::floats);
+    Buffer of_b[2] = {Buffer(Slice::floats), Buffer(Slice::floats)}, of_c[2] = {Buffer(Result::floats), Buffer(Result::floats)};
     Buffer between(Handed::floats, 1);
     hls::stream<adf::native::Cascade<acc48>::Word> sums;
     sums.open("cascade", adf::native::cascade_depth);
@@ -45,26 +45,27 @@ void run(const float *const (&a)[2], std::size_t chunks, const float *const (&b)
         Slice slice{of_b[1].node};
         input_cascade<acc48> from{&sums};
         Hands hands{between.node};
-        Result result{of_c.node};
-        for (;;) pair_last<column>(chunk, slice, &from, hands, result);
+        Result of_even{of_c[0].node}, of_odd{of_c[1].node};
+        for (;;) pair_last<column>(chunk, slice, &from, hands, of_even, of_odd);
     }, true);
     region.start("C", [&] {
-        for (std::size_t i = 0; i < windows * Result::floats; ++i) out[i] = of_c.node.buffer->read();
+        for (std::size_t i = 0; i < windows * Result::floats; ++i)
+            out[i] = of_c[odd[i / Result::floats]].node.buffer->read();
     });
 }
 
 }  // namespace
 
-// a, b: of both tiles, one window behind the other. Returns the state of the machine at its end: 1 if all was taken.
+// a, b: of both tiles, one window behind the other. odd: of each window of results, by which buffer it leaves. Returns the state of the machine at its end: 1 if all was taken.
 extern "C" __attribute__((visibility("default"))) int run_pair(
     unsigned column, const float *a0, const float *a1, std::size_t chunks, const float *b0, const float *b1,
-    std::size_t slices, float *out, std::size_t windows
+    std::size_t slices, float *out, const std::uint8_t *odd, std::size_t windows
 ) {
     using rsn::csim::Machine;
     Machine machine({});
     Machine::current = &machine;
     constexpr decltype(&run<0>) of[] = {run<0>, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>, run<7>};
-    machine.start("pair", [&] { of[column]({a0, a1}, chunks, {b0, b1}, slices, out, windows); });
+    machine.start("pair", [&] { of[column]({a0, a1}, chunks, {b0, b1}, slices, out, odd, windows); });
     return static_cast<int>(machine.wait(60000));
 }
 
