@@ -15,6 +15,7 @@ import json
 import os
 import pkgutil
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -22,10 +23,11 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 IMPORTED = (
     *("torch", "torch.export._trace", "torch.export.unflatten", "torch._export.non_strict_utils", "torch._dynamo"),
@@ -46,7 +48,8 @@ with socket.socket(socket.AF_UNIX) as server:
         signal.signal(number, lambda number, frame: os.kill(child, number))
     code = int.from_bytes(server.recv(8), "big", signed=True)
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if code != -signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
@@ -87,17 +90,44 @@ def serve(address: str) -> None:
     assert threading.active_count() == 1, "a fork has only one of the threads"
     gc.collect()
     gc.freeze()  # what a command frees is not mixed with what all share
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # what imports have made ends with the server; with each command it took 60 ms
+    atexit.unregister(importlib.import_module("torch._dynamo.utils").dump_compile_times)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
     listening.listen()
+    woken, wake = socket.socketpair()
+    for end in (woken, wake):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     print("ready", flush=True)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    clients: dict[int, socket.socket] = {}
     while True:
-        client, _ = listening.accept()
-        if not os.fork():
-            listening.close()
-            _answer(client)
-        client.close()
+        ready, _, _ = select.select([listening, woken], [], [])
+        if woken in ready:
+            woken.recv(4096)
+            _tell_ends(clients)
+        if listening in ready:
+            client, _ = listening.accept()
+            child = os.fork()  # no process between this one and the command: each fork takes 30 ms
+            if not child:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for kept in (listening, woken, wake, *clients.values()):
+                    kept.close()
+                _answer(client)
+            clients[child] = client
+
+
+def _tell_ends(clients: dict[int, socket.socket]) -> None:
+    """Tell the exit codes of the commands that have ended. clients: by the process of each command."""
+    while clients:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if not child:
+            return
+        with clients.pop(child) as client, suppress(OSError):
+            client.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
 
 
 def _modules() -> Iterator[str]:
@@ -108,26 +138,19 @@ def _modules() -> Iterator[str]:
             yield found.name
 
 
-def _answer(client: socket.socket) -> None:
-    """Run one command in a process of its own, and tell its exit code."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, rights, _, _ = client.recvmsg(8, socket.CMSG_SPACE(3 * 4))
-    files = array.array("i", rights[0][2])
-    left, said = int.from_bytes(size, "big"), b""
-    while len(said) < left:
-        said += client.recv(left - len(said))
-    child = os.fork()
-    if not child:
-        client.close()
-        _become(files, *json.loads(said))
-    client.sendall(child.to_bytes(8, "big"))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with suppress(OSError):
-        client.sendall(code.to_bytes(8, "big", signed=True))
-    os._exit(0)
+def _answer(client: socket.socket) -> NoReturn:
+    """Tell the number of this process, and be the command that the client asks for."""
+    with client:
+        size, rights, _, _ = client.recvmsg(8, socket.CMSG_SPACE(3 * 4))
+        files = array.array("i", rights[0][2])
+        left, said = int.from_bytes(size, "big"), b""
+        while len(said) < left:
+            said += client.recv(left - len(said))
+        client.sendall(os.getpid().to_bytes(8, "big"))
+    _become(files, *json.loads(said))
 
 
-def _become(files: Any, name: str, args: list[str], cwd: str, environment: dict[str, str]) -> None:
+def _become(files: Any, name: str, args: list[str], cwd: str, environment: dict[str, str]) -> NoReturn:
     """Do what `python` or `rsn` does with these arguments; does not return."""
     for number, file in enumerate(files):
         os.dup2(file, number)
