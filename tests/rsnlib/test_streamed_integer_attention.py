@@ -19,6 +19,10 @@ import rsn  # noqa: E402
 from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.host.native_tasks import run_native  # noqa: E402
 from rsn.host.tasks import run_tasks  # noqa: E402
+from rsn.hw.sim.machine import Machine  # noqa: E402
+from rsn.hw.sim.tasks import TaskMemory  # noqa: E402
+from rsn.isa.overlays.tasks.unit import BANK  # noqa: E402
+from rsn.machine.executor import ProcessNetwork  # noqa: E402
 from rsn.rsnlib.quantised_attention import quantised_rows  # noqa: E402
 from rsn.rsnlib.quantised_cache import QuantisedLayer, QuantisedStaticLayer  # noqa: E402
 from rsn.rsnlib.streamed import Knobs, streamed  # noqa: E402
@@ -259,6 +263,20 @@ def test_caches_of_integers(
         assert got.dtype == cache.dtype
         assert torch.equal(got, cache)
     assert (y - wanted[0]).abs().max() <= 0.02 * wanted[0].abs().max() + 0.02
+
+
+def test_the_time_of_a_step_depends_on_no_data() -> None:
+    """So it has one without data, wherever the new rows are."""
+    torch.manual_seed(0)
+    model, drawn = step(8, 1, 2, 1, 1, 6)
+    made = streamed(model, drawn, Knobs(rows=1, columns=4, packed=1))
+    machine, memory = Machine(made.machine), TaskMemory(made.machine)
+    timed = machine.run().latency_s
+    for position in (0, 3, 7):
+        for name, tensor in made.tensors(*drawn[:3], torch.tensor(position), *drawn[4:]).items():
+            memory.write(name, tensor)
+        banks = {BANK: memory._words}
+        assert ProcessNetwork(made.machine.overlay, machine.path, banks=banks, data=True).run() == pytest.approx(timed)
 
 
 @pytest.mark.long

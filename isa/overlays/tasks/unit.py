@@ -410,10 +410,30 @@ class _InstanceRun:
     def _branch(self, block: StreamBranch) -> Steps:
         if not block.decided or block.reads & self.pending:
             yield from self._fire()
-        arm = block.body if self._decide(block.test, block.place) else block.other
+        try:
+            arm = block.body if self._decide(block.test, block.place) else block.other
+        except UndecidedError:
+            spent = self._spent(block.body)
+            if spent is None or spent != self._spent(block.other):
+                raise
+            arm = ()
+            self.cycles += spent
+            for part in (*block.body, *block.other):
+                tiles = part.writes if isinstance(part, LocalStatements) else ()
+                self.env.update((name, UNKNOWN) for name in tiles if not isinstance(self.env.get(name), TensorPart))
         yield from self._blocks(arm)
         if not block.decided:
             yield from self._fire()
+
+    def _spent(self, arm: tuple[Block, ...]) -> int | None:
+        """The cycles of an arm that touches no stream and has no loop; None for another one."""
+        cycles = 0
+        for block in arm:
+            if isinstance(block, Spend) and not block.reads & self.pending:
+                cycles += block.count(self.env)
+            elif not isinstance(block, LocalStatements) or block.loops:
+                return None
+        return cycles
 
     def _decide(self, test: Value, place: Place) -> bool:
         try:
