@@ -119,3 +119,9 @@ def elements_beside(types: tuple[str, str], rows: int, units: int, steps: float)
 def fit(size: int, most: int) -> int:
     """Return the largest divisor of `size` that is at most `most`, both from 1 on."""
     return next(n for n in range(min(size, most), 0, -1) if size % n == 0)
+
+
+def fit_words(size: int, most: int) -> int:
+    """Return the largest divisor of `size` that is at most `most`, both from 1 on, of those that `MOVED` divides if
+    there are any: the words of a tile with so many columns have as many elements as a stream moves in a cycle."""
+    return MOVED * fit(size // MOVED, most // MOVED) if size % MOVED == 0 and most >= MOVED else fit(size, most)

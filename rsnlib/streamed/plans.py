@@ -12,9 +12,10 @@ from ...isa.overlays.tasks.program import FABRIC
 from ...streams.dataflow.graph import Dataflow, Edge, KernelNode
 from ...streams.datapath import Datapath
 from ...streams.orders.order import Axis, Order
-from ...streams.words import MOVED, STREAM_BITS, row_word, word
+from ...streams.orders.text import token_shape
+from ...streams.words import MOVED, STREAM_BITS, row_word, stream_word, word
 from .arrays import WEIGHTS, SharedArrays, arrays_of
-from .knobs import PRODUCTS, Knobs, elements_beside, fit
+from .knobs import PRODUCTS, Knobs, elements_beside, fit, fit_words
 from .lengths import row_tiles
 from .operators import Matrices, OperatorGraph, StreamOperator, vectors_of
 from .pointwise import operations
@@ -221,7 +222,7 @@ def _in_place(
 def pointwise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Plan (`PLANS`) of an elementwise operator: tile by tile."""
     heads, rows, columns = x.shape
-    tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
+    tm, tn = fit(unit, knobs.rows), fit_words(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
     loops = {"heads": heads, "rows": row_tiles(x, rows, tm), "columns": columns // tn}
     return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, 0, (tm, tn))
@@ -233,7 +234,7 @@ def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     heads, rows, columns = x.shape
     whole = x.attributes.get("columns", columns)
     tm = fit(unit, knobs.rows)
-    tn = whole if whole < columns else fit(columns, knobs.columns)
+    tn = whole if whole < columns else fit_words(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
     loops = {"heads": heads, "rows": row_tiles(x, rows, tm), "columns": columns // tn}
     together = _together(loops, "columns" if whole < columns else "heads", knobs)
@@ -255,7 +256,7 @@ def quantise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     each row is known. Of rows of heads that lie side by side the columns of a head are one tile."""
     heads, rows, width = x.shape
     columns: int = x.attributes["columns"]
-    tm, tn = fit(unit, knobs.rows), columns if columns < width else fit(columns, knobs.columns)
+    tm, tn = fit(unit, knobs.rows), columns if columns < width else fit_words(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
     loops = {"heads": heads, "rows": row_tiles(x, rows, tm), "parts": width // columns, "columns": columns // tn}
     compared = tn * (1 if x.attributes["is_symmetric"] else 2) if columns > tn else 0
@@ -556,8 +557,10 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
         return Datapath({"matmul": most}, float_add).multiply_adds(kind, _coming(x, plan), x.op == "scores")
     if x.op in ("append", "replace", "join", "select"):  # they move tiles, and compute nothing
         return word(plan.computed, MOVED).elements
-    by_rows = x.op in ("softmax", "layernorm", "rmsnorm", "quantise")
-    return (row_word if by_rows else word)(plan.computed, min(most, MOVED)).elements
+    if x.op in ("softmax", "layernorm", "rmsnorm", "quantise"):
+        return row_word(plan.computed, min(most, MOVED)).elements
+    # Results are computed where they are put on a stream: by words of the stream, or parts of them.
+    return word(stream_word(plan.put.dtype, token_shape(plan.put)), min(most, MOVED)).elements
 
 
 def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> dict[str, int]:
