@@ -68,7 +68,8 @@ class StreamProgramText:
     converter asks the filling one for the next buffer, against the direction of the data. existing: of tensors by name,
     what exists, and the shape of all matrices with what was added (`covering`). row_axes: of tensors by name whose rows
     are those of a sequence of any length, the axis of `shapes` with its row tiles, and the elements of one along it.
-    row_tile: rows of a tile of these; 0 if the program has one length.
+    row_tile: rows of a tile of these; 0 if the program has one length. rows_together: bytes of a tile of tensors, by
+    name, that lie row by row, and of which the rows of a tile follow each other.
     """
 
     statements: Sequence[StatementNode]
@@ -86,6 +87,7 @@ class StreamProgramText:
     existing: Mapping[str, tuple[Existing, Shape]] = field(default_factory=dict)
     row_axes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     row_tile: int = 0
+    rows_together: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def printed(self) -> PrintedProgram:
@@ -94,10 +96,12 @@ class StreamProgramText:
         return printed(self.statements)
 
     def pieces(self, name: str) -> int:
-        """Return the number that the number of channels of a tensor must divide: 1 if it does not lie tile by tile.
-        name: of the tensor."""
+        """Return the number that the number of channels of a tensor must divide: 1 if the rows of its tiles do not
+        follow each other. name: of the tensor."""
         packed = self.packed_tensors.get(name)
-        return 1 if packed is None else pieces(whole_bytes(prod(packed.tile), packed.dtype))
+        if packed is None:
+            return pieces(self.rows_together.get(name, 1))
+        return pieces(whole_bytes(prod(packed.tile), packed.dtype))
 
     def shape_of_one(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, without an axis for the layers. name: of the tensor."""
@@ -257,6 +261,7 @@ class _ProgramWriter:
         self.moved: dict[str, MovedBytes] = {}
         self.existing: dict[str, tuple[Existing, Shape]] = {}
         self.row_axes: dict[str, tuple[int, int]] = {}
+        self.rows_together: dict[str, int] = {}
         self.lengths = [x for x in graph.operators if x.row_tile]
         self.taken |= {LENGTH, ROW_TILES} if self.lengths else set()
         self.requests: list[str] = []
@@ -313,6 +318,7 @@ class _ProgramWriter:
             self.existing,
             self.row_axes,
             max((x.row_tile for x in self.lengths), default=0),
+            self.rows_together,
         )
 
     def _sizes(self) -> list[list[StatementNode]]:
@@ -422,6 +428,8 @@ class _ProgramWriter:
         assert x.positions is not None
         tensor = self._moving_tensor(memory, memory.name, order, packed=False)
         self.inputs[tensor] = self._held(memory, memory.data)
+        if token_shape(order)[-1] == order.tensor[-1]:
+            self.rows_together[tensor] = order.bytes_per_token
         layered = self._differs(x, POSITIONS)
         # With any length, too, as many as of the longest sequence: a kernel keeps a vector of one size.
         places = self._tensor(f"{tensor}_positions", (int(new_row_count(x)),), "i32", layered)
@@ -654,24 +662,28 @@ class _ProgramWriter:
             taken = -(-token // port) if follows else rows * -(-row // port)
             self.moved[task] = MovedBytes(tensor, port, order.tokens * taken * port, bits)
         else:
-            packed = self.packed_tensors.get(tensor)
-            if packed is not None:
-                tokens = packed.tokens_in_a_row(order)
+            if follows and not scattered:
+                lying = PackedTensor(order.tensor, order.element, order.element, order.dtype)
+                tokens = self.packed_tensors.get(tensor, lying).tokens_in_a_row(order)
                 size = tokens * token  # of a run, which begins at a multiple of this
                 cost = -(-self.ports.cost(tensor, size, size) // tokens)
-            elif follows and not scattered:
-                cost = self.ports.cost(tensor, token, token)
             else:
                 cost = rows * self.ports.cost(tensor, row, gcd(row, order.bytes_of(order.tensor[-1])))
             share = self.ports.share(task, tensor, port)
-            taken = max(-(-cost // share), self._loop(tensor, rows, columns))
+            taken = max(-(-cost // share), self._loop(tensor, rows, columns, scattered))
             self.moved[task] = MovedBytes(tensor, share, order.tokens * cost, bits)
         return [do("cycles", taken)] if taken > 1 else []
 
-    def _loop(self, tensor: str, rows: int, columns: int) -> int:
-        """The cycles of the loop that moves a token between the ports of a tensor and a stream."""
+    def _loop(self, tensor: str, rows: int, columns: int, scattered: bool) -> int:
+        """The cycles of the loop that moves a token between the ports of a tensor and a stream. scattered: as for
+        `_moved`."""
         dtype = self.dtypes[tensor]
-        if not self.ports or tensor not in self.packed_tensors:
+        in_pieces = tensor in self.packed_tensors or (
+            not scattered
+            and len(self.ports.channels(tensor) if self.ports else ()) > 1
+            and whole_bytes(rows * columns, dtype) == self.rows_together.get(tensor)
+        )
+        if not self.ports or not in_pieces:
             return rows * columns // port_elements(dtype, columns, self.tensors[tensor][-1])
         channels, token = len(self.ports.channels(tensor)), stream_word(dtype, (rows, columns)).elements
         rounds = moved_rounds(dtype, channels, token)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from rsn.base.element_types import whole_bytes
 from rsn.base.errors import ResourceError
 from rsn.host.native_tasks import run_native
 from rsn.hw.sim.tasks import run_on_tensors
@@ -23,7 +24,8 @@ from rsn.rsnlib.streamed.ports import ChannelPorts
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.placing.channels import ChannelError, ChannelShares
 from rsn.streams.placing.devices import U55C, U280, VC1902, MemoryChannel, OffChip, StreamDevice
-from rsn.tests.effort import cases, in_both, in_full, long
+from rsn.tests.effort import cases, full, in_both, in_full, long
+from rsn.tests.rsnlib.decoder_models import decoder_model, with_cache
 from rsn.tests.rsnlib.streamed_blocks import Cached, Drawn, Gated, block
 from rsn.tests.streams.test_hls import built
 
@@ -53,7 +55,9 @@ def check(made: Generated) -> None:
         assert chosen
         assert set(chosen) <= set(range(len(device.channels)))
         if len(chosen) > 1:
-            covered_once(4 * prod(written.shapes[name]), 4 * prod(written.packed_tensors[name].tile), len(chosen))
+            packed = written.packed_tensors.get(name)
+            token = written.rows_together[name] if packed is None else whole_bytes(prod(packed.tile), packed.dtype)
+            covered_once(written.tensor_bytes(name), token, len(chosen))
 
 
 def covered_once(size: int, token: int, count: int) -> None:
@@ -120,6 +124,32 @@ def test_the_cpp_of_a_machine_reads_and_stores_its_channels(tmp_path: Path, name
     tensors = made.streamed.tensors(*arguments)
     expected, _ = run_on_tensors(made.machine, tensors)
     got = run_native(built(tmp_path, {name: program})[name], tensors)
+    assert {tensor: x.tobytes() for tensor, x in got.items()} == {t: x.tobytes() for t, x in expected.items()}
+
+
+@pytest.mark.parametrize("columns", [long(16), full(64)])
+def test_a_cache_that_is_written_in_place_lies_in_several_channels(tmp_path: Path, columns: int) -> None:
+    """Its tiles are loaded by rounds of words, and its new rows stored word by word: natively, as on the engine."""
+    torch.manual_seed(0)
+    model = decoder_model("gpt2", n_layer=1, n_embd=4 * columns, n_positions=128)
+    arguments = with_cache(model, torch.zeros(1, 1, dtype=torch.long), 70, 128)
+    made = place(streamed(model, arguments, repeated=True), U55C, replace(DEFAULT, rows=1, columns=32, depth=32))
+    check(made)
+    written, ports = made.streamed.written, made.streamed.ports
+    assert ports is not None
+    assert len(written.rows_together) == 2
+    for name, token in written.rows_together.items():
+        assert token == 4 * columns * 128
+        count = len(ports.channels(name))
+        assert count > 1
+        # The heads and tiles of a cache follow each other: one run, in bursts of 4 KiB on each channel.
+        size = written.tensor_bytes(name) // made.streamed.layers // count
+        run = size + ceil(size / 4096) * BEGIN
+        assert run <= written.moved[f"load_{name}"].cost / made.streamed.layers <= run * 1.01 + 64
+    program = program_of(made.machine.overlay)
+    tensors = made.streamed.tensors(**arguments)
+    expected, _ = run_on_tensors(made.machine, tensors)
+    got = run_native(built(tmp_path, {"cache": program})["cache"], tensors)
     assert {tensor: x.tobytes() for tensor, x in got.items()} == {t: x.tobytes() for t, x in expected.items()}
 
 
