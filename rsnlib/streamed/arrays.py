@@ -38,27 +38,35 @@ def is_of_arrays(name: str) -> bool:
 
 @dataclass(frozen=True)
 class ArrayProduct:
-    """What an array computes of one product. name: of its operator. columns: tiles of columns of the array. groups: of
-    the weight. parts: tiles along the sum of a group."""
+    """What arrays compute of one product. name: of its operator. columns: tiles of columns of each of its arrays.
+    groups: of the weight. parts: tiles along the sum of a group. first, count: of its arrays, which follow each other.
+    """
 
     name: str
     columns: int
     groups: int
     parts: int
+    first: int
+    count: int
 
     @property
     def tiles(self) -> int:
-        """Tiles of weights for each row tile."""
+        """Tiles of weights of an array for each row tile."""
         return self.columns * self.groups * self.parts
+
+    @property
+    def arrays(self) -> range:
+        """The numbers of its arrays."""
+        return range(self.first, self.first + self.count)
 
 
 @dataclass(frozen=True, eq=False)
 class SharedArrays:
-    """Arrays that products share, each with some columns of all of them.
+    """Arrays that products share, each with some columns of many of them.
 
     names: of the arrays. turns: products in the order in which they are computed; those of one turn have the same left
-    operand, and are computed one after the other for each row tile. tile: depth and columns of a tile of weights.
-    types: element types of the two operands as they are multiplied, as `plans.types_of`.
+    operand, and an array computes them one after the other for each row tile. tile: depth and columns of a tile of
+    weights. types: element types of the two operands as they are multiplied, as `plans.types_of`.
     """
 
     names: tuple[str, ...]
@@ -71,10 +79,19 @@ class SharedArrays:
         """All products, in order."""
         return (product for turn in self.turns for product in turn)
 
-    @property
-    def tiles(self) -> int:
-        """Tiles of the weights of an array."""
-        return sum(product.tiles for product in self.products)
+    def of_turn(self, turn: Sequence[ArrayProduct], number: int) -> list[ArrayProduct]:
+        """Return what an array computes in a turn, given its number."""
+        return [product for product in turn if number in product.arrays]
+
+    def of_array(self, number: int) -> list[ArrayProduct]:
+        """Return all that an array computes, in order, given its number."""
+        return [product for turn in self.turns for product in self.of_turn(turn, number)]
+
+    def rounds(self, turn: Sequence[ArrayProduct]) -> int:
+        """Return how often the arrays get the left operand of a turn for each row tile: for each tile of columns of the
+        array that has most of them."""
+        numbers = range(len(self.names))
+        return max(sum(product.columns for product in self.of_turn(turn, number)) for number in numbers)
 
     def turn(self, name: str) -> tuple[ArrayProduct, ...]:
         """Return the products of the turn of one of them, given its name."""
@@ -82,7 +99,7 @@ class SharedArrays:
 
     def product(self, name: str) -> ArrayProduct:
         """Return a product, given its name."""
-        return next(product for product in self.products if product.name == name)
+        return next(product for product in self.turn(name) if product.name == name)
 
 
 def with_shared_arrays(graph: OperatorGraph, knobs: Knobs, carried: str = "") -> OperatorGraph:
@@ -130,32 +147,58 @@ def _groups(x: StreamOperator) -> int:
 
 
 def _arrays(products: Sequence[StreamOperator], knobs: Knobs, stem: str) -> SharedArrays:
-    """The arrays of products of one kind. stem: of their names."""
-    columns = reduce(gcd, (x.shape[2] for x in products))
-    count = fit(columns, knobs.arrays)
+    """The arrays of products of one kind. Of the numbers from half of the knob `arrays` on that one is taken with which
+    tiles of all products keep most of the arrays busy, the largest of several. stem: of their names."""
     depths = [x.operands[0].shape[2] // _groups(x) for x in products]
-    tk, tn = fit(reduce(gcd, depths), knobs.depth), fit(columns // count, knobs.columns)
-    turns: dict[StreamOperator, list[ArrayProduct]] = {}
-    for x, depth in zip(products, depths, strict=True):
-        made = ArrayProduct(x.name, x.shape[2] // (count * tn), _groups(x), depth // tk)
-        turns.setdefault(x.operands[0], []).append(made)
-    names = tuple(f"{stem}_{k}" for k in range(count))
+    tk, tn = fit(reduce(gcd, depths), knobs.depth), fit(reduce(gcd, (x.shape[2] for x in products)), knobs.columns)
+    turns: dict[StreamOperator, list[StreamOperator]] = {}
+    for x in products:
+        turns.setdefault(x.operands[0], []).append(x)
+
+    def dealt(count: int) -> list[tuple[ArrayProduct, ...]]:
+        return [_dealt(turn, (tk, tn), count) for turn in turns.values()]
+
+    def steps(count: int) -> int:
+        """The steps of sums for each row tile, of all arrays together with those in which some are idle."""
+        of = SharedArrays(("",) * count, tuple(dealt(count)), (tk, tn), ("", ""))
+        return count * sum(of.rounds(turn) * turn[0].groups * turn[0].parts for turn in of.turns)
+
+    count = min(range(knobs.arrays, knobs.arrays // 2, -1), key=steps)
+    made = dealt(count)
+    used = max(product.arrays.stop for turn in made for product in turn)
     first, weight = products[0], products[0].operands[1]
     has_zeros = first.operand("zero") is not None or bool(first.attributes.get("zero"))
     types = "i16" if has_zeros else first.operands[0].dtype, weight.dtype
-    return SharedArrays(names, tuple(map(tuple, turns.values())), (tk, tn), types)
+    return SharedArrays(tuple(f"{stem}_{k}" for k in range(used)), tuple(made), (tk, tn), types)
+
+
+def _dealt(turn: Sequence[StreamOperator], tile: tuple[int, int], count: int) -> tuple[ArrayProduct, ...]:
+    """The products of a turn on arrays. Each has as many as divide its tiles of columns, so that they all have as many
+    tiles of it, and those that have fewest of the products before. tile: depth and columns. count: of arrays."""
+    tk, tn = tile
+    busy = [0] * count
+    made = []
+    for x in turn:
+        columns, groups = x.shape[2] // tn, _groups(x)
+        own = fit(columns, count)
+        first = min(range(count - own + 1), key=lambda k: max(busy[k : k + own]))
+        parts = x.operands[0].shape[2] // groups // tk
+        made.append(ArrayProduct(x.name, columns // own, groups, parts, first, own))
+        for k in made[-1].arrays:
+            busy[k] += columns // own
+    return tuple(made)
 
 
 def _weights(products: Sequence[StreamOperator], arrays: SharedArrays, number: int) -> StreamOperator:
-    """The weights of an array, tile below tile in the order of their use, (tiles * depth, columns). Of each product it
-    has every tile of columns whose number is its own, counted around the arrays. number: of the array."""
+    """The weights of an array, tile below tile in the order of their use, (tiles * depth, columns). Of each of its
+    products it has every tile of columns whose number is its own, counted around the arrays. number: of the array."""
     by_name = {x.name: x.operands[1] for x in products}
     tk, tn = arrays.tile
     parts = []
-    for product in arrays.products:
+    for product in arrays.of_array(number):
         matrix = by_name[product.name].data
         assert isinstance(matrix, np.ndarray)
-        cut = matrix.reshape(-1, tk, product.columns, len(arrays.names), tn)[:, :, :, number]
+        cut = matrix.reshape(-1, tk, product.columns, product.count, tn)[:, :, :, number - product.first]
         parts.append(cut.transpose(2, 0, 1, 3).reshape(-1, tn))
     data: Array = np.concatenate(parts)
     weight = products[0].operands[1]
@@ -167,7 +210,7 @@ def _epilogue(x: StreamOperator, arrays: SharedArrays, weights: Sequence[StreamO
     """What is left of a product: sums of arrays become rows of its result."""
     names: dict[str, StreamOperator] = dict(zip(x.attributes["operand_names"], x.operands, strict=True))
     del names["weight"]
-    names |= {f"{WEIGHTS}{k}": weight for k, weight in enumerate(weights)}
+    names |= {f"{WEIGHTS}{k}": weights[k] for k in arrays.product(x.name).arrays}
     attributes = {**x.attributes, "operand_names": tuple(names), "arrays": arrays}
     return replace(x, op="epilogue", operands=tuple(names.values()), attributes=attributes)
 
@@ -183,11 +226,10 @@ def arrays_of(kernels: Iterable[StreamOperator]) -> dict[StreamOperator, list[St
     found = {}
     for shared, epilogues in of.items():
         first = epilogues[0]
-        columns = sum(product.columns * product.groups for product in shared.products) * shared.tile[1]
         attributes = {"arrays": shared, "zero": first.attributes.get("zero")}
         for k, name in enumerate(shared.names):
-            weight = first.operand(f"{WEIGHTS}{k}")
-            assert weight is not None, "an epilogue has the weights of all arrays"
+            weight = next(weight for x in epilogues if (weight := x.operand(f"{WEIGHTS}{k}")) is not None)
+            columns = sum(product.columns * product.groups for product in shared.of_array(k)) * shared.tile[1]
             shape = 1, first.shape[1], columns
             made = StreamOperator(name, "array", (weight,), shape, attributes, dtype=first.dtype)
             found[replace(made, row_tile=first.row_tile)] = epilogues

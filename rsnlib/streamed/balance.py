@@ -190,8 +190,8 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice, part: float) 
     are_alike = any(x.op in ("join", "array") or steps_of(x, plan) for x, plan in single.plans.items())
     for x, plan in single.plans.items():
         knob = "unroll" if x.op in PRODUCTS else "lanes"
-        reads = x.attributes["arrays"] if x.op == "array" else x.operands[0]
-        alike = (x.op, reads, x.shape, types_of(x) if x.op in PRODUCTS else (), x.name in knobs.of)
+        reads = x.attributes["arrays"] if x.op == "array" else (x.operands[0], x.shape)
+        alike = (x.op, reads, types_of(x) if x.op in PRODUCTS else (), x.name in knobs.of)
         if are_alike and alike in beside and knob not in knobs.of.get(x.name, {}):
             # One of several kernels that read the same tiles, such as queries, keys and values, saves no time alone,
             # nor does one of the arrays that products share.

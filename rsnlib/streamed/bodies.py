@@ -41,7 +41,8 @@ class BodyNames:
     and behind them the sums of its arrays. puts: streams of the result, of which each gets all of it; of an array one
     for each product. vectors: tensors of constants, and of positions, by name. stored: the stream to the task that
     stores new rows of a cache, None for none. beside: streams of the results beside it, in the order of the plan.
-    turns: of an array, the streams of the left operand of each turn, and of its zero points, None for none."""
+    turns: of an array, the streams of the left operand of each turn in which it computes a product, and of its zero
+    points, None for none."""
 
     gets: Sequence[Term]
     puts: Sequence[Term]
@@ -139,26 +140,34 @@ def array(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of an array of multipliers that products share: their sums, one after the other. All products are
     written alike, so that C++ has one array for all of them."""
     shared: SharedArrays = x.attributes["arrays"]
-    shape = plan.sizes["tm"], plan.sizes["tn"]
-    sums, puts = SUMS if x.multiplies_integers else x.dtype, iter(ends.puts)
+    shape, number = (plan.sizes["tm"], plan.sizes["tn"]), shared.names.index(x.name)
+    sums, puts, streams = SUMS if x.multiplies_integers else x.dtype, iter(ends.puts), iter(ends.turns)
     body: Statements = []
-    for turn, (left, zero) in zip(shared.turns, ends.turns, strict=True):
+    for turn in shared.turns:
+        own = shared.of_turn(turn, number)
+        if not own:
+            continue
+        left, zero = next(streams)
         inner = [assign(OFFSET, zero.get())] if zero is not None else Statements()
         a, b = left.get(), ends.gets[0].get()
         if x.multiplies_integers:
             a, b = _without_zero(a, OFFSET if zero is not None else x.attributes["zero"]), call(SUMS, b)
         more = GROUP_SUMS + a @ b
         step = assign(GROUP_SUMS, call(sums, more) if x.multiplies_integers else more)
-        for product in turn:
+        for product in own:
             summed = [assign(GROUP_SUMS, call("zeros", sums, *shape)), *nest([("k", product.parts)], [step])]
             loops = [("j", product.columns), ("g", product.groups)]
             inner += nest(loops, [*summed, next(puts).put(GROUP_SUMS)])
+        rest = shared.rounds(turn) - sum(product.columns for product in own)
+        if rest:  # others have more tiles of columns
+            again = rest * own[0].groups * own[0].parts
+            inner += nest([("k", again)], [do("drop", left.get())])
         body += nest([("i", plan.loops["rows"])], inner)
     return body
 
 
 def epilogue(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of what is left of a product on shared arrays: sums of all arrays side by side, of integers with
+    """Body (`BODIES`) of what is left of a product on shared arrays: sums of its arrays side by side, of integers with
     their scales, and the bias."""
     n, (tm, tn) = plan.loops, (plan.sizes["tm"], plan.sizes["tn"])
     arrays: SharedArrays = x.attributes["arrays"]

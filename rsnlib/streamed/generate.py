@@ -294,12 +294,17 @@ def _widened(made: Streamed, device: StreamDevice) -> Knobs:
     before it comes back to one."""
     knobs, rows = made.knobs, {x.name: plan.sizes["tm"] for x, plan in made.plans.items() if x.op in PRODUCTS}
     most = max(rows.values(), default=MOVED)
+    wide, of = (device.float_add + 2) * MOVED, {operator: dict(chosen) for operator, chosen in knobs.of.items()}
     if most * knobs.columns <= MOVED:
-        return replace(knobs, columns=(device.float_add + 2) * MOVED // most)
-    of = {operator: dict(chosen) for operator, chosen in knobs.of.items()}
+        if not any(x.op == "array" and x.multiplies_integers for x in made.plans):
+            return replace(knobs, columns=wide // most)
+        # All sums of an array of integers are added to in each cycle: its tiles stay as wide as they are.
+        for x in made.plans:
+            if x.op not in ("array", "epilogue"):
+                of.setdefault(x.name, {}).setdefault("columns", wide // most)
     for name, few in rows.items():  # such as the one row of a product with the vocabulary, beside those of a prompt
         if few < most and few * knobs.at(name).columns <= MOVED and "columns" not in of.get(name, {}):
-            of.setdefault(name, {})["columns"] = (device.float_add + 2) * MOVED // few
+            of.setdefault(name, {})["columns"] = wide // few
     return replace(knobs, of=of)
 
 
@@ -524,8 +529,9 @@ def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DieP
     wires = [Wire(edge.source, edge.target, _bits_a_cycle(edge.put)) for edge in made.dataflow.edges]
     for x, plan in made.plans.items():
         if x.op == "array":
-            sums = _bits_a_cycle(plan.put)
-            wires += [Wire(x.name, product.name, sums) for product in x.attributes["arrays"].products]
+            sums, arrays = _bits_a_cycle(plan.put), x.attributes["arrays"]
+            own = arrays.of_array(arrays.names.index(x.name))
+            wires += [Wire(x.name, product.name, sums) for product in own]
     return place_on_dies(areas, wires, device.dies, BALANCE, FILL)
 
 

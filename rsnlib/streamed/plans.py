@@ -145,14 +145,14 @@ def array(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     of its products. (The order of weights has those of all turns once for each row tile.) Its sums are tiles of the
     rows and columns of all products."""
     shared: SharedArrays = x.attributes["arrays"]
-    (tk, tn), (_, m, columns) = shared.tile, x.shape
+    (tk, tn), (_, m, columns), count = shared.tile, x.shape, x.operands[0].shape[1] // shared.tile[0]
     tm = fit(unit, knobs.rows)
     rows = row_tiles(x, m, tm)
     sums = SUMS if x.multiplies_integers else x.dtype
     return KernelPlan(
-        (tiles(x.operands[0], (tk, tn), [(rows, 1), (shared.tiles, tk)], row=1),),
+        (tiles(x.operands[0], (tk, tn), [(rows, 1), (count, tk)], row=1),),
         tiles(replace(x, dtype=sums), (tm, tn), [(rows, tm), (columns // tn, tn)], row=0, column=1),
-        {"rows": rows, "tiles": shared.tiles},
+        {"rows": rows, "tiles": count},
         {"tm": tm, "tn": tn, "tk": tk},
         whole_bytes(tm * tn, sums),
         (tm, tn),
@@ -160,21 +160,21 @@ def array(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def epilogue(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of what is left of a product on shared arrays. Loops: row tiles, tiles of columns of all arrays
-    together, groups of the weight. Arrays get the left operand for the columns of all products of a turn."""
+    """Plan (`PLANS`) of what is left of a product on shared arrays. Loops: row tiles, tiles of columns of all its
+    arrays together, groups of the weight. Arrays get the left operand as often as the one that needs it most often."""
     shared: SharedArrays = x.attributes["arrays"]
     product, turn = shared.product(x.name), shared.turn(x.name)
     (tk, each), m = shared.tile, x.shape[1]
-    tm, tn = fit(unit, knobs.rows), each * len(shared.names)
+    tm, tn = fit(unit, knobs.rows), each * product.count
     rows = row_tiles(x, m, tm)
 
     def get(name: str, operand: StreamOperator) -> Order:
         if name == "x":
             parts = product.groups * product.parts
-            again = sum(other.columns for other in turn)
-            return tiles(operand, (tm, tk), [(rows, tm), (again, 1), (parts, tk)], row=0, column=2)
+            loops = [(rows, tm), (shared.rounds(turn), 1), (parts, tk)]
+            return tiles(operand, (tm, tk), loops, row=0, column=2)
         if name.startswith(WEIGHTS):
-            return tiles(operand, shared.tile, [(rows, 1), (shared.tiles, tk)], row=1)
+            return tiles(operand, shared.tile, [(rows, 1), (operand.shape[1] // tk, tk)], row=1)
         if name == "weight_scale":
             loops = [(rows, 1), (product.columns, tn), (product.groups, 1)]
             return tiles(operand, (1, tn), loops, row=2, column=1)

@@ -478,8 +478,11 @@ class _ProgramWriter:
     def _load_turns(self, tensor: str, x: StreamOperator, rows: int, stream: str, after: Statements) -> Statements:
         """Statements that load the weights of an array: those of each turn for each row tile."""
         body, first = Statements(), 0
-        for turn in x.attributes["arrays"].turns:
-            count = sum(product.tiles for product in turn)
+        arrays: SharedArrays = x.attributes["arrays"]
+        for turn in arrays.turns:
+            count = sum(product.tiles for product in arrays.of_turn(turn, arrays.names.index(x.name)))
+            if not count:
+                continue
             at = named("k") + first if first else named("k")
             loaded = [named(stream).put(named(tensor)[(*self._front(tensor), at, 0)]), *after]
             body += nest([("i", rows), ("k", count)], loaded)
@@ -618,12 +621,15 @@ class _ProgramWriter:
         return self._stream(f"{x.name}_to_{reader}", order, source, reader)
 
     def _readers(self, x: StreamOperator, k: int) -> Sequence[str]:
-        """The tasks that get an operand of an operator: its own; of a product on shared arrays the arrays get what they
-        multiply, once for all products of a turn."""
+        """The tasks that get an operand of an operator: its own; what products of a turn multiply goes to those arrays
+        that compute one of them, once for all products."""
         shared: SharedArrays | None = x.attributes.get("arrays")
         if shared is None or x.op == "array" or not is_of_arrays(name := x.attributes["operand_names"][k]):
             return (x.name,)
-        return shared.names if name in LEFT and shared.turn(x.name)[0].name == x.name else ()
+        turn = shared.turn(x.name)
+        if name not in LEFT or turn[0].name != x.name:
+            return ()
+        return tuple(array for k, array in enumerate(shared.names) if shared.of_turn(turn, k))
 
     def _give(self, x: StreamOperator, k: int, stream: Callable[[str], str]) -> list[str]:
         """Make the streams of an operand, one for each task that gets it. stream: makes the one to a task, given its
@@ -716,7 +722,7 @@ class _ProgramWriter:
             of = (named(self.layer), slice(None)) if tensor in self.layered else (slice(None),)
             kept.append(assign(vectors[name], named(tensor)[of]))
         gets = [self.gets[x.name, x, k] for k in range(len(x.operands)) if x.name in self._readers(x, k)]
-        turns = [self._left(x.name, turn) for turn in x.attributes["arrays"].turns] if x.op == "array" else []
+        turns = self._turns(x) if x.op == "array" else []
         stored = named(cache.stored) if cache and cache.stored else None
         names = {name: named(vector) for name, vector in vectors.items()}
         puts = {y: [*map(named, self.puts[y])] for y in puts_of(x, self.plans[x])}
@@ -724,6 +730,12 @@ class _ProgramWriter:
         ends = BodyNames([*map(named, gets)], puts.pop(x), names, stored, puts, turns)
         task.body = [*kept, *BODIES[x.op](x, self.plans[x], ends)]
         task.comment = x.site
+
+    def _turns(self, x: StreamOperator) -> list[tuple[Term, Term | None]]:
+        """For each turn of an array, in which it computes a product, the streams of the left operand (`_left`)."""
+        arrays: SharedArrays = x.attributes["arrays"]
+        number = arrays.names.index(x.name)
+        return [self._left(x.name, turn) for turn in arrays.turns if arrays.of_turn(turn, number)]
 
     def _left(self, array: str, turn: Sequence[ArrayProduct]) -> tuple[Term, Term | None]:
         """The streams on which an array gets the left operand of a turn, and its zero points. array: its name."""
@@ -735,7 +747,8 @@ class _ProgramWriter:
     def _sums(self, x: StreamOperator, plan: KernelPlan) -> None:
         """The streams from an array to the epilogues of its products."""
         element = _type(token_shape(plan.put), plan.put.dtype)
-        for product in x.attributes["arrays"].products:
+        arrays: SharedArrays = x.attributes["arrays"]
+        for product in arrays.of_array(arrays.names.index(x.name)):
             stream = unique_name(f"{x.name}_to_{product.name}", self.taken)
             tokens = plan.loops["rows"] * product.columns * product.groups
             self.streams.append(_Stream(stream, element, tokens, x.name, product.name))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
+from functools import reduce
+from math import ceil, gcd
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 torchao = pytest.importorskip("torchao")
@@ -20,14 +24,16 @@ from rsn.benchmarks.hls_cycles import counted  # noqa: E402
 from rsn.host.native_tasks import run_native  # noqa: E402
 from rsn.host.tasks import run_tasks  # noqa: E402
 from rsn.rsnlib.streamed import Knobs, streamed  # noqa: E402
+from rsn.rsnlib.streamed.arrays import arrays_of, with_shared_arrays  # noqa: E402
 from rsn.rsnlib.streamed.balance import _shared  # noqa: E402
 from rsn.rsnlib.streamed.block import Streamed  # noqa: E402
 from rsn.rsnlib.streamed.figures import facts, lines  # noqa: E402
 from rsn.rsnlib.streamed.generate import DEFAULT, generate  # noqa: E402
+from rsn.rsnlib.streamed.operators import OperatorGraph, StreamOperator  # noqa: E402
 from rsn.rsnlib.streamed.search import tile_candidates  # noqa: E402
 from rsn.streams.build import task_program  # noqa: E402
 from rsn.streams.placing.devices import U55C  # noqa: E402
-from rsn.tests.effort import cases, full, long  # noqa: E402
+from rsn.tests.effort import cases, examples, full, long  # noqa: E402
 from rsn.tests.streams.test_hls import built  # noqa: E402
 
 from .quantised_models import CONFIGS  # noqa: E402
@@ -55,7 +61,7 @@ class Branches(nn.Module):
 def drawn(random: Random, kind: str | None) -> tuple[nn.Module, Any]:
     """A module of a kind, and rows for it."""
     torch.manual_seed(random.randrange(1 << 20))
-    widths = random.choice([(64, 128, 64), (64, 96, 32), (128, 64, 192)])
+    widths = random.choice([(64, 128, 64), (64, 96, 32), (128, 64, 192), (64, 224, 32)])
     model = Branches(widths, tuple(random.random() < 0.7 for _ in range(4))).eval()
     if kind is not None:
         torchao.quantization.quantize_(model, CONFIGS[kind]())
@@ -78,7 +84,7 @@ def test_results_are_those_of_products_with_their_own_multipliers() -> None:
         kind = KINDS[number % len(KINDS)]
         model, x = drawn(random, kind)
         knobs = Knobs(rows=random.choice([1, 3, 4]), columns=16, depth=random.choice([16, 32]), packed=number % 3 % 2)
-        shared = streamed(model, (x,), replace(knobs, arrays=random.choice([1, 2, 4])))
+        shared = streamed(model, (x,), replace(knobs, arrays=random.choice([1, 2, 4, 5])))
         arrays = [plan for y, plan in shared.plans.items() if y.op == "array"]
         assert arrays
         assert not any(y.op == "linear" for y in shared.plans)
@@ -86,6 +92,36 @@ def test_results_are_those_of_products_with_their_own_multipliers() -> None:
             names = [node.name for node in shared.dataflow.nodes]
             shared = shared.changed(groups={name: int(k > len(names) // 2) for k, name in enumerate(names)})
         assert bits(shared, x) == bits(streamed(model, (x,), knobs), x), (number, kind, shared.knobs)
+
+
+@given(
+    widths=st.lists(st.integers(1, 12), min_size=2, max_size=5),
+    turns=st.lists(st.integers(0, 2), min_size=5, max_size=5),
+    arrays=st.integers(1, 9),
+)
+@examples(300, 30)
+def test_all_columns_are_dealt_to_arrays(widths: list[int], turns: list[int], arrays: int) -> None:
+    """Each number of a weight is in one array, and no array is without products. A number of arrays that divides the
+    tiles of all products is taken."""
+    left = [StreamOperator(f"x_{k}", "memory", (), (1, 2, 8)) for k in range(3)]
+    products = []
+    for k, (width, turn) in enumerate(zip(widths, turns, strict=False)):
+        data = np.arange(8 * 4 * width, dtype=np.float32).reshape(1, 8, 4 * width)
+        weight = StreamOperator(f"w_{k}", "memory", (), data.shape, data=data)
+        names = {"operand_names": ("x", "weight"), "bias": None}
+        products.append(StreamOperator(f"p_{k}", "linear", (left[turn], weight), (1, 2, 4 * width), names))
+    graph = OperatorGraph((*left, *(x.operands[1] for x in products), *products), tuple(products))
+    common = 4 * reduce(gcd, widths)
+    shared = with_shared_arrays(graph, Knobs(columns=common, depth=4, arrays=arrays))
+    made = arrays_of(shared.kernels)
+    (arrays_made,) = {x.attributes["arrays"] for x in made}
+    assert len(made) == len(arrays_made.names) <= arrays
+    assert all(arrays_made.of_array(k) for k in range(len(made)))
+    dealt = np.sort(np.concatenate([x.operands[0].data.reshape(-1) for x in made]))  # type: ignore[union-attr]
+    whole = np.sort(np.concatenate([x.operands[1].data.reshape(-1) for x in products]))  # type: ignore[union-attr]
+    np.testing.assert_array_equal(dealt, whole)
+    if all(width * 4 // common % arrays == 0 for width in widths):
+        assert len(made) == arrays
 
 
 def test_a_search_tries_arrays_for_products_of_integers() -> None:
