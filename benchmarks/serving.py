@@ -24,11 +24,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
+from safetensors import safe_open
 
 FEATURES = 64
 PATHS = {"tensors": "/", "texts": "/v1/completions"}
@@ -436,65 +438,79 @@ def lengths(folder: Path, layers: int = 2, hidden: int = 128) -> None:
         return times
 
     head = " | ".join(f"{n} tokens" for n in sizes)
-    click.echo(
-        f"\ns to the first token of a prompt of | {head} | gaps of the other text: median, largest, ms | s to start"
-    )
+    click.echo(f"\n| chunk | s to the first token of a prompt of {head} | gaps: median, largest, s | the same alone |")
     click.echo("|---|" + "---|" * (len(sizes) + 2))
-    for name, options in (("compiled beside", []), ("--warm-up", ["--warm-up"])):
-        began = time.perf_counter()
-        with served(path, "--generate", "--slots", "4", "--capacity", "256", "--timeout", "600", *options) as server:
-            start = time.perf_counter() - began
+    for chunk in ("32", "128"):
+        options = ["--slots", "4", "--capacity", "256", "--timeout", "600", "--chunk", chunk]
+        with served(path, "--generate", *options) as server:
             over, alone = threading.Event(), stream(server, 4, 20)
             with ThreadPoolExecutor(1) as clients:
                 running = clients.submit(stream, server, 4, 250, over)
                 time.sleep(1)
                 first = [stream(server, n, 2)[0] for n in sizes]
                 over.set()
-                for rows, times in (("alone", alone), (name, running.result())):
-                    gaps = [1e3 * (b - a) for a, b in pairwise(times)]
-                    joined = [f"{x:.2f}" for x in first] if rows == name else [""] * len(sizes)
-                    figures = f"{median(gaps):.0f}, {max(gaps):.0f}"
-                    click.echo(f"| {rows} | {' | '.join(joined)} | {figures} ({len(gaps)}) | {start:.0f} |")
+                gaps = [[b - a for a, b in pairwise(times)] for times in (running.result(), alone)]
+            figures = " | ".join(f"{median(some):.2f}, {max(some):.2f}" for some in gaps)
+            click.echo(f"| {chunk} | {' | '.join(f'{x:.2f}' for x in first)} | {figures} |")
 
 
-def memory(folder: Path) -> None:
-    """The memory of a server of texts when prompts of all lengths have run, of a folder and of a file, for two models
-    that differ in their weights alone: what it grows by, beside what the weights grow by."""
+def encoder(path: Path) -> float:
+    """Write a BERT with the sizes of BERT-base and random weights as a model file, for 1 or 4 sequences of 64 or 128
+    tokens. Returns the megabytes of its weights."""
     import torch
     import transformers
 
-    from rsn.host.generation import Decoder
+    import rsn
 
-    click.echo("\n| | weights, MB | s to start | MB at the start | behind prompts of all lengths | peak |")
+    model = transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False).eval()
+    ids = torch.arange(128)[None]
+    example, sizes = (
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        {0: rsn.Batch(1, 4), 1: rsn.Length(64, 128)},
+    )
+    rsn.compile(model, example, dynamic_shapes=dict.fromkeys(example, sizes)).save(path)
+    return sum(x.numel() * 4 for x in model.parameters()) / 1e6
+
+
+def memory(folder: Path) -> None:
+    """The memory of servers when they have answered requests of all lengths: of folders of decoders, of which two
+    differ in their weights alone, and of the file of an encoder."""
+    click.echo("\n| | weights, MB | s to start | MB at the start | behind requests of all lengths | peak |")
     click.echo("|---|---|---|---|---|---|")
-    found: dict[str, list[tuple[float, float]]] = {"folder": [], "file": []}
-    for width in (1, 5):
-        own = folder / f"memory {width}"
+    found: list[tuple[float, float]] = []
+    sizes = {"layers": 8, "hidden": 512, "vocabulary": 8000}
+    for name, size in (
+        ("decoder", sizes | {"width": 1}),
+        ("decoder", sizes | {"width": 5}),
+        ("decoder of 12 layers", {"layers": 12, "hidden": 768, "vocabulary": 32000, "width": 3}),
+        ("encoder", {}),
+    ):
+        own = folder / f"memory {len(found)}"
         own.mkdir()
-        path = models(own, layers=8, hidden=512, vocabulary=8000, width=width)["texts"]
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
-        weights = sum(x.numel() * 4 for x in model.parameters()) / 1e6
-        with torch.no_grad(), Decoder(model, slots=2, capacity=256) as decoder:
-            decoder.save(own / "texts.rsnmodel", transformers.AutoTokenizer.from_pretrained(path))
-        del model, decoder
-        for name, served_path, options in (
-            ("folder", path, ["--slots", "2", "--capacity", "256", "--warm-up"]),
-            ("file", own / "texts.rsnmodel", []),
-        ):
-            began = time.perf_counter()
-            with served(served_path, "--generate", "--timeout", "600", *options) as server:
-                start, first = time.perf_counter() - began, server.megabytes("VmRSS")
-                for n in (10, 30, 60, 120, 200):
-                    body = json.dumps({"prompt": " ".join(str(k + 1) for k in range(n)), "max_tokens": 2}).encode()
-                    status, answer = server.ask("POST", PATHS["texts"], body, 600.0)
-                    if status != 200:
-                        raise SystemExit(answer.decode())
-                last, peak = server.megabytes("VmRSS"), server.megabytes()
-            found[name].append((weights, last))
-            click.echo(f"| {name} | {weights:.0f} | {start:.0f} | {first:.0f} | {last:.0f} | {peak:.0f} |")
-    for name, ((less, low), (more, high)) in found.items():
-        slope = (high - low) / (more - less)
-        click.echo(f"{name}: {slope:.2f} x weights + {low - slope * less:.0f} MB")
+        if size:
+            kind, path, options = "texts", models(own, **size)["texts"], ["--generate", "--slots", "2"]
+            options += ["--capacity", "256", "--timeout", "600"]
+            with safe_open(path / "model.safetensors", "np") as file:
+                weights = sum(prod(file.get_slice(x).get_shape()) * 4 for x in file.keys()) / 1e6  # noqa: SIM118
+        else:
+            kind, path, options = "tensors", own / "encoder.rsnmodel", ["--timeout", "600"]
+            weights = encoder(path)
+        began = time.perf_counter()
+        with served(path, *options) as server:
+            start, first = time.perf_counter() - began, server.megabytes("VmRSS")
+            for n in (10, 30, 60, 120, 200) if size else (60, 120):
+                asked: Any = {"prompt": " ".join(str(k + 1) for k in range(n)), "max_tokens": 2}
+                if not size:
+                    asked = {"inputs": {"input_ids": [[*range(n)]], "attention_mask": [[1] * n]}}
+                status, answer = server.ask("POST", PATHS[kind], json.dumps(asked).encode(), 600.0)
+                if status != 200:
+                    raise SystemExit(answer.decode())
+            last, peak = server.megabytes("VmRSS"), server.megabytes()
+        found.append((weights, last))
+        click.echo(f"| {name} | {weights:.0f} | {start:.0f} | {first:.0f} | {last:.0f} | {peak:.0f} |")
+    (less, low), (more, high), *_ = found
+    slope = (high - low) / (more - less)
+    click.echo(f"the first two: {slope:.2f} x weights + {low - slope * less:.0f} MB")
 
 
 TABLES: dict[str, Callable[[Path], None]] = {

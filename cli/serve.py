@@ -7,14 +7,16 @@ import math
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..base.deferred import deferred
-from ..base.errors import TensorError, require
+from ..base.errors import require
 from ..host import generation
 from ..host.model.loaded import load
+from ..host.own_process import call_apart
 from ..host.serving.policy import Serving
 from .options import BOARD, PATH, XCLBIN, Count, File, Options, given, option, with_options
 from .progress import working
@@ -66,7 +68,6 @@ class ServeOptions(Options):
     chunk: int = option(
         "the most tokens of a prompt that are read between two steps", default=generation.CHUNK, type=click.IntRange(2)
     )
-    warm_up: bool = option("compile the programs for prompts of all lengths first, not when they are needed")
 
 
 @click.command(name="serve")
@@ -118,15 +119,13 @@ def serve_command(model: Path, options: ServeOptions) -> None:
 
 def _refuse_wrong_options(model: Path, options: ServeOptions) -> None:
     """Raise `UsageError` for options that do not go together."""
-    sizes = given("slots", "capacity", "chunk", "warm_up")
+    sizes = given("slots", "capacity", "chunk")
     if not options.generate and sizes:
         raise click.UsageError(f"{sizes[0]} needs --generate")
     if options.generate and not model.is_dir() and sizes:
         raise click.UsageError(f"{sizes[0]} is that of the file: only with --generate and a folder")
     for flag in given("max_wait") if options.generate else ():
         raise click.UsageError(f"{flag} cannot be used with --generate")
-    for flag in given("xclbin") if options.generate and model.is_dir() else ():
-        raise click.UsageError(f"{flag} cannot be used with --generate and a folder")
 
 
 def _figures() -> tuple[Any, Any]:
@@ -144,31 +143,23 @@ def _generation(model: Path, options: ServeOptions, counters: Any) -> tuple[Any,
     """Load a language model and its tokenizer, and begin its generation. Returns it, the tokenizer, and the tokens that
     end a text. Raises `TensorError` for another folder, and `ContainerError` for another file."""
     require("transformers", "generation", "pip install transformers")
-    decoder: generation.Slots
     if model.is_dir():
-        decoder, tokenizer = _from_folder(model, options)
+        decoder = _from_folder(model, options)
     else:
-        decoder = loaded = generation.load(model, board=options.board, xclbin=options.xclbin)
-        tokenizer = loaded.tokenizer()
+        decoder = generation.load(model, board=options.board, xclbin=options.xclbin)
+    tokenizer = decoder.tokenizer()
     begun = generation.Generation(decoder, queue=options.queue, metrics=counters, name=_name(model))
     return begun, tokenizer, decoder.ends
 
 
-def _from_folder(model: Path, options: ServeOptions) -> tuple[generation.Decoder, Any]:
-    """Compile a decoder from a folder of transformers. Returns it and the tokenizer. Raises `TensorError`."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except Exception as e:  # of several packages, each with its own errors
-        raise TensorError(f"{model}: no language model of transformers: {str(e).partition(chr(10))[0]}") from None
-    decoder = generation.Decoder(
-        loaded, slots=options.slots, capacity=options.capacity, chunk=options.chunk, board=options.board
-    )
-    if options.warm_up:
-        decoder.warm_up()
-    return decoder, tokenizer
+def _from_folder(model: Path, options: ServeOptions) -> generation.LoadedDecoder:
+    """Compile a decoder from a folder of transformers, and load it. Raises `TensorError`."""
+    with TemporaryDirectory(prefix="rsn-") as folder:
+        path = Path(folder) / "decoder.rsnmodel"
+        # Compiling takes many times the memory of the weights, which the process would keep.
+        sizes = {"slots": options.slots, "capacity": options.capacity, "chunk": options.chunk}
+        call_apart(generation.save_folder, model, path, **sizes)
+        return generation.load(path, board=options.board, xclbin=options.xclbin)
 
 
 def _name(model: Path) -> str:

@@ -3,6 +3,7 @@
 from .batching import Generation as Generation
 from .batching import Stream as Stream
 from .decoder import Decoder as Decoder
+from .folder import save_folder as save_folder
 from .loaded import LoadedDecoder as LoadedDecoder
 from .loaded import load as load
 from .sampling import Sampling as Sampling

@@ -149,6 +149,15 @@ class Decoder(Slots):
             if wanted not in self._prompts:
                 self._prompts[wanted] = self._compiled(self._example(wanted))
 
+    def try_out(self) -> None:
+        """Run a prompt on each program of prompts, and a step, so that these calls are compared with the model (see
+        `verify`). The sequence in the first slot is forgotten. Raises what `prefill` and `step` raise."""
+        for wanted in self._prompt_programs():
+            self.prefill(0, [k % self.vocabulary for k in range(wanted.rows + wanted.is_chunk)])
+        self.prefill(0, [0])
+        self.step({0: 0})
+        self.free(0)
+
     def _compile(self, wanted: PromptProgram, prompts: dict[PromptProgram, Compiled]) -> None:
         """Compile a program of prompts, and add it to `prompts`."""
         made: Compiled | None = None

@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 import rsn
-from rsn.base.errors import BoardError, ContainerError
-from rsn.host.generation import Decoder, Generation, Sampling, load
+from rsn.base.errors import BoardError, ContainerError, TensorError
+from rsn.host.generation import Decoder, Generation, Sampling, load, save_folder
+from rsn.host.model.file import read
+from rsn.host.own_process import call_apart
 from rsn.tests.effort import long
 from rsn.tests.fuzz import models
 from rsn.tests.host.test_generation import END, alone_in_pytorch
@@ -51,6 +57,22 @@ def test_tokens_of_decoders_from_files(name: str, tmp_path: Path) -> None:
     with Decoder(made(name), slots=2, capacity=40, chunk=16) as decoder:
         decoder.save(tmp_path / "x.rsnmodel")
     assert texts(tmp_path / "x.rsnmodel") == wanted(made(name))
+
+
+@pytest.mark.long
+def test_a_folder_becomes_a_file(tmp_path: Path) -> None:
+    """With the tokenizer, and each program compared with the model."""
+    words = Tokenizer(WordLevel({str(n): n for n in range(96)}, unk_token="0"))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "folder")
+    made("Llama").save_pretrained(tmp_path / "folder")
+    call_apart(save_folder, tmp_path / "folder", tmp_path / "x.rsnmodel", slots=2, capacity=40, chunk=16)
+    assert texts(tmp_path / "x.rsnmodel") == wanted(made("Llama"))
+    assert all(part.verified for part in read(tmp_path / "x.rsnmodel").parts)
+    with load(tmp_path / "x.rsnmodel") as decoder:
+        assert decoder.tokenizer()("7 3 95")["input_ids"] == [7, 3, 95]
+    with pytest.raises(TensorError, match="no language model of transformers"):
+        call_apart(save_folder, tmp_path, tmp_path / "y.rsnmodel", slots=2, capacity=40, chunk=16)
 
 
 def test_a_file_holds_the_weights_once(saved: Path) -> None:
