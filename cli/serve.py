@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +44,17 @@ class _Number(click.FloatRange):
         return number
 
 
+class _Key(click.ParamType[str]):
+    """A key that a header can have."""
+
+    name = "key"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value or not all("!" <= letter <= "~" for letter in value):
+            self.fail("a key has letters, digits and signs of ASCII, without spaces", param, ctx)
+        return str(value)
+
+
 class ServeOptions(Options):
     """The options of `rsn serve`."""
 
@@ -62,6 +74,12 @@ class ServeOptions(Options):
     limit_mb: float = option(
         "the most megabytes of a request's body", default=64.0, type=_Number(0, 65536, min_open=True)
     )
+    connections: Count = option("the most connections at one time", default=500)
+    api_key: tuple[str, ...] = option(
+        "a key that requests must have, in Authorization: Bearer KEY; others on this computer can see it here "
+        "[default: those of $RSN_API_KEY, with spaces between]",
+        metavar="KEY", type=_Key(), envvar="RSN_API_KEY",
+    )  # fmt: skip
     generate: bool = option("MODEL is a folder of a causal language model of transformers, or a file of a decoder")
     slots: int = option("texts generated together", default=8, type=click.IntRange(1, 128))
     capacity: int = option("the most tokens of a text", default=512, type=click.IntRange(2))
@@ -77,7 +95,7 @@ def serve_command(model: Path, options: ServeOptions) -> None:
     """Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C.
 
     POST / runs the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
-    (docs/serving.md). One process, one board, no encryption and no passwords: for those, put a proxy before it.
+    (docs/serving.md). One process, one board, no encryption: for that, put a proxy before it.
 
     With --generate, MODEL is a folder of a language model, or a file that Decoder.save has written, and
     POST /v1/completions generates text (docs/generation.md).
@@ -100,18 +118,22 @@ def serve_command(model: Path, options: ServeOptions) -> None:
                 serving = Serving(queue=options.queue, max_wait_s=options.max_wait)
                 server = _open(model, board, options.xclbin, serving, counters)
         try:
+            limits: Any = {
+                "registry": registry, "timeout_s": timeout, "limit_bytes": limit, "keys": options.api_key
+            }  # fmt: skip
             if options.generate:
-                app = completions.application(
-                    server, tokenizer, _name(model), ends=ends, registry=registry, timeout_s=timeout, limit_bytes=limit
-                )
+                app = completions.application(server, tokenizer, _name(model), ends=ends, **limits)
             else:
-                app = http.application(server, registry=registry, timeout_s=timeout, limit_bytes=limit)
+                app = http.application(server, **limits)
             figures = "" if registry else "; no /metrics without prometheus_client: pip install prometheus-client"
+            if http.is_reached_from_outside(sock):
+                figures += "; other computers reach it, " + ("with a key" if options.api_key else "without a key")
             http.serve(
                 app,
                 sock,
                 ready=lambda url: click.echo(f"{click.format_filename(model)} at {url} on board {board}{figures}"),
                 timeout_s=timeout,
+                connections=options.connections,
             )
         finally:
             server.close()
@@ -119,6 +141,8 @@ def serve_command(model: Path, options: ServeOptions) -> None:
 
 def _refuse_wrong_options(model: Path, options: ServeOptions) -> None:
     """Raise `UsageError` for options that do not go together."""
+    if not options.api_key and "RSN_API_KEY" in os.environ:
+        raise click.UsageError("RSN_API_KEY has no key; unset it to take all requests")
     sizes = given("slots", "capacity", "chunk")
     if not options.generate and sizes:
         raise click.UsageError(f"{sizes[0]} needs --generate")

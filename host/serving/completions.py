@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -187,13 +187,14 @@ def application(
     registry: CollectorRegistry | None = None,
     timeout_s: float = TIMEOUT_S,
     limit_bytes: int = LIMIT_BYTES,
+    keys: Collection[str] = (),
 ) -> Any:
     """Return the ASGI application that answers completions. It does not close `generation`.
 
     name: of the model, as requests say it. ends: tokens that end a text, beside the tokenizer's. registry: the
     Prometheus registry that /metrics shows; without one there is no such path. timeout_s: the most seconds for a body
     to arrive, and for each token to come. limit_bytes: the most bytes of a body; less if
-    the longest prompt needs less.
+    the longest prompt needs less. keys: as for `http.application`.
     """
     own = tokenizer.eos_token_id
     vocabulary: Iterable[str] = getattr(tokenizer, "get_vocab", list)()
@@ -206,6 +207,7 @@ def application(
     core = Core(
         form.parsed, lambda: generation.health, _error, STATUS,
         registry=registry, timeout_s=timeout_s, limit_bytes=min(limit_bytes, form.most_bytes),
+        keys=keys,
     )  # fmt: skip
     service = _CompletionService(generation, tokenizer, name, core)
     return core.application(
@@ -328,4 +330,6 @@ def _described(message: str, code: str | None = None, field: str = "") -> dict[s
 
 
 def _error(status: int, message: str, field: str) -> dict[str, Any]:
+    if status == 401:
+        return {"error": _described(message)["error"] | {"code": "invalid_api_key"}}
     return _described(message, None if status < 500 else "unavailable" if status == 503 else "internal", field)

@@ -11,12 +11,13 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...base.errors import BoardError, MissingError, RsnError
 from .apart import Apart
+from .door import Application, Door, Refusal
 from .health import Health, State
 from .http_json import write_json
 from .policy import QueueFull, RequestTimeout, TooLarge
@@ -55,9 +56,9 @@ AT_ONCE_BYTES, APART_BYTES = 1 << 12, 1 << 16
 """Bytes of a body that is parsed at once, which takes less than handing it to a thread, and of one that a thread
 parses. The standard library's parser holds the interpreter: of 64 KiB for 10 ms at most. Larger ones go to a process of
 their own."""
-LINGER_S = 2.0
-"""Seconds for which a body that is too large is read and dropped: a client that is still sending does not read the
-answer."""
+LINGER_S, LINGER_BYTES = 2.0, 1 << 20
+"""Seconds and bytes for which a body that is refused is read and dropped: some clients read the answer only when they
+have sent all. Then the connection is closed."""
 
 
 class SlowBody(RsnError):
@@ -90,7 +91,8 @@ class Core(Generic[T]):
     returns what /health tells. error: makes the body of an answer from a status code, a message, and the name of the
     field at fault, "" for none. status: codes of further errors, before those of `STATUS`. registry: the Prometheus
     registry that /metrics shows; without one there is no such path. timeout_s: the most seconds for a body to arrive,
-    and to be parsed. limit_bytes: the most bytes of a body.
+    and to be parsed. limit_bytes: the most bytes of a body. keys: of which a request must have one; none for a server
+    that takes all requests.
     """
 
     def __init__(
@@ -103,8 +105,9 @@ class Core(Generic[T]):
         registry: CollectorRegistry | None,
         timeout_s: float,
         limit_bytes: int,
+        keys: Collection[str] = (),
     ) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s, self._keys = timeout_s, keys
         self._parse, self._health, self._error, self._registry = parse, health, error, registry
         self._status, self._limit = (*status, *STATUS), limit_bytes
         self._held = 0
@@ -142,7 +145,7 @@ class Core(Generic[T]):
             made.append(Route("/metrics", self._tell_metrics, methods=["GET"]))
         app = Starlette(routes=made, exception_handlers={HTTPException: unrouted, Exception: failed})
         app.router.redirect_slashes = False
-        return app
+        return Door(app, self._keys, self._unread, lambda: self._ends is not None)
 
     async def _tell_health(self, request: Any) -> Any:
         now = self._health()
@@ -277,14 +280,16 @@ class Core(Generic[T]):
         status = next(code for kind, code in self._status if isinstance(error, kind))
         if status == 500:
             log.error("%s: %s", type(error).__name__, error)
-        is_sending = isinstance(error, TooLarge | BodiesFull)
         headers = {"retry-after": "1"} if status == 503 else {}
-        if is_sending or isinstance(error, SlowBody):
+        if isinstance(error, TooLarge | BodiesFull):
+            return self._unread(Refusal(status, str(error), headers))
+        if isinstance(error, SlowBody):
             headers["connection"] = "close"
-        told = self._told(status, str(error), getattr(error, "field", ""), headers)
-        if not is_sending:
-            return told
-        return _lingering(told, waits=request.headers.get("expect", "").lower() == "100-continue")
+        return self._told(status, str(error), getattr(error, "field", ""), headers)
+
+    def _unread(self, why: Refusal) -> Application:
+        """Return the answer to a request whose body has not been read."""
+        return _lingering(self._told(why.status, why.message, headers=why.headers | {"connection": "close"}))
 
     def _told(self, status: int, message: str, field: str = "", headers: Mapping[str, str] | None = None) -> Any:
         return json_answer(self._error(status, message, field), status, headers)
@@ -353,17 +358,19 @@ def json_answer(value: Mapping[str, Any], status: int = 200, headers: Mapping[st
     return Response(write_json(value), status, headers, media_type="application/json")
 
 
-def _lingering(answer: Any, waits: bool) -> Any:
-    """An answer to a client that may still be sending its body. waits: it sends nothing until it gets a 100
-    (Continue)."""
+def _lingering(answer: Any) -> Application:
+    """An answer to a client that may still be sending its body."""
 
     async def respond(scope: Any, receive: Receive, send: Send) -> None:
+        # One that expects a 100 (Continue) sends nothing until it gets that, which it would if a body were asked for.
+        waits = any(name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
         await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
         await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+        dropped = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if waits else LINGER_S):
-                while (await receive()).get("more_body"):
-                    pass
+                while dropped <= LINGER_BYTES and (part := await receive()).get("more_body"):
+                    dropped += len(part.get("body", b""))
         await send({"type": "http.response.body", "body": b""})
 
     return respond

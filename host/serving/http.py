@@ -6,13 +6,13 @@ Needs starlette and uvicorn (the extra `serve`).
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from functools import partial
+from ipaddress import ip_address
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +20,7 @@ from ...base.errors import BoardError, TensorError, require
 from ...base.version import __version__
 from .arguments import Argument
 from .core import LIMIT_BYTES, TIMEOUT_S, Core, Response, json_answer, stop_all, unless_gone
+from .door import HEADER_BYTES
 from .health import Health
 from .http_binary import MEDIA_TYPE, BinaryTensors
 from .http_json import Form, NotJson, NotTheForm, Question, Tensors
@@ -33,6 +34,8 @@ SMALL = 1024
 """Elements of a result that is written in the event loop, in 1 ms."""
 HEADERS_S = 10.0
 """Seconds for the headers of a request to arrive."""
+CONNECTIONS = 500
+"""The most connections at one time."""
 SENDING_S = 5
 """Seconds that clients have to read their answers when the server stops."""
 
@@ -77,20 +80,22 @@ def application(
     registry: CollectorRegistry | None = None,
     timeout_s: float = TIMEOUT_S,
     limit_bytes: int = LIMIT_BYTES,
+    keys: Collection[str] = (),
 ) -> Any:
     """Return the ASGI application of a server. It does not close the server.
 
     form: the format of bodies, by default `http_json.Tensors`, and `BinaryTensors` where a request's headers say so.
     registry: the Prometheus registry that /metrics shows;
     without one there is no such path. timeout_s: the most seconds for a request to wait and run, and for its body to
-    arrive. limit_bytes: the most bytes of a body. Raises `UnsupportedError` for an argument whose dtype JSON cannot
-    represent.
+    arrive. limit_bytes: the most bytes of a body. keys: of which each request must have one, but for
+    /health; none for a server that takes all requests. Raises `UnsupportedError` for an argument whose dtype JSON
+    cannot represent.
     """
     binary = BinaryTensors(server.arguments) if form is None else None
     form = form or Tensors(server.arguments)
     core = Core(
         form.read, lambda: server.health, lambda status, message, field: {"error": message}, STATUS,
-        registry=registry, timeout_s=timeout_s, limit_bytes=limit_bytes,
+        registry=registry, timeout_s=timeout_s, limit_bytes=limit_bytes, keys=keys,
     )  # fmt: skip
     service = _ModelService(server, form, binary, core)
     return core.application(
@@ -175,21 +180,34 @@ def _no_address(host: str, port: int, error: Exception) -> BoardError:
     return BoardError(f"cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}")
 
 
-def _timed(protocol: type[Any]) -> type[Any]:
-    """Return a class of connections that are closed if a request's headers do not arrive in `HEADERS_S` seconds. Other
-    waits have limits already: for a body (`core`), and of an idle connection for its next request (uvicorn). protocol:
-    uvicorn's class."""
+def is_reached_from_outside(sock: socket.socket) -> bool:
+    """Return whether other computers can reach a socket. sock: from `listener`."""
+    return not ip_address(str(sock.getsockname()[0]).partition("%")[0]).is_loopback
 
-    class TimedConnection(protocol):  # type: ignore[misc]
+
+def _limited(protocol: type[Any], connections: int) -> type[Any]:
+    """Return a class of connections of which there are at most so many, and which are closed if a request's headers do
+    not arrive in `HEADERS_S` seconds, or are much longer than `HEADER_BYTES`. Other waits have limits already: for a
+    body (`core`), and of an idle connection for its next request (uvicorn). protocol: uvicorn's class."""
+
+    class LimitedConnection(protocol):  # type: ignore[misc]
         _timer: asyncio.TimerHandle | None = None
+        _unfinished = 0
+        """Bytes of headers that have not ended."""
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
-            self._time()
+            if len(self.connections) > connections:
+                self._end("503 Service Unavailable\r\nretry-after: 1")
+            else:
+                self._time()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             self._time()
+            self._unfinished = 0 if self._timer is None else self._unfinished + len(data)
+            if self._unfinished > 2 * HEADER_BYTES and not self.transport.is_closing():
+                self._end("431 Request Header Fields Too Large")
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -198,6 +216,11 @@ def _timed(protocol: type[Any]) -> type[Any]:
         def connection_lost(self, error: Exception | None) -> None:
             super().connection_lost(error)
             self._stop()
+
+        def _end(self, status: str) -> None:
+            """Answer what no application has seen, and close the connection."""
+            self.transport.write(f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode())
+            self.transport.close()
 
         def _time(self) -> None:
             """Start the time if headers are waited for, and stop it if not."""
@@ -211,16 +234,25 @@ def _timed(protocol: type[Any]) -> type[Any]:
                 self._timer.cancel()
                 self._timer = None
 
-    return TimedConnection
+    return LimitedConnection
 
 
-def serve(app: Any, sock: socket.socket, *, ready: Callable[[str], None], timeout_s: float = TIMEOUT_S) -> None:
+def serve(
+    app: Any,
+    sock: socket.socket,
+    *,
+    ready: Callable[[str], None],
+    timeout_s: float = TIMEOUT_S,
+    connections: int = CONNECTIONS,
+) -> None:
     """Serve in this process until SIGTERM or SIGINT, then answer the requests under way and return; a second SIGINT
-    ends at once. What is not answered `timeout_s` seconds after the signal is answered with an error.
+    ends at once. What is not answered `timeout_s` seconds after the signal is answered with an error. Requests that
+    come after the signal get 503.
 
     app: the ASGI application. sock: from `listener`; it is closed at the end. ready: called with the URL when
-    connections are accepted. timeout_s: as for `application`, in seconds. Raises `RuntimeError` in another thread than
-    the main one, `BoardError` if the address is in use, `MissingError` without uvicorn.
+    connections are accepted. timeout_s: as for `application`, in seconds. connections: the most at one time. Raises
+    `RuntimeError` in another thread than the main one, `BoardError` if the address is in use, `MissingError` without
+    uvicorn.
     """
     require("uvicorn", "serving over HTTP", "pip install starlette uvicorn")
     import uvicorn
@@ -228,11 +260,9 @@ def serve(app: Any, sock: socket.socket, *, ready: Callable[[str], None], timeou
 
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("serve handles signals, which only the main thread can")
-    # Idle connections end at once. Requests end in their time (`Core.stop`); more is for sending their answers.
     config = uvicorn.Config(
-        app, http=_timed(AutoHTTPProtocol), log_config=None, access_log=False, server_header=False, lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=math.ceil(timeout_s) + SENDING_S,
+        app, http=_limited(AutoHTTPProtocol, connections), log_config=None, access_log=False, server_header=False,
+        lifespan="off", ws="none", h11_max_incomplete_event_size=2 * HEADER_BYTES, timeout_graceful_shutdown=SENDING_S,
     )  # fmt: skip
 
     class ToldServer(uvicorn.Server):  # type: ignore[misc]
@@ -240,6 +270,10 @@ def serve(app: Any, sock: socket.socket, *, ready: Callable[[str], None], timeou
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             stop_all(timeout_s)
+            now = asyncio.get_running_loop().time
+            ends = now() + timeout_s
+            while self.server_state.tasks and now() < ends and not self.force_exit:
+                await asyncio.sleep(0.05)  # others are told meanwhile that it stops
             await super().shutdown(sockets)
 
     running = ToldServer(config)
