@@ -18,11 +18,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
 
+# Dynamo's own collection behind each capture would look through all that is young, which is much here.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
+
 import rsn
 
 # The graphs of PyTorch are many objects that live long: looking for cycles among them each 700 new objects, as is set
 # unless one says otherwise, takes a fifth of the time of the tests.
-gc.set_threshold(100_000)
+gc.set_threshold(300_000)
 
 ROOT = Path(__file__).resolve().parent.parent
 
