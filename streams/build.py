@@ -55,8 +55,8 @@ def build(
     constants of the file are executed, if a task calls one. Otherwise such tasks are refused. clock_hz: of the machine,
     in Hz; None for the usual one. device: the name of the device that the machine is for, "" for none. channels: the
     numbers of the memory channels in which a tensor lies, by its name (`OffChipTensor`). Raises `Refused` for findings,
-    and for what a machine does not have; `ProgramError` for a region without tasks, a file whose execution fails, and a
-    region that is too large to find which beats fire together.
+    and for what a machine does not have; `ProgramError` for a region without tasks, a file whose execution fails,
+    channels of tensors that it does not have, and a region that is too large to find which beats fire together.
     """
     if report.code:
         raise Refused(report)
@@ -68,7 +68,13 @@ def build(
         if not execute:
             raise
         made = task_program(report.region, executed(report.region.source))
-    tensors = tuple(replace(t, channels=(channels or {}).get(t.name, ())) for t in made.tensors)
+    given = dict(channels or {})
+    tensors = tuple(replace(t, channels=given.pop(t.name, ())) for t in made.tensors)
+    if given:
+        raise ProgramError(
+            f"channels of {', '.join(given)}, no tensor of {made.name}; there are "
+            f"{', '.join(t.name for t in tensors) or 'none'}"
+        )
     made = replace(made, clock_hz=clock_hz or made.clock_hz, device=device, tensors=tensors)
     return uops_of(made, {size.name: size.value for size in report.region.sizes})
 

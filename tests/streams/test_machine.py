@@ -54,6 +54,15 @@ def test_listed_programs_run_alike_with_and_without_data(name: str) -> None:
     assert reference == with_data.run.latency_s
 
 
+def test_channels_of_an_unknown_tensor_are_refused() -> None:
+    report = check(
+        "from rsn.streams import *\nX: f32[4]\n\n@task(mapping=[1])\ndef zero(X: f32[4]):\n    X[:] = 0.0\n", "zero.py"
+    )
+    assert program_of(build(report, device="U55C", channels={"X": (2, 3)}).overlay).tensors[0].channels == (2, 3)
+    with pytest.raises(ProgramError, match="channels of Y, no tensor of zero; there are X"):
+        build(report, device="U55C", channels={"X": (2,), "Y": (3,)})
+
+
 @pytest.mark.parametrize("name", ["I1", "I2", "I3", "I4", "I5", "I6", "I18", "I19"])
 def test_refused_programs_fail_on_the_engine(name: str) -> None:
     report = check(LISTED[name]["program"], f"{name}.py")
