@@ -28,8 +28,8 @@ BLOCK_BITS = 72
 
 NO_BITS: Mapping[str, int] = {}
 
-SECONDS = 60.0
-"""Limit of the search through all ways."""
+NODES = 20_000
+"""Limit of the search through all ways, in nodes of its tree: the result depends on no clock."""
 
 
 class MemoryFitError(ResourceError):
@@ -184,11 +184,11 @@ def _every_way(
             integrality=np.ones(len(options)),
             bounds=Bounds(0, 1),
             constraints=LinearConstraint(np.array(rows), lows, highs),
-            options={"time_limit": SECONDS},
+            options={"node_limit": NODES},
         )
     if found.status == 2:
         return None
     if found.x is None:
-        raise ProgramError(f"no allocation of {len(order)} buffers was found within {SECONDS:.0f} s; give fewer")
+        raise ProgramError(f"no allocation of {len(order)} buffers was found in {NODES:,} nodes; give fewer")
     chosen = [option for option, x in zip(options, found.x, strict=True) if x > 0.5]
     return Allocation({name: BufferPlace(kind, needed(name, kind)) for name, _, kind in chosen})

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from rsn.base.errors import ProgramError, ResourceError
+from rsn.streams.placing import dies as searching
 from rsn.streams.placing.devices import BRAM_BYTES, DEVICES, RESOURCES, URAM_BYTES, VC1902, device_named
 from rsn.streams.placing.dies import DieError, Wire, place_on_dies
 from rsn.streams.placing.memories import KINDS, LUTRAM_BELOW, BufferPlace, Memories, MemoryFitError, allocate
@@ -83,6 +84,19 @@ def test_placements_are_the_best_of_all() -> None:
             with pytest.raises(DieError):
                 place_on_dies(areas, wires, dies, balance)
     assert 0 < refused < cases(200, 12)
+
+
+def test_a_placement_depends_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that ends early ends at the same node each time."""
+    random = Random(3)
+    names = [f"k{number}" for number in range(30)]
+    areas = {name: {"LUT": random.randint(1, 9)} for name in names}
+    wires = [Wire(*random.sample(names, 2), random.randint(1, 99)) for _ in range(90)]
+    monkeypatch.setattr(searching, "NODES", 1)
+    first, second = (place_on_dies(areas, wires, [{"LUT": 60}] * 3, 8.0) for _ in range(2))
+    assert first == second
+    assert not first.proved
+    assert first.bound < first.objective
 
 
 def test_dies_that_are_too_small() -> None:
