@@ -291,20 +291,22 @@ def _bytes_on_chip(device: StreamDevice) -> int:
 
 def _widened(made: Streamed, device: StreamDevice) -> Knobs:
     """Let tiles of so few sums that they become registers have more columns: then a product adds to other words of sums
-    before it comes back to one."""
+    before it comes back to one. Arrays of integers that products share add to all sums in each cycle, and keep their
+    tiles; with more rows, other kernels get tiles as wide as those of all arrays together: then fewer loops begin."""
     knobs, rows = made.knobs, {x.name: plan.sizes["tm"] for x, plan in made.plans.items() if x.op in PRODUCTS}
     most = max(rows.values(), default=MOVED)
-    wide, of = (device.float_add + 2) * MOVED, {operator: dict(chosen) for operator, chosen in knobs.of.items()}
-    if most * knobs.columns <= MOVED:
-        if not any(x.op == "array" and x.multiplies_integers for x in made.plans):
-            return replace(knobs, columns=wide // most)
-        # All sums of an array of integers are added to in each cycle: its tiles stay as wide as they are.
-        for x in made.plans:
-            if x.op not in ("array", "epilogue"):
-                of.setdefault(x.name, {}).setdefault("columns", wide // most)
-    for name, few in rows.items():  # such as the one row of a product with the vocabulary, beside those of a prompt
-        if few < most and few * knobs.at(name).columns <= MOVED and "columns" not in of.get(name, {}):
-            of.setdefault(name, {})["columns"] = wide // few
+    few, of = most * knobs.columns <= MOVED, {operator: dict(chosen) for operator, chosen in knobs.of.items()}
+    arrays = [x.attributes["arrays"] for x in made.plans if x.op == "array" and x.multiplies_integers]
+    wide = max((shared.tile[1] * len(shared.names) for shared in arrays), default=knobs.columns)
+    wide = (device.float_add + 2) * MOVED // most if few else wide
+    if few and not arrays:
+        return replace(knobs, columns=wide)
+    for x in made.plans if arrays else ():
+        if x.op not in ("array", "epilogue"):
+            of.setdefault(x.name, {}).setdefault("columns", wide)
+    for name, own in rows.items():  # such as the one row of a product with the vocabulary, beside those of a prompt
+        if own < most and own * knobs.at(name).columns <= MOVED and "columns" not in of.get(name, {}):
+            of.setdefault(name, {})["columns"] = (device.float_add + 2) * MOVED // own
     return replace(knobs, of=of)
 
 

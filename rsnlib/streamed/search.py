@@ -32,7 +32,7 @@ KNOBS_OF_INTEGERS = (
     Knob("depth", (64, 128, 256)),
     Knob("packed", (1,)),
     Knob("kernels", (1, 2, 4, 8)),
-    Knob("arrays", (0, 4, 8, 16)),
+    Knob("arrays", (0, 4, 8, 12, 16, 20)),
 )
 """Those of a machine whose products are of integers."""
 START: Choice = {knob.name: getattr(DEFAULT, knob.name) for knob in KNOBS}
@@ -40,12 +40,12 @@ START: Choice = {knob.name: getattr(DEFAULT, knob.name) for knob in KNOBS}
 TILES = ((32, 64, 64), (64, 64, 64), (128, 64, 64), (32, 128, 64), (64, 128, 64), (32, 128, 128))
 """Rows, columns and depth of tiles that a short search tries: the default ones first. Tiles of more rows load weights
 fewer times, those of more columns give a product more sums to add to in turn."""
-TILES_OF_INTEGERS = ((8, 256, 128), (8, 1024, 128), (8, 64, 256, 8))
+TILES_OF_INTEGERS = ((8, 256, 128), (8, 1024, 128), (8, 64, 256, 12))
 """Further ones for products of integers, whose sums are all added to in each cycle: with fewer rows more kernels work
 at the same time, and with more columns a product of a single row takes more weights in a cycle. The last number are
 arrays that products share: those that wait for each other keep them busy in turn."""
 FEW_ROWS = ((4, 128, 64),)
-FEW_ROWS_OF_INTEGERS = ((4, 512, 128), (1, 1024, 128), (1, 64, 256, 16))
+FEW_ROWS_OF_INTEGERS = ((4, 512, 128), (1, 1024, 128), (1, 64, 256, 20))
 """Further ones for sequences of any length: a step computes all rows of its tile, of which it has one."""
 GOALS: Mapping[str, str] = {"latency": "latency ms", "memory": "on-chip KiB"}
 

@@ -128,8 +128,8 @@ def test_a_search_tries_arrays_for_products_of_integers() -> None:
     """But not where their number is fixed, or all sizes of a tile."""
     model, x = drawn(Random(1), "int8 rows, int8 weights")
     block = streamed(model, (x,), DEFAULT)
-    assert {knobs.arrays for knobs in tile_candidates(block, DEFAULT, ())} == {0, 8}
-    assert {knobs.arrays for knobs in tile_candidates(block, DEFAULT, ("rows", "columns"))} == {0, 8}
+    assert {knobs.arrays for knobs in tile_candidates(block, DEFAULT, ())} == {0, 12}
+    assert {knobs.arrays for knobs in tile_candidates(block, DEFAULT, ("rows", "columns"))} == {0, 12}
     two = replace(DEFAULT, arrays=2)
     found = tile_candidates(block.changed(two), two, ("arrays",))
     assert {(knobs.rows, knobs.arrays) for knobs in found} >= {(DEFAULT.rows, 2), (8, 2)}
