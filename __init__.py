@@ -38,6 +38,7 @@ __all__ = [
     "load",
     "load_checkpoint",
     "quality",
+    "sentence_transformer",
     "shown",
 ]
 
@@ -73,6 +74,7 @@ _HOME = {
     "nn": ".nn",  # not in __all__: `from rsn import *` would take torch
     "quality": ".rsnlib.quality:quality",
     "quantised_attention": ".rsnlib.quantised_attention:quantised_attention",  # not in __all__: it takes torchao
+    "sentence_transformer": ".text_encoder:sentence_transformer",
     "shown": ".rsnlib.dump:shown",
 }
 

@@ -469,7 +469,8 @@ def encoder(path: Path) -> float:
         {0: rsn.Batch(1, 4), 1: rsn.Length(64, 128)},
     )
     rsn.compile(model, example, dynamic_shapes=dict.fromkeys(example, sizes)).save(path)
-    return sum(x.numel() * 4 for x in model.parameters()) / 1e6
+    weights: float = sum(x.numel() * 4 for x in model.parameters()) / 1e6
+    return weights
 
 
 def memory(folder: Path) -> None:

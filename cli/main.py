@@ -37,7 +37,7 @@ COMMANDS = {
     "overlay": ListedCommand("overlay", "Show the parameters of an overlay: value, unit, source."),
     "reproduce": ListedCommand("reproduce", "Compare the paper's TABLE, or all, with the model."),
     "run": ListedCommand("run", "Run a program, or a stream program: results and time."),
-    "serve": ListedCommand("serve", "Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C."),
+    "serve": ListedCommand("serve", "Serve MODEL (.rsnmodel, or a folder) over HTTP, until SIGTERM or ^C."),
     "tune": ListedCommand("tune", "Search the knobs of a generated machine, or of an overlay of row lanes."),
 }
 """The commands by name."""

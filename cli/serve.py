@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import warnings
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import text_encoder
 from ..base.deferred import deferred
 from ..base.errors import require
 from ..host import generation
+from ..host.model.file import SUFFIX
 from ..host.model.loaded import load
 from ..host.own_process import call_apart
 from ..host.serving.policy import Serving
@@ -23,12 +26,13 @@ from .options import BOARD, PATH, XCLBIN, Count, File, Options, given, option, w
 from .progress import working
 
 if TYPE_CHECKING:
-    from ..host.serving import completions, http, metrics
+    from ..host.serving import completions, http, metrics, texts
     from ..host.serving.http import HttpModel
 else:
     http = deferred("rsn.host.serving.http")
     metrics = deferred("rsn.host.serving.metrics")
     completions = deferred("rsn.host.serving.completions")
+    texts = deferred("rsn.host.serving.texts")
 
 LONGEST_S = 24 * 3600.0
 """The longest time that an option may give, in seconds; a thread cannot wait for arbitrarily long."""
@@ -80,6 +84,16 @@ class ServeOptions(Options):
         "[default: those of $RSN_API_KEY, with spaces between]",
         metavar="KEY", type=_Key(), envvar="RSN_API_KEY",
     )  # fmt: skip
+    batches: tuple[Count, ...] = option(
+        "texts of a run, of a folder of an encoder [default: 1, 8]", metavar="N", type=click.IntRange(1)
+    )
+    lengths: tuple[Count, ...] = option(
+        "tokens that there are programs for [default: 32, 128, and the most that the model takes]",
+        metavar="N",
+        type=click.IntRange(1),
+    )
+    pooling: str | None = option("how an encoder without modules.json makes one vector: mean, cls, max, ...")
+    normalize: bool = option("vectors of an encoder without modules.json get the length 1")
     generate: bool = option("MODEL is a folder of a causal language model of transformers, or a file of a decoder")
     slots: int = option("texts generated together", default=8, type=click.IntRange(1, 128))
     capacity: int = option("the most tokens of a text", default=512, type=click.IntRange(2))
@@ -92,10 +106,12 @@ class ServeOptions(Options):
 @click.argument("model", type=PATH)
 @with_options(ServeOptions)
 def serve_command(model: Path, options: ServeOptions) -> None:
-    """Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C.
+    """Serve MODEL (.rsnmodel, or a folder) over HTTP, until SIGTERM or ^C.
 
     POST / runs the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
-    (docs/serving.md). One process, one board, no encryption: for that, put a proxy before it.
+    (docs/serving.md). A folder of a sentence encoder, or of a classifier of transformers, or a file with its tokenizer,
+    takes texts: /v1/embeddings, /v1/classify, /v1/rerank (docs/openai.md). One process, one board, no encryption:
+    for that, put a proxy before it.
 
     With --generate, MODEL is a folder of a language model, or a file that Decoder.save has written, and
     POST /v1/completions generates text (docs/generation.md).
@@ -107,7 +123,7 @@ def serve_command(model: Path, options: ServeOptions) -> None:
     warnings.simplefilter("ignore", FutureWarning)  # of other libraries to their callers, which are not the users
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sock = http.listener(options.host, options.port)  # first: an address in use is reported before the model is loaded
-    with sock:
+    with sock, ExitStack() as held:
         registry, counters = _figures()
         limit = int(options.limit_mb * 1e6)
         server: Any
@@ -116,13 +132,16 @@ def serve_command(model: Path, options: ServeOptions) -> None:
                 server, tokenizer, ends = _generation(model, options, counters)
             else:
                 serving = Serving(queue=options.queue, max_wait_s=options.max_wait)
-                server = _open(model, board, options.xclbin, serving, counters)
+                path = _compiled(model, options, held) if model.is_dir() else model
+                server, text = _open(path, board, options.xclbin, serving, counters, _name(model))
         try:
             limits: Any = {
                 "registry": registry, "timeout_s": timeout, "limit_bytes": limit, "keys": options.api_key
             }  # fmt: skip
             if options.generate:
                 app = completions.application(server, tokenizer, _name(model), ends=ends, **limits)
+            elif text is not None:
+                app = texts.application(server, *text, **limits)
             else:
                 app = http.application(server, **limits)
             figures = "" if registry else "; no /metrics without prometheus_client: pip install prometheus-client"
@@ -146,6 +165,9 @@ def _refuse_wrong_options(model: Path, options: ServeOptions) -> None:
     sizes = given("slots", "capacity", "chunk")
     if not options.generate and sizes:
         raise click.UsageError(f"{sizes[0]} needs --generate")
+    of_texts = given("batches", "lengths", "pooling", "normalize")
+    if of_texts and (options.generate or not model.is_dir()):
+        raise click.UsageError(f"{of_texts[0]} is for the folder of an encoder or a classifier")
     if options.generate and not model.is_dir() and sizes:
         raise click.UsageError(f"{sizes[0]} is that of the file: only with --generate and a folder")
     for flag in given("max_wait") if options.generate else ():
@@ -191,7 +213,28 @@ def _name(model: Path) -> str:
     return model.resolve().stem if model.is_file() else model.resolve().name
 
 
-def _open(model: Path, board: str, xclbin: str | None, serving: Serving, counters: Any) -> HttpModel:
-    """Load the model, open its board, and return its server."""
-    server: HttpModel = load(model, board=board, xclbin=xclbin).server(serving, metrics=counters, name=model.stem)
-    return server
+def _compiled(model: Path, options: ServeOptions, held: ExitStack) -> Path:
+    """Compile a model of texts from a folder. Returns its file, which is there until `held` ends."""
+    path = Path(held.enter_context(TemporaryDirectory(prefix="rsn-"))) / f"texts{SUFFIX}"
+    # Compiling takes many times the memory of the weights, which the process would keep.
+    call_apart(
+        text_encoder.save_folder,
+        model,
+        path,
+        batches=options.batches or text_encoder.BATCHES,
+        lengths=options.lengths or None,
+        pooling=options.pooling,
+        normalize=options.normalize,
+    )
+    return path
+
+
+def _open(
+    model: Path, board: str, xclbin: str | None, serving: Serving, counters: Any, name: str
+) -> tuple[HttpModel, Any]:
+    """Load the model, open its board, and return its server; and of a model of texts its settings and its tokenizer,
+    else None."""
+    loaded = load(model, board=board, xclbin=xclbin)
+    text = loaded.text()
+    server: HttpModel = loaded.server(serving, metrics=counters, name=name)
+    return server, text

@@ -8,7 +8,7 @@ The tokenizer runs here; the server behind it takes token ids.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from ..host.serving import Health
 from ..host.serving.arguments import Argument
 from ..host.serving.http import HttpModel
 from ..host.serving.http_json import NotTheForm, Question, kind_of, read_fields, value_of, write_json
+from ..host.serving.token_lists import padded
 from ..rsnlib.shapes import Batch, Length
 
 MAX = 256
@@ -119,8 +120,9 @@ class Sentences:
         ids = [self._tokens(i, sentence) for i, sentence in enumerate(sentences)]
         parts: list[Future[Any]] = []
         try:
-            for part in self._filled(ids):
-                parts.append(self._server.ask(part, timeout=timeout, wait=wait))
+            for at in range(0, len(ids), self._most):
+                given = padded(ids[at : at + self._most])
+                parts.append(self._server.ask(given, timeout=timeout, wait=wait))
         except BaseException:
             for future in parts:
                 future.cancel()
@@ -133,15 +135,6 @@ class Sentences:
         if len(ids) > self._longest:
             raise TensorError(f"sentences[{i}] has {len(ids)} tokens; this model takes up to {self._longest}")
         return ids
-
-    def _filled(self, ids: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
-        """Yield the arguments of one run after another: as many sentences as a run takes, padded to the longest."""
-        for at in range(0, len(ids), self._most):
-            some = ids[at : at + self._most]
-            padded, mask = np.zeros((2, len(some), max(map(len, some))), np.int64)
-            for i, sentence in enumerate(some):
-                padded[i, : len(sentence)], mask[i, : len(sentence)] = sentence, 1
-            yield {"input_ids": padded, "attention_mask": mask}
 
     def close(self) -> None:
         """Close the server of token ids."""

@@ -56,6 +56,7 @@ LONG = {
     "docs/generation.md",
     "docs/getting-started.md",
     "docs/models.md",
+    "docs/openai.md",
     "docs/own-overlay.md",
     "docs/quantised-models.md",
     "docs/ragged-decoding.md",

@@ -13,8 +13,6 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ...base.deferred import deferred
@@ -26,8 +24,9 @@ from ...base.errors import (
     UnsupportedError,
     require_torch,
 )
+from .. import tokenizers
 from ..model.compiled import Compiled
-from ..model.file import ModelVariant, SavedDecoder, write
+from ..model.file import ModelVariant, SavedText, write
 from ..model.shared_bank import SharedBank
 from .slots import CHUNK, CachedProgram, PromptProgram, Slots, behind
 
@@ -205,9 +204,9 @@ class Decoder(Slots):
             "ends": list(map(int, self.ends)),
             "layers": [[*x.keys.shape[1:], x.values.shape[3]] for x in self._cache.layers],
         }
-        files = {} if tokenizer is None else _files_of(tokenizer)
+        files = {} if tokenizer is None else tokenizers.files_of(tokenizer)
         parts = (self._part(compiled, what) for what, compiled in programs.items())
-        write(path, parts, None, None, SavedDecoder(settings, files))
+        write(path, parts, None, None, SavedText(settings, files))
 
     def _part(self, compiled: Compiled, what: object) -> ModelVariant:
         """A program for a file, without the classes that its arguments and its result have."""
@@ -330,10 +329,3 @@ class Decoder(Slots):
 
     def _empty_cache(self, batch: int, rows: int | None = None) -> Any:
         return static_cache.empty_cache(self._model.config, batch, self.capacity, rows)
-
-
-def _files_of(tokenizer: Any) -> dict[str, bytes]:
-    """The files that a tokenizer of transformers writes, contents by name."""
-    with TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from ...base.errors import BoardError, ContainerError, TensorError, require
+from ...base.errors import BoardError, ContainerError, TensorError
 from ...base.json_values import as_int, as_ints, as_list
 from ...rsnlib.key_spans import RowsOfCaches
 from ..boards import Board
@@ -17,6 +15,7 @@ from ..model.file import Saved, SavedProgram, read
 from ..model.hosted import HostedProgram
 from ..model.loaded import typed
 from ..runner import Runner
+from ..tokenizers import tokenizer_of
 from .slots import PromptProgram, Slots
 
 if TYPE_CHECKING:
@@ -131,16 +130,7 @@ class LoadedDecoder(Slots):
         cannot be loaded, and `MissingError` without transformers."""
         if not self._files:
             raise ContainerError("the decoder was saved without a tokenizer: decoder.save(path, tokenizer)")
-        require("transformers", "tokenizers", "pip install transformers")
-        from transformers import AutoTokenizer
-
-        with TemporaryDirectory() as folder:
-            for name, content in self._files.items():
-                (Path(folder) / name).write_bytes(content)
-            try:
-                return AutoTokenizer.from_pretrained(folder)
-            except Exception as e:  # of several packages, each with its own errors
-                raise ContainerError(f"its tokenizer cannot be loaded: {str(e).partition(chr(10))[0]}") from None
+        return tokenizer_of(self._files)
 
     def close(self) -> None:
         """Release the boards. Further prompts and steps raise `BoardError`."""

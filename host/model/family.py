@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...base.deferred import deferred
 from ...rsnlib.shapes import Arguments, Dim, Shapes
 from ..forks import forget_in_children
-from .file import ModelVariant, write
+from .file import ModelVariant, SavedText, write
 from .module import CompiledModule
 
 if TYPE_CHECKING:
@@ -177,9 +177,9 @@ class Family(CompiledModule):
         Compiles it if it is not there; raises as `program`."""
         return self.program(*(d.sizes[-1] for d in self._arguments.dims)).explain()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], encoder: SavedText | None = None) -> None:
         """Write the model to a file (`.rsnmodel`) for `rsn.load`: programs for all sizes, the weights, and the part
-        that PyTorch runs. Programs that are missing are compiled.
+        that PyTorch runs. Programs that are missing are compiled. encoder: of a model of texts, its tokenizer.
 
         Raises what `rsn.compile` raises, and `UnsupportedError`, naming the operator, if the host part cannot be
         written.
@@ -187,7 +187,7 @@ class Family(CompiledModule):
         with self._lock:
             self._follow()
             parts = (self._part(sizes) for sizes in self._every)
-            write(path, parts, self._filling.padding, self._borders)
+            write(path, parts, self._filling.padding, self._borders, encoder=encoder)
 
     def _part(self, sizes: tuple[int, ...]) -> ModelVariant:
         made = self._program(sizes)

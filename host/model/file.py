@@ -92,9 +92,9 @@ class ModelVariant:
 
 
 @dataclass(frozen=True, eq=False)
-class SavedDecoder:
-    """What a file says of a decoder besides its programs. settings: as JSON. files: of the tokenizer, contents by
-    name."""
+class SavedText:
+    """What a file says of a model of texts besides its programs. settings: as JSON. files: of the tokenizer, contents
+    by name."""
 
     settings: Mapping[str, Json]
     files: Mapping[str, bytes]
@@ -106,14 +106,15 @@ class Saved:
     calls, None for a model of one size. borders: the data types of arguments and results of a model in half precision,
     None for float32. same: for each part, if the model is whole, the index of the first part that has the same weights
     at the same addresses. version: of the toolchain that wrote the file. decoder: None for a file of any other
-    model."""
+    model. encoder: of texts, None for a model without a tokenizer."""
 
     parts: tuple[ModelVariant, ...]
     padding: CallPadding | None
     borders: Borders | None
     same: tuple[int, ...]
     version: str
-    decoder: SavedDecoder | None = None
+    decoder: SavedText | None = None
+    encoder: SavedText | None = None
 
 
 class _Tensors:
@@ -153,13 +154,14 @@ def write(
     parts: Iterable[ModelVariant],
     padding: CallPadding | None,
     borders: Borders | None,
-    decoder: SavedDecoder | None = None,
+    decoder: SavedText | None = None,
+    encoder: SavedText | None = None,
 ) -> None:
     """Write a model file, completely or not at all.
 
     parts: one for each choice of sizes, or each program of a decoder; they are taken one by one, so that a generator
     may compile each when it is needed. padding: of calls; None for a model of one size. borders: of a model in half
-    precision, else None. decoder: None for any other model. Raises
+    precision, else None. decoder: None for any other model. encoder: None for a model without a tokenizer. Raises
     `UnsupportedError` for a host part that cannot be written, `OSError` if the file cannot be, and what `parts` raises.
     """
     from safetensors.torch import save_file
@@ -173,9 +175,10 @@ def write(
     description["parts"] = described
     description["buckets"] = None if padding is None else _padding(padding)
     description["borders"] = None if borders is None else asdict(borders)
-    if decoder is not None:
-        files = {name: tensors.keep_array("file", _bytes(content)) for name, content in decoder.files.items()}
-        description["decoder"] = {"settings": dict(decoder.settings), "files": files}
+    for kind, saved in (("decoder", decoder), ("encoder", encoder)):
+        if saved is not None:
+            files = {name: tensors.keep_array("file", _bytes(content)) for name, content in saved.files.items()}
+            description[kind] = {"settings": dict(saved.settings), "files": files}
     description["checksums"] = tensors.checksums
     text = json.dumps(description, allow_nan=False)
     metadata = {DESCRIPTION: text, CHECKSUM: checksum(text.encode())}
@@ -308,21 +311,23 @@ def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
         for i, part in enumerate(parts)
     )
     padding = None if description["buckets"] is None else _of_padding(description["buckets"], parts)
-    decoder = _of_decoder(description["decoder"], tensors) if "decoder" in description else None
+    decoder, encoder = (
+        _of_text(description[kind], tensors) if kind in description else None for kind in ("decoder", "encoder")
+    )
     called = [x for part in parts for x in (part.interface, *(p.host.interface for p in part.on_machine.values()))]
     if decoder is None and any(interface.written for interface in called):
         raise ValueError("it writes to arguments")
     if padding is None and decoder is None and [part.sizes for part in parts] != [()]:
         raise ValueError("it does not say which calls its programs are for")
     borders = _of_borders(description["borders"], parts)
-    return Saved(parts, padding, borders, same, as_str(description["version"]), decoder)
+    return Saved(parts, padding, borders, same, as_str(description["version"]), decoder, encoder)
 
 
-def _of_decoder(described: Json, tensors: Mapping[str, torch.Tensor]) -> SavedDecoder:
+def _of_text(described: Json, tensors: Mapping[str, torch.Tensor]) -> SavedText:
     files = {as_str(name): tensors[as_str(of)].numpy().tobytes() for name, of in as_dict(described["files"]).items()}
     if any(name in ("", ".", "..") or not {"/", "\\"}.isdisjoint(name) for name in files):
         raise ValueError(f"the files of a tokenizer are called {sorted(files)}")
-    return SavedDecoder(as_dict(described["settings"]), files)
+    return SavedText(as_dict(described["settings"]), files)
 
 
 def _ends(program: Program) -> list[tuple[Any, ...]]:

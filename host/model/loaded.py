@@ -26,6 +26,8 @@ from ..serving import ALONE, Serving
 from ..serving.arguments import Argument
 from ..serving.family import SlotProgram
 from ..serving.server import MachineRequest, QueuedCall, Server
+from ..text_settings import TextSettings
+from ..tokenizers import tokenizer_of
 from .file import ModelVariant, Saved, SavedProgram, read
 from .module import BoardModule
 
@@ -99,6 +101,20 @@ class Loaded(BoardModule):
         """
         opened = self._open(serving or Serving(), metrics, name)
         return Server(opened, self._asked_by_name, name, self.arguments, self.sizes)
+
+    def text(self) -> tuple[TextSettings, Any] | None:
+        """Return what a server of texts needs, the settings and the tokenizer, of transformers; None for a model that
+        was saved without. Raises `ContainerError` if they cannot be read."""
+        saved = self._saved.encoder
+        if saved is None:
+            return None
+        try:
+            settings = TextSettings.of(saved.settings)
+        except (LookupError, ValueError) as e:
+            raise ContainerError(f"its description of texts cannot be read: {e}") from None
+        if not {"batch", "length"} <= self.sizes.keys():
+            raise ContainerError("a model of texts has programs for several batches and lengths")
+        return settings, tokenizer_of(saved.files)
 
     @property
     def programs(self) -> dict[tuple[int, ...], Program]:

@@ -145,14 +145,14 @@ def _quick_headers(**options: Any) -> Any:
     return MODELS["attention"](**options)
 
 
-def opened(model: Any, board: str, xclbin: str | None, serving: Serving, metrics: Any) -> Any:
+def opened(model: Any, board: str, xclbin: str | None, serving: Serving, metrics: Any, title: str) -> Any:
     """Instead of the command's: it knows `MODELS`."""
     name, *more = str(model).split(":")
     if name in ("flaky", "late"):
         board, quick = Flaky(int(more[0]), float(more[1])), replace(serving, backoff_s=0.002, backoff_limit_s=0.05)
         kind = AttentionServer if name == "flaky" else OneLate
-        return kind(*SHAPES, board=board, serving=quick, metrics=metrics)
-    return MODELS[name](serving=serving, metrics=metrics)
+        return kind(*SHAPES, board=board, serving=quick, metrics=metrics), None
+    return MODELS[name](serving=serving, metrics=metrics), None
 
 
 def start(model: str, *options: str, port: int = 0) -> tuple[Popen[str], str]:
