@@ -146,12 +146,12 @@ def generate_command(model: str, options: GenerateOptions) -> None:
 def _lines(facts: dict[str, Any], machines: dict[str, generating.Generated]) -> list[str]:
     """The answer and its modelled times as text."""
     *_, made = machines.values()
+    kernels = max(len(machine.streamed.dataflow.nodes) for machine in machines.values())
     lines = [f"tokens         {' '.join(map(str, facts['tokens']))}"]
     if "text" in facts:
         lines.append(f"text           {json.dumps(facts['text'], ensure_ascii=False)}")
     if "pytorch_tokens" in facts and facts["pytorch_tokens"] == facts["tokens"]:
         lines.append(f"PyTorch        the same {len(facts['tokens'])} tokens")
-    kernels = len(made.streamed.dataflow.nodes)
     what = "two machines of up to" if len(machines) > 1 else "one of"
     lines.append(
         f"machines       {what} {kernels} kernels, which go through {facts['layers']} layers; {made.device.name}"

@@ -271,12 +271,43 @@ def test_a_time_is_of_a_length_that_the_machine_takes() -> None:
         fixed.latency_of(1)
 
 
+class Scaled(nn.Module):  # type: ignore[misc]
+    """A layer whose result has a static scale."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.product = scale, nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        limits = self.scale, 0, -128, 127, torch.int8
+        integers = torch.ops.quantized_decomposed.quantize_per_tensor(self.product(x), *limits)
+        y: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor(integers, *limits)
+        return y
+
+
+class ScaledLayers(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Scaled(scale) for scale in (0.1, 0.2))
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        y: torch.Tensor = self.norm(x)
+        return y
+
+
 def test_layers_that_differ_are_refused() -> None:
     model = decoder_model("gpt2", n_layer=2)
     arguments = with_cache(model, torch.zeros(1, 1, dtype=torch.long), 0, 8)
     model.transformer.h[1].mlp.act = nn.Tanh().eval()
     with pytest.raises(UnsupportedError, match=r"transformer\.h\.1.* differs from .*transformer\.h\.0.*expression is"):
         streamed(model, arguments, SMALL, repeated=True)
+    with pytest.raises(
+        UnsupportedError, match=r"at layers\.1.* differs from .* at layers\.0.*expression is .*0\.2.*0\.1"
+    ):
+        streamed(ScaledLayers().eval(), (torch.randn(2, 8),), SMALL, repeated=True)
     with pytest.raises(UnsupportedError, match="Linear has no layers in a ModuleList that compute"):
         streamed(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), SMALL, repeated=True)
 
