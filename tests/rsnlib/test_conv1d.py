@@ -48,6 +48,24 @@ def test_results_keep_their_bits() -> None:
         assert not torch.equal(model(tokens).logits, wanted[0])
 
 
+def test_hooks_stay_and_layers_with_other_parameters_too() -> None:
+    layer, x = Conv1D(4, 3), torch.randn(2, 3)
+    model = nn.Sequential(layer, nn.ReLU())
+    removed = layer.register_forward_hook(lambda module, given, y: y + 1)
+    layer.register_forward_pre_hook(lambda module, args, kwargs: ((2 * args[0],), kwargs), with_kwargs=True)
+    with torch.no_grad():
+        wanted = model(x)
+        rsn.conv1d_to_linear(model)
+        assert isinstance(model[0], nn.Linear)
+        assert torch.equal(model(x), wanted)
+        removed.remove()
+        assert torch.equal(model(x), layer(x).relu())
+    normed = nn.utils.weight_norm(Conv1D(4, 3))
+    model = nn.Sequential(normed)
+    rsn.conv1d_to_linear(model)
+    assert model[0] is normed
+
+
 def test_shared_layers_and_others() -> None:
     shared = Conv1D(4, 3)
     model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared, nn.ReLU()), "c": Other(4, 3)})
