@@ -45,7 +45,7 @@ from .call_arguments import (
     results_in_common,
 )
 from .exported_programs import as_module, is_exported, is_program_module
-from .exporting import TRACER, in_turn, without_extras
+from .exporting import TRACER, global_hooks_of, in_turn, without_extras
 from .key_spans import RowsOfCaches, rows_of
 from .static_cache import register as register_static_cache
 from .structure import Structure
@@ -138,7 +138,7 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         model = _twin(original)
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
         attributes = Attributes(model)
-        with in_turn(attributes.called), torch.no_grad(), without_extras():
+        with in_turn(attributes.called), global_hooks_of(model), torch.no_grad(), without_extras():
             program = torch.export.export(model, args, kwargs, strict=False)
             _complete_users(program)
             common, views = results_in_common(program), results_in_arguments(program)

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import TensorError, UnsupportedError
+from .exporting import GLOBAL_HOOKS
 from .precision import Widened, floating_dtypes, has_halves
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ INERT: dict[type[nn.Module], frozenset[str]] = {
 }
 """By class (no subclasses): attributes that do not affect what the module computes in eval mode."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (_global_forward_hooks, _global_forward_pre_hooks)
 
 
 class Change(IntEnum):
@@ -156,7 +155,7 @@ class Snapshot:
 
     def _dicts_of_hooks(self) -> list[Mapping[int, Any]]:
         """The hooks of all modules in the process, and of the modules that have some."""
-        return [*_GLOBAL_HOOKS, *(d[name] for d in self._attributes for name in _HOOKS if d[name])]
+        return [*GLOBAL_HOOKS, *(d[name] for d in self._attributes for name in _HOOKS if d[name])]
 
 
 def _equal(a: object, b: object) -> bool:

@@ -20,7 +20,10 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 from torch.fx.traceback import preserve_node_meta
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
+GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (_global_forward_hooks, _global_forward_pre_hooks)
+"""The hooks of all modules of the process."""
 TRACER = __file__
 """The file whose functions stand between torch's and the module's in tracebacks."""
 
@@ -41,6 +44,32 @@ def in_turn(called: Callable[[nn.Module], AbstractContextManager[None]] = lambda
     """
     with compile_lock, unlogged(), _tracing_own_thread(called), _exporting_in_own_thread():
         yield
+
+
+@contextmanager
+def global_hooks_of(model: nn.Module) -> Iterator[None]:
+    """Context in which hooks of all modules of the process do not run for those that torch.export puts around a model:
+    they would change its arguments and results once more. Other threads call them for every module, as always."""
+    own, inner = threading.get_ident(), set(model.modules())
+
+    def only_inside(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            of_torch = type(module).__module__.startswith(("torch._", "torch.export", "torch.fx"))
+            if of_torch and module not in inner and threading.get_ident() == own:
+                return None
+            return hook(module, *args, **kwargs)
+
+        return called
+
+    replaced = [(hooks, key, hook, only_inside(hook)) for hooks in GLOBAL_HOOKS for key, hook in hooks.items()]
+    for hooks, key, _, new in replaced:
+        hooks[key] = new
+    try:
+        yield
+    finally:
+        for hooks, key, hook, new in replaced:
+            if hooks.get(key) is new:  # not removed meanwhile
+                hooks[key] = hook
 
 
 @contextmanager

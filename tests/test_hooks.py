@@ -93,6 +93,43 @@ def test_hooks_before_the_first_call(hook: Callable[[Any], Any], by: Callable[..
         handle.remove()
 
 
+class Two(nn.Module):
+    """Two results, in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 24), nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.first(x)), x
+
+
+def doubled(module: nn.Module, given: Any, result: Any) -> Any:
+    return tuple(2 * x for x in result) if isinstance(result, tuple) else 2 * result
+
+
+EACH: dict[str, Callable[[], Any]] = {
+    "results": lambda: register_module_forward_hook(doubled),
+    "tuples": lambda: register_module_forward_hook(lambda m, _, y: y[:1] if isinstance(y, tuple) else None),
+    "arguments": lambda: register_module_forward_pre_hook(lambda m, given: tuple(2 * x for x in given)),
+}
+
+
+@pytest.mark.parametrize("hook", EACH.values(), ids=EACH)
+def test_hooks_of_all_modules_run_for_those_of_the_model_alone(hook: Callable[[], Any]) -> None:
+    """torch.export puts modules of its own around a model while it captures."""
+    model, x = Two().eval(), torch.randn(2, 5, 24)
+    handle = hook()
+    try:
+        wanted = model(x)
+        with rsn.compile(model, (x,), verify="never") as made:
+            got = made(x)
+    finally:
+        handle.remove()
+    assert len(got) == len(wanted)
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(got, wanted, strict=True))
+
+
 @pytest.mark.parametrize("hook", (LOCAL | ROOT | GLOBAL).values(), ids=LOCAL | ROOT | GLOBAL)
 def test_rsn_compile_follows_hooks(hook: Callable[[Any], Any]) -> None:
     model, x = Layers().eval(), torch.randn(2, 5, 24)
