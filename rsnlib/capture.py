@@ -370,9 +370,10 @@ class Interface:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
         """Return the arguments of a call by placeholder: `args` by position, `kwargs` by name. NumPy arrays become
-        tensors. Raises `TensorError` for arguments that differ from the example in structure, type or shape, or in
-        their values if these are fixed; that are not dense CPU tensors; that the module writes to and that share
-        memory, or have other strides than the example; and as `as_tensor` does."""
+        tensors, and whole numbers of fewer bits int64, if the example has that type. Raises `TensorError` for arguments
+        that otherwise differ from the example in structure, type or shape, or in their values if these are fixed; that
+        are not dense CPU tensors; that the module writes to and that share memory, or have other strides than the
+        example; and as `as_tensor` does."""
         try:
             flat, structure = pytree.tree_flatten(canonical(self.signature, args, kwargs))
         except TypeError as error:
@@ -388,6 +389,8 @@ class Interface:
                         f"argument {node.name}, which the module writes to, is an array that PyTorch cannot write to"
                     )
                 flat[i] = value
+            if isinstance(value, torch.Tensor) and node not in {*self.written, *self.returned}:
+                value = flat[i] = _as_int64(node, value)
             if not isinstance(example, torch.Tensor):
                 if type(value) is not type(example) or value != example:
                     raise TensorError(f"argument {node.name} must be {example!r}, as when the module was traced")
@@ -599,6 +602,16 @@ def dtype_of(node: Node) -> torch.dtype | None:
     """Return the dtype of a node's tensor; None if it is no tensor."""
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _as_int64(node: Node, value: torch.Tensor) -> torch.Tensor:
+    """An argument as int64, if the example's is and the module computes the same with it: whole numbers of fewer bits,
+    and truths where the module does nothing with its argument but make truths of it. Others stay as they are."""
+    if dtype_of(node) != torch.int64:
+        return value
+    casts = [packet(user) is torch.ops.aten._to_copy and dtype_of(user) == torch.bool for user in node.users]
+    taken = {torch.int32, torch.int16, torch.int8, torch.uint8, *([torch.bool] if casts and all(casts) else [])}
+    return value.long() if value.dtype in taken else value
 
 
 def draws(node: Node) -> bool:
