@@ -145,7 +145,7 @@ def explain(
         if isinstance(found, graph_split.Split):
             return explain_captured.explain_pieces(*found.built(modelled))
         return found.explain(modelled(found))
-    with pipeline.proposing_pieces(module, example, is_half=borders is not None):
+    with pipeline.proposing_pieces(lambda: (module, example), is_half=borders is not None):
         traced = pipeline.trace(module, example)
         return traced.explain(_built(modelled, traced))
 
@@ -314,7 +314,7 @@ def compile(
         shared = SharedBank.of(followed.original.parameters(), board, overlay)
         # The programs of a family are in float32; its borders are its own, and so is the verification of its calls.
         own = (borders, verification) if dynamic_shapes is None else (None, None)
-        proposing = pipeline.proposing_pieces(followed.module, example, is_half=borders is not None)
+        proposing = pipeline.proposing_pieces(lambda: (followed.module, example), is_half=borders is not None)
         with proposing if whole else nullcontext():
             found = recipe.trace() if whole else recipe.divide()  # capture, rewrite, match, fold
             if isinstance(found, graph_split.Split):

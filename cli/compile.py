@@ -391,15 +391,22 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
                 steps.done("write")
                 return made
             traced = found
-        else:
-            traced = pipeline.trace(model, example)
-        if reference is None:
-            del model, example
-        network, host = traced.network, traced.host if is_model else None
-        in_pytorch = sorted({p.op for p in traced.placements if p.where == "host"} - CONVERSIONS)
-        if reference is None:
-            del traced  # its copy of the weights is the third one
-        built = pipeline.build(network)
+
+        def loaded_again() -> tuple[Any, Any]:  # to keep it until then would take memory
+            again, example = models.load_spec(spec, **size, base=models.is_base(target))
+            return precision.in_float32(capture.module_of(again), example)[:2]
+
+        command = f"--pieces, with a whole model ({SUFFIX}) as the output"
+        with pipeline.proposing_pieces(loaded_again, is_half=False, command=command):
+            if not options.pieces:
+                traced = pipeline.trace(model, example)
+            if reference is None:
+                del model, example
+            network, host = traced.network, traced.host if is_model else None
+            in_pytorch = sorted({p.op for p in traced.placements if p.where == "host"} - CONVERSIONS)
+            if reference is None:
+                del traced  # its copy of the weights is the third one
+            built = pipeline.build(network)
         compared = None
         if reference is not None:
             followed = changes.Followed(model)

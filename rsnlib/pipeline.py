@@ -148,24 +148,31 @@ class Pipeline:
     # -- what is refused
 
     @contextmanager
-    def proposing_pieces(self, model: nn.Module, example: Examples, *, is_half: bool) -> Iterator[None]:
+    def proposing_pieces(
+        self, given: Callable[[], tuple[nn.Module, Examples]], *, is_half: bool, command: str = ""
+    ) -> Iterator[None]:
         """Context in which the error for a model that is refused as a whole also proposes pieces, if parts of it would
-        run on the machine. example: inputs, by position or by name. is_half: `model` is a float32 copy of
-        the user's model. Raises what the block raises; an `UnsupportedError` then names the proposal."""
+        run on the machine. given: returns the model, and inputs by position or by name. is_half: the model is a float32
+        copy of the user's model. command: what is proposed instead of functions. Raises what the block raises; an
+        `UnsupportedError` then names the proposal."""
         try:
             yield
         except UnsupportedError as error:
             paper = replace(self, schedule=PAPER)
-            if not self._is_usual or not runs_in_pieces(error, model, example, paper.check):
+            if not self._is_usual or not runs_in_pieces(error, *given(), paper.check):
                 raise
-            given = {} if self.overlay.name == "xnn" else {"overlay": self.overlay.name}
-            if self.passes.experts is not None:
-                given["experts"] = "static" if self.passes.experts.executor is None else "patched"
-            options = f", options={given!r}" if given else ""
-            which = "model.float()" if is_half else "model"
-            captured = f'torch.compile({which}, backend="rsn"{options})'
-            proposal = f"rsn.compile(..., whole=False), or {captured}, runs the rest on the machine, in pieces"
-            raise UnsupportedError(f"{error}; {proposal}") from error
+            proposal = command or self._functions(is_half)
+            raise UnsupportedError(f"{error}; {proposal}, runs the rest on the machine, in pieces") from error
+
+    def _functions(self, is_half: bool) -> str:
+        """How to call the functions that make pieces, with the options of this pipeline."""
+        given = {} if self.overlay.name == "xnn" else {"overlay": self.overlay.name}
+        if self.passes.experts is not None:
+            given["experts"] = "static" if self.passes.experts.executor is None else "patched"
+        named = "".join(f"{name}={value!r}, " for name, value in given.items())
+        options = f", options={given!r}" if given else ""
+        which = "model.float()" if is_half else "model"
+        return f'rsn.compile(..., {named}whole=False), or torch.compile({which}, backend="rsn"{options})'
 
     @property
     def _is_usual(self) -> bool:

@@ -67,6 +67,7 @@ def test_a_model_in_pieces(tmp_path: Path) -> None:
     (tmp_path / "waves.py").write_text(WAVES)
     refused = CliRunner().invoke(main, ["compile", spec, "-o", str(path)])
     assert refused.exit_code
+    assert "; --pieces, with a whole model (.rsnmodel) as the output, runs the rest on the machine" in refused.stderr
     assert not path.exists()
     ran = CliRunner().invoke(main, ["compile", spec, "--pieces", "--explain", "-o", str(path)])
     assert not ran.exit_code, ran.output

@@ -263,7 +263,7 @@ def test_the_proposal_names_the_overlay() -> None:
         rsn.explain(masked, (torch.randn(1, 256, 128), mask), overlay="xnn-base")
     assert str(error.value) == (
         "layers.0.attn: attention with a mask; overlay xnn-base lacks capability mask; xnn can; "
-        'rsn.compile(..., whole=False), or torch.compile(model, backend="rsn", '
+        "rsn.compile(..., overlay='xnn-base', whole=False), or torch.compile(model, backend=\"rsn\", "
         "options={'overlay': 'xnn-base'}), runs the rest on the machine, in pieces"
     )
 
