@@ -106,6 +106,9 @@ def attend(
             key = scaled
         elif (scaled := _scaled(values, node, query, factor, 1)) is not None:
             query = scaled
+        elif isinstance(key, Gemm) and key not in cached and (isinstance(factor, float) or heads == kv_heads):
+            each = np.repeat(factor, key.width // np.size(factor))
+            key = values.layers.pass_over(f"{module_path(node)}.keys".lstrip("."), key, scale=each)
         else:
             raise unsupported(node, "neither its key nor its query is a projection that could take up the score scale")
     found = masks_of(values, node, masks, (values.batch, heads, rows, keys), causal)
@@ -143,13 +146,13 @@ def _scaled(values: AbstractState, node: Node, key: Base, factor: float | Float6
         weight, bias = np.diag(each).astype(np.float32), np.zeros(key.width)
         return values.layers.product(f"{module_path(node)}.keys".lstrip("."), key, weight, bias)
     if isinstance(key, Gemm) and isinstance(factor, float):
-        if key.residual is not None or key.gated or not key.multiplies or key.activation is not None:
+        if key.norm is not None or not (key.multiplies or key.is_sum):  # with a norm, or a pass
+            scale = np.ones(key.width) if key.scale is None else key.scale
+            shift = None if key.shift is None else key.shift * factor
+            return values.layers.variant(key, scale=scale * factor, shift=shift)
+        if key.residual is not None or key.gated or key.activation is not None:
             return None
-        if key.norm is None:
-            return values.layers.variant(key, factor=key.factor * factor)
-        scale = np.ones(key.width) if key.scale is None else key.scale
-        shift = None if key.shift is None else key.shift * factor
-        return values.layers.variant(key, scale=scale * factor, shift=shift)
+        return values.layers.variant(key, factor=key.factor * factor)
     if isinstance(key, Gemm) and key.is_open and key.residual is None and groups == 1:
         each = np.repeat(factor, key.width // len(np.atleast_1d(factor)))
         weight = (key.weight * each).astype(np.float32)

@@ -23,15 +23,18 @@ from ..scheduler.memory import head_pitch
 from .head_layouts import LaidOut, Layout, UnappliedAffine, affine_of, in_order, with_table
 
 
-def fold(graph: LayerGraph, weights: bool = True, pitch: Callable[[int], int] = head_pitch) -> LayerGraph:
+def fold(
+    graph: LayerGraph, weights: bool = True, pitch: Callable[[int], int] = head_pitch, *, activates: bool = True
+) -> LayerGraph:
     """Return a graph of matched layers with the scale and shift of norms, and constant factors, folded into weights.
     Inputs, outputs and results keep their order and, except for outputs that are stored in another layout, their names.
 
     weights: False fills weights and biases of products with NaN that takes no memory, which is enough to compile a
     program; scales and shifts of outputs, and tables, are computed in any case, because a program depends on them.
-    pitch: `Overlay.head_pitch`: stored columns of a head, from its columns. Raises `UnsupportedError` for a shift
-    behind a norm of heads, for a norm whose scale differs between heads, and for a rotation that does not exchange
-    columns in pairs.
+    pitch: `Overlay.head_pitch`: stored columns of a head, from its columns. activates: False makes a pass with an
+    activation a product with the identity matrix, where the machine applies activations to products alone. Raises
+    `UnsupportedError` for a shift behind a norm of heads, for a norm whose scale differs between heads, and for a
+    rotation that does not exchange columns in pairs.
     """
     laid_out = LaidOut(replace(graph, layers=tuple(map(with_table, graph.layers))), pitch)
     graph, layouts = laid_out.graph()
@@ -54,7 +57,7 @@ def fold(graph: LayerGraph, weights: bool = True, pitch: Callable[[int], int] = 
             if isinstance(layer, AttentionLayer)
             else _appended(layer)
             if layer.into is not None and is_copied(layer)
-            else _ordered(_folded(layer, affine, weights), layouts)
+            else _ordered(_folded(layer, affine, weights, activates), layouts)
             for layer in graph.layers
         ),
     )
@@ -90,7 +93,7 @@ def _ordered(layer: Gemm, layouts: Mapping[str, Layout]) -> Gemm:
     return in_order(layer, x, y) if any(orders) or layer.rotary is not None else layer
 
 
-def _folded(layer: Gemm, affine: Mapping[str, UnappliedAffine | None], weights: bool) -> Gemm:
+def _folded(layer: Gemm, affine: Mapping[str, UnappliedAffine | None], weights: bool, activates: bool) -> Gemm:
     """The product, or the pass, with the scale and shift of its operands folded in, and without its own."""
     residual = None if layer.residual is None else affine.get(layer.residual)
     for norm, operand in ((layer.x_norm, layer.x), (layer.residual_norm, layer.residual)):
@@ -99,7 +102,7 @@ def _folded(layer: Gemm, affine: Mapping[str, UnappliedAffine | None], weights: 
     if layer.is_sum:
         return _folded_sum(layer, affine.get(layer.x), residual)
     if not layer.multiplies:
-        return _folded_pass(layer, residual)
+        return _folded_pass(layer, residual, activates)
     weight: Array = _unknown(layer.weight)
     bias: Vector = _unknown(layer.bias)
     if weights:
@@ -140,14 +143,15 @@ def _appended(layer: Gemm) -> Gemm:
     return replace(layer, weight=none, bias=zeros, residual=layer.x, residual_scale=np.ones(layer.width, np.float32))
 
 
-def _folded_pass(layer: Gemm, affine: UnappliedAffine | None) -> Gemm:
+def _folded_pass(layer: Gemm, affine: UnappliedAffine | None, activates: bool) -> Gemm:
     """A pass: no product, its operand is the residual. Such a pass has no bias; if a shift of the operand must be
-    added, the pass becomes an exact product with the scale as diagonal matrix."""
+    added, or if the machine cannot activate it, it becomes an exact product with the scale as diagonal matrix."""
     scale = (np.ones(layer.width) if affine is None else affine.scale).astype(np.float32)
     bare = replace(layer, bias=np.zeros(layer.width, np.float32), scale=None, shift=None)
-    if affine is None or not affine.shift.any():
+    shift = np.zeros(layer.width) if affine is None else affine.shift
+    if not shift.any() and (activates or layer.activation is None):
         return replace(bare, residual_scale=scale)
-    return replace(bare, weight=np.diag(scale), bias=affine.shift.astype(np.float32), residual=None)
+    return replace(bare, weight=np.diag(scale), bias=shift.astype(np.float32), residual=None)
 
 
 def _folded_sum(layer: Gemm, x: UnappliedAffine | None, residual: UnappliedAffine | None) -> Gemm:

@@ -1,16 +1,19 @@
-"""Lowering rules of two results of the machine: the gate of one product by another, and sums."""
+"""Lowering rules of several results of the machine: the gate of one product by another, squares, sums, and columns that
+are joined."""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from torch.fx import Node
 
-from ..scheduler.graph import Gemm
+from ..scheduler.graph import ActivationFunction, Gemm
 from .capture import dtype_of, module_path, shape_of
-from .values import AbstractState, Value, is_host
+from .layers import Base
+from .values import Abstract, AbstractState, Arguments, Value, is_host
 from .view import View
 
 
@@ -30,15 +33,28 @@ def gate(values: AbstractState, node: Node, x: Any, y: Any) -> Value | None:
     return Value(_gated(values, gated, up, gain), view)
 
 
+def squared(values: AbstractState, node: Node, x: Base) -> Gemm:
+    """Return a product whose result is the square of an activation: it has the columns of x twice, and one half is the
+    gate of the other. node: the operator. x: if it is a product with ReLU or without an activation, it is computed in
+    this way itself; otherwise it is multiplied by the identity matrix, twice side by side, which is exact."""
+    if isinstance(x, Gemm) and _is_plain(x) and x.activation in (None, ActivationFunction.RELU):
+        gain = 1.0 if x.scale is None else float(x.scale[0])
+        return _gated(values, x, x, gain * gain)
+    return values.layers.variant(values.layers.copied(module_path(node), x, 2), gated=True)
+
+
 def _product(values: AbstractState, x: Any) -> tuple[Gemm, View] | None:
     """A product of which nothing but an activation behind it is fused, and the view of it that x is."""
     value = values.of[x] if isinstance(x, Node) else None
     found = values.fit(value, lambda view, width: True) if isinstance(value, Value) and not is_host(value) else None
     layer = None if found is None else found.base
-    if found is None or not isinstance(layer, Gemm) or not layer.multiplies or layer.residual is not None:
-        return None
+    return (layer, found.view) if found is not None and isinstance(layer, Gemm) and _is_plain(layer) else None
+
+
+def _is_plain(layer: Gemm) -> bool:
+    """Whether it is a product behind which nothing but an activation is fused."""
     plain = layer.norm is None and layer.rotary is None and not layer.gated and layer.shift is None
-    return (layer, found.view) if plain else None
+    return plain and layer.multiplies and layer.residual is None
 
 
 def _gated(values: AbstractState, gated: Gemm, up: Gemm, gain: float) -> Gemm:
@@ -73,6 +89,30 @@ def summed(values: AbstractState, node: Node, x: Node, y: Node) -> Value | None:
     if dtype_of(x) != torch.float32 or dtype_of(y) != torch.float32:
         return None
     return _total(values, node, x, y) or _total(values, node, y, x)
+
+
+def joined(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
+    """Lowering rule (`values.LoweringPattern`) of cat over columns: each activation is multiplied by those rows of the
+    identity matrix that put it in its place, and these products are added up, which is exact."""
+    parts, shape = a["tensors"], shape_of(node)
+    if all(is_host(values.of[x]) for x in parts):
+        return "it is a tensor of the host"
+    ends = list(accumulate((shape_of(x)[-1] for x in parts), initial=0))
+    made: Value | None = None
+    for x, start in zip(parts, ends, strict=False):
+        width = shape_of(x)[-1]
+        whole = values.operand(x, lambda view, columns: view.with_columns(columns, columns) is not None)
+        view = None if whole is None else whole.view.with_columns(width, shape[-1])
+        if whole is None or view is None or view.shape != shape or dtype_of(x) != torch.float32:
+            return "columns are joined only if each part is all of an activation"
+        if made is not None and view != made.view:
+            return "columns are joined only if their rows lie in the same order"
+        weight = np.zeros((width, shape[-1]), np.float32)
+        weight[:, start : start + width] = np.eye(width)
+        product = values.layers.product(module_path(node), whole.base, weight, np.zeros(shape[-1]))
+        made = Value(product if made is None else values.layers.fuse(product, residual=made.base.y), view)
+    assert made is not None
+    return made
 
 
 def _total(values: AbstractState, node: Node, x: Node, other: Node) -> Value | None:

@@ -39,8 +39,8 @@ def heads_of(values: AbstractState, x: Abstract, columns: int) -> ProjectedHeads
 
 def norm_of_heads(values: AbstractState, node: Node, a: Arguments, norm: Norm, columns: int) -> Abstract | str:
     """Lower a norm over the columns of each head. values, node, a: as for a `values.LoweringPattern`. columns: of a
-    head. Returns the heads after the norm: it is fused into the projection or, where that is not possible, a layer of
-    its own. Returns a reason (text) if the machine cannot do it."""
+    head. Returns the heads after the norm: it is fused into the projection or, where that is not possible, into a copy
+    of it. Returns a reason (text) if the machine cannot do it."""
     heads = heads_of(values, values.of[a["input"]], columns)
     scale, shift = values.vector(a["weight"], columns, 1.0), values.vector(a["bias"], columns, 0.0)
     if heads is None:
@@ -54,9 +54,9 @@ def norm_of_heads(values: AbstractState, node: Node, a: Arguments, norm: Norm, c
         "shift": np.tile(shift, heads.count),
         "heads": heads.count,
     }
-    if layer.is_open and layer.residual is None:
-        return Value(values.layers.fuse(layer, path, **fields), heads.view)
-    return Value(values.layers.pass_over(path, layer, **fields), heads.view)
+    if not layer.is_open or layer.residual is not None:
+        layer = values.layers.copied(path, layer)
+    return Value(values.layers.fuse(layer, path, **fields), heads.view)
 
 
 def rotate(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
@@ -90,9 +90,10 @@ def rotate(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def _rotated(values: AbstractState, node: Node, heads: ProjectedHeads, made: Rotary) -> Value:
-    """Fuse a rotation into a projection, or make a pass."""
+    """Fuse a rotation into a projection, or else into a copy of the heads."""
     layer, path = heads.layer, module_path(node)
     whole_norm = layer.norm is not None and not layer.heads and heads.count > 1
-    if layer.rotary is not None or layer.gated or whole_norm or layer.residual is not None:
-        return Value(values.layers.pass_over(path, layer, rotary=made, heads=heads.count), heads.view)
+    is_behind = layer.activation is not None or layer.residual is not None or layer.gated
+    if layer.rotary is not None or whole_norm or is_behind or not layer.multiplies:
+        layer = values.layers.copied(path, layer)
     return Value(values.layers.fuse(layer, path, rotary=made, heads=heads.count), heads.view)

@@ -73,6 +73,12 @@ class LayerBuilder:
         assert x is not residual, "without a product, an activation as its own residual is a pass, which adds nothing"
         return self._added(replace(_no_product(path, x.y, self._fresh(), x.width), residual=residual.y), _Fusion())
 
+    def copied(self, path: str, x: Base, times: int = 1) -> Gemm:
+        """Make the product of x and the identity matrix, which is exact: for what is fused into products alone. path:
+        the module path. times: how often the matrix stands side by side."""
+        eye = np.tile(np.eye(x.width, dtype=np.float32), times)
+        return self.product(path, x, eye, np.zeros(times * x.width))
+
     def appended(self, path: str, state: HostInput, x: Base) -> Gemm:
         """Make an activation that keeps its contents between runs, with rows of it replaced by those of x. path: the
         module path. state: the activation as the host has it, with the columns of x."""
@@ -173,24 +179,22 @@ class LayerBuilder:
 
     def _separated(self, layer: Layer, needed: Container[str]) -> Layer:
         """The layer, or what was fused into it last as a pass, if the result before that is needed too. The layer also
-        where its sum differs from that result, by a residual or a factor: then both are computed from their operand."""
+        where its sum differs from that result, by a residual or a factor, and heads, which no pass takes: then both are
+        computed from their operand."""
         bare = None if isinstance(layer, AttentionLayer) else self.before(layer)
         while bare is not None and bare.y not in needed:
             bare = self.before(bare)
         if bare is None or isinstance(layer, AttentionLayer):
             return layer
         numbers = layer.weight is not bare.weight or layer.bias is not bare.bias or layer.factor != bare.factor
-        if numbers or (layer.x, layer.residual) != (bare.x, bare.residual):
+        if numbers or layer.in_heads or (layer.x, layer.residual) != (bare.x, bare.residual):
             return layer
         norm = layer.norm if bare.norm is None else None
-        rotary = layer.rotary if bare.rotary is None else None
         path = self._fusions[layer.y].path
         if path in ("", layer.path) and layer.path:
             path = f"{layer.path}.{'norm' if norm is not None else 'activation'}"
         scale, shift = layer.scale, layer.shift
-        if norm is None and rotary is not None:
-            scale, shift = None, None
-        elif bare.scale is not None:  # a factor behind an activation that has one already
+        if bare.scale is not None:  # a factor behind an activation that has one already
             scale, shift = (1.0 if scale is None else scale) / bare.scale, np.zeros(layer.width)
         return replace(
             _no_product(path, bare.y, layer.y, layer.width),
@@ -198,8 +202,6 @@ class LayerBuilder:
             norm=norm,
             scale=scale,
             shift=shift,
-            rotary=rotary,
-            heads=layer.heads,
         )
 
 

@@ -41,7 +41,7 @@ def _without_vector(graph: Rewriter, node: Node) -> Node | None:
         if found is None:
             continue
         square, eps = found
-        centred = _centred(x)
+        centred = _centred(graph, x)
         if _is_mean_square(graph, square, x):
             if centred is None:
                 return graph.insert(node, aten.rms_norm.default, x, columns, None, eps)
@@ -127,11 +127,11 @@ def _kept(node: Node) -> tuple[Node, bool]:
     return node, False
 
 
-def _meaned(graph: Rewriter | None, node: Node) -> Node | None:
+def _meaned(graph: Rewriter, node: Node) -> Node | None:
     """x, if a node is the mean of x over its last dimension, which is kept with size 1."""
     node, inserted = _kept(node)
     count = None
-    if graph is not None and packet(node) in (aten.div, aten.mul) and isinstance(node.args[0], Node):
+    if packet(node) in (aten.div, aten.mul) and isinstance(node.args[0], Node):
         count = number(graph, node.args[1])
         count = count if count is None or packet(node) is aten.div else 1 / count
         node = node.args[0]
@@ -156,15 +156,20 @@ def _is_mean_square(graph: Rewriter, node: Node, x: Node) -> bool:
         bases = square.args[:1]
     else:
         bases = square.args[:2] if packet(square) is aten.mul else ()
-    return bool(bases) and all(base is x for base in bases)
+    return bool(bases) and all(isinstance(base, Node) and _is_same(base, x) for base in bases)
 
 
-def _centred(node: Node) -> Node | None:
+def _is_same(one: Node, other: Node) -> bool:
+    """Whether two nodes are one, or the same operator of the same operands, as where a model writes x - mean twice."""
+    return one is other or (one.target, one.args, one.kwargs) == (other.target, other.args, other.kwargs)
+
+
+def _centred(graph: Rewriter, node: Node) -> Node | None:
     """x, if a node is x - mean(x)."""
     if packet(node) is not aten.sub or arguments(node)["alpha"] != 1:
         return None
     x, mean = node.args[:2]
-    if not isinstance(x, Node) or not isinstance(mean, Node) or _meaned(None, mean) is not x:
+    if not isinstance(x, Node) or not isinstance(mean, Node) or _meaned(graph, mean) is not x:
         return None
     return x
 

@@ -204,6 +204,7 @@ def _within(overlay: Overlay, passes: Passes) -> Passes:
         return replace(passes, observe=observe)
 
     def folded(graph: LayerGraph) -> LayerGraph:
-        return norms_at_loads(fold(graph, passes.fold is fold, overlay.head_pitch), overlay)
+        weights, activates = passes.fold is fold, overlay.lanes is None
+        return norms_at_loads(fold(graph, weights, overlay.head_pitch, activates=activates), overlay)
 
     return replace(passes, observe=observe, fold=folded)

@@ -24,12 +24,14 @@ Function = Callable[[Float64], Float64]
 @dataclass(frozen=True)
 class PointwiseFunction:
     """function(x) of each element x of `view` of an open product. base: the product. function: computes on arrays of
-    float64 of any shape. nodes: the operators that the function stands for."""
+    float64 of any shape. nodes: the operators that the function stands for. square: makes a layer that computes the
+    function, if it is x * x; None if it is another one."""
 
     base: Gemm
     view: View
     function: Function
     nodes: tuple[Node, ...]
+    square: Callable[[], Gemm] | None = None
 
 
 @dataclass(frozen=True)

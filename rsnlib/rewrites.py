@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .caches import moved_up
-from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
+from .capture import SPELLED, arguments, dtype_of, is_empty, is_static, op_name, packet, shape_of
 from .column_factors import column_factors
 from .convolutions import CONVOLUTIONS, gathered_rows, patch_rows, windows_of
 from .einsums import einsums
@@ -79,6 +79,44 @@ def joins(graph: Rewriter, node: Node) -> Node | None:
     if len(parts) == len(a["tensors"]) or len({dtype_of(x) for x in a["tensors"]}) > 1:
         return None
     return graph.insert(node, aten.cat.default, parts, a["dim"]) if len(parts) > 1 else parts[0]
+
+
+@replacing(aten.index)
+def ranges(graph: Rewriter, node: Node) -> Node | None:
+    """Rewrite (`rewriter.Rewrite`) y[..., indices, :] with constant indices that follow each other into a slice of y.
+    Not applied to results of the host, or with indices of more than one dimension."""
+    a = arguments(node)
+    x, indices = a["self"], a["indices"]
+    given = [axis for axis, each in enumerate(indices) if each is not None]
+    if x not in graph.computed or not is_static(node) or len(given) != 1 or indices[given[0]] not in graph.constants:
+        return None
+    at = graph.value(indices[given[0]])
+    if at.dtype == torch.bool or at.ndim != 1 or not at.numel():
+        return None
+    size, first = shape_of(x)[given[0]], int(at[0])
+    first += size * (first < 0)
+    if not torch.equal(at % size, torch.arange(first, first + len(at))):
+        return None
+    return graph.insert(node, aten.slice.Tensor, x, given[0], first, first + len(at))
+
+
+@replacing(aten.sub, aten.add, aten.neg)
+def sums(graph: Rewriter, node: Node) -> Node | None:
+    """Rewrite (`rewriter.Rewrite`) x - y, and x + alpha * y in one operator, into a sum of x and a product with a
+    number, and -x into -1 * x. Not applied to results of the host, or to numbers of another type than float32."""
+    if node not in graph.computed or dtype_of(node) != torch.float32:
+        return None
+    a = arguments(node)
+    if packet(node) is aten.neg:
+        made = graph.insert(node, aten.mul.Tensor, a["self"], -1.0)
+    else:
+        x, y, factor = a["self"], a["other"], a["alpha"] * (-1 if packet(node) is aten.sub else 1)
+        if factor == 1:
+            return None
+        y = graph.insert(node, aten.mul.Tensor, y, factor) if isinstance(y, Node) else y * factor
+        made = graph.insert(node, aten.add.Tensor, *((x, y) if isinstance(x, Node) else (y, x)))
+    made.meta[SPELLED] = op_name(node)
+    return made
 
 
 # -- convolutions
@@ -460,6 +498,7 @@ REWRITES: tuple[Rewrite, ...] = (
     aliases,
     likes,
     joins,
+    ranges,
     norms,
     einsums,
     scaled_scores,
@@ -468,6 +507,7 @@ REWRITES: tuple[Rewrite, ...] = (
     moved_up,
     rotations,
     column_factors,
+    sums,
     patches,
     rows,
     host_sums,

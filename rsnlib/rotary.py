@@ -18,6 +18,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from .capture import arguments, dtype_of, is_static, packet, run, shape_of
+from .norm_spellings import NORMS
 from .rewriter import Rewriter
 from .rotate import ROLL_IN, ROTATE, rotate
 from .rules import VIEWS
@@ -43,10 +44,10 @@ def rotations(graph: Rewriter, node: Node, *, by_call: bool = True) -> Node | No
     """Rewrite (`rewriter.Rewrite`) the operators that rotate the queries and keys of a node into one `rsn::rotate`
     each.
 
-    node: an attention, a product of two activations, or what puts keys into a cache. Not applied if a table differs
-    between heads, or if a column of the result depends on more than two columns of the projection. Where a table
-    depends on arguments, such as the position of a new token, the host makes it in each call. by_call: False leaves
-    such rotations as they are.
+    node: an attention, a product of two activations, what puts keys into a cache, or a norm of heads. Not applied if a
+    table differs between heads, or if a column of the result depends on more than two columns of the projection. Where
+    a table depends on arguments, such as the position of a new token, the host makes it in each call. by_call: False
+    leaves such rotations as they are.
     """
     operands = _scored(graph, node)
     turned = {x: _turned(graph, node, x, by_call) for x in operands}
@@ -58,8 +59,10 @@ def rotations(graph: Rewriter, node: Node, *, by_call: bool = True) -> Node | No
 
 
 def _scored(graph: Rewriter, node: Node) -> list[Node]:
-    """The queries and the keys, if a node is an attention or a product of two activations."""
+    """The queries and the keys, if a node is an attention or a product of two activations; what a norm is of."""
     a = arguments(node)
+    if packet(node) in NORMS:
+        return [a["input"]]
     if packet(node) is aten.scaled_dot_product_attention:
         return [a["query"], a["key"]]
     if packet(node) is aten.index_copy:  # keys for a cache

@@ -11,7 +11,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import isfinite
+from functools import cache, partial
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..scheduler.graph import ActivationFunction, Float64, Gemm, Norm
 from .attention_rules import attend, filled, scaled_dot_product_attention, softmax
 from .caches import index_copy, roll_in
 from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of, site
-from .gate_rules import gate, scaled_gate, summed
+from .gate_rules import gate, joined, scaled_gate, squared, summed
 from .head_rules import norm_of_heads, rotate
 from .pointwise import PointwiseFunction, recognise, root_of
 from .quantised_ops import INTEGER_PRODUCTS, QUANTISED_OPS, types_of
@@ -188,10 +189,12 @@ def activation(kind: Callable[[Arguments], ActivationFunction]) -> LoweringPatte
     def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         """Fuse the activation into the product directly before it; MemC applies it at the store."""
         found = open_product(values, a["self"])
-        if found is None:
-            return f"{op_name(node)} is supported only right after a matrix product"
-        before, view = found
-        return Value(values.layers.fuse(before, module_path(node), activation=kind(a)), view)
+        if found is not None:
+            return Value(values.layers.fuse(found[0], module_path(node), activation=kind(a)), found[1])
+        whole = None if is_host(values.of[a["self"]]) else values.operand(a["self"], lambda view, width: True)
+        if whole is None:
+            return f"{op_name(node)} is supported only of all of an activation of the machine"
+        return Value(values.layers.pass_over(module_path(node), whole.base, activation=kind(a)), whole.view)
 
     return rule
 
@@ -217,6 +220,14 @@ def pointwise(
     operands: nodes and numbers, in the function's order. Returns the product with a fused activation as soon as the
     function equals one, until then a `PointwiseFunction`; a reason for operands that are nothing of these.
     """
+    x = operands[0]
+    is_square = (function is operator.mul and _is_same(values, x, operands[1])) or (
+        function is operator.pow and values.number(operands[1]) == 2
+    )
+    root = values.operand(x, lambda view, width: True) if is_square and not is_host(values.of[x]) else None
+    square = None if root is None else cache(partial(squared, values, node, root.base))
+    if root is not None and square is not None and not (isinstance(root.base, Gemm) and root.base.is_open):
+        return Value(square(), root.view)
     parts: list[PointwiseFunction | float] = []
     for x in operands:
         number = values.number(x)
@@ -236,7 +247,7 @@ def pointwise(
     found = recognise(applied)
     if found is None or (base.residual is not None and found.factor != 1):
         nodes = dict.fromkeys((*(n for p in of for n in p.nodes), node))
-        return PointwiseFunction(base, view, applied, tuple(nodes))
+        return PointwiseFunction(base, view, applied, tuple(nodes), square)
     fields = {"factor": base.factor * found.factor, "activation": found.activation, **_gain(base, found.gain)}
     return Value(values.layers.fuse(base, module_path(node), **fields), view)
 
@@ -322,11 +333,16 @@ def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     is part of an activation that is written with several operators."""
     x, y = a["self"], a["other"]
     if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], PointwiseFunction) for n in (x, y)):
-        return pointwise(values, node, operator.add, (x, y))
-    if isinstance(x, Node) and isinstance(y, Node) and _is_same(values, x, y) and shape_of(x) == shape_of(node):
+        made = pointwise(values, node, operator.add, (x, y))
+        if not isinstance(made, str):
+            return made
+    if _is_same(values, x, y) and shape_of(x) == shape_of(node):
         return multiplied(values, x, 1 + a["alpha"], module_path(node))
+    for term, by in ((x, values.number(y)), (y, values.number(x))):
+        if a["alpha"] == 1 and by is not None and isinstance(term, Node):
+            return changed(values, term, module_path(node), shift=by)
     if a["alpha"] != 1 or not isinstance(x, Node) or not isinstance(y, Node):
-        return "an addition of a number, or with alpha, is not supported here"
+        return "an addition with alpha is not supported here"
     for scores, mask in ((values.of[x], y), (values.of[y], x)):
         if isinstance(scores, PartialAttention):
             if not scores.normal and is_host(values.of[mask]) and dtype_of(mask) != torch.bool:
@@ -342,8 +358,10 @@ def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     return summed(values, node, x, y) or "an addition is supported only to the result of a matrix product"
 
 
-def _is_same(values: AbstractState, x: Node, y: Node) -> bool:
+def _is_same(values: AbstractState, x: Any, y: Any) -> bool:
     """Whether two operands are one result of the machine."""
+    if not isinstance(x, Node) or not isinstance(y, Node):
+        return False
     of = values.of[x]
     return not is_host(of) and (x is y or (isinstance(of, Value) and of == values.of[y]))
 
@@ -392,6 +410,12 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     gated = gate(values, node, a["self"], a["other"]) if factor is None and not division else None
     if gated is not None:
         return gated
+    for term, by in [(a["self"], a["other"])] + ([] if division else [(a["other"], a["self"])]):
+        vector = _vector(values, by) if factor is None else None
+        if vector is not None and isinstance(term, Node) and not (division and not vector.all()):
+            made = changed(values, term, module_path(node), scale=1 / vector if division else vector)
+            if not isinstance(made, str):
+                return made
     if factor is None or (isinstance(x, Node) and isinstance(values.of[x], PointwiseFunction)):
         return pointwise(values, node, operator.truediv if division else operator.mul, (a["self"], a["other"]))
     if not isinstance(x, Node):
@@ -419,11 +443,32 @@ def multiplied(values: AbstractState, x: Node, factor: float, path: str) -> Abst
     found = open_product(values, x)
     if found is not None and found[0].residual is None:
         return Value(values.layers.fuse(found[0], factor=found[0].factor * factor), found[1])
-    whole = None if is_host(value) else values.fit(value, lambda view, width: True)
-    if whole is None:
-        return "a factor is supported only of all of an activation"
-    scale = np.full(whole.base.width, factor)
-    return Value(values.layers.pass_over(path, whole.base, scale=scale), whole.view)
+    return changed(values, x, path, scale=factor)
+
+
+def changed(
+    values: AbstractState, x: Node, path: str, scale: float | Float64 = 1.0, shift: float | Float64 = 0.0
+) -> Abstract | str:
+    """Return the value of x, a result of the machine, times `scale` plus `shift` as a pass. scale, shift: a number, or
+    one for each column, (columns,), if columns are the last dimension of x. path: the module path of the pass. Returns
+    a reason for numbers that are not finite, and for an x that is no whole activation."""
+    sizes = [np.size(each) for each in (scale, shift) if np.ndim(each)]
+
+    def fits(view: View, width: int) -> bool:
+        return not sizes or (in_rows(view, width) and set(sizes) == {width})
+
+    whole = None if is_host(values.of[x]) else values.operand(x, fits)
+    if whole is None or not np.isfinite(scale).all() or not np.isfinite(shift).all():
+        return "a constant that is added or multiplied must be finite, and the other operand all of an activation"
+    width = whole.base.width
+    fields = {name: np.broadcast_to(each, width) for name, each in (("scale", scale), ("shift", shift))}
+    return Value(values.layers.pass_over(path, whole.base, **fields), whole.view)
+
+
+def _vector(values: AbstractState, x: Any) -> Float64 | None:
+    """A constant with a number for each column, (columns,) in float64; None for anything else."""
+    shape = shape_of(x) if values.is_constant(x) else ()
+    return values.vector(x, shape[-1], 1.0) if shape and prod(shape) == shape[-1] else None
 
 
 def _scaled_by_head(values: AbstractState, a: Arguments, division: bool) -> PartialAttention | None:
@@ -477,6 +522,7 @@ RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.layer_norm: layer_norm,
     aten.rms_norm: rms_norm,
     aten.add: add,
+    aten.cat: joined,
     aten.mul: scale,
     aten.div: scale,
     **dict.fromkeys(QUANTISED_OPS, of_integers),

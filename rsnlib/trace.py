@@ -130,7 +130,9 @@ def _trace(
         unrepeatable.captured = found
         raise unrepeatable
     rewritten: RefusedError | None = None
-    """The error of the rewritten graph, if it recognises an unsupported construct."""
+    """The error of the rewritten graph."""
+    tells = False
+    """Whether the rewritten graph recognises an unsupported construct at its error."""
     weighted: RefusedError | None = None
     """The error of the rewritten graph, if it refuses what is behind the softmax of an attention."""
     premise = rewrite(program, passes.rewrites)
@@ -139,8 +141,8 @@ def _trace(
         try:
             return interpret(program, interface, environment, passes, premise, again=again)
         except (UnsupportedError, TensorError) as error:
-            if isinstance(error, RefusedError) and ideas(program, error.node):
-                rewritten = _with_ideas(error, program)
+            if isinstance(error, RefusedError):
+                rewritten, tells = _with_ideas(error, program), bool(ideas(program, error.node))
             if isinstance(error, RefusedError) and any(packet(x) is SOFTMAX for x in error.node.all_input_nodes):
                 weighted = error
         # The rewrites made something else impossible: try the graph as it was captured.
@@ -152,7 +154,8 @@ def _trace(
         # Name the user's operators, unless the rewrites take the machine further, or only the rewritten graph shows the
         # construct: a rewrite may support the operator that is refused here.
         final = rewritten
-        if final is None or (ideas(program, refused.node) and not _is_later(final, refused, program)):
+        only_there = tells and not ideas(program, refused.node)
+        if final is None or not (only_there or _is_later(final, refused, program)):
             is_mask = packet(refused.node) in BETWEEN  # which the rewritten graph has
             if is_mask and weighted is not None and module_path(weighted.node) == module_path(refused.node):
                 refused = RefusedError(refused.node, str(weighted), refused.left)
@@ -245,7 +248,9 @@ def _role(value: Abstract, layers: LayerBuilder) -> str:
         words = [f"attention, {layer.heads} heads of {layer.head_dim}", "masked" * layer.masked]
         words += ["causal" * layer.causal, "" if layer.bias is None else "its scores with a bias"]
         return ", ".join(filter(None, words))
-    return "part of an activation" if isinstance(value, PointwiseFunction) else "part of an attention"
+    if isinstance(value, PointwiseFunction):
+        return "part of an activation" if value.square is None else "a square, or part of an activation"
+    return "part of an attention"
 
 
 def _emptiness(node: Node) -> str:

@@ -237,6 +237,8 @@ class AbstractState:
 
         A slice of the columns of a projection (queries, keys and values packed in one) becomes a separate projection.
         """
+        if isinstance(value, PointwiseFunction) and value.square is not None:
+            value = Value(value.square(), value.view)
         if not isinstance(value, Value):
             return None
         base, rows = value.base, self.layers.rows(value.base)

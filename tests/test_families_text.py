@@ -47,6 +47,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nomicbert": ("NomicBertModel", WORDS | SIZES),
     "eurobert": ("EuroBertForMaskedLM", DECODER | {"num_key_value_heads": 3, "mask_token_id": 3}),
+    "cohere": ("CohereForCausalLM", GROUPS),
+    "falcon": ("FalconForCausalLM", PLAIN_GROUPS),
+    "olmo 2": ("Olmo2ForCausalLM", GROUPS),
+    "nemotron": ("NemotronForCausalLM", GROUPS),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", GROUPS),
     "t5 1.1": ("T5EncoderModel", T5 | {"feed_forward_proj": "gated-gelu"}),
 }
 EXPERTS = {

@@ -166,6 +166,7 @@ FORMS: dict[Any, Callable[[Case], torch.Tensor]] = {
     aten.rms_norm: lambda m: m.last(F.rms_norm(m.y + m.x, (C,), m.bias, 1e-5)),
     aten.layer_norm: lambda m: m.last(m.norm(m.y + m.x)),
     aten.add: lambda m: m.y + m.x,
+    aten.cat: lambda m: torch.cat([F.relu(m.y), m.q(m.x)], -1),
     aten.mul: lambda m: m.last(m.y * 0.5),
     aten.div: lambda m: m.attended(m.scores / 2.0),
     ROTATE: rotated,

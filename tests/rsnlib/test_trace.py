@@ -634,11 +634,6 @@ class UnsplitHeads(Block):
         return F.scaled_dot_product_attention(q, k, v)
 
 
-class BareKeys(Block):
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(self.split(F.silu(q)), self.split(F.relu(k)), self.split(v))
-
-
 class Weights(Block):
     """The probabilities of an attention wanted outside."""
 
@@ -712,7 +707,6 @@ class OwnWeights(Block):
         (UnevenGroups, r"scaled_dot_product_attention\.default at 0: it depends on aten\.cat\.default at 0"),
         (Cross, r"at 0 \(cross attention\): its key is not a projection of 2 x 5 rows, cut into heads"),
         (UnsplitHeads, r"at 0: its query is not a projection of 2 x 10 rows, cut into heads"),
-        (BareKeys, r"at 0: neither its key nor its query is a projection that could take up the score scale"),
         (
             Weights,
             r"aten\.softmax\.int at 0 \(attention weights as a result\): the host needs its result",
