@@ -342,11 +342,13 @@ async def unless_gone(request: Any, work: Awaitable[U]) -> U:
     """Wait for something, and return its result; cancel it, and raise `ClientDisconnect`, if the client of `request`,
     whose body has been read, goes away before."""
     gone, done = asyncio.create_task(disconnected(request.receive)), asyncio.ensure_future(work)
+    gone.add_done_callback(lambda _: done.cancel())
     try:
-        await asyncio.wait({gone, done}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise ClientDisconnect
-        return done.result()
+        return await done
+    except asyncio.CancelledError:
+        if gone.done() and not gone.cancelled():
+            raise ClientDisconnect from None
+        raise
     finally:
         gone.cancel()
         done.cancel()  # no effect if it is done
