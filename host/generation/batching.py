@@ -26,7 +26,7 @@ from ..closing import Closing
 from ..forks import forget_in_children
 from ..serving.health import Health, State
 from ..serving.policy import QueueFull
-from .sampling import Sampling
+from .sampling import Sampling, TokenScores
 
 if TYPE_CHECKING:
     from ..serving.metrics import Metrics
@@ -43,12 +43,13 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Event:
-    """A token of a request (`token`); or its end, with `token` None: a reason, "stop", "length" or "cancelled", or an
-    error."""
+    """A token of a request (`token`), with its scores if the request asks for them; or its end, with `token` None: a
+    reason, "stop", "length" or "cancelled", or an error."""
 
     token: int | None = None
     reason: str = ""
     error: BaseException | None = None
+    scores: TokenScores | None = None
 
 
 class Stream:
@@ -177,6 +178,11 @@ class Generation(Closing):
     def capacity(self) -> int:
         """The most tokens of a sequence, its prompt included."""
         return self._decoder.capacity
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that there are."""
+        return self._decoder.vocabulary
 
     @property
     def health(self) -> Health:
@@ -331,8 +337,10 @@ class Generation(Closing):
         """Choose a request's next token, and end the request if it was the last one."""
         request = self._running[slot]
         try:
-            token = request.sampling.token(logits, request.random)
-            stops = token in request.sampling.stop_tokens
+            sampling = request.sampling
+            token = sampling.token(logits, request.random, request.made)
+            stops = token in sampling.stop_tokens
+            scores = None if sampling.logprobs is None else TokenScores.of(logits, token, sampling.logprobs)
         except Exception as e:
             self._end(slot, Event(error=e))
             return
@@ -340,7 +348,7 @@ class Generation(Closing):
             self._end(slot, Event(reason="stop"))
             return
         request.made.append(token)
-        request.stream.put(Event(token))
+        request.stream.put(Event(token, scores=scores))
         rows = len(request.tokens) + len(request.made)  # the token that was just made has no row yet
         if len(request.made) >= request.sampling.max_tokens or rows > self._decoder.capacity:
             self._end(slot, Event(reason="length"))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,10 +31,11 @@ class NoSuchModel(RequestError):
 @dataclass(frozen=True)
 class Kind:
     """What a field takes. said: in words. read: makes a value from one of JSON that is not null; None for a value that
-    is none of these."""
+    is none of these. is_only: the field is not supported, and these values ask for nothing."""
 
     said: str
     read: Callable[[Any], Any]
+    is_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Field:
             return self.default
         found = self.kind.read(value)
         if found is None:
-            raise RequestError(f"{self.name} is {value_of(value)}; it should be {self.kind.said}", self.name)
+            only = "supported is only" if self.kind.is_only else "it should be"
+            raise RequestError(f"{self.name} is {value_of(value)}; {only} {self.kind.said}", self.name)
         return found
 
 
@@ -78,12 +81,9 @@ def markdown(table: Fields) -> str:
 
 
 def _row(field: Field) -> tuple[str, str, str, str]:
-    default = "" if field.default is None or field.default == () else _json(field.default)
-    return f"`{field.name}`", field.kind.said, default, field.about
-
-
-def _json(value: Any) -> str:
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    default = "" if field.default in (None, ()) else f"`{json.dumps(field.default)}`"
+    about = "not supported" if field.kind.is_only else field.about
+    return f"`{field.name}`", field.kind.said, default, about
 
 
 # -- kinds of fields
@@ -114,7 +114,7 @@ def _float(x: Any) -> float:
     return float(x)
 
 
-FLAG = Kind("`true` or `false`", lambda x: x if type(x) is bool else None)
+FLAG = Kind("true or false", lambda x: x if type(x) is bool else None)
 TEXT = Kind("a string", lambda x: x if isinstance(x, str) else None)
 ANYTHING = Kind("any", lambda x: x)
 """Parsed by the route."""
@@ -122,18 +122,13 @@ ANYTHING = Kind("any", lambda x: x)
 
 def one_of(*values: str) -> Kind:
     """One of some strings."""
-    return Kind(" or ".join(f'`"{x}"`' for x in values), lambda x: x if x in values else None)
+    return Kind(" or ".join(f'"{x}"' for x in values), lambda x: x if x in values else None)
 
 
 def nothing(*values: Any) -> Kind:
     """A field that is not supported, with the values that ask for nothing, besides null."""
-    said = " or ".join(["null", *map(_json_of, values)])
-    return Kind(f"{said} (not supported)", lambda x: True if any(_same(x, value) for value in values) else None)
-
-
-def _json_of(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
-    return f"`{text}`"
+    said = " or ".join(["null", *map(json.dumps, values)])
+    return Kind(said, lambda x: True if any(_same(x, value) for value in values) else None, is_only=True)
 
 
 def _same(value: Any, other: Any) -> bool:

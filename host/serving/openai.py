@@ -27,7 +27,8 @@ def described(message: str, code: str | None = None, field: str = "", *, is_of_s
 def error(status: int, message: str, field: str) -> dict[str, Any]:
     """Return the body of an error with this status, as `core.Core` wants it."""
     if status < 500:
-        return described(message, "model_not_found" if field and status == 404 else None, field, is_of_server=False)
+        codes = {401: "invalid_api_key", 404: "model_not_found" if field else None}
+        return described(message, codes.get(status), field, is_of_server=False)
     return described(message, CODES.get(status, "internal"), field)
 
 

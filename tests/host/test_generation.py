@@ -61,6 +61,8 @@ class Scripted:
     """A decoder whose logits are `logits_of` each slot's tokens. fails: the calls that fail, by number. chunk: tokens
     of a prompt that a call takes."""
 
+    vocabulary = TOKENS
+
     def __init__(self, slots: int = 3, capacity: int = 20, fails: Sequence[int] = (), chunk: int = 20) -> None:
         self.slots, self.capacity, self.chunk = slots, capacity, chunk
         self.held: dict[int, list[int]] = {}
@@ -115,7 +117,7 @@ def alone(tokens: Sequence[int], sampling: Sampling, capacity: int = 20) -> tupl
     """The answer that a request must get, whatever else runs."""
     own, generator, out = list(tokens), sampling.generator(), list[int]()
     while True:
-        token = sampling.token(logits_of(own), generator)
+        token = sampling.token(logits_of(own), generator, out)
         if token in sampling.stop_tokens:
             return out, "stop"
         out.append(token)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from rsn.host.serving import fields
 from rsn.host.serving.arguments import Argument
 from rsn.host.serving.policy import QueueFull
+from rsn.host.serving.text_forms import CHAT, COMPLETIONS
 from rsn.host.serving.texts import CLASSIFY, EMBEDDINGS, MAX_TEXTS, RERANK, application
 from rsn.host.serving.token_lists import padded, runs
 from rsn.host.text_settings import TextSettings
@@ -204,7 +205,7 @@ def test_classify() -> None:
         ("embeddings", ENCODER, b'{"input": "\\ud800"}', "input", "half of a character"),
         ("embeddings", ENCODER, {"input": "a", "dimensions": 5}, "dimensions", "this model has 4"),
         ("embeddings", ENCODER, {"input": "a", "dimensions": 0}, "dimensions", "a whole number from 1 on"),
-        ("embeddings", ENCODER, {"input": "a", "encoding_format": "hex"}, "encoding_format", '"float"` or `"base64'),
+        ("embeddings", ENCODER, {"input": "a", "encoding_format": "hex"}, "encoding_format", '"float" or "base64"'),
         ("embeddings", ENCODER, {"input": "a", "truncate": True}, "truncate", "unknown field"),
         ("embeddings", ENCODER, [], None, "not an object"),
         ("rerank", RERANKER, {"texts": ["a"]}, "query", "query is missing"),
@@ -212,7 +213,7 @@ def test_classify() -> None:
         ("rerank", RERANKER, {"query": "a", "texts": ["b", ["c", "d"]]}, "texts", "texts[1] is a list"),
         ("classify", CLASSES, {"inputs": [["a"]]}, "inputs", "a pair of texts"),
         ("classify", CLASSES, {"inputs": [["a", 1]]}, "inputs", "inputs[0][1] is 1"),
-        ("classify", CLASSES, {"inputs": ["a"], "raw_scores": 1}, "raw_scores", "`true` or `false`"),
+        ("classify", CLASSES, {"inputs": ["a"], "raw_scores": 1}, "raw_scores", "true or false"),
     ],
 )
 def test_mistakes(path: str, settings: TextSettings, body: Any, field: str | None, message: str) -> None:
@@ -242,5 +243,5 @@ def test_settings_of_a_file(wrong: Mapping[str, Any]) -> None:
 
 def test_the_page_has_the_tables() -> None:
     page = (Path(__file__).parents[2] / "docs/openai.md").read_text("utf-8")
-    for table in (EMBEDDINGS, RERANK, CLASSIFY):
+    for table in (EMBEDDINGS, RERANK, CLASSIFY, COMPLETIONS, CHAT):
         assert fields.markdown(table) in page, fields.markdown(table)
