@@ -67,7 +67,7 @@ def application(
         registry=registry, timeout_s=timeout_s, limit_bytes=min(limit_bytes, forms.most_bytes),
         keys=keys,
     )  # fmt: skip
-    service = _TextService(generation, tokenizer, forms, core)
+    service = _GenerationService(generation, tokenizer, forms, core)
     return core.application(
         {
             "/v1/completions": ("POST", service.complete),
@@ -78,7 +78,7 @@ def application(
     )
 
 
-class _TextService:
+class _GenerationService:
     """Answers the requests for one generation."""
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer, forms: TextForms, core: Core[Any]) -> None:

@@ -39,7 +39,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Field:
+class RequestField:
     """A field of a request. default: for a field that is missing, or null. about: what it does, for the page."""
 
     name: str
@@ -58,10 +58,10 @@ class Field:
         return found
 
 
-Fields = Sequence[Field]
+RequestFields = Sequence[RequestField]
 
 
-def parsed(table: Fields, body: Any) -> dict[str, Any]:
+def parsed(table: RequestFields, body: Any) -> dict[str, Any]:
     """Return the values of all fields of a table. body: as parsed from JSON. Raises `RequestError`, also for a field
     that is not in the table."""
     if not isinstance(body, dict):
@@ -73,14 +73,14 @@ def parsed(table: Fields, body: Any) -> dict[str, Any]:
     return {field.name: field.of(body.get(field.name)) for field in table}
 
 
-def markdown(table: Fields) -> str:
+def markdown(table: RequestFields) -> str:
     """Return the table as the page shows it."""
     rows = [("field", "value", "default", ""), *(_row(field) for field in table)]
     head, *others = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([head, "|---|---|---|---|", *others])
 
 
-def _row(field: Field) -> tuple[str, str, str, str]:
+def _row(field: RequestField) -> tuple[str, str, str, str]:
     default = "" if field.default in (None, ()) else f"`{json.dumps(field.default)}`"
     about = "not supported" if field.kind.is_only else field.about
     return f"`{field.name}`", field.kind.said, default, about
@@ -161,5 +161,5 @@ def model_named(name: str, fields: Mapping[str, Any]) -> None:
         raise NoSuchModel(f"there is no model {quoted(fields['model'])}; this server has {name!r}", "model")
 
 
-MODEL = Field("model", TEXT, None, "the name of the model, as `/v1/models` tells it")
-USER = Field("user", TEXT, None, "changes nothing")
+MODEL = RequestField("model", TEXT, None, "the name of the model, as `/v1/models` tells it")
+USER = RequestField("user", TEXT, None, "changes nothing")

@@ -19,10 +19,10 @@ from .fields import (
     MODEL,
     STOPS,
     USER,
-    Field,
-    Fields,
     Kind,
     RequestError,
+    RequestField,
+    RequestFields,
     model_named,
     nothing,
     number,
@@ -54,17 +54,17 @@ def _stream_options(value: Any) -> bool | None:
 
 SAMPLING = (
     MODEL,
-    Field("temperature", number(0), 1.0, "0 always takes the most probable token"),
-    Field("top_p", number(0, 1), 1.0, "only the most probable tokens that together have this probability"),
-    Field("top_k", whole(0), 0, "only so many of the most probable tokens; 0 takes all. Not of OpenAI"),
-    Field("presence_penalty", number(-2, 2), 0.0, "taken from the logits of tokens that the answer has already"),
-    Field("frequency_penalty", number(-2, 2), 0.0, "the same, as often as the answer has them"),
-    Field("logit_bias", BIASES, None, "added to the logits of tokens"),
-    Field("seed", whole(), None, "of the random numbers; the same seed gives the same answer"),
-    Field("n", whole(1, MAX_CHOICES), 1, f"answers for each prompt; at most {MAX_CHOICES} in a request"),
-    Field("stop", STOPS, (), "strings at which an answer ends; it does not have them"),
-    Field("stream", FLAG, False, "the answer comes as events, piece by piece"),
-    Field(
+    RequestField("temperature", number(0), 1.0, "0 always takes the most probable token"),
+    RequestField("top_p", number(0, 1), 1.0, "only the most probable tokens that together have this probability"),
+    RequestField("top_k", whole(0), 0, "only so many of the most probable tokens; 0 takes all. Not of OpenAI"),
+    RequestField("presence_penalty", number(-2, 2), 0.0, "taken from the logits of tokens that the answer has already"),
+    RequestField("frequency_penalty", number(-2, 2), 0.0, "the same, as often as the answer has them"),
+    RequestField("logit_bias", BIASES, None, "added to the logits of tokens"),
+    RequestField("seed", whole(), None, "of the random numbers; the same seed gives the same answer"),
+    RequestField("n", whole(1, MAX_CHOICES), 1, f"answers for each prompt; at most {MAX_CHOICES} in a request"),
+    RequestField("stop", STOPS, (), "strings at which an answer ends; it does not have them"),
+    RequestField("stream", FLAG, False, "the answer comes as events, piece by piece"),
+    RequestField(
         "stream_options",
         Kind('an object with "include_usage", true or false', _stream_options),
         None,
@@ -73,34 +73,36 @@ SAMPLING = (
     USER,
 )  # fmt: skip
 COMPLETIONS = (
-    Field("prompt", ANYTHING, None, f"a string, a list of tokens, or up to {MAX_PROMPTS} of either in a list"),
-    Field("max_tokens", whole(1), 16, "the most tokens of an answer"),
-    Field("echo", FLAG, False, "the text begins with the prompt; not with `logprobs`"),
-    Field("logprobs", whole(0, MAX_LOGPROBS), None, "logarithms of the probabilities of so many tokens at each place"),
-    Field("best_of", whole(1, MAX_CHOICES), None, "as many as `n`; others are not supported"),
+    RequestField("prompt", ANYTHING, None, f"a string, a list of tokens, or up to {MAX_PROMPTS} of either in a list"),
+    RequestField("max_tokens", whole(1), 16, "the most tokens of an answer"),
+    RequestField("echo", FLAG, False, "the text begins with the prompt; not with `logprobs`"),
+    RequestField(
+        "logprobs", whole(0, MAX_LOGPROBS), None, "logarithms of the probabilities of so many tokens at each place"
+    ),
+    RequestField("best_of", whole(1, MAX_CHOICES), None, "as many as `n`; others are not supported"),
     *SAMPLING,
-    Field("suffix", nothing("")),
+    RequestField("suffix", nothing("")),
 )
 CHAT = (
-    Field("messages", ANYTHING, None, "see below"),
-    Field("max_completion_tokens", whole(1), None, "the most tokens of an answer; else as there is room"),
-    Field("max_tokens", whole(1), None, "the same, under its older name"),
-    Field("logprobs", FLAG, False, "each token comes with the logarithm of its probability"),
-    Field("top_logprobs", whole(0, MAX_LOGPROBS), None, "and with so many others; only with `logprobs`"),
+    RequestField("messages", ANYTHING, None, "see below"),
+    RequestField("max_completion_tokens", whole(1), None, "the most tokens of an answer; else as there is room"),
+    RequestField("max_tokens", whole(1), None, "the same, under its older name"),
+    RequestField("logprobs", FLAG, False, "each token comes with the logarithm of its probability"),
+    RequestField("top_logprobs", whole(0, MAX_LOGPROBS), None, "and with so many others; only with `logprobs`"),
     *SAMPLING,
-    *(Field(name, nothing([])) for name in ("tools", "functions")),
-    Field("tool_choice", nothing("none", "auto")),
-    Field("function_call", nothing("none")),
-    Field("parallel_tool_calls", nothing(False, True)),
-    Field("response_format", nothing({"type": "text"})),
-    Field("modalities", nothing(["text"])),
+    *(RequestField(name, nothing([])) for name in ("tools", "functions")),
+    RequestField("tool_choice", nothing("none", "auto")),
+    RequestField("function_call", nothing("none")),
+    RequestField("parallel_tool_calls", nothing(False, True)),
+    RequestField("response_format", nothing({"type": "text"})),
+    RequestField("modalities", nothing(["text"])),
     *(
-        Field(name, nothing())
+        RequestField(name, nothing())
         for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options")
     ),
-    Field("store", nothing(False)),
-    Field("metadata", nothing({})),
-    Field("service_tier", nothing("auto", "default")),
+    RequestField("store", nothing(False)),
+    RequestField("metadata", nothing({})),
+    RequestField("service_tier", nothing("auto", "default")),
 )
 
 
@@ -178,7 +180,7 @@ class TextForms:
         logprobs = (top or 0) if fields["logprobs"] else None
         return self._request(fields, [prompt], most or older or self.capacity, logprobs)
 
-    def _fields(self, table: Fields, body: Any) -> dict[str, Any]:
+    def _fields(self, table: RequestFields, body: Any) -> dict[str, Any]:
         fields = parsed(table, body)
         model_named(self.name, fields)
         if fields["stream_options"] is not None and not fields["stream"]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..text_settings import TextSettings
 from .core import LIMIT_BYTES, TIMEOUT_S, Core, Response, unless_gone
-from .fields import ANYTHING, FLAG, MODEL, TEXT, USER, Field, RequestError, model_named, one_of, parsed, whole
+from .fields import ANYTHING, FLAG, MODEL, TEXT, USER, RequestError, RequestField, model_named, one_of, parsed, whole
 from .http import HttpModel
 from .http_json import parsed_json, value_of, write_json
 from .openai import STATUS, error, models
@@ -41,24 +41,24 @@ AGAIN_S = 0.02
 """Seconds until a run of a request that has begun is tried again, while the queue is full."""
 
 EMBEDDINGS = (
-    Field("input", ANYTHING, None, f"a string, a list of tokens, or up to {MAX_TEXTS} of either in a list"),
+    RequestField("input", ANYTHING, None, f"a string, a list of tokens, or up to {MAX_TEXTS} of either in a list"),
     MODEL,
-    Field("dimensions", whole(1), None, "the first so many columns; vectors of length 1 get this length again"),
-    Field("encoding_format", one_of("float", "base64"), "float", "`base64`: of float32, little-endian"),
+    RequestField("dimensions", whole(1), None, "the first so many columns; vectors of length 1 get this length again"),
+    RequestField("encoding_format", one_of("float", "base64"), "float", "`base64`: of float32, little-endian"),
     USER,
 )
-RAW = Field("raw_scores", FLAG, False, "the logits, not probabilities")
-TRUNCATE = Field("truncate", FLAG, False, "cut what is too long; otherwise it is an error")
+RAW = RequestField("raw_scores", FLAG, False, "the logits, not probabilities")
+TRUNCATE = RequestField("truncate", FLAG, False, "cut what is too long; otherwise it is an error")
 RERANK = (
-    Field("query", TEXT, None, "the text that the others are compared with"),
-    Field("texts", ANYTHING, None, f"a list of 1 to {MAX_TEXTS} strings"),
+    RequestField("query", TEXT, None, "the text that the others are compared with"),
+    RequestField("texts", ANYTHING, None, f"a list of 1 to {MAX_TEXTS} strings"),
     RAW,
-    Field("return_text", FLAG, False, "answers have their texts"),
+    RequestField("return_text", FLAG, False, "answers have their texts"),
     TRUNCATE,
     MODEL,
 )
 CLASSIFY = (
-    Field("inputs", ANYTHING, None, f"a string, or a list of up to {MAX_TEXTS} strings or pairs of strings"),
+    RequestField("inputs", ANYTHING, None, f"a string, or a list of up to {MAX_TEXTS} strings or pairs of strings"),
     RAW,
     TRUNCATE,
     MODEL,
