@@ -49,18 +49,21 @@ EMBEDDINGS = (
 )
 RAW = RequestField("raw_scores", FLAG, False, "the logits, not probabilities")
 TRUNCATE = RequestField("truncate", FLAG, False, "cut what is too long; otherwise it is an error")
+TRUNCATION = RequestField("truncation_direction", one_of("Right", "right"), "Right", "where texts are cut")
 RERANK = (
     RequestField("query", TEXT, None, "the text that the others are compared with"),
     RequestField("texts", ANYTHING, None, f"a list of 1 to {MAX_TEXTS} strings"),
     RAW,
     RequestField("return_text", FLAG, False, "answers have their texts"),
     TRUNCATE,
+    TRUNCATION,
     MODEL,
 )
 CLASSIFY = (
     RequestField("inputs", ANYTHING, None, f"a string, or a list of up to {MAX_TEXTS} strings or pairs of strings"),
     RAW,
     TRUNCATE,
+    TRUNCATION,
     MODEL,
 )
 
