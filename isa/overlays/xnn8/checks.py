@@ -147,6 +147,7 @@ def _send(uop: PanelSend) -> Iterator[str]:
             yield from _blocks("X8" if uop.source == ChunkSource.X8 else "T", uop.slot, uop.chunks, there)
             if uop.first:
                 yield "begins with the first lane, but for queries"
+            yield from _columns(uop.columns)
         case _:
             yield f"source={uop.source} is none"
     if uop.each and uop.source != ChunkSource.X8:

@@ -193,7 +193,8 @@ class IntegerEmitter:
     def _blocks(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int) -> None:
         rows = of.lanes * of.rows
         size = blocks * rows * ROW_PAIR // 2
-        self._add("DDR", OffChipChunks(addr=addr, size=size, end=end, engines=1 << of.engine, rows=rows))
+        lanes = {"rows": rows, "first": of.first, "lanes": of.lanes}
+        self._add("DDR", OffChipChunks(addr=addr, size=size, end=end, engines=1 << of.engine, **lanes))
 
     def walk(self, blocks: int, norm: PanelNorm | None) -> None:
         """Send blocks of X to X8, from block 0 on."""
@@ -218,7 +219,7 @@ class IntegerEmitter:
         columns = len(weights.shifts)
         shifts = {f"shift{i}": shift for i, shift in enumerate(weights.shifts)}
         cells = range(slot, slot + chunks) if source is ChunkSource.X8 else range(T + slot, T + slot + chunks)
-        rows = {"source": source, "slot": slot, "chunks": chunks, "each": int(each), **shifts}
+        rows = {"source": source, "slot": slot, "chunks": chunks, "each": int(each), "columns": columns, **shifts}
         for engine, lanes in self._lanes.items():
             send = self._tokens[engine][SEND]
             wait = send.read_each(cells) if each else send.read(cells)

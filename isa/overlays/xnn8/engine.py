@@ -30,6 +30,7 @@ from .formats import (
     slices_of_keys,
 )
 from .numbers import BLOCK
+from .stored import weights_of_words
 
 AIE_MHZ = 1250.0
 MACS = 128
@@ -89,7 +90,7 @@ class PanelWeightsUnit(Unit):
         def sent(number: int) -> Steps:
             def chunk() -> tuple[Any, ...]:
                 words = np.concatenate([np.asarray(x).reshape(-1) for x in buffers.pop(number) if x is not None])
-                return (words.view(np.int8).reshape(uop.columns, BLOCK, BLOCK),) * len(sinks)
+                return (weights_of_words(words, uop.columns),) * len(sinks)
 
             yield Step("lane_word", BLOCK * BLOCK // 2 // 16, puts=sinks, do=chunk)
 
@@ -133,6 +134,8 @@ class EngineUnit(Unit):
 
             def add(rows: Any, weights: Any, kind: ChunkKind, total: Any = total, shifts: Any = shifts) -> None:
                 x, record = self._record(rows, kind, uop.rows)
+                if record.columns != uop.columns:
+                    raise ProgramError(f"{self.name}: a chunk for {record.columns} columns, weights for {uop.columns}")
                 if record.clears:
                     total[:] = 0
                 shifts[:] = record.shifts

@@ -65,6 +65,8 @@ class OffChipChunks(Record, words=5, name="OffChip"):
     end: int = bits(1, 23, 2, "weights to W, constants to lanes, blocks of X to lanes, blocks of X from lanes")
     engines: int = bits(1, 25, 3, "whose lanes: bit i selects engine i; ignored for weights")
     rows: int = bits(4, 0, 10, "of a block of X, of the lanes together")
+    first: int = bits(4, 10, 3, "first of these lanes")
+    lanes: int = bits(4, 13, 4, "their number: each has a port of the memory with one other", default=LANES)
     reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
     chunk_stride: int = bits(3, 0, 24, "from one chunk to the next, in units of 64 bytes")
     chunks: int = bits(3, 24, 8, "chunks", default=1)
@@ -200,6 +202,7 @@ class PanelSend(ColumnShifts, words=4, name="Send"):
     count: int = bits(3, 10, 10, "rows of the sequence")
     rows: int = bits(3, 20, 7, "of a lane", default=LANE_ROWS)
     causal: int = bits(3, 27, 1, "of queries: keys behind their row do not count")
+    columns: int = bits(3, 28, 4, "of a product: columns of pairs that have results", default=PAIRS)
 
 
 class PanelHeads(Record, words=2, name="Heads"):
@@ -255,5 +258,7 @@ class ChunkRecord(ColumnShifts, words=RECORD_WORDS):
     heads: int = bits(3, 0, 4, "chunks of queries, one for each head")
     lanes: int = bits(3, 4, 4, "lanes of the sequence")
     rows: int = bits(3, 8, 7, "of a lane")
+    columns: int = bits(3, 26, 4, "of a product: columns of pairs that have results", default=PAIRS)
+    idle: int = bits(3, 30, 1, "the lane has no rows: its tiles take what others do, and make no results")
     wide: int = bits(3, 15, 1, "heads have 128 columns, not 64: both tiles of a pair have the same rows")
     first_row: int = bits(3, 16, 10, "row of the sequence with which the chunk of a lane begins")

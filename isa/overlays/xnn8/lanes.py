@@ -363,7 +363,7 @@ class SendUnit(LaneReader):
         """A chunk of a product's rows, with its record."""
         shifts = {f"shift{i}": shift for i, shift in enumerate(uop.shifts)}
         kind = ChunkKind.LAST if number == uop.chunks - 1 else ChunkKind.ADD
-        record = ChunkRecord(kind=kind, clears=int(not number), rows=uop.rows, **shifts)
+        record = ChunkRecord(kind=kind, clears=int(not number), rows=uop.rows, columns=uop.columns, **shifts)
         if uop.source == ChunkSource.T:
             return (packed_chunk(made[0][:, number], record),)
         return (packed_chunk(self.rows.x8[rows_of(uop), uop.slot + number], record),)

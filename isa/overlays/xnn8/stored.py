@@ -53,27 +53,38 @@ def columns_of(x: BlockNumbers) -> list[BlockNumbers]:
 
 def weight_words(weight: npt.NDArray[np.integer[Any]], of_ddr: int) -> tuple[Words, Words]:
     """The weights of a block of up to 512 columns in LPDDR and in DDR, chunk by chunk. weight: (K, columns), multiples
-    of 64. of_ddr: columns of pairs whose weights are in DDR."""
+    of 64. of_ddr: columns of pairs whose weights are in DDR.
+
+    Each column of pairs has four parts, which four ports move side by side: the blocks of 8x4 of one tile and of every
+    second group of four columns, as a tile takes them."""
     chunks, columns = (n // BLOCK for n in weight.shape)
-    x = weight.astype(np.int8).reshape(chunks, BLOCK, columns, BLOCK).transpose(0, 2, 1, 3)
+    x = weight.astype(np.int8).reshape(chunks, 2, 4, 8, columns, 8, 2, 4).transpose(0, 4, 6, 1, 5, 2, 3, 7)
     split = columns - of_ddr
     lpddr, ddr = (np.ascontiguousarray(part).reshape(-1).view(np.float32) for part in (x[:, :split], x[:, split:]))
     return lpddr, ddr
 
 
+def weights_of_words(words: Words, columns: int) -> npt.NDArray[np.int8]:
+    """The inverse of `weight_words`, of one chunk: (columns, 64, 64), of each column of pairs (K, columns)."""
+    x = np.ascontiguousarray(words).view(np.int8).reshape(columns, 2, 2, 8, 4, 8, 4)
+    return x.transpose(0, 2, 4, 5, 3, 1, 6).reshape(columns, BLOCK, BLOCK)
+
+
 def row_words(x: BlockNumbers) -> Words:
-    """Rows of X, block by block: of each block the integers, then the exponents. x: (rows, blocks, 64) and (rows,
-    blocks, 1); an even number of rows."""
-    blocks = [y.transpose(1, 0, 2).reshape(y.shape[1], -1) for y in x]
-    return np.concatenate(blocks, -1).astype(np.int16).reshape(-1).view(np.float32)
+    """Rows of X, block by block: of each block the integers, then the exponents. Blocks of 8x8 go along the
+    columns, and in each four blocks of 4x4. x: (rows, blocks, 64) and (rows, blocks, 1); a multiple of eight rows."""
+    rows, blocks = x.integers.shape[:2]
+    integers = x.integers.reshape(rows // 8, 2, 4, blocks, 8, 2, 4).transpose(3, 0, 4, 1, 5, 2, 6).reshape(blocks, -1)
+    exponents = x.exponents[..., 0].T
+    return np.concatenate([integers, exponents], -1).astype(np.int16).reshape(-1).view(np.float32)
 
 
 def rows_of_words(words: Words, blocks: int) -> BlockNumbers:
     """The inverse of `row_words`. blocks: of 64 columns."""
     x = np.ascontiguousarray(words).view(np.int16).astype(np.int64).reshape(blocks, -1)
     rows = x.shape[1] // (BLOCK + 1)
-    parts = x[:, : rows * BLOCK].reshape(blocks, rows, BLOCK), x[:, rows * BLOCK :].reshape(blocks, rows, 1)
-    return BlockNumbers(*(part.transpose(1, 0, 2) for part in parts))
+    integers = x[:, : rows * BLOCK].reshape(blocks, rows // 8, 8, 2, 2, 4, 4).transpose(1, 3, 5, 0, 2, 4, 6)
+    return BlockNumbers(integers.reshape(rows, blocks, BLOCK), x[:, rows * BLOCK :].T[..., None])
 
 
 def matrix_words(values: Floats) -> Words:
