@@ -21,8 +21,12 @@ from ...isa.overlays.xnn import XNN
 from ...isa.overlays.xnn.cycles import LOOPS
 from ...isa.overlays.xnn2 import XNN2, network
 from ...isa.overlays.xnn2.cycles import LOOPS as XNN2_LOOPS
+from ...isa.overlays.xnn8 import XNN8
+from ...isa.overlays.xnn8 import network as xnn8_network
+from ...isa.overlays.xnn8.cycles import LOOPS as XNN8_LOOPS
 from ...isa.overlays.xnn8.formats import ChunkKind, ChunkRecord
 from ...isa.versal.board import system_cfg
+from ...isa.versal.dispatcher import dispatcher, dispatcher_header
 from ...isa.versal.header import header, record_header
 from ...isa.versal.placement import placement_header
 
@@ -31,8 +35,13 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "isa.h": partial(header, XNN, LOOPS, "pl/fields.h"),
     "xnn2/isa.h": partial(header, XNN2, XNN2_LOOPS, "../pl/fields.h"),
     "xnn2/dma_hls.cpp": partial(network.top, XNN2),
-    "xnn2/dispatch.h": partial(network.dispatcher_header, XNN2),
-    "xnn2/dispatch.cpp": partial(network.dispatcher, XNN2),
+    "xnn2/dispatch.h": partial(dispatcher_header, XNN2),
+    "xnn2/dispatch.cpp": partial(dispatcher, XNN2),
+    "xnn8/isa.h": partial(header, XNN8, XNN8_LOOPS, "../pl/fields.h"),
+    "xnn8/dma_hls.cpp": partial(xnn8_network.top, XNN8),
+    "xnn8/dispatch.h": partial(dispatcher_header, XNN8),
+    "xnn8/dispatch.cpp": partial(dispatcher, XNN8),
+    "xnn8/tables.h": xnn8_network.tables,
     "xnn8/record.h": partial(record_header, ChunkRecord, ChunkKind, "../pl/fields.h"),
     "system.cfg": partial(system_cfg, XNN),
     "aie/placement.h": partial(placement_header, XNN),

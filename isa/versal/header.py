@@ -47,7 +47,8 @@ def header(overlay: Overlay, loops: Mapping[str, PipelinedLoop], fields: str) ->
         *_opcodes(overlay),
     ]
     out += ["", "// Packet header.", *_struct(Header, [])]
-    for form in overlay.formats:
+    forms = {form.mop: form for form in reversed(overlay.formats)}  # units may share one
+    for form in reversed(forms.values()):
         out += ["", *_form(form)]
     out += ["", *_mop_words(overlay)]
     for kind, ops in overlay.preloaded.items():

@@ -198,7 +198,7 @@ def test_machines_that_are_others(tmp_path: Path) -> None:
     (tmp_path / "ddr.bin").write_bytes(bytes(4000))
     args = ["run", "--raw", tmp_path / "image.bin", "--overlay", "fig6", "--ddr", tmp_path / "ddr.bin"]
     assert rsn(*args).exit_code == 0
-    refused(rsn(*args, "--board", "csim"), "board csim is the machine of xnn, xnn-base and xnn2", code=3)
+    refused(rsn(*args, "--board", "csim"), "board csim is the machine of xnn, xnn-base, xnn2 and xnn8", code=3)
     refused(rsn(*args, "--board", "vck190@sim"), "the program is for overlay fig6", code=3)
     refused(rsn(*args, "--lpddr", tmp_path / "ddr.bin"), "--lpddr: overlay fig6 has only ddr", code=2)
 

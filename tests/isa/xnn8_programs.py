@@ -10,8 +10,8 @@ import numpy as np
 
 from rsn.hw.sim.machine import Run, simulate
 from rsn.isa.layout import UNIT
-from rsn.isa.overlays.xnn8 import XNN8
-from rsn.isa.overlays.xnn8.emission import IntegerEmitter, PlacedSequence, StoredConstants, StoredWeights
+from rsn.isa.overlays.xnn8 import XNN8, numbers
+from rsn.isa.overlays.xnn8.emission import IntegerEmitter, PanelNorm, PlacedSequence, StoredConstants, StoredWeights
 from rsn.isa.overlays.xnn8.formats import LANE_ROWS, PAIRS
 from rsn.isa.overlays.xnn8.numbers import BLOCK, BlockNumbers, Integers
 from rsn.isa.overlays.xnn8.stored import (
@@ -32,8 +32,8 @@ class HandMade:
 
     def __init__(self, engines: int, sequences: int, lanes: int, rows: int = LANE_ROWS) -> None:
         self.emit = IntegerEmitter(XNN8)
-        numbers = enumerate((e, s) for e in range(engines) for s in range(sequences))
-        self.placed = [PlacedSequence(e, s * lanes, lanes, rows, i) for i, (e, s) in numbers]
+        places = enumerate((e, s) for e in range(engines) for s in range(sequences))
+        self.placed = [PlacedSequence(e, s * lanes, lanes, rows, i) for i, (e, s) in places]
         self.emit.begin(self.placed)
         self.pitch = lanes * rows
         self.rows = len(self.placed) * self.pitch
@@ -69,11 +69,19 @@ class HandMade:
             made.append(StoredWeights(in_lpddr, in_ddr, ddr, of_part))
         return made
 
-    def store(self, blocks: int) -> None:
-        """Store blocks of X."""
+    def store(self, blocks: int, norm: PanelNorm | None = None) -> None:
+        """Store blocks of X, which a norm may change."""
         size = blocks * self.pitch * (BLOCK + 1) // 2
         first = self.put("ddr", np.zeros(size * len(self.placed), np.float32))
-        self.emit.store([first + i * size // UNIT for i in range(len(self.placed))], blocks, None, None)
+        affine = None
+        if norm is not None:
+            rng = np.random.default_rng(blocks)
+            gain, shift = (
+                numbers.blocks_of(rng.uniform(low, high, 64 * blocks), numbers.X_BITS)
+                for low, high in ((0.5, 2.0), (-1.0, 1.0))
+            )
+            affine = self.constants([[*pair, 0] for pair in zip(columns_of(gain), columns_of(shift), strict=True)])
+        self.emit.store([first + i * size // UNIT for i in range(len(self.placed))], blocks, norm, affine)
         self._output = (first * UNIT, size, blocks)
 
     @cached_property
@@ -86,9 +94,13 @@ class HandMade:
         sequences = {unit: tuple(mops) for unit, mops in self.emit.sequences.items() if mops}
         return pack(UnpackedProgram(XNN8, sequences, buffers=tuple(buffers)))
 
+    def banks(self) -> dict[str, Any]:
+        """What the memories hold before the run."""
+        return {bank: np.concatenate([*held, np.zeros(UNIT, np.float32)]) for bank, held in self._held.items()}
+
     def run(self) -> tuple[Run, BlockNumbers]:
         """Run it. Returns the run, and the blocks that were stored, of all sequences."""
-        banks = {bank: np.concatenate([*held, np.zeros(UNIT, np.float32)]) for bank, held in self._held.items()}
+        banks = self.banks()
         run = simulate(self.program, banks)
         at, size, blocks = self._output
         parts = [

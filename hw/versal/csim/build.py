@@ -50,15 +50,23 @@ class MachineSources:
         return [path for pattern in patterns for path in sorted(versal.glob(pattern))]
 
 
-_SHARED = ("csim/csim.cpp", "csim/machine.cpp", "csim/engine.cpp")
+_SHARED = ("csim/csim.cpp", "csim/machine.cpp")
+_MMES = (*_SHARED, "csim/arrays.cpp", "csim/engine.cpp")
 MACHINES: Mapping[str, MachineSources] = {
-    "xnn": MachineSources(("pl/*.cpp",), ("aie/kernels.cc",), (*_SHARED, "csim/mme.cpp"), "hls.cfg"),
+    "xnn": MachineSources(("pl/*.cpp",), ("aie/kernels.cc",), (*_MMES, "csim/mme.cpp"), "hls.cfg"),
     "xnn2": MachineSources(
         ("pl/fetch.cpp", "xnn2/*.cpp"),
         ("xnn2/kernels.cc",),
-        (*_SHARED, "csim/mme_xnn2.cpp"),
+        (*_MMES, "csim/mme_xnn2.cpp"),
         "xnn2/hls.cfg",
         ("-DRSN_XNN2",),
+    ),
+    "xnn8": MachineSources(
+        ("pl/fetch.cpp", "xnn8/*.cpp"),
+        ("xnn8/kernels.cc",),
+        (*_SHARED, "csim/machine_xnn8.cpp"),
+        "xnn8/hls.cfg",
+        ("-DRSN_XNN8", "-O1"),  # -O3 takes twice as long to build, and saves little
     ),
 }
 """By the overlay that a machine is for."""

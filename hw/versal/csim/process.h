@@ -7,6 +7,8 @@
 #include <exception>
 #include <memory>
 
+#include <hls_stream.h>
+
 #include "machine.h"
 
 namespace rsn::csim {
@@ -46,6 +48,15 @@ void wait_for_any(Streams &...streams) {
     wait_any({&streams.channel()...});
 }
 
+template <typename T>
+void open_all(hls::stream<T> &stream, const char *name, std::size_t depth) {
+    stream.open(name, depth);
+}
+template <typename Streams, std::size_t N>
+void open_all(Streams (&streams)[N], const char *name, std::size_t depth) {
+    for (auto &of : streams) open_all(of, name, depth);
+}
+
 // A memory without an owner in the sources. It begins as NaN, so that reading what nobody has written shows.
 template <typename T>
 struct Memory {
@@ -59,6 +70,7 @@ struct Memory {
 // A guard: what its processes use is declared before it, so that it outlives them.
 #define RSN_DATAFLOW() rsn::csim::Region rsn_region
 #define RSN_PROCESS(name, function, ...) rsn_region.start(name, [&] { function(__VA_ARGS__); })
+#define RSN_OPEN(streams, name, depth) rsn::csim::open_all(streams, name, depth)
 #define RSN_MEMORY(type, name)                                         \
     const auto rsn_##name = std::make_unique<rsn::csim::Memory<type>>(); \
     auto &name = rsn_##name->value

@@ -11,6 +11,7 @@ from ....base.errors import RsnError
 from ....isa.overlays.xnn.cycles import BURST_WORDS
 from ....isa.overlays.xnn.cycles import LOOPS as XNN_LOOPS
 from ....isa.overlays.xnn2.cycles import LOOPS as XNN2_LOOPS
+from ....isa.overlays.xnn8.cycles import LOOPS as XNN8_LOOPS
 from ....isa.versal.loop import PipelinedLoop
 from ....isa.versal.tiles import BEATS, BLOCK_WORDS, TILE
 from ..csim.build import MACHINES
@@ -22,7 +23,7 @@ from .facts import MemoryFacts
 from .rules import RULES, HlsFinding
 from .schedule import LoopSchedule
 
-TABLES: Mapping[str, Mapping[str, PipelinedLoop]] = {"xnn": XNN_LOOPS, "xnn2": XNN2_LOOPS}
+TABLES: Mapping[str, Mapping[str, PipelinedLoop]] = {"xnn": XNN_LOOPS, "xnn2": XNN2_LOOPS, "xnn8": XNN8_LOOPS}
 ITEMS: Mapping[str, frozenset[int]] = {
     "port": frozenset({BURST_WORDS, BLOCK_WORDS, 4}),  # a burst, a block that is kept, a row of it
     "load": frozenset({BLOCK_WORDS}),
@@ -108,7 +109,7 @@ def machine_texts(versal: Path) -> dict[str, str]:
     return {
         p.as_posix(): (versal / p).read_text(encoding="utf-8")
         for p in paths
-        if p.parts[0] in ("aie", "pl", "xnn2", "isa.h")
+        if p.parts[0] in ("aie", "pl", "xnn2", "xnn8", "isa.h")
     }
 
 
@@ -123,7 +124,7 @@ def check_machine(machine: str, versal: Path) -> HlsReport:
     report = check_kernel(texts, files, "dma_hls", made_of.flags, TABLES[machine])
     programs = {name: text for name, text in texts.items() if name.startswith("aie/") or name in made_of.graph}
     found = dict.fromkeys([*report.findings, *rules_aie.pointers(programs), *rules_aie.alignment(programs)])
-    for program in made_of.graph:
+    for program in (p for p in made_of.graph if "entries.h" in texts[p]):  # others compare their own stack
         found |= dict.fromkeys(rules_aie.stacks(versal, program, made_of.flags))
     whole = HlsReport(loops=report.loops, processes=report.processes)
     return _sorted(whole, dict.fromkeys([*found, *(f for f, _ in report.allowed)]), texts)

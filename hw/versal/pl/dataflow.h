@@ -14,6 +14,8 @@
 #define RSN_DATAFLOW()
 // A unit, decoder or dispatcher under its name; "" for what a unit does side by side with something else.
 #define RSN_PROCESS(name, function, ...) function(__VA_ARGS__)
+// Streams of an array, whose depth a pragma says: natively they are opened.
+#define RSN_OPEN(streams, name, depth) static_cast<void>(0)
 // A memory that processes share; natively not on the stack, for which it may be too large.
 #define RSN_MEMORY(type, name) type name
 // In a process that looks at several streams in each cycle, if it has nothing else to do: natively it waits here until one

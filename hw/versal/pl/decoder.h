@@ -67,9 +67,24 @@ chunk_windows:
     uops << end;
 }
 
-// One uOP of each mOP, window after window.
+// A uOP to a unit, or to each process of one.
 template <unsigned Words>
-void decode_windows(hls::stream<Mop<Words>> &mops, hls::stream<Uop<Words>> &uops) {
+void give_uop(const Uop<Words> &uop, hls::stream<Uop<Words>> &uops) {
+#pragma HLS INLINE
+    uops << uop;
+}
+template <unsigned Words, unsigned Processes>
+void give_uop(const Uop<Words> &uop, hls::stream<Uop<Words>> (&uops)[Processes]) {
+#pragma HLS INLINE
+    for (unsigned i = 0; i < Processes; ++i) {
+#pragma HLS UNROLL
+        uops[i] << uop;
+    }
+}
+
+// One uOP of each mOP, window after window. Uops: a stream, or one for each process of a unit.
+template <unsigned Words, typename Uops>
+void decode_windows(hls::stream<Mop<Words>> &mops, Uops &uops) {
     Mop<Words> window[max_window];
 #pragma HLS AGGREGATE variable=window
     unsigned number = 0;
@@ -84,11 +99,11 @@ windows:
         window_mops:
             for (Counter i = 0; i < first.window; ++i) {
 #pragma HLS PIPELINE II=ii::decode style=flp
-                uops << uop_of(window[i]);
+                give_uop(uop_of(window[i]), uops);
             }
         }
     }
-    uops << Uop<Words>{true, 0, {}};
+    give_uop(Uop<Words>{true, 0, {}}, uops);
 }
 
 }  // namespace rsn::xnn

@@ -3,8 +3,10 @@
 #ifndef RSN_PL_MACHINE_ISA_H
 #define RSN_PL_MACHINE_ISA_H
 
-#ifdef RSN_XNN2
+#if defined(RSN_XNN2)
 #include "../xnn2/isa.h"
+#elif defined(RSN_XNN8)
+#include "../xnn8/isa.h"
 #else
 #include "../isa.h"
 #endif

@@ -36,8 +36,8 @@ static_assert(totals + groups * vector_lanes <= 2 * odd && weights + half * half
 struct Round {
     unsigned rows, lanes, keys, first_row;
     int first_shift, second_shift;
-    bool narrow, wide, causal;
-    unsigned own() const { return rows / 2; }
+    bool narrow, wide, causal, idle;
+    unsigned own() const { return idle ? 0 : rows / 2; }
 };
 
 // The keys of a slice. first: of each half, which lies in one lane.
@@ -71,7 +71,7 @@ class KeyWalk {
         SliceKeys keys = {{}, true, true};
         for (unsigned &first : keys.first) {
             first = left_ ? lane_ * round_.rows + in_lane_ : round_.keys;
-            keys.none = keys.none && first >= end;
+            keys.none = keys.none && (round_.idle || first >= end);
             keys.all = keys.all && first + half / 2 <= all;
             if (!left_) continue;
             left_ -= half / 2;

@@ -31,6 +31,9 @@ struct Words {
 };
 ChunkRecord record_of(const int8 *chunk) { return ChunkRecord::decode(Words(chunk).of); }
 
+// Rows of which there are results.
+unsigned rows_of(const ChunkRecord &record) { return record.idle ? 0 : record.rows; }
+
 // By how much results of a column of pairs are shifted.
 template <unsigned column>
 int shift_of(const ChunkRecord &record) {
@@ -48,7 +51,7 @@ each_chunk:
         const bool clears = first || record.clears;
         multiply(
             a.data(), b.data(), clears ? same(memory.zeros) : continued(memory.sums), memory.sums,
-            record.rows / 8, across
+            rows_of(record) / 8, across
         );
         b.release();
         a.release();
@@ -112,7 +115,7 @@ each_head:
             const int shift = record.second_shift > nothing_left ? nothing_left : record.second_shift;
             const unsigned first = record.first_row + (second && !record.wide ? record.rows / 2 : 0);
             round = {record.rows, record.lanes, record.keys, first, record.first_shift, shift,
-                     record.narrow, record.wide, record.causal};
+                     record.narrow, record.wide, record.causal, record.idle};
             const int8 *RSN_APART from = a.data();
         each_vector:
             for (unsigned i = 0; i < half * columns; i += bytes) chess_prepare_for_pipelining {
@@ -140,6 +143,13 @@ struct Writer {
     }
 };
 
+// Lets go of a chunk of a product that has no results in this column.
+bool passes(Chunk &a, const ChunkRecord &record, unsigned column) {
+    if (column < record.columns) return false;
+    a.release();
+    return true;
+}
+
 bool queries_follow(const ChunkRecord &record) { return record.kind == static_cast<unsigned>(ChunkKind::QUERIES); }
 
 }  // namespace
@@ -151,7 +161,8 @@ void pair_first(Chunk &a, Slice &b, Handed &handed, output_cascade<acc48> *out) 
     a.acquire();
     const ChunkRecord record = record_of(a.data());
     if (!queries_follow(record)) {
-        hand_on(memory.sums, sums_of_chunks(a, b, memory, record).rows, out);
+        if (passes(a, record, column)) return;
+        hand_on(memory.sums, rows_of(sums_of_chunks(a, b, memory, record)), out);
         return;
     }
     Round round{};
@@ -168,8 +179,9 @@ void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Resul
     a.acquire();
     const ChunkRecord record = record_of(a.data());
     if (!queries_follow(record)) {
+        if (passes(a, record, column)) return;
         const ChunkRecord last = sums_of_chunks(a, b, memory, record);
-        results(memory.sums, last.rows, in, even, odd, shift_of<column>(last));
+        results(memory.sums, rows_of(last), in, even, odd, shift_of<column>(last));
         return;
     }
     Round round{};

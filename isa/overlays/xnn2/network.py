@@ -7,20 +7,18 @@ hw/versal/xnn2/units.h declares them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
 from ....machine.description import Stream, UnitSpec
 from ...overlay import Overlay
-from ...reference import MADE_BY, WIDTH
+from ...reference import MADE_BY
+from ...versal.dispatcher import MME, call, snake, words_of
 from ...versal.tiles import BEAT
 from .operands import KV, LANES, memories_of
 from .ports import has_fifo
 from .resources import in_shift_register
 
 INDENT = " " * 4
-MME = "MME"
 PARITY = ("even", "odd")
 PORTS = {"DDR": "ddr0, ddr1", "LPDDR": "lpddr0, lpddr1"}
 """Memory ports of units, as arguments."""
@@ -104,114 +102,32 @@ def top(overlay: Overlay) -> str:
             lines += [_shift_register(f"x{i}_{name}")] * (kind != "Token")
     lines += ["", f"{INDENT}// Instructions.", f'{INDENT}hls::stream<Word, fetch_depth> words("fetched words");']
     for u in units:
-        n = _snake(u.name)
+        n = snake(u.name)
         lines.append(
-            f'{INDENT}hls::stream<Mop<{_words(overlay, u)}>, mop_fifo_depth> {n}_mops("mOP FIFO of {u.name}");'
+            f'{INDENT}hls::stream<Mop<{words_of(overlay, u)}>, mop_fifo_depth> {n}_mops("mOP FIFO of {u.name}");'
         )
         lines.append(f'{INDENT}hls::stream<{_uop(overlay, u)}, uop_fifo_depth> {n}_uops("uOP FIFO of {u.name}");')
     lines += ["", f"{INDENT}RSN_DATAFLOW();", f"{INDENT}announce(fingerprint);"]
     lines += _process("fetch", "fetch", ["instructions", "words"])
-    lines += _process("dispatcher", "dispatch", ["words", *(f"{_snake(u.name)}_mops" for u in units)])
+    lines += _process("dispatcher", "dispatch", ["words", *(f"{snake(u.name)}_mops" for u in units)])
     for u in units:
-        n = _snake(u.name)
-        decoder = f"decode_{n}" if u.name in PORTS else f"decode<{_words(overlay, u)}>"
+        n = snake(u.name)
+        decoder = f"decode_{n}" if u.name in PORTS else f"decode<{words_of(overlay, u)}>"
         lines += _process(f"decoder {u.name}", decoder, [f"{n}_mops", f"{n}_uops"])
     for i in range(LANES):
         for function, names in ROW_MEMORIES.items():
             lines += _process(f"{function} of X{i}", function, [f"x{i}_{name}" for name in names])
     for u in units:
-        lines += _process(u.name, _function(u), [f"{_snake(u.name)}_uops", *_arguments(overlay, u)])
+        lines += _process(u.name, _function(u), [f"{snake(u.name)}_uops", *_arguments(overlay, u)])
     lines += ["}", ""]
     return "\n".join(lines)
-
-
-def dispatcher(overlay: Overlay) -> str:
-    """Return the text of hw/versal/xnn2/dispatch.cpp, which hands mOPs to the decoders of the units."""
-    units = [u for u in overlay.units if u.kind != MME]
-    lines = [
-        "// Dispatcher: the image to the mOP FIFOs of the decoders (contract 1).",
-        "//",
-        "// One packet after the other, in image order; a mOP for several units goes to them in ascending index, and",
-        "// each write waits for room. A mOP of n words takes n cycles, and a few to be handed on.",
-        f"// {MADE_BY}",
-        "// SPDX-License-Identifier: Apache-2.0",
-        '#include "dispatch.h"',
-        "",
-        '#include "../pl/dispatcher.h"',
-        "",
-        "namespace rsn::xnn {",
-        "",
-        *_dispatch_head(overlay, units, " {"),
-        "    words.read();  // their number, which the fetch needs",
-        "    const Word packets = words.read();",
-        "dispatch_packets:",
-        "    for (Word packet = 0; packet < packets; ++packet) {",
-        "        const Word raw = words.read();",
-        "        RSN_UOP(packet);",
-        "        const Header header = Header::decode(&raw);",
-        "        const unsigned slots = header.last ? 1 : header.window;",
-        "    dispatch_mops:",
-        "        for (unsigned m = 0; m < slots; ++m) {",
-        "            switch (static_cast<Opcode>(header.opcode)) {",
-    ]
-    for form in overlay.formats:
-        of_kind = [u for u in units if u.kind == form.kind]
-        lines += [
-            f"            case Opcode::{form.name}: {{",
-            f"                const auto mop = take<{form.mop.NAME}::words>(header, size_of(header), words);",
-        ]
-        for u in of_kind:
-            alone = "" if len(of_kind) == 1 else f"if (header.mask & {1 << u.index}) "
-            lines.append(f"                {alone}give(mop, {_snake(u.name)});")
-        lines += ["                break;", "            }"]
-    lines += [
-        "            case Opcode::Nop:",
-        "                break;",
-        "            }",
-        "        }",
-        "    }",
-        "}",
-        "",
-        "}  // namespace rsn::xnn",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def dispatcher_header(overlay: Overlay) -> str:
-    """Return the text of hw/versal/xnn2/dispatch.h, which declares the dispatcher."""
-    units = [u for u in overlay.units if u.kind != MME]
-    lines = [
-        f"// {MADE_BY}",
-        "// SPDX-License-Identifier: Apache-2.0",
-        "#ifndef RSN_XNN2_DISPATCH_H",
-        "#define RSN_XNN2_DISPATCH_H",
-        "",
-        '#include "../pl/types.h"',
-        "",
-        "namespace rsn::xnn {",
-        "",
-        *_dispatch_head(overlay, units, ";"),
-        "",
-        "}  // namespace rsn::xnn",
-        "",
-        "#endif  // RSN_XNN2_DISPATCH_H",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _dispatch_head(overlay: Overlay, units: Sequence[UnitSpec], end: str) -> list[str]:
-    arguments = ["hls::stream<Word> &words"]
-    arguments += [f"hls::stream<Mop<{_words(overlay, u)}>> &{_snake(u.name)}" for u in units]
-    return _call("void dispatch", arguments, end, indent="")
 
 
 def _signature() -> list[str]:
     memories = ["Port lpddr0", "Port lpddr1", "Port ddr0", "Port ddr1"]
     arguments = [*memories, "const Word *instructions", "std::uint64_t *fingerprint"]
     arguments += [f"hls::stream<Lane> {x}{i}[lanes]" for x in "abc" for i in range(LANES)]
-    return _call('extern "C" void dma_hls', arguments, " {", indent="")
+    return call('extern "C" void dma_hls', arguments, " {", indent="")
 
 
 def _interfaces() -> Iterator[str]:
@@ -272,8 +188,8 @@ def _function(unit: UnitSpec) -> str:
     if unit.kind == "KvOut":
         return "k_out" if unit.index < KV // 2 else "v_out"
     if unit.kind in ("XOut", "TIn", "TOut", "MeshB", "C", "Post"):
-        return f"{_snake(unit.kind)}_{PARITY[unit.index % 2]}"
-    return _snake(unit.name if unit.kind == "W" else unit.kind)
+        return f"{snake(unit.kind)}_{PARITY[unit.index % 2]}"
+    return snake(unit.name if unit.kind == "W" else unit.kind)
 
 
 def _arguments(overlay: Overlay, unit: UnitSpec) -> list[str]:
@@ -284,13 +200,7 @@ def _arguments(overlay: Overlay, unit: UnitSpec) -> list[str]:
 
 
 def _process(name: str, function: str, arguments: Sequence[str]) -> list[str]:
-    return _call("RSN_PROCESS", [f'"{name}"', function, *arguments], ";", indent=INDENT)
-
-
-def _call(name: str, arguments: Sequence[str], end: str, *, indent: str) -> list[str]:
-    head = f"{indent}{name}("
-    text = ", ".join(arguments) + ")" + end
-    return wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
+    return call("RSN_PROCESS", [f'"{name}"', function, *arguments], ";", indent=INDENT)
 
 
 def _variable(stream: Stream) -> str:
@@ -299,7 +209,7 @@ def _variable(stream: Stream) -> str:
         return f"{stream.src[-2].lower()}{stream.dst[-1]}"
     if stream.src.startswith(MME):
         return f"c{stream.src[-1]}"
-    return f"{_snake(stream.src)}_to_{_snake(stream.dst)}" + (f"_{stream.label}" if stream.label else "")
+    return f"{snake(stream.src)}_to_{snake(stream.dst)}" + (f"_{stream.label}" if stream.label else "")
 
 
 def _element(stream: Stream) -> str:
@@ -322,17 +232,6 @@ def _shift_register(stream: str) -> str:
     return f"#pragma HLS BIND_STORAGE variable={stream} type=fifo impl=srl"
 
 
-def _words(overlay: Overlay, unit: UnitSpec) -> str:
-    return f"{overlay.format_of(unit.kind).mop.NAME}::words"
-
-
 def _uop(overlay: Overlay, unit: UnitSpec) -> str:
     transfers = {"DDR": "DdrTransfer", "LPDDR": "LpddrTransfer"}
-    return transfers.get(unit.name, f"Uop<{_words(overlay, unit)}>")
-
-
-def _snake(name: str) -> str:
-    """XIn0 as x_in0."""
-    if name.isupper():
-        return name.lower()
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return transfers.get(unit.name, f"Uop<{words_of(overlay, unit)}>")

@@ -148,7 +148,7 @@ def test_an_image_that_would_be_misread_is_refused(words: list[int], message: st
 
 
 def test_another_machines_program_is_refused() -> None:
-    with pytest.raises(BoardError, match=r"the machine of xnn, xnn-base and xnn2, .* is for fig6 "):
+    with pytest.raises(BoardError, match=r"the machine of xnn, xnn-base, xnn2 and xnn8, .* is for fig6 "):
         native().run(Program(FIG6, ()), {"ddr": np.zeros(16, np.float32)})
     deeper = dataclasses.replace(example("fig10").program, overlay=XNN.with_depths({"MeshA->MME0": 3}))
     with pytest.raises(BoardError, match="with their depths"):

@@ -1,0 +1,160 @@
+// Decoders of the units on the chip; W; what passes weights or heads on to a column of pairs; constants to the lanes.
+// SPDX-License-Identifier: Apache-2.0
+#include "../pl/decoder.h"
+#include "units.h"
+
+namespace rsn::xnn8::pl {
+
+template <unsigned Words, unsigned Units>
+void decode(hls::stream<Mop<Words>> &mops, hls::stream<Uop<Words>> (&uops)[Units]) {
+    decode_windows(mops, uops);
+}
+template void decode<W::words, 2 + pairs>(hls::stream<Mop<W::words>> &, hls::stream<Uop<W::words>> (&)[2 + pairs]);
+template void decode<Rows::words, 1 + lanes>(
+    hls::stream<Mop<Rows::words>> &, hls::stream<Uop<Rows::words>> (&)[1 + lanes]);
+template void decode<Send::words, lanes>(hls::stream<Mop<Send::words>> &, hls::stream<Uop<Send::words>> (&)[lanes]);
+template void decode<Heads::words, 1 + lanes>(
+    hls::stream<Mop<Heads::words>> &, hls::stream<Uop<Heads::words>> (&)[1 + lanes]);
+template void decode<Engine::words, pairs>(
+    hls::stream<Mop<Engine::words>> &, hls::stream<Uop<Engine::words>> (&)[pairs]);
+
+namespace {
+
+template <typename Streams>
+void fill(bool of_ddr, hls::stream<Uop<W::words>> &uops, Streams from, hls::stream<Bytes> to[pairs][ports]) {
+#pragma HLS INLINE
+    unsigned number = 0;
+fill_uops:
+    for (;;) {
+        const Uop<W::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const W op = W::decode(uop.words);
+        const unsigned split = unsigned{op.columns} - op.ddr, first = of_ddr ? split : 0, end = of_ddr ? op.columns : split;
+    fill_chunks:
+        for (Countdown<20> left(op.chunks); left.more(); left.next()) {
+        fill_columns:
+            for (unsigned c = first; c < end; ++c) {
+            fill_words:
+                for (unsigned i = 0; i < quarter_words; ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+                    for (unsigned p = 0; p < ports; ++p) {
+#pragma HLS UNROLL
+                        to[c][p] << from[p].read();
+                    }
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void fill_lpddr(hls::stream<Uop<W::words>> &uops, hls::stream<Bytes> from[ports], hls::stream<Bytes> to[pairs][ports]) {
+    fill(false, uops, from, to);
+}
+void fill_ddr(hls::stream<Uop<W::words>> &uops, hls::stream<Bytes> from[ports], hls::stream<Bytes> to[pairs][ports]) {
+    fill(true, uops, from, to);
+}
+
+void weights(hls::stream<Uop<W::words>> &uops, unsigned column, hls::stream<Bytes> lpddr[ports],
+             hls::stream<Bytes> ddr[ports], hls::stream<Bytes> to[engines]) {
+weights_uops:
+    for (;;) {
+        const Uop<W::words> uop = uops.read();
+        if (uop.last) break;
+        const W op = W::decode(uop.words);
+        const bool of_ddr = column >= unsigned{op.columns} - op.ddr;
+    weights_chunks:
+        for (Countdown<20> left(column < op.columns ? op.chunks : 0); left.more(); left.next()) {
+        weights_words:
+            for (unsigned i = 0; i < ports * quarter_words; ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+                const Bytes word = of_ddr ? ddr[i % ports].read() : lpddr[i % ports].read();
+                for (unsigned e = 0; e < engines; ++e) {
+#pragma HLS UNROLL
+                    if (op.engines >> e & 1) to[e] << word;
+                }
+            }
+        }
+    }
+}
+
+// Weights: words for both tiles in turn, a half of each in a cycle. Keys and values: the same to both.
+void tiles(hls::stream<Uop<Engine::words>> &uops, unsigned column, hls::stream<Bytes> &weights, hls::stream<Bytes> &heads,
+           hls::stream<Beat128> to[2]) {
+    unsigned number = 0;
+tiles_uops:
+    for (;;) {
+        const Uop<Engine::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const Engine op = Engine::decode(uop.words);
+        if (column >= op.columns) continue;
+    tiles_chunks:
+        for (unsigned chunk = 0; !op.attention && chunk < unsigned{op.times} * op.depth; ++chunk) {
+            Bytes before = {};
+        tiles_weights:
+            for (unsigned i = 0; i <= ports * quarter_words; ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+                Bytes word = {};
+                if (i < ports * quarter_words) word = weights.read();
+                if (i && i % 2) to[0] << half_of(before, 1);
+                if (i && i % 2 == 0) to[1] << half_of(before, 1);
+                if (i < ports * quarter_words && i % 2 == 0) to[0] << half_of(word, 0);
+                if (i < ports * quarter_words && i % 2) to[1] << half_of(word, 0);
+                before = word;
+            }
+        }
+        const unsigned keys = op.rows * op.lanes, slices = (keys + 31) / 32;
+    tiles_slices:
+        for (unsigned n = 0; op.attention && n < 3 * slices; ++n) {
+            const bool of_keys = n < slices || (n - slices) % 2 == 0;
+            const unsigned slice = n < slices ? n : (n - slices) / 2;
+        tiles_heads:
+            for (unsigned i = 0; i < 64; ++i) {
+#pragma HLS PIPELINE II=ii::halves style=flp
+                const unsigned octet = of_keys ? i / 16 : i / 2 % 4;
+                Bytes word = {};
+                if (32 * slice + 8 * octet < keys) word = heads.read();  // what fills up the last slice comes from nowhere
+                for (unsigned half = 0; half < 2; ++half) {
+#pragma HLS UNROLL
+                    to[0] << half_of(word, half);
+                    to[1] << half_of(word, half);
+                }
+            }
+        }
+    }
+}
+
+void constants(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &from, hls::stream<Shorts> post[lanes],
+               hls::stream<Shorts> residual[lanes], hls::stream<Shorts> rows[lanes]) {
+constants_uops:
+    for (;;) {
+        const Uop<Rows::words> uop = uops.read();
+        if (uop.last) break;
+        const Rows op = Rows::decode(uop.words);
+        const bool takes = op.op == take, normalises = op.op == store ? op.norm : takes && op.residual == as_normalised;
+        const bool kinds[] = {takes && !op.attention, normalises, op.gains};
+    constants_blocks:
+        for (unsigned block = 0; block < op.blocks; ++block) {
+        constants_kinds:
+            for (unsigned kind = 0; kind < 3; ++kind) {
+            constants_words:
+                for (unsigned i = 0; kinds[kind] && i < piece_words; ++i) {
+#pragma HLS PIPELINE II=ii::constants style=flp
+                    const Shorts word = from.read();
+                    for (unsigned l = 0; l < lanes; ++l) {
+#pragma HLS UNROLL
+                        const bool has_rows = l >= op.first && l < unsigned{op.first} + op.lanes;
+                        if (kind == 0 && has_rows) post[l] << word;
+                        if (kind == 1 && has_rows) residual[l] << word;
+                        if (kind == 2) rows[l] << word;
+                    }
+                }
+            }
+        }
+    }
+}
+
+}  // namespace rsn::xnn8::pl

@@ -1,0 +1,66 @@
+// X, X8 and T of a lane: each cycle one cell is written and one read.
+// SPDX-License-Identifier: Apache-2.0
+#include "units.h"
+
+namespace rsn::xnn8::pl {
+
+namespace {
+
+using XCells = XCell[x_depth];
+using X8Cells = TCell[x8_depth + groups];  // and factors of rows
+using TCells = TCell[t_depth];
+
+template <unsigned Readers, unsigned Depth, typename Word>
+void serve(Word (&cells)[Depth], hls::stream<CellWrite<Word>> &writes, hls::stream<Token> &done,
+           hls::stream<CellRead> reads[Readers], hls::stream<Word> words[Readers]) {
+#pragma HLS INLINE
+    bool in_on = true;
+    unsigned readers = Readers;
+memory_cycles:
+    while (in_on || readers) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+#pragma HLS DEPENDENCE variable=cells type=inter dependent=false
+        if constexpr (Readers == 1) RSN_WAIT_FOR_ANY(writes, reads[0]);
+        else RSN_WAIT_FOR_ANY(writes, reads[0], reads[1]);
+        if (!writes.empty()) {
+            const CellWrite<Word> write = writes.read();
+            if (write.last) in_on = false;
+            else cells[write.at] = write.cell;
+            if (write.told) done << Token(1);
+        }
+        bool one = false;
+        for (unsigned i = 0; i < Readers; ++i) {
+#pragma HLS UNROLL
+            if (one || reads[i].empty()) continue;
+            one = true;
+            const CellRead read = reads[i].read();
+            if (read.last) --readers;
+            else words[i] << cells[read.at];
+        }
+    }
+}
+
+}  // namespace
+
+void x_memory(hls::stream<CellWrite<XCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
+              hls::stream<XCell> words[2]) {
+    RSN_MEMORY(XCells, cells);
+#pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=uram
+    serve<2>(cells, writes, done, reads, words);
+}
+
+void x8_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[1],
+               hls::stream<TCell> words[1]) {
+    RSN_MEMORY(X8Cells, cells);
+#pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=bram
+    serve<1>(cells, writes, done, reads, words);
+}
+
+void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
+              hls::stream<TCell> words[2]) {
+    RSN_MEMORY(TCells, cells);
+#pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=uram
+    serve<2>(cells, writes, done, reads, words);
+}
+
+}  // namespace rsn::xnn8::pl

@@ -1,0 +1,145 @@
+// DDR and LPDDR: one uOP after the other, each by four ports of 256 bit.
+//
+// Of weights a port moves a quarter of each column of pairs, of X the lanes whose number is its own, modulo four: of a
+// block the 4x4 blocks of two lanes in turn, 16 words each. Constants take one port.
+// SPDX-License-Identifier: Apache-2.0
+#include "../pl/decoder.h"
+#include "units.h"
+
+namespace rsn::xnn8::pl {
+
+void expand(const OffChip &mop, std::uint16_t iteration, hls::stream<Transfer> &uops) {
+    const Transfer uop = {false, mop.end, mop.engines, mop.first, mop.lanes, mop.rows,
+                          mop.addr + iteration * mop.reuse_stride, mop.size};
+    give_chunks(uop, mop.chunks, mop.chunk_stride, uops);
+}
+
+namespace {
+
+constexpr unsigned burst = 16;  // words of a lane, in turn with those of another
+constexpr unsigned words_per_unit = 2, floats_per_word = 8;
+constexpr unsigned piece_quarters = 128;  // words of the weights of a column of pairs
+
+Bytes bytes_of(const Shorts &word) {
+#pragma HLS INLINE
+    Bytes out;
+    for (unsigned i = 0; i < 32; ++i) {
+#pragma HLS UNROLL
+        out[i] = static_cast<int8_t>(word[i / 2] >> i % 2 * 8);
+    }
+    return out;
+}
+
+void load_weights(const Transfer &uop, MemoryPort &port, unsigned number, hls::stream<Bytes> &to) {
+#pragma HLS INLINE
+    const unsigned pieces = uop.size / floats_per_word / piece_quarters, first = uop.addr * words_per_unit;
+weight_pieces:
+    for (unsigned i = 0; i < pieces; ++i) {
+        RSN_STALLS();
+        port.read_request(first + i * piece_quarters + number * quarter_words, quarter_words);
+    weight_words:
+        for (unsigned w = 0; w < quarter_words; ++w) {
+#pragma HLS PIPELINE II=ii::port style=stp
+            to << bytes_of(port.read());
+        }
+    }
+}
+
+}  // namespace
+
+void decode_bank(hls::stream<Mop<OffChip::words>> &mops, hls::stream<Transfer> &uops) {
+    decode_chunks<OffChip>(mops, uops);
+}
+
+void bank(hls::stream<Transfer> &uops, hls::stream<Transfer> to[ports], hls::stream<Token> done[ports]) {
+    unsigned number = 0;
+bank_uops:
+    for (;;) {
+        const Transfer uop = uops.read();
+        RSN_UOP(number++);
+        for (unsigned p = 0; p < ports; ++p) to[p] << uop;
+        if (uop.last) break;
+        for (unsigned p = 0; p < ports; ++p) done[p].read();
+    }
+}
+
+void ddr_port(hls::stream<Transfer> &uops, MemoryPort port, unsigned number, hls::stream<Token> &done,
+              hls::stream<Bytes> &weights, hls::stream<Shorts> loads[engines][2], hls::stream<Shorts> stores[engines][2]) {
+ddr_uops:
+    for (;;) {
+        const Transfer uop = uops.read();
+        if (uop.last) break;
+        if (uop.end == to_w) load_weights(uop, port, number, weights);
+        const unsigned rows = uop.rows, of_lane = rows / (uop.lanes ? uop.lanes : 1), of_block = rows * 65 / 16;
+        const unsigned blocks = uop.end == to_w ? 0 : uop.size / floats_per_word / of_block;
+    ddr_blocks:
+        for (unsigned block = 0; block < blocks; ++block) {
+            const unsigned start = uop.addr * words_per_unit + block * of_block, parts = of_lane * 4 / burst;
+            // Exponents come first, and are stored last.
+        ddr_parts:
+            for (unsigned n = 0; n < 2 * (parts + 1); ++n) {
+                const unsigned which = n % 2, lane = number + ports * which, at = lane - uop.first;
+                if (lane < uop.first || at >= uop.lanes) continue;
+                const unsigned part = uop.end == to_x ? n / 2 : (n / 2 + 1) % (parts + 1);
+                const unsigned count = part ? burst : of_lane / 16;
+                const unsigned from = part ? start + at * of_lane * 4 + (part - 1) * burst
+                    : start + rows * 4 + at * count;
+                if (uop.end == to_x) {
+                    RSN_STALLS();
+                    port.read_request(from, count);
+                load_words:
+                    for (unsigned w = 0; w < count; ++w) {
+#pragma HLS PIPELINE II=ii::port style=stp
+                        const Shorts word = port.read();
+                        for (unsigned e = 0; e < engines; ++e) {
+#pragma HLS UNROLL
+                            if (uop.engines >> e & 1) loads[e][which] << word;
+                        }
+                    }
+                } else {
+                    RSN_STALLS();
+                    port.write_request(from, count);
+                store_words:
+                    for (unsigned w = 0; w < count; ++w) {
+#pragma HLS PIPELINE II=ii::port style=stp
+                        Shorts word = {};
+                        if (uop.engines & 1) word = stores[0][which].read();
+                        else if (uop.engines & 2) word = stores[1][which].read();
+                        else word = stores[2][which].read();
+                        port.write(word);
+                    }
+                    port.write_response();
+                }
+            }
+        }
+        done << Token(1);
+    }
+}
+
+void lpddr_port(hls::stream<Transfer> &uops, MemoryPort port, unsigned number, hls::stream<Token> &done,
+                hls::stream<Bytes> &weights, hls::stream<Shorts> constants[engines]) {
+lpddr_uops:
+    for (;;) {
+        const Transfer uop = uops.read();
+        if (uop.last) break;
+        if (uop.end == to_w) {
+            load_weights(uop, port, number, weights);
+        } else if (number == 0) {
+            const unsigned count = uop.size / floats_per_word;
+            RSN_STALLS();
+            port.read_request(uop.addr * words_per_unit, count);
+        constant_words:
+            for (Countdown<20> left(count); left.more(); left.next()) {
+#pragma HLS PIPELINE II=ii::port style=stp
+                const Shorts word = port.read();
+                for (unsigned e = 0; e < engines; ++e) {
+#pragma HLS UNROLL
+                    if (uop.engines >> e & 1) constants[e] << word;
+                }
+            }
+        }
+        done << Token(1);
+    }
+}
+
+}  // namespace rsn::xnn8::pl

@@ -1,0 +1,373 @@
+// Send: rows of a product or queries, from a lane to its pairs of tiles. Heads: keys and values to the columns of pairs.
+// SPDX-License-Identifier: Apache-2.0
+#include "units.h"
+
+namespace rsn::xnn8::pl {
+
+namespace {
+
+constexpr unsigned chunk_cells = 2 * groups * t_words / 2;  // of both tiles
+constexpr unsigned slice_keys = 32;
+constexpr Exponent no_more = 1000;
+
+// Writes words of 32 bytes to two tiles in turn: each takes half of one in a cycle.
+struct ToTiles {
+    Bytes before;
+    void put(unsigned i, const Bytes &bytes, hls::stream<Beat128> to[2]) {
+#pragma HLS INLINE
+        if (i % 2 == 0) {
+            to[0] << half_of(bytes, 0);
+            if (i) to[1] << half_of(before, 1);
+        } else {
+            to[1] << half_of(bytes, 0);
+            to[0] << half_of(before, 1);
+        }
+        before = bytes;
+    }
+    void end(hls::stream<Beat128> to[2]) {
+#pragma HLS INLINE
+        to[1] << half_of(before, 1);
+    }
+};
+
+// Elements of four rows with other exponents.
+inline Bytes aligned(const TCell &cell, const Exponent (&top)[4], const bool (&shows)[4]) {
+#pragma HLS INLINE
+    Bytes out;
+    for (unsigned e = 0; e < 32; ++e) {
+#pragma HLS UNROLL
+        const int32_t made = rounded(int32_t{cell.of[e]}, top[e / 8] - cell.exponent[e / 8]);
+        out[e] = shows[e / 8] ? static_cast<int8_t>(made) : int8_t{0};
+    }
+    return out;
+}
+
+// Where the word of four rows of a head is in T. k: of its columns.
+inline unsigned head_cell(unsigned slot, unsigned head, bool narrow, unsigned group, unsigned k) {
+#pragma HLS INLINE
+    const unsigned block = slot + (narrow ? head / 2 : head);
+    return (block % (t_depth / groups / t_words) * groups + group % groups) * t_words +
+        (narrow ? head % 2 * (t_words / 2) + k % (t_words / 2) : k);
+}
+
+// The largest exponents of heads from `slot` on, of all lanes. before: rows of the sequence in other lanes.
+template <typename Op>
+void exponents_of(const Op &op, unsigned slot, unsigned count, bool has_rows, unsigned before, unsigned shown,
+                  hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<Exponent> &own,
+                  hls::stream<Exponent> &of_all, Exponent (&top)[pairs]) {
+#pragma HLS INLINE
+each_head:
+    for (unsigned head = 0; head < count; ++head) {
+        Exponent most = lowest;
+        const auto address = [&](unsigned i) { return head_cell(slot, head, op.narrow, i, 0); };
+        read_cells(reads, cells, has_rows ? op.rows / 4u : 0, address, [&](unsigned i, const TCell &cell) {
+            for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                const bool shows = before + 4 * i + r < shown;
+                if (shows && cell.exponent[r] > most) most = cell.exponent[r];
+            }
+        });
+        own << most;
+        top[head] = of_all.read();
+    }
+}
+
+}  // namespace
+
+void send(hls::stream<Uop<Send::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
+          hls::stream<CellRead> &x8_reads, hls::stream<TCell> &x8_cells, hls::stream<CellRead> &t_reads,
+          hls::stream<TCell> &t_cells, hls::stream<Exponent> &own, hls::stream<Exponent> &of_all,
+          hls::stream<RowFactor> &factors, hls::stream<Token> &taken, hls::stream<Token> &safe,
+          hls::stream<Beat128> to[2]) {
+    bool before = false;  // Post has, or will have, results of this lane
+    unsigned number = 0;
+send_uops:
+    for (;;) {
+        const Uop<Send::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const Send op = Send::decode(uop.words);
+        const bool has_rows = op.chunks && lane >= op.first && lane < unsigned{op.first} + op.lanes;
+    send_waits:
+        for (unsigned i = 0; i < op.wait + unsigned{op.each && op.chunks}; ++i) filled.read();
+        if (!op.chunks) continue;
+        ChunkRecord record;
+        record.rows = op.rows;
+        record.idle = !has_rows;  // its tiles stand beside others that share weights, keys and values
+        ToTiles tiles = {};
+        Exponent top[pairs], top_of_keys[pairs], top_of_rows[block_columns] = {};
+#pragma HLS ARRAY_PARTITION variable=top complete
+#pragma HLS ARRAY_PARTITION variable=top_of_rows cyclic factor=4
+        const unsigned before_lane = (lane - op.first) * op.rows, own_rows = op.rows / 2;
+        if (op.source == queries) {
+            exponents_of(op, op.slot, op.chunks, has_rows, before_lane, op.count, t_reads, t_cells, own, of_all, top);
+            exponents_of(op, op.keys_slot, op.chunks, has_rows, before_lane, op.keys, t_reads, t_cells, own, of_all,
+                         top_of_keys);
+            record.kind = static_cast<uint8_t>(ChunkKind::QUERIES);
+            record.heads = op.chunks;
+            record.lanes = op.lanes;
+            record.narrow = op.narrow;
+            record.keys = op.keys;
+            record.causal = op.causal;
+            record.first_row = static_cast<uint16_t>(before_lane);
+        } else {
+            record.columns = op.columns;
+            record.shift0 = op.shift0;
+            record.shift1 = op.shift1;
+            record.shift2 = op.shift2;
+            record.shift3 = op.shift3;
+            record.shift4 = op.shift4;
+            record.shift5 = op.shift5;
+            record.shift6 = op.shift6;
+            record.shift7 = op.shift7;
+            if (!has_rows) {
+                // It has no factors.
+            } else if (op.source == from_t) {
+            row_exponents:
+                for (unsigned chunk = 0; chunk < op.chunks; ++chunk) {
+                    const auto address = [&](unsigned i) { return ((op.slot + chunk) * groups + i) * t_words; };
+                    read_cells(t_reads, t_cells, op.rows / 4u, address, [&](unsigned i, const TCell &cell) {
+                        for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                            Exponent &most = top_of_rows[4 * i + r];
+                            if (!chunk || cell.exponent[r] > most) most = cell.exponent[r];
+                        }
+                    });
+                }
+            row_factors:
+                for (unsigned r = 0; r < op.rows; ++r) {
+#pragma HLS PIPELINE II=ii::factors style=flp
+                    factors << RowFactor{1 << 14, static_cast<int16_t>(top_of_rows[r] - 14)};
+                }
+            } else {
+                const auto address = [&](unsigned i) { return x8_depth + i / 4; };
+                read_cells(x8_reads, x8_cells, op.rows, address, [&](unsigned i, const TCell &cell) {
+                    const auto byte = [&](unsigned n) { return static_cast<uint8_t>(cell.of[4 * (i % 4) + n]); };
+                    factors << RowFactor{static_cast<uint16_t>(byte(0) | byte(1) << 8),
+                                         static_cast<int16_t>(byte(2) | byte(3) << 8)};
+                });
+            }
+        }
+    send_chunks:
+        for (unsigned chunk = 0; chunk < op.chunks; ++chunk) {
+            if (op.each && chunk) filled.read();
+            const bool last = chunk + 1u == op.chunks;
+            if (op.source == queries) {
+                record.head = static_cast<uint8_t>(chunk);
+                const ScoreShifts shifts = score_shifts(top[chunk] + top_of_keys[chunk], op.head_dim);
+                record.first_shift = static_cast<uint8_t>(shifts.first);
+                record.second_shift = static_cast<uint8_t>(shifts.second);
+                const auto group_of = [&](unsigned i) { return i % 2 * own_rows / 4 + i / 16; };
+                const auto address = [&](unsigned i) {
+                    return head_cell(op.slot, chunk, op.narrow, group_of(i), i / 2 % 8);
+                };
+                read_cells(t_reads, t_cells, chunk_cells, address, [&](unsigned i, const TCell &cell) {
+                    Exponent tops[4];
+                    bool shows[4];
+                    for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                        tops[r] = top[chunk];
+                        shows[r] = before_lane + 4 * group_of(i) + r < op.count;
+                    }
+                    tiles.put(i, aligned(cell, tops, shows), to);
+                });
+            } else {
+                record.kind = static_cast<uint8_t>(last ? ChunkKind::LAST : ChunkKind::ADD);
+                record.clears = !chunk;
+                if (last && before && has_rows) taken.read();  // results of different operations never wait side by side
+                const unsigned block = op.slot + chunk;
+                const auto address = [&](unsigned i) {
+                    return (block * groups + i / 8) * t_words + i % 2 * (t_words / 2) + i / 2 % 4;
+                };
+                if (op.source == from_t) {
+                    read_cells(t_reads, t_cells, chunk_cells, address, [&](unsigned i, const TCell &cell) {
+                        Exponent tops[4];
+                        constexpr bool shows[4] = {true, true, true, true};
+                        for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                            tops[r] = top_of_rows[4 * (i / 8) + r];
+                        }
+                        tiles.put(i, aligned(cell, tops, shows), to);
+                    });
+                } else {
+                    read_cells(x8_reads, x8_cells, chunk_cells, address,
+                               [&](unsigned i, const TCell &cell) { tiles.put(i, cell.of, to); });
+                }
+            }
+            tiles.end(to);
+            Word words[ChunkRecord::words];
+            record.encode(words);
+        send_record:
+            for (unsigned i = 0; i < ChunkRecord::words; i += 4) {
+                Beat128 beat;
+                for (unsigned n = 0; n < 4; ++n) beat[n] = words[i + n];
+                to[0] << beat;
+                to[1] << beat;
+            }
+        }
+        if (has_rows) {
+            if (op.source == queries) {
+                if (before) taken.read();
+                safe << Token(1);
+            }
+            before = true;
+        }
+        free << Token(1);
+    }
+    if (before) taken.read();
+    x8_reads << CellRead{true, 0};
+    t_reads << CellRead{true, 0};
+    own << no_more;
+}
+
+namespace {
+
+// The order of words of a slice: of keys octets of them first, of values eight columns; then heads that share a lane,
+// then the two groups of four keys.
+struct SliceOrder {
+    unsigned pair = 0, turn = 0, inner = 0, outer = 0;
+
+    void next(unsigned turns, unsigned inners) {
+#pragma HLS INLINE
+        if (++pair < 2) return;
+        pair = 0;
+        if (++turn < turns) return;
+        turn = 0;
+        if (++inner < inners) return;
+        inner = 0;
+        ++outer;
+    }
+};
+
+}  // namespace
+
+void heads(hls::stream<Uop<Heads::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
+           hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<Exponent> &own,
+           hls::stream<Exponent> &of_all, hls::stream<Exponent> &of_values, hls::stream<Token> &safe,
+           hls::stream<Bytes> &to) {
+    unsigned number = 0;
+heads_uops:
+    for (;;) {
+        const Uop<Heads::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const Heads op = Heads::decode(uop.words);
+    heads_waits:
+        for (unsigned i = 0; i < op.wait; ++i) filled.read();
+        if (!op.heads) continue;
+        const bool has_rows = lane >= op.first && lane < unsigned{op.first} + op.lanes;
+        const unsigned before_lane = (lane - op.first) * op.rows;
+        Exponent top[2][pairs];
+#pragma HLS ARRAY_PARTITION variable=top complete dim=0
+    heads_exponents:
+        for (unsigned part = 0; part < 2; ++part) {
+            exponents_of(op, part ? op.values : op.keys_slot, op.heads, has_rows, before_lane, op.keys, reads, cells, own,
+                         of_all, top[part]);
+        }
+    heads_of_values:
+        for (unsigned head = 0; has_rows && head < op.heads; ++head) of_values << top[1][head];
+        const unsigned turns = (op.heads + op.lanes - 1u) / op.lanes;
+        const unsigned slices = (op.rows * op.lanes + slice_keys - 1u) / slice_keys;
+    heads_slices:
+        for (unsigned n = 0; has_rows && n < 3 * slices; ++n) {
+            const bool of_keys = n < slices || (n - slices) % 2 == 0;
+            const unsigned slice = n < slices ? n : (n - slices) / 2, inners = of_keys ? 8 : 4;
+            if (n + 1 == 3 * slices) safe.read();
+            SliceOrder asked, taken;
+            TCell upper_four = {};
+            // Head and group of a word, and whether there is one.
+            const auto place = [&](const SliceOrder &at, unsigned &head, unsigned &group, unsigned &k) {
+                const unsigned octet = of_keys ? at.outer : at.inner, key = slice * slice_keys + 8 * octet;
+                const unsigned behind = key / op.rows, own_lane = lane - op.first;
+                k = of_keys ? at.inner : at.outer;
+                group = key % op.rows / 4 + at.pair;
+                head = (own_lane + op.lanes - behind % op.lanes) % op.lanes + at.turn * op.lanes;
+                return behind < op.lanes && head < op.heads;
+            };
+            unsigned head, group, k;
+            const auto address = [&](unsigned) {
+                place(asked, head, group, k);
+                asked.next(turns, inners);
+                return head_cell(of_keys ? op.keys_slot : op.values, head, op.narrow, group, k);
+            };
+            read_cells(reads, cells, 64 * turns, address, [&](unsigned, const TCell &cell) {
+                const bool counts = place(taken, head, group, k);
+                Exponent tops[4];
+                bool shows[4];
+                for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                    tops[r] = top[!of_keys][head % pairs];
+                    shows[r] = before_lane + 4 * group + r < op.keys;
+                }
+                const Bytes four = aligned(cell, tops, shows);
+                Bytes out, second;
+                for (unsigned e = 0; e < 32; ++e) {
+#pragma HLS UNROLL
+                    if (of_keys) out[e] = four[e % 4 * 8 + e / 4];  // 8 columns by 4 keys
+                    else out[e] = e < 16 ? upper_four.of[e / 4 * 8 + e % 4] : four[e / 4 % 4 * 8 + e % 4];
+                    second[e] = e < 16 ? upper_four.of[e / 4 * 8 + 4 + e % 4] : four[e / 4 % 4 * 8 + 4 + e % 4];
+                }
+                const bool whole = taken.pair;
+                upper_four.of = four;
+                taken.next(turns, inners);
+                if (!counts) return;
+                if (of_keys || whole) to << out;
+                if (!of_keys && whole) to << second;
+            });
+        }
+        free << Token(1);
+    }
+    reads << CellRead{true, 0};
+    own << no_more;
+}
+
+void rotate(hls::stream<Uop<Heads::words>> &uops, hls::stream<Bytes> from[lanes], hls::stream<Bytes> to[pairs]) {
+rotate_uops:
+    for (;;) {
+        const Uop<Heads::words> uop = uops.read();
+        if (uop.last) break;
+        const Heads op = Heads::decode(uop.words);
+        const unsigned turns = (op.heads + op.lanes - 1u) / op.lanes;
+        const unsigned slices = (op.rows * op.lanes + slice_keys - 1u) / slice_keys;
+    rotate_slices:
+        for (unsigned n = 0; op.heads && n < 3 * slices; ++n) {
+            const bool of_keys = n < slices || (n - slices) % 2 == 0;
+            const unsigned slice = n < slices ? n : (n - slices) / 2;
+            SliceOrder at;
+        rotate_words:
+            for (unsigned i = 0; i < 64 * turns; ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+                const unsigned behind = (slice * slice_keys + 8 * (of_keys ? at.outer : at.inner)) / op.rows;
+                Bytes words[lanes] = {};
+                for (unsigned l = 0; l < lanes; ++l) {
+#pragma HLS UNROLL
+                    const unsigned own_lane = l - op.first;  // of the sequence
+                    const bool has_rows = l >= op.first && own_lane < op.lanes && behind < op.lanes;
+                    const unsigned head = (own_lane + op.lanes - behind % op.lanes) % op.lanes + at.turn * op.lanes;
+                    if (has_rows && head < op.heads) words[l] = from[l].read();
+                }
+                for (unsigned head = 0; head < pairs; ++head) {
+#pragma HLS UNROLL
+                    const unsigned l = op.first + (head % op.lanes + behind) % op.lanes;
+                    if (behind < op.lanes && head < op.heads && head / op.lanes == at.turn) to[head] << words[l % lanes];
+                }
+                at.next(turns, of_keys ? 8 : 4);
+            }
+        }
+    }
+}
+
+void largest(hls::stream<Exponent> from[lanes], hls::stream<Exponent> to[lanes]) {
+largest_exponents:
+    for (;;) {
+        Exponent most = lowest;
+        for (unsigned l = 0; l < lanes; ++l) {
+            const Exponent one = from[l].read();
+            if (one > most) most = one;
+        }
+        if (most == no_more) break;
+        for (unsigned l = 0; l < lanes; ++l) to[l] << most;
+    }
+}
+
+}  // namespace rsn::xnn8::pl

@@ -1,0 +1,194 @@
+// The processes of the programmable logic of xnn8, and what travels between them. dma_hls.cpp, which connects them, is
+// generated. All of them return: decoders and units after their terminator, memories after the last of their readers.
+//
+// Words have up to 256 bit; those of X and T have the exponents of their four rows beside them, as four URAMs have 288.
+//   X    4 rows, 4 columns, 16 bits each: [16 blocks][16 groups of rows][16 groups of columns]
+//   X8   4 rows, 8 columns,  8 bits each: [16 blocks][16 groups of rows][ 8 groups of columns], then factors of rows
+//   T    the same:                        [64 blocks][16][8]
+// A memory is one process with one port that writes and one that reads. Who reads has no more words under way than their
+// stream holds, so that a memory never waits.
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_XNN8_UNITS_H
+#define RSN_XNN8_UNITS_H
+
+#include "../pl/counter.h"
+#include "../pl/dataflow.h"
+#include "../pl/fetch.h"
+#include "../pl/types.h"
+#include "numbers.h"
+#include "record.h"
+
+namespace rsn::xnn8::pl {
+
+using namespace xnn;
+
+constexpr unsigned ports = 4;    // of a memory, of 256 bit
+constexpr unsigned engines = 3;  // each with
+constexpr unsigned lanes = 8, pairs = 8;
+constexpr unsigned groups = 16, x_words = 16, t_words = 8;  // of rows in a lane; words of a group in a block
+constexpr unsigned x_depth = 16 * groups * x_words, x8_depth = 16 * groups * t_words, t_depth = 64 * groups * t_words;
+constexpr unsigned block_columns = 64;
+constexpr unsigned piece_words = 10;     // of the constants of a block
+constexpr unsigned under_way = 16;       // reads of a memory
+constexpr unsigned quarter_words = 32;   // of the weights of a column of pairs, by one port
+constexpr unsigned window_beats = 131;   // of a packet of results
+constexpr unsigned window_rows = 16;     // of a product; half of it of a head
+
+using Shorts = hls::vector<int16_t, 16>;
+using Bytes = hls::vector<int8_t, 32>;
+using Beat128 = hls::vector<uint32_t, 4>;  // to and from the tiles
+using Values = hls::vector<int32_t, 8>;    // two rows, four columns
+using MemoryPort = hls::burst_maxi<Shorts>;
+using Token = ap_uint<1>;
+using Exponent = int16_t;
+
+// What fields of Rows, Send and OffChip say.
+enum RowsOp : uint8_t { load, store, walk, take };
+enum Added : uint8_t { nothing, raw, as_normalised };
+enum Source : uint8_t { from_x8, from_t, queries };
+enum End : uint8_t { to_w, to_constants, to_x, from_x };
+
+template <typename Elements>
+struct Cell {
+    Elements of;
+    int8_t exponent[4];  // of its rows
+};
+using XCell = Cell<Shorts>;
+using TCell = Cell<Bytes>;
+
+template <typename Word>
+struct CellWrite {
+    bool last, told;  // told: `done` gets a token once it is written
+    uint16_t at;
+    Word cell;
+};
+struct CellRead {
+    bool last;
+    uint16_t at;
+};
+
+// A uOP of DDR or LPDDR.
+struct Transfer {
+    bool last;
+    uint8_t end, engines, first, lanes;
+    uint16_t rows;
+    uint32_t addr, size;
+};
+
+// Eight rows of a block: those of a column of pairs.
+struct Place {
+    uint8_t column, group;
+};
+// Of four rows: the largest magnitude of their values, and the exponent of all of them.
+struct RowEnds {
+    uint32_t most[4];
+    Exponent exponent[4];
+};
+// Of four rows: the exponent of values, and the one that they are stored with.
+struct RowExponents {
+    Exponent from[4], made[4];
+};
+
+// Where the elements of a beat of values are, number `beat` of eight rows: blocks of 8x8 one after the other along the
+// columns, in each four blocks of 4x4.
+constexpr unsigned upper(unsigned beat) { return beat / 4 % 2; }  // of the two groups of four rows
+constexpr unsigned row_in_four(unsigned beat, unsigned element) { return beat % 2 * 2 + element / 4; }
+constexpr unsigned four_columns(unsigned beat) { return beat / 8 * 2 + beat / 2 % 2; }
+constexpr unsigned group_beats = 64;
+// and those of their words of X: the i-th of the eight rows from an even group on.
+constexpr unsigned x_word(unsigned group, unsigned i) { return (group + i / 2 % 2) * x_words + i / 4 * 2 + i % 2; }
+
+// Asks a memory for `count` cells and takes them. at(i): the address of one; take(i, cell). Each takes `interval` cycles.
+template <typename Word, typename At, typename Take>
+void read_cells(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At at, Take take) {
+#pragma HLS INLINE
+each_cell:
+    for (unsigned i = 0; i < count + under_way; ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+        if (i < count) reads << CellRead{false, static_cast<uint16_t>(at(i))};
+        if (i >= under_way) take(i - under_way, words.read());
+    }
+}
+
+// Half of a word of 32 bytes, as the tiles get it.
+inline Beat128 half_of(const Bytes &bytes, unsigned half) {
+#pragma HLS INLINE
+    Beat128 beat;
+    for (unsigned i = 0; i < 4; ++i) {
+#pragma HLS UNROLL
+        beat[i] = 0;
+        for (unsigned j = 0; j < 4; ++j) {
+#pragma HLS UNROLL
+            beat[i] |= static_cast<uint32_t>(static_cast<uint8_t>(bytes[16 * half + 4 * i + j])) << 8 * j;
+        }
+    }
+    return beat;
+}
+
+// dma_hls.cpp
+void announce(uint64_t *fingerprint);
+
+// off_chip.cpp
+void decode_bank(hls::stream<Mop<OffChip::words>> &mops, hls::stream<Transfer> &uops);
+void bank(hls::stream<Transfer> &uops, hls::stream<Transfer> to[ports], hls::stream<Token> done[ports]);
+void ddr_port(hls::stream<Transfer> &uops, MemoryPort port, unsigned number, hls::stream<Token> &done,
+              hls::stream<Bytes> &weights, hls::stream<Shorts> loads[engines][2], hls::stream<Shorts> stores[engines][2]);
+void lpddr_port(hls::stream<Transfer> &uops, MemoryPort port, unsigned number, hls::stream<Token> &done,
+                hls::stream<Bytes> &weights, hls::stream<Shorts> constants[engines]);
+
+// columns.cpp: from W to the tiles
+template <unsigned Words, unsigned Units>
+void decode(hls::stream<Mop<Words>> &mops, hls::stream<Uop<Words>> (&uops)[Units]);
+void fill_lpddr(hls::stream<Uop<W::words>> &uops, hls::stream<Bytes> from[ports], hls::stream<Bytes> to[pairs][ports]);
+void fill_ddr(hls::stream<Uop<W::words>> &uops, hls::stream<Bytes> from[ports], hls::stream<Bytes> to[pairs][ports]);
+void weights(hls::stream<Uop<W::words>> &uops, unsigned column, hls::stream<Bytes> lpddr[ports],
+             hls::stream<Bytes> ddr[ports], hls::stream<Bytes> to[engines]);
+void tiles(hls::stream<Uop<Engine::words>> &uops, unsigned column, hls::stream<Bytes> &weights, hls::stream<Bytes> &heads,
+           hls::stream<Beat128> to[2]);
+void rotate(hls::stream<Uop<Heads::words>> &uops, hls::stream<Bytes> from[lanes], hls::stream<Bytes> to[pairs]);
+void largest(hls::stream<Exponent> from[lanes], hls::stream<Exponent> to[lanes]);
+void constants(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &from, hls::stream<Shorts> post[lanes],
+               hls::stream<Shorts> residual[lanes], hls::stream<Shorts> rows[lanes]);
+
+// lane.cpp: memories
+void x_memory(hls::stream<CellWrite<XCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
+              hls::stream<XCell> words[2]);
+void x8_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[1],
+               hls::stream<TCell> words[1]);
+void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
+              hls::stream<TCell> words[2]);
+
+// rows.cpp. It hands its uOPs on to the two others when they are due.
+void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts> &loads, hls::stream<Shorts> &stores,
+          hls::stream<Shorts> &constants, hls::stream<Token> free[2], hls::stream<Token> filled[2],
+          hls::stream<CellWrite<XCell>> &x, hls::stream<Token> &x_done, hls::stream<CellRead> &x_reads,
+          hls::stream<XCell> &x_cells, hls::stream<CellWrite<TCell>> &x8, hls::stream<Token> &x8_done,
+          hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<Uop<Rows::words>> &to_post,
+          hls::stream<Uop<Rows::words>> &to_residual, hls::stream<Statistics> &statistics, hls::stream<Place> &places,
+          hls::stream<RowEnds> &ends, hls::stream<Values> &values, hls::stream<RowExponents> &stored_exponents,
+          hls::stream<Values> &stored_values);
+
+// post.cpp
+void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
+          hls::stream<Exponent> &of_values, hls::stream<Beat128> results[2], hls::stream<Place> &asks,
+          hls::stream<RowExponents> &residual_exponents, hls::stream<Values> &residuals, hls::stream<Place> &places,
+          hls::stream<RowEnds> &ends, hls::stream<Values> &values, hls::stream<Token> &taken);
+void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
+              hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
+              hls::stream<RowExponents> &to_post, hls::stream<Values> &values_to_post,
+              hls::stream<RowExponents> &to_rows, hls::stream<Values> &values_to_rows);
+
+// send.cpp
+void send(hls::stream<Uop<Send::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
+          hls::stream<CellRead> &x8_reads, hls::stream<TCell> &x8_cells, hls::stream<CellRead> &t_reads,
+          hls::stream<TCell> &t_cells, hls::stream<Exponent> &own, hls::stream<Exponent> &of_all,
+          hls::stream<RowFactor> &factors, hls::stream<Token> &taken, hls::stream<Token> &safe,
+          hls::stream<Beat128> to[2]);
+void heads(hls::stream<Uop<Heads::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
+           hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<Exponent> &own,
+           hls::stream<Exponent> &of_all, hls::stream<Exponent> &of_values, hls::stream<Token> &safe,
+           hls::stream<Bytes> &to);
+
+}  // namespace rsn::xnn8::pl
+
+#endif  // RSN_XNN8_UNITS_H

@@ -1,0 +1,251 @@
+"""Generates what connects the units in C++: the kernel's top function with all streams; and the tables of functions.
+
+hw/versal/xnn8/units.h declares the processes. A unit of the overlay is several of them: one for each lane or column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ...overlay import Overlay
+from ...reference import MADE_BY
+from ...versal.dispatcher import call, snake, words_of
+from .formats import ENGINES, LANES, PAIRS
+from .functions import ENTRIES, TABLES
+
+INDENT = " " * 4
+PORTS = 4
+BANKS = {"LPDDR": 16 * 32, "DDR": 16 * 32}
+"""Words of 256 bit that a port's stream of weights holds: those of the overlay's stream."""
+_ENGINE = "[engines]"
+_LANES = f"{_ENGINE}[lanes]"
+
+STREAMS: tuple[tuple[str, str, str, int], ...] = (
+    # of the memories off chip
+    ("Transfer", "lpddr_parts", "[ports]", 2),
+    ("Token", "lpddr_done", "[ports]", 2),
+    ("Transfer", "ddr_parts", "[ports]", 2),
+    ("Token", "ddr_done", "[ports]", 2),
+    ("Bytes", "lpddr_weights", "[ports]", BANKS["LPDDR"]),
+    ("Bytes", "ddr_weights", "[ports]", BANKS["DDR"]),
+    ("Shorts", "constants_of", _ENGINE, 320),
+    ("Shorts", "loads", f"[ports]{_ENGINE}[2]", 32),
+    ("Shorts", "stores", f"[ports]{_ENGINE}[2]", 32),
+    # of columns of pairs
+    ("Bytes", "lpddr_columns", "[pairs][ports]", 64),
+    ("Bytes", "ddr_columns", "[pairs][ports]", 64),
+    ("Bytes", "column_weights", f"[pairs]{_ENGINE}", 16),
+    ("Bytes", "column_heads", f"{_ENGINE}[pairs]", 16),
+    # of lanes
+    ("Shorts", "post_constants", _LANES, 16),
+    ("Shorts", "residual_constants", _LANES, 16),
+    ("Shorts", "rows_constants", _LANES, 16),
+    ("Uop<Rows::words>", "post_uops", _LANES, 2),
+    ("Uop<Rows::words>", "residual_uops", _LANES, 2),
+    ("Token", "free", f"{_LANES}[2]", 256),
+    ("Token", "filled", f"{_LANES}[2]", 256),
+    ("CellWrite<XCell>", "x_writes", _LANES, 16),
+    ("Token", "x_done", _LANES, 2),
+    ("CellRead", "x_reads", f"{_LANES}[2]", 2),
+    ("XCell", "x_cells", f"{_LANES}[2]", 32),
+    ("CellWrite<TCell>", "x8_writes", _LANES, 16),
+    ("Token", "x8_done", _LANES, 2),
+    ("CellRead", "x8_reads", f"{_LANES}[1]", 2),
+    ("TCell", "x8_cells", f"{_LANES}[1]", 32),
+    ("CellWrite<TCell>", "t_writes", _LANES, 16),
+    ("Token", "t_done", _LANES, 2),
+    ("CellRead", "t_reads", f"{_LANES}[2]", 2),
+    ("TCell", "t_cells", f"{_LANES}[2]", 32),
+    ("Statistics", "statistics", _LANES, 64),
+    ("RowFactor", "factors", _LANES, 128),
+    ("Exponent", "of_values", _LANES, 32),
+    ("Place", "asks", _LANES, 4),
+    ("RowExponents", "residual_exponents", _LANES, 8),
+    ("Values", "residuals", _LANES, 128),
+    ("Place", "places", _LANES, 4),
+    ("RowEnds", "ends", _LANES, 8),
+    ("Values", "values", _LANES, 128),
+    ("RowExponents", "stored_exponents", _LANES, 8),
+    ("Values", "stored_values", _LANES, 128),
+    ("Token", "taken", _LANES, 2),
+    ("Token", "safe", _LANES, 2),
+    ("Exponent", "send_own", _LANES, 2),
+    ("Exponent", "send_all", _LANES, 2),
+    ("Exponent", "heads_own", _LANES, 2),
+    ("Exponent", "heads_all", _LANES, 2),
+    ("Bytes", "head_words", _LANES, 16),
+)
+"""Element, name, dimensions and depth of the streams between processes."""
+
+CONSUMERS = {"W": 2 + PAIRS, "Rows": 1 + LANES, "Send": LANES, "Heads": 1 + LANES, "Engine": PAIRS}
+"""Processes that get the uOPs of a unit."""
+
+
+def top(overlay: Overlay) -> str:
+    """Return the text of hw/versal/xnn8/dma_hls.cpp."""
+    arguments = [f"MemoryPort {bank}{i}" for bank in ("lpddr", "ddr") for i in range(PORTS)]
+    arguments += ["const Word *instructions", "uint64_t *fingerprint"]
+    arguments += [f"hls::stream<Beat128> {x}{e}[lanes][2]" for x in "abc" for e in range(ENGINES)]
+    lines = [
+        "// The block diagram: fetch and dispatcher, a decoder per unit, processes, and their streams.",
+        f"// {MADE_BY}",
+        "// SPDX-License-Identifier: Apache-2.0",
+        '#include "dma_hls.h"',
+        "",
+        '#include "dispatch.h"',
+        "",
+        "namespace rsn::xnn8::pl {",
+        "",
+        "// Which datapath and formats this machine was built for.",
+        "void announce(uint64_t *fingerprint) { *fingerprint = fingerprint_bits; }",
+        "",
+        *call('extern "C" void dma_hls', arguments, " {", indent=""),
+        *_interfaces(),
+        "#pragma HLS DATAFLOW",
+        "",
+    ]
+    for kind, name, dimensions, depth in STREAMS:
+        lines += _streams(kind, name, dimensions, depth)
+    lines += ["", f"{INDENT}// Instructions.", f'{INDENT}hls::stream<Word, fetch_depth> words("fetched words");']
+    for unit in overlay.units:
+        name, words = snake(unit.name), words_of(overlay, unit)
+        lines.append(f'{INDENT}hls::stream<Mop<{words}>, mop_fifo_depth> {name}_mops("mOP FIFO of {unit.name}");')
+        kind, count = ("Transfer", 0) if unit.bank else (f"Uop<{words}>", CONSUMERS[unit.kind])
+        if count:
+            lines += _streams(kind, f"{name}_uops", f"[{count}]", "uop_fifo_depth", f"uOP FIFO of {unit.name}")
+        else:
+            lines.append(f'{INDENT}hls::stream<{kind}, uop_fifo_depth> {name}_uops("uOP FIFO of {unit.name}");')
+    lines += ["", f"{INDENT}RSN_DATAFLOW();", f"{INDENT}announce(fingerprint);"]
+    lines += _process("fetch", "fetch", ["instructions", "words"])
+    lines += _process("dispatcher", "dispatch", ["words", *(f"{snake(u.name)}_mops" for u in overlay.units)])
+    for unit in overlay.units:
+        name = snake(unit.name)
+        decoder = "decode_bank" if unit.bank else f"decode<{words_of(overlay, unit)}, {CONSUMERS[unit.kind]}>"
+        lines += _process(f"decoder {unit.name}", decoder, [f"{name}_mops", f"{name}_uops"])
+    for process in _processes():
+        lines += _process(*process)
+    return "\n".join([*lines, "}", "", "}  // namespace rsn::xnn8::pl", ""])
+
+
+def _processes() -> Iterator[tuple[str, str, list[str]]]:
+    """Yield unit, function and arguments of each process."""
+    for bank in ("LPDDR", "DDR"):
+        name = bank.lower()
+        yield bank, "bank", [f"{name}_uops", f"{name}_parts", f"{name}_done"]
+        for i in range(PORTS):
+            given = [f"{name}_parts[{i}]", f"{name}{i}", f"{i}u", f"{name}_done[{i}]", f"{name}_weights[{i}]"]
+            if bank == "DDR":
+                yield bank, "ddr_port", [*given, f"loads[{i}]", f"stores[{i}]"]
+            else:
+                yield bank, "lpddr_port", [*given, "constants_of"]
+    for i, bank in enumerate(("lpddr", "ddr")):
+        yield "W", f"fill_{bank}", [f"w_uops[{i}]", f"{bank}_weights", f"{bank}_columns"]
+    for c in range(PAIRS):
+        yield "W", "weights", [f"w_uops[{2 + c}]", f"{c}u", *(f"{x}[{c}]" for x in _COLUMN)]
+    for e in range(ENGINES):
+        yield f"Rows{e}", "constants", [f"rows{e}_uops[{LANES}]", *(f"{x}[{e}]" for x in _CONSTANTS)]
+        yield f"Send{e}", "largest", [f"send_own[{e}]", f"send_all[{e}]"]
+        yield f"Heads{e}", "largest", [f"heads_own[{e}]", f"heads_all[{e}]"]
+        yield f"Heads{e}", "rotate", [f"heads{e}_uops[{LANES}]", f"head_words[{e}]", f"column_heads[{e}]"]
+        for c in range(PAIRS):
+            weights, heads = f"column_weights[{c}][{e}]", f"column_heads[{e}][{c}]"
+            yield f"Engine{e}", "tiles", [f"engine{e}_uops[{c}]", f"{c}u", weights, heads, f"b{e}[{c}]"]
+        for lane in range(LANES):
+            yield from _lane(e, lane)
+
+
+_COLUMN = ("lpddr_columns", "ddr_columns", "column_weights")
+_CONSTANTS = ("constants_of", "post_constants", "residual_constants", "rows_constants")
+
+
+def _lane(engine: int, lane: int) -> Iterator[tuple[str, str, list[str]]]:
+    at = f"[{engine}][{lane}]"
+    port = f"[{lane % PORTS}][{engine}][{lane // PORTS}]"
+
+    def of(*names: str) -> list[str]:
+        return [name.replace("@", at) if "@" in name else name + at for name in names]
+
+    rows, send, heads = (f"{kind}{engine}" for kind in ("Rows", "Send", "Heads"))
+    yield rows, "x_memory", of("x_writes", "x_done", "x_reads", "x_cells")
+    yield rows, "x8_memory", of("x8_writes", "x8_done", "x8_reads", "x8_cells")
+    yield rows, "t_memory", of("t_writes", "t_done", "t_reads", "t_cells")
+    own = [f"rows{engine}_uops[{lane}]", f"{lane}u", f"loads{port}", f"stores{port}"]
+    memories = ("x_writes", "x_done", "x_reads@[0]", "x_cells@[0]", "x8_writes", "x8_done", "t_writes", "t_done")
+    parts = (
+        "post_uops",
+        "residual_uops",
+        "statistics",
+        "places",
+        "ends",
+        "values",
+        "stored_exponents",
+        "stored_values",
+    )
+    yield rows, "rows", [*own, *of("rows_constants", "free", "filled", *memories, *parts)]
+    given = of("post_uops", "post_constants", "factors", "of_values")
+    made = of("asks", "residual_exponents", "residuals", "places", "ends", "values", "taken")
+    yield rows, "post", [*given, f"c{engine}[{lane}]", *made]
+    given = of("residual_uops", "residual_constants", "statistics", "asks", "x_reads@[1]", "x_cells@[1]")
+    yield rows, "residual", [*given, *of("residual_exponents", "residuals", "stored_exponents", "stored_values")]
+    given = of("filled@[0]", "free@[0]", "x8_reads@[0]", "x8_cells@[0]", "t_reads@[0]", "t_cells@[0]")
+    made = of("send_own", "send_all", "factors", "taken", "safe")
+    yield send, "send", [f"send{engine}_uops[{lane}]", f"{lane}u", *given, *made, f"a{engine}[{lane}]"]
+    given = of("filled@[1]", "free@[1]", "t_reads@[1]", "t_cells@[1]", "heads_own", "heads_all", "of_values", "safe")
+    yield heads, "heads", [f"heads{engine}_uops[{lane}]", f"{lane}u", *given, *of("head_words")]
+
+
+def _interfaces() -> Iterator[str]:
+    for bank in ("lpddr", "ddr"):
+        writes = " max_write_burst_length=32 num_write_outstanding=4" if bank == "ddr" else ""
+        for i in range(PORTS):
+            yield f"#pragma HLS INTERFACE m_axi port={bank}{i} bundle={bank}{i} offset=slave \\"
+            yield f"    max_read_burst_length=32 num_read_outstanding=8{writes}"
+    yield "#pragma HLS INTERFACE m_axi port=instructions bundle=instructions offset=slave"
+    registers = [f"{bank}{i}" for bank in ("lpddr", "ddr") for i in range(PORTS)]
+    for port in (*registers, "instructions", "fingerprint", "return"):
+        yield f"#pragma HLS INTERFACE s_axilite port={port}"
+    for x in "abc":
+        yield from (f"#pragma HLS INTERFACE axis port={x}{e}" for e in range(ENGINES))
+
+
+def _streams(kind: str, name: str, dimensions: str, depth: int | str, called: str = "") -> Iterator[str]:
+    yield f"{INDENT}hls::stream<{kind}> {name}{dimensions};"
+    yield f"#pragma HLS STREAM variable={name} depth={depth}"
+    yield f'{INDENT}RSN_OPEN({name}, "{called or name}", {depth});'
+
+
+def _process(name: str, function: str, arguments: Sequence[str]) -> list[str]:
+    of_macro = f"({function})" if "," in function else function
+    return call("RSN_PROCESS", [f'"{name}"', of_macro, *arguments], ";", indent=INDENT)
+
+
+def tables() -> str:
+    """Return the text of hw/versal/xnn8/tables.h: the functions of Post, by their numbers in Rows, from 1 on."""
+    lines = [
+        "// The functions of Post: max(x, 0) - entry, by |x| in units of 2^-steps; entries in units of 2^-fraction.",
+        f"// {MADE_BY}",
+        "// SPDX-License-Identifier: Apache-2.0",
+        "#ifndef RSN_XNN8_TABLES_H",
+        "#define RSN_XNN8_TABLES_H",
+        "",
+        "#include <cstdint>",
+        "",
+        "namespace rsn::xnn8::pl {",
+        "",
+        f"constexpr unsigned table_entries = {ENTRIES};",
+        "struct FunctionTable {",
+        "    const std::int16_t *entries;  // none: the entries are 0",
+        "    int steps, fraction;",
+        "};",
+    ]
+    rows = []
+    for name, table in TABLES.items():
+        if table is None:
+            rows.append("{nullptr, 0, 0}")
+            continue
+        lines.append(f"constexpr std::int16_t {name}_entries[table_entries] = {{")
+        entries = table.entries.tolist()
+        lines += [INDENT + ", ".join(map(str, entries[i : i + 16])) + "," for i in range(0, ENTRIES, 16)]
+        lines.append("};")
+        rows.append(f"{{{name}_entries, {table.steps}, {table.fraction}}}")
+    lines.append(f"constexpr FunctionTable tables[] = {{{', '.join(rows)}}};")
+    return "\n".join([*lines, "", "}  // namespace rsn::xnn8::pl", "", "#endif  // RSN_XNN8_TABLES_H", ""])

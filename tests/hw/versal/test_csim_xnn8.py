@@ -1,0 +1,153 @@
+"""The C++ machine of xnn8, its kernel and its 384 tiles, computes what its model in Python does, in every bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given
+from hypothesis import strategies as st
+
+from rsn.base.errors import BoardError, DeadlockError
+from rsn.hw.sim.machine import Machine, simulate
+from rsn.isa.overlays.xnn8 import numbers
+from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound, PanelNorm
+from rsn.isa.overlays.xnn8.formats import AddedResidual, ChunkSource, EngineOp
+from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
+from rsn.isa.overlays.xnn8.numbers import X_BITS, BlockNumbers, NormConstants
+from rsn.isa.overlays.xnn8.stored import columns_of
+from rsn.tests.effort import examples
+from rsn.tests.isa.xnn8_programs import HandMade
+
+from .native import native
+
+pytestmark = pytest.mark.long  # the first of them builds the machine
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
+class Layer(HandMade):
+    """Parts of an encoder layer with random numbers. shape: as of `HandMade`."""
+
+    def __init__(self, seed: int, *shape: int) -> None:
+        super().__init__(*shape)
+        self.rng = np.random.default_rng(seed)
+        self._walked = False
+
+    def vector(self, blocks: int, low: float, high: float) -> BlockNumbers:
+        return numbers.blocks_of(self.rng.uniform(low, high, 64 * blocks), X_BITS)
+
+    def begin(self, blocks: int, norm: PanelNorm | None) -> None:
+        """Load rows and walk them."""
+        self.load(
+            numbers.blocks_of(self.rng.normal(size=(self.rows, 64 * blocks)), X_BITS), self.vector(blocks, 0.5, 2)
+        )
+        self.emit.walk(blocks, norm)
+
+    def product(self, source: ChunkSource, slot: int, chunks: int, to: Destination, columns: int, of_ddr: int) -> None:
+        """A product of up to 512 columns."""
+        weight = self.rng.integers(-127, 128, (64 * chunks, 64 * columns))
+        shifts = np.full((columns, 1), numbers.drain_shift(127 * 127 * 64 * chunks))
+        scale, bias = self.vector(columns, 1e-4, 2e-4), self.vector(columns, -0.1, 0.1)
+        kinds = [[[*pair, int(shifts[0, 0])] for pair in zip(columns_of(scale), columns_of(bias), strict=True)]]
+        while len(kinds) < to.constants:
+            others = (columns_of(self.vector(columns, *limits)) for limits in ((0.5, 2), (-0.1, 0.1)))
+            kinds.append([[*pair, 0] for pair in zip(*others, strict=True)])
+        (stored,) = self.weights(weight, shifts, of_ddr)
+        each = source is ChunkSource.X8 and not self._walked
+        self._walked = True
+        self.emit.product(source, slot, chunks, stored, self.constants(*kinds).addr, to, each=each)
+
+
+def check_alike(hand: HandMade, stalls: int = 0) -> None:
+    banks = hand.banks()
+    model, machine = ({name: bank.copy() for name, bank in banks.items()} for _ in range(2))
+    simulate(hand.program, model)
+    native("xnn8").run(hand.program, machine, stalls=stalls)
+    for name, words in model.items():
+        np.testing.assert_array_equal(machine[name].view(np.uint32), words.view(np.uint32))
+
+
+@examples(12, quick=4, phases=UNSHRUNK)
+@given(
+    seed=st.integers(0, 1000),
+    engines=st.integers(1, 3),
+    sequences=st.integers(1, 2),
+    lanes=st.integers(1, 4),
+    rows=st.sampled_from([16, 32, 48, 64]),
+    heads=st.integers(1, 8),
+    causal=st.booleans(),
+    norm=st.sampled_from([None, False, True]),
+    residual=st.sampled_from(AddedResidual),
+    function=st.integers(0, 4),
+    stalls=st.sampled_from([0, 0, 1]),
+    data=st.data(),
+)
+def test_an_encoder_layer(
+    seed: int,
+    engines: int,
+    sequences: int,
+    lanes: int,
+    rows: int,
+    heads: int,
+    causal: bool,
+    norm: bool | None,
+    residual: AddedResidual,
+    function: int,
+    stalls: int,
+    data: st.DataObject,
+) -> None:
+    """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
+    is added to X. norm: None for none, True for one without a mean."""
+    hand = Layer(seed, engines, sequences, lanes, rows)
+    count = data.draw(st.integers(1, lanes * rows))
+    of_norm = None if norm is None else PanelNorm(NormConstants.of(64 * heads - 5, 1e-5), norm)
+    if of_norm is None and residual is AddedResidual.NORMALISED:
+        residual = AddedResidual.RAW
+    of_ddr = data.draw(st.integers(0, heads))
+    hand.begin(heads, of_norm)
+    for i, reader in enumerate((HEADS, HEADS, SEND)):
+        hand.product(ChunkSource.X8, 0, heads, Destination(8 * i, True, reader), heads, of_ddr)
+    shown = data.draw(st.integers(1, count))
+    hand.emit.attention(HeadsRound(16, 0, 8, 24, heads, 64, count, shown, causal=causal), last=True)
+    hand.product(ChunkSource.T, 24, heads, Destination(0, residual=residual, gains=True), heads, of_ddr)
+    hand.emit.walk(heads, of_norm)
+    hand.product(ChunkSource.X8, 0, heads, Destination(32, True, SEND, function=function), 4, 1)
+    hand.product(ChunkSource.T, 32, 4, Destination(0, residual=AddedResidual.RAW, gains=True), heads, of_ddr)
+    hand.store(heads, of_norm)
+    check_alike(hand, stalls)
+
+
+def test_all_lanes_and_weights_longer_than_fifos() -> None:
+    hand = Layer(1, 3, 1, 8, 48)
+    hand.begin(16, PanelNorm(NormConstants.of(1024, 1e-5)))
+    for i in range(2):
+        hand.product(ChunkSource.X8, 0, 16, Destination(8 * i, residual=AddedResidual.RAW), 8, 3)
+    hand.store(16)
+    check_alike(hand)
+
+
+def endless() -> HandMade:
+    """A product of more chunks than its rows have."""
+    hand = Layer(1, 1, 1, 2, 16)
+    hand.begin(2, None)
+    hand.product(ChunkSource.X8, 0, 2, Destination(0), 1, 0)
+    hand.store(1)
+    hand.emit.sequences["Engine0"][0] = EngineOp(columns=1, depth=3, lanes=2, rows=16)
+    return hand
+
+
+def test_a_deadlock_is_told_as_by_the_simulator() -> None:
+    with pytest.raises(DeadlockError) as wanted:
+        Machine(endless().program).run()
+    hand = endless()
+    with pytest.raises(DeadlockError) as told:
+        native("xnn8").run(hand.program, hand.banks())
+    assert str(told.value) == str(wanted.value)
+
+
+def test_heads_of_32_columns_are_refused() -> None:
+    hand = Layer(1, 1, 1, 1, 16)
+    hand.begin(1, None)
+    hand.emit.attention(HeadsRound(2, 0, 1, 3, 2, 32, 16, 16), last=True)
+    hand.store(1)
+    with pytest.raises(BoardError, match="heads of 32 columns"):
+        native("xnn8").run(hand.program, hand.banks())
