@@ -187,15 +187,17 @@ class LayerBuilder:
         if bare is None or isinstance(layer, AttentionLayer):
             return layer
         numbers = layer.weight is not bare.weight or layer.bias is not bare.bias or layer.factor != bare.factor
-        if numbers or layer.in_heads or (layer.x, layer.residual) != (bare.x, bare.residual):
+        has_zeros = bare.scale is not None and not np.all(bare.scale)
+        if numbers or layer.in_heads or has_zeros or (layer.x, layer.residual) != (bare.x, bare.residual):
             return layer
         norm = layer.norm if bare.norm is None else None
         path = self._fusions[layer.y].path
         if path in ("", layer.path) and layer.path:
             path = f"{layer.path}.{'norm' if norm is not None else 'activation'}"
         scale, shift = layer.scale, layer.shift
-        if bare.scale is not None:  # a factor behind an activation that has one already
-            scale, shift = (1.0 if scale is None else scale) / bare.scale, np.zeros(layer.width)
+        if bare.scale is not None and norm is None:  # what it has more than the other
+            scale = (1.0 if scale is None else scale) / bare.scale
+            shift = (0.0 if shift is None else shift) - (0.0 if bare.shift is None else bare.shift) * scale
         return replace(
             _no_product(path, bare.y, layer.y, layer.width),
             activation=layer.activation if bare.activation is None else None,

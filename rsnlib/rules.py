@@ -449,9 +449,10 @@ def multiplied(values: AbstractState, x: Node, factor: float, path: str) -> Abst
 def changed(
     values: AbstractState, x: Node, path: str, scale: float | Float64 = 1.0, shift: float | Float64 = 0.0
 ) -> Abstract | str:
-    """Return the value of x, a result of the machine, times `scale` plus `shift` as a pass. scale, shift: a number, or
-    one for each column, (columns,), if columns are the last dimension of x. path: the module path of the pass. Returns
-    a reason for numbers that are not finite, and for an x that is no whole activation."""
+    """Return the value of x, a result of the machine, times `scale` plus `shift`: with those of a norm or a pass, else
+    as a pass. scale, shift: a number, or one for each column, (columns,), if columns are the last dimension of x. path:
+    the module path of the pass. Returns a reason for numbers that are not finite, and for an x that is no whole
+    activation."""
     sizes = [np.size(each) for each in (scale, shift) if np.ndim(each)]
 
     def fits(view: View, width: int) -> bool:
@@ -460,9 +461,16 @@ def changed(
     whole = None if is_host(values.of[x]) else values.operand(x, fits)
     if whole is None or not np.isfinite(scale).all() or not np.isfinite(shift).all():
         return "a constant that is added or multiplied must be finite, and the other operand all of an activation"
-    width = whole.base.width
+    base, width = whole.base, whole.base.width
     fields = {name: np.broadcast_to(each, width) for name, each in (("scale", scale), ("shift", shift))}
-    return Value(values.layers.pass_over(path, whole.base, **fields), whole.view)
+    is_behind = isinstance(base, Gemm) and (base.norm is not None or not base.multiplies)
+    if not isinstance(base, Gemm) or not is_behind or base.in_heads or base.activation is not None:
+        return Value(values.layers.pass_over(path, base, **fields), whole.view)
+    if base.scale is not None:
+        fields["scale"] = base.scale * fields["scale"]
+    if base.shift is not None:
+        fields["shift"] = base.shift * scale + fields["shift"]
+    return Value(values.layers.fuse(base, path, **fields), whole.view)
 
 
 def _vector(values: AbstractState, x: Any) -> Float64 | None:

@@ -57,6 +57,16 @@ FUNCTIONS: dict[str, Function] = {
     "a number added": lambda m, x, y: functional.silu(y) + 0.5,
     "a number from which it is taken": lambda m, x, y: 1 - y,
     "a vector behind a norm": lambda m, x, y: functional.rms_norm(y, [WIDTH]) * m.vector / m.vector[None],
+    "vectors behind a norm that is needed itself": lambda m, x, y: (lambda z: (z * m.vector + 0.5) * m.vector - z)(
+        functional.layer_norm(y, [WIDTH], m.vector, m.vector)
+    ),
+    "a vector with zeros behind a norm that is needed itself": lambda m, x, y: (
+        lambda z: (lambda u: u * 2 + u + z)(z * (m.vector > 1).float())
+    )(functional.rms_norm(y, [WIDTH], m.vector)),
+    "a number behind a sum of norms": lambda m, x, y: (
+        (functional.rms_norm(y, [WIDTH], m.vector) + functional.layer_norm(m.u(x), [WIDTH], m.vector, m.vector)) * 0.3
+        + 1
+    ),
     "a vector of some columns": lambda m, x, y: m.wide(y)[..., WIDTH:] * m.vector,
     "a square": lambda m, x, y: y * y,
     "a square beside its root": lambda m, x, y: functional.rms_norm(y.pow(2), [WIDTH]) + y,
