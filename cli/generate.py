@@ -92,6 +92,8 @@ def generate_command(model: str, options: GenerateOptions) -> None:
     first, *others = ["machine of a step", "machine of the prompt"] if options.two else ["machine"]
     with stepping(about, ("load the model", first, *others)) as steps:
         module, tokenizer, prompt = _loaded(model, options)
+        if not prompt:
+            raise TensorError("the prompt has no tokens")
         steps.done("load the model")
         capacity = options.capacity or len(prompt) + options.answer
         rows = None if options.two else min(options.rows or len(prompt), capacity)
@@ -177,7 +179,9 @@ def _loaded(model: str, options: GenerateOptions) -> tuple[nn.Module, Any, list[
     that holds no language model, and `click.UsageError` for a prompt that is given in no way, or in two."""
     if options.prompt is not None and options.tokens is not None:
         raise click.UsageError("--prompt and --tokens both give the prompt")
-    if ":" in model or model.endswith((".py", ".onnx")) or not Path(model).is_dir():
+    if not Path(model).is_dir():
+        if ":" not in model and not model.endswith((".py", ".onnx", ".pt2")):
+            raise TensorError(f"{model}: neither a folder of a language model nor FILE.py:CALLABLE")
         if options.prompt is not None:
             raise click.UsageError(f"--prompt: {model} has no tokenizer; give --tokens")
         module, example = models.load_spec(model, seed=options.seed)
@@ -185,7 +189,7 @@ def _loaded(model: str, options: GenerateOptions) -> tuple[nn.Module, Any, list[
         given = named.get("input_ids")
         if options.tokens is None and (given is None or given.ndim != 2 or given.shape[0] != 1):
             raise click.UsageError(f"the example of {model} has no input_ids of one sequence; give --tokens")
-        return module, None, _tokens(options.tokens) if given is None or options.tokens else given[0].tolist()
+        return module, None, given[0].tolist() if options.tokens is None else _tokens(options.tokens)
     require("transformers", "generation", "pip install transformers")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

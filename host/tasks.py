@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.element_types import ElementType
-from ..base.errors import TensorError
+from ..base.errors import ProgramError, TensorError
 from ..hw.sim.machine import Run
 from ..hw.sim.tasks import run_on_tensors
 from ..isa.overlays.tasks.overlay import program_of, size_values, with_sizes
@@ -75,8 +75,11 @@ def checked(name: str, value: Tensor, kind: ElementType) -> Tensor:
         raise TensorError(f"{shown(name)} has shape {value.shape}; the program declares {_said(kind)}")
     if value.dtype.kind not in "biuf":
         raise TensorError(f"{shown(name)} has dtype {value.dtype}; the program declares {_said(kind)}")
-    with np.errstate(over="ignore"):  # what becomes infinite is refused below
-        made: Tensor = np.asarray(convert(value, kind))
+    try:
+        with np.errstate(over="ignore"):  # what becomes infinite is refused below
+            made: Tensor = np.asarray(convert(value, kind))
+    except ProgramError as e:  # NaN or an infinity for an integer
+        raise TensorError(f"{shown(name)}: {e}; the program declares {_said(kind)}") from None
     same = np.array_equal(made, value, equal_nan=value.dtype.kind == "f" and made.dtype.kind == "f")
     if not same:
         way_out = "; round them first, with astype(np.float32)" if kind.dtype == "f32" else ""

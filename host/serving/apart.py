@@ -105,16 +105,16 @@ def _ended(process: subprocess.Popen[bytes], socket: Connection) -> None:
 
 @contextmanager
 def limited_memory(more: int) -> Iterator[None]:
-    """Limit the memory of this process to what it has and `more` bytes; beyond that Python raises `MemoryError`. Where
-    the system does not say how much it has, there is no limit."""
+    """Limit the memory of this process to what it has and `more` bytes, or to less, if it has such a limit already;
+    beyond that Python raises `MemoryError`. Where the system does not say how much it has, there is no limit."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
         yield
         return
     before, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = pages * resource.getpagesize() + more
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    own = [limit for limit in (before, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([pages * resource.getpagesize() + more, *own]), hard))
     try:
         yield
     finally:

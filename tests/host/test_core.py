@@ -62,9 +62,12 @@ def test_a_limit_of_memory_holds_within_that_of_the_process() -> None:
         "    with limited_memory(more):\n"
         "        print(resource.getrlimit(resource.RLIMIT_AS)[0] < 1 << 34)\n"
         "    print(resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 34)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 34))\n"
+        "with limited_memory(1 << 40):\n"
+        "    print(resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 33)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["True", "True", "False", "True"]
+    assert ran.stdout.split() == ["True", "True", "False", "True", "True"]
 
 
 def test_a_process_that_ends_or_is_late_is_replaced() -> None:

@@ -336,6 +336,12 @@ def test_names_of_boards(tmp_path: Path) -> None:
     open_board("vck190@sim:0").close()
 
 
+@pytest.mark.parametrize("name", ["sim", "csim"])
+def test_simulated_boards_take_no_bitstream(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BoardError, match=rf"^board {name} takes no bitstream; .*x\.xclbin is one of a real board$"):
+        open_board(name, xclbin=tmp_path / "x.xclbin")
+
+
 # -- op lists
 
 OPS = st.lists(
