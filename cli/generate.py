@@ -189,7 +189,9 @@ def _loaded(model: str, options: GenerateOptions) -> tuple[nn.Module, Any, list[
         given = named.get("input_ids")
         if options.tokens is None and (given is None or given.ndim != 2 or given.shape[0] != 1):
             raise click.UsageError(f"the example of {model} has no input_ids of one sequence; give --tokens")
-        return module, None, given[0].tolist() if options.tokens is None else _tokens(options.tokens)
+        if given is None or options.tokens is not None:
+            return module, None, _tokens(options.tokens)
+        return module, None, given[0].tolist()
     require("transformers", "generation", "pip install transformers")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

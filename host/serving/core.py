@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...base.errors import BoardError, MissingError, RsnError
 from .apart import Apart
-from .door import Application, Door, Refusal
+from .door import Application, Door, RequestRefusal
 from .health import Health, State
 from .http_json import write_json
 from .policy import QueueFull, RequestTimeout, TooLarge
@@ -282,12 +282,12 @@ class Core(Generic[T]):
             log.error("%s: %s", type(error).__name__, error)
         headers = {"retry-after": "1"} if status == 503 else {}
         if isinstance(error, TooLarge | BodiesFull):
-            return self._unread(Refusal(status, str(error), headers))
+            return self._unread(RequestRefusal(status, str(error), headers))
         if isinstance(error, SlowBody):
             headers["connection"] = "close"
         return self._told(status, str(error), getattr(error, "field", ""), headers)
 
-    def _unread(self, why: Refusal) -> Application:
+    def _unread(self, why: RequestRefusal) -> Application:
         """Return the answer to a request whose body has not been read."""
         return _lingering(self._told(why.status, why.message, headers=why.headers | {"connection": "close"}))
 

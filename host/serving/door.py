@@ -16,7 +16,7 @@ Scope = MutableMapping[str, Any]
 Application = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
-class Refusal(NamedTuple):
+class RequestRefusal(NamedTuple):
     """Why a request is refused. status: the HTTP status code. headers: of the answer."""
 
     status: int
@@ -31,7 +31,7 @@ class Keys:
         """keys: none for a server that takes all requests."""
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
-    def refusal(self, given: str | None) -> Refusal | None:
+    def refusal(self, given: str | None) -> RequestRefusal | None:
         """Return why a request is refused, None if it is not. given: its header, None for none.
 
         All keys are compared, by digests of one length, so that the time tells nothing about a key.
@@ -44,7 +44,9 @@ class Keys:
         if known and scheme.lower() == "bearer":
             return None
         what = "no API key" if given is None else "a wrong API key"
-        return Refusal(401, f"{what}: this server takes `Authorization: Bearer KEY`", {"www-authenticate": "Bearer"})
+        return RequestRefusal(
+            401, f"{what}: this server takes `Authorization: Bearer KEY`", {"www-authenticate": "Bearer"}
+        )
 
 
 class Door:
@@ -55,7 +57,7 @@ class Door:
         self,
         app: Application,
         keys: Collection[str],
-        refuse: Callable[[Refusal], Application],
+        refuse: Callable[[RequestRefusal], Application],
         stops: Callable[[], bool],
     ) -> None:
         self._app, self._keys, self._refuse, self._stops = app, Keys(keys), refuse, stops
@@ -65,13 +67,13 @@ class Door:
         why = self._why(scope) if scope["type"] == "http" else None
         await (self._app if why is None else self._refuse(why))(scope, receive, send)
 
-    def _why(self, scope: Scope) -> Refusal | None:
+    def _why(self, scope: Scope) -> RequestRefusal | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if self._stops():
-            return Refusal(503, "the server stops", {"retry-after": "1"})
+            return RequestRefusal(503, "the server stops", {"retry-after": "1"})
         address = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         if sum(len(name) + len(value) for name, value in headers) + address > HEADER_BYTES:
-            return Refusal(431, f"the headers have more than {HEADER_BYTES} bytes", {})
+            return RequestRefusal(431, f"the headers have more than {HEADER_BYTES} bytes", {})
         if scope["path"] == OPEN:
             return None
         given = next((value.decode("latin-1") for name, value in headers if name == b"authorization"), None)
