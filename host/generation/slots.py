@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -39,6 +40,14 @@ class _Prompt:
     cache: Any
     begun: int
     done: int = 0
+
+
+class _Read(NamedTuple):
+    """A prompt whose rows are in the caches of a slot. tokens: all of them. logits: behind the last one, float32
+    (vocabulary,)."""
+
+    tokens: list[int]
+    logits: Array
 
 
 class CachedProgram(Protocol):
@@ -80,12 +89,15 @@ class Slots(Closing):
         self._tokens: list[list[int]] = [[] for _ in range(slots)]
         self._reading: dict[int, _Prompt] = {}
         """By slot, the prompts of which chunks are left."""
+        self._prompts_read: dict[int, _Read] = {}
+        """By slot, the prompts of the sequences there."""
         self._begun = [0] * slots
         """The model's change count when the sequence of each slot began."""
         self._seen = 0
         """The model's change count."""
         self.last_run: Run | None = None
-        """Time, traffic and utilization of the latest run; None before the first one."""
+        """Time, traffic and utilization of the latest run; None before the first one, and for a prompt that took none,
+        since another slot has it."""
         self.told: Callable[[], None] = lambda: None
         """Called, in another thread, when a program that `prepare` asked for is there, or cannot be."""
 
@@ -141,6 +153,7 @@ class Slots(Closing):
         """Forget the sequence of a slot. Raises `TensorError` for a slot that there is not."""
         self._tokens[self._known_slot(slot)] = []
         self._reading.pop(slot, None)
+        self._prompts_read.pop(slot, None)
 
     def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
         """Begin a sequence in a slot with the tokens of its prompt. Returns the logits behind its last token, float32
@@ -168,6 +181,8 @@ class Slots(Closing):
         prompt = self._reading.get(slot)
         if prompt is None or prompt.tokens != known:
             prompt = _Prompt(known, self._empty_cache(1, self.capacity), self._seen)
+            if (logits := self._share(slot, prompt, wanted)) is not None:
+                return logits
         first, end = prompt.done, len(known)
         if wanted.is_chunk:  # the last rows of the cache have a chunk that begins before
             first, end = min(first, self.capacity - wanted.rows), min(first + wanted.rows, end)
@@ -185,13 +200,49 @@ class Slots(Closing):
         if not is_last:
             self._reading[slot] = prompt
             return None
-        self._reading.pop(slot, None)
-        self._tokens[slot], self._begun[slot] = [], prompt.begun
         last = behind(logits, end - first)
+        self._tokens[slot] = []
+        self._prompts_read.pop(slot, None)
         if verified is not None:
             verified([last])
-        self._tokens[slot] = known
-        return _numbers(last)
+        return self._read(slot, prompt, _numbers(last))
+
+    def _read(self, slot: int, prompt: _Prompt, logits: Array) -> Array:
+        """A prompt has been read, and its rows are in the caches of a slot. Returns a copy of `logits`."""
+        self._reading.pop(slot, None)
+        self._tokens[slot], self._begun[slot] = list(prompt.tokens), prompt.begun
+        self._prompts_read[slot] = _Read(prompt.tokens, logits)
+        return logits.copy()
+
+    def _share(self, slot: int, prompt: _Prompt, program: PromptProgram) -> Array | None:
+        """Copy rows of a prompt that another slot has, so that they are not computed again. Returns the logits behind
+        the prompt if it is the same as there, None if tokens are left.
+
+        Only rows that the program would compute in the same chunk, so that every bit is the same as without the other
+        slot: those of whole chunks, but for the rows that a last chunk computes again.
+        """
+        shortest = min(layer.max_cache_len for layer in self._cache.layers)  # a longer sequence has replaced rows
+        best, source, read = 0, 0, None
+        for other, found in self._prompts_read.items():
+            if other == slot or self._begun[other] != prompt.begun or len(self._tokens[other]) >= shortest:
+                continue
+            if found.tokens == prompt.tokens:
+                best, source, read = len(prompt.tokens), other, found
+                break
+            if program.is_chunk and self._program_of(len(found.tokens)).is_chunk:
+                pairs = zip(found.tokens, prompt.tokens[:-1], strict=False)
+                same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+                count = min(same, self.capacity - program.rows) // program.rows * program.rows
+                best, source = max((best, source), (count, other))
+        for whole, own in zip(self._cache.layers, prompt.cache.layers, strict=True):
+            for name in ("keys", "values"):
+                getattr(own, name)[0, :, :best] = getattr(whole, name)[source, :, :best]
+        prompt.done = best
+        if read is None:
+            return None
+        self._keep(slot, prompt)
+        self.last_run = None
+        return self._read(slot, prompt, read.logits)
 
     def _keep(self, slot: int, prompt: _Prompt) -> None:
         """Copy the rows of a prompt to the caches of a slot."""
