@@ -15,7 +15,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -125,7 +124,7 @@ def build(
     return target
 
 
-def kept(target: Path, make: Callable[[Path], None], failed: str = "board csim cannot be built") -> Path:
+def kept(target: Path, make: Callable[[Path], object], failed: str = "board csim cannot be built") -> Path:
     """Return a file of the cache. make: writes it to a path, if it is not there. Raises `BoardError`, which begins with
     `failed`, if it cannot be written."""
     if not target.exists():
@@ -144,13 +143,11 @@ def compiled(source: Path, flags: Sequence[str]) -> Path:
     finds a mistake.
     """
     cxx = compiler()
-    command = [cxx, *flags, "-E", "-P", str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BoardError(f"{source.name} cannot be compiled:\n{done.stderr}")
-    options = [flag for flag in flags if not flag.startswith("-I")]  # where the text is found is no part of it
+    places = [] if any(flag.startswith("-g") for flag in flags) else ["-P"]  # an object tells them only with -g
+    text = call([cxx, *flags, "-E", *places, str(source)])
+    options = [flag for flag in flags if not flag.startswith(("-D", "-I"))]  # the text has what these decide
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
-    key = hashlib.sha256(repr((version, options, done.stdout)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((version, options, text)).encode()).hexdigest()[:16]
     target = cache_folder() / "objects" / f"{key}.o"
     return kept(target, lambda made: call([cxx, *flags, "-c", str(source), "-o", str(made)]))
 
@@ -165,22 +162,20 @@ def _key(cxx: str, flags: Sequence[str], versal: Path) -> str:
 
 
 def _compile(cxx: str, flags: Sequence[str], sources: Sequence[Path], target: Path, *, shared: bool) -> None:
-    with tempfile.TemporaryDirectory(prefix="rsn-csim-") as folder:
-        objects = [str(Path(folder) / f"{i}.o") for i in range(len(sources))]
-        commands = [[cxx, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(call, commands))
-        call([cxx, *flags, *(["-shared"] if shared else []), *objects, "-o", str(target)])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(lambda source: str(compiled(source, flags)), sources))
+    call([cxx, *flags, *(["-shared"] if shared else []), *objects, "-o", str(target)])
 
 
-def call(command: Sequence[str], what: str = "board csim") -> None:
-    """Run a compiler. command: its path and arguments. what: what it builds, for the message. Raises `BoardError` with
-    the first lines of its output if it fails.
+def call(command: Sequence[str], what: str = "board csim") -> str:
+    """Run a compiler, and return what it prints to stdout. command: its path and arguments. what: what it builds, for
+    the message. Raises `BoardError` with the first lines of its output if it fails.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         output = "\n".join((done.stderr or done.stdout).splitlines()[:20])
         raise BoardError(f"{what} cannot be built: {' '.join(command)}\n{output}")
+    return done.stdout
 
 
 def main() -> None:
