@@ -20,6 +20,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -64,6 +66,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "GPT-2": lambda: GPT2LMHeadModel(GPT2Config(**OF_GPT2)),
     "Llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "Qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=32)),
+    "OLMo 2": lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES)),
     "Gemma 3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**OF_GEMMA)),
 }
 
@@ -117,7 +120,9 @@ def on_machine(model: Any, **options: Any) -> None:
     model.forward = torch.compile(model.forward, backend="rsn", options={"fallback": "error"} | options)
 
 
-@pytest.mark.parametrize(("name", "batch"), [("GPT-2", 5), full("Llama", 1), full("Qwen3", 3), long("Gemma 3", 2)])
+@pytest.mark.parametrize(
+    ("name", "batch"), [("GPT-2", 5), full("Llama", 1), full("Qwen3", 3), long("OLMo 2", 2), long("Gemma 3", 2)]
+)
 def test_greedy_tokens_equal_those_of_pytorch(name: str, batch: int) -> None:
     model = made(name)
     wanted = generated(model, batch, 11, 8)

@@ -21,7 +21,7 @@ from rsn.rsnlib.dump import SHOWN, shown
 from rsn.rsnlib.rules import RULES
 from rsn.rsnlib.values import Abstract, AbstractState, Arguments, Value
 from rsn.scheduler.dram import Lowered
-from rsn.scheduler.graph import Gemm, LayerGraph
+from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import Schedule
 
@@ -83,26 +83,26 @@ def test_dump_after(tmp_path: Path) -> None:
 
 
 def test_a_rule_for_an_operator_of_ones_own() -> None:
-    """It is a rule of what is done on the machine: here `negative` becomes a factor of the product before it."""
+    """It is a rule of what is done on the machine: here `clamp` becomes the ReLU of the product before it."""
 
-    def negative(values: AbstractState, node: Any, a: Arguments) -> Abstract | str:
+    def clamp(values: AbstractState, node: Any, a: Arguments) -> Abstract | str:
         value = values.of[a["self"]]
         if not isinstance(value, Value) or not isinstance(value.base, Gemm) or not value.base.is_open:
             return "it is possible only behind a product"
-        return Value(values.layers.fuse(value.base, factor=-value.base.factor), value.view)
+        return Value(values.layers.fuse(value.base, activation=ActivationFunction.RELU), value.view)
 
-    class Negative(nn.Module):
+    class Clamped(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(64, 64)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.neg(self.layer(x))
+            return torch.clamp(self.layer(x), min=0)
 
-    module = Negative().eval()
-    passes = rsn.Passes(rules={**RULES, torch.ops.aten.neg: negative})
+    module = Clamped().eval()
+    passes = rsn.Passes(rules={**RULES, torch.ops.aten.clamp: clamp})
     with rsn.compile(module, (X,)) as usual, rsn.compile(module, (X,), passes=passes) as own:
-        assert re.search("host +after the machine: .* neg$", usual.explain(), re.M)
+        assert re.search("host +after the machine: .* clamp$", usual.explain(), re.M)
         assert " host " not in own.explain().split("operators")[1]
         assert torch.allclose(own(X), module(X), atol=1e-5)
 
