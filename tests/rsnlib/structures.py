@@ -32,6 +32,7 @@ from rsn.base.errors import TensorError, UnsupportedError
 from rsn.host.model.compiled import Compiled
 from rsn.rsnlib.normal_form.operators import OPERATORS
 from rsn.rsnlib.pipeline import Pipeline
+from rsn.rsnlib.trace import NoProductError
 from rsn.tests.rsnlib.drawers import drawer
 from rsn.tests.scheduler.toy_machines import Toy, toy
 
@@ -39,6 +40,8 @@ HEAD = 16
 """Columns of a head."""
 WIDTHS = (32, 64)
 BOUND = 1e-5
+KINDS = ("right", "refused", "without a product", "wrong")
+"""What may become of a structure."""
 AMPLIFIED = 4.0
 """How many times PyTorch's own rounding passes, where the network amplifies it."""
 TOY = "toy"
@@ -440,8 +443,8 @@ def drawn(seed: int) -> Structure:
 
 
 def outcome(structure: Structure, way: str) -> str:
-    """What becomes of a structure: "right", "refused: " with the reason, or "wrong: " with the difference or the error.
-    Each is called twice, with other arguments."""
+    """What becomes of a structure: "right", "refused: " with the reason, "without a product" if the machine would run
+    nothing, or "wrong: " with the difference or the error. Each is called twice, with other arguments."""
     model, example = Network(structure), structure.arguments(0)
     torch._dynamo.reset()
     try:
@@ -449,6 +452,8 @@ def outcome(structure: Structure, way: str) -> str:
             warnings.simplefilter("ignore")
             compiled = _compiled(model, example, way)
             worst = max(_difference(structure, model, compiled, structure.arguments(i)) for i in range(2))
+    except NoProductError:
+        return "without a product"
     except (UnsupportedError, TensorError) as error:
         return f"refused: {_reason(str(error))}"
     except Exception as error:
@@ -564,7 +569,7 @@ def main() -> None:
             print(f"seed {seed}, {way}: {result}", shrunk(drawn(seed), way), sep="\n", flush=True)
     print(f"{len(seeds)} structures, each in {len(ways[0])} ways")
     for way, counts in sorted(table.items()):
-        print(f"{way:20} " + ", ".join(f"{counts[x]} {x}" for x in ("right", "refused", "wrong")))
+        print(f"{way:20} " + ", ".join(f"{counts[x]} {x}" for x in KINDS))
     reasons = Counter(result for _, _, result in found if result.startswith("refused"))
     for reason, count in reasons.most_common():
         print(f"{count:6} {reason.removeprefix('refused: ')}")
