@@ -74,7 +74,7 @@ def _appended(values: AbstractState, node: Node, cache: Node, index: Node | None
     if len(shape) == 4 and shape_of(source)[2] > shape[2]:
         raise unsupported(node, f"{shape_of(source)[2]} new rows for a cache of {shape[2]}")
     if not values.keeps_caches:
-        return "the machine keeps no caches"
+        return "caches are kept by programs of whole models on overlays with the capability keep_rows"
     if len(shape) != 4 or shape[0] != values.batch or dtype_of(cache) != torch.float32:
         return ONLY
     if not is_host(values.of[cache]):
