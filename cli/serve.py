@@ -100,6 +100,7 @@ class ServeOptions(Options):
     chunk: int = option(
         "the most tokens of a prompt that are read between two steps", default=generation.CHUNK, type=click.IntRange(2)
     )
+    warm_up: bool = option("of 0.1: all programs are compiled first now", hidden=True)
 
 
 @click.command(name="serve")
@@ -117,6 +118,8 @@ def serve_command(model: Path, options: ServeOptions) -> None:
     POST /v1/completions generates text (docs/generation.md).
     """
     _refuse_wrong_options(model, options)
+    if options.warm_up:
+        click.echo("--warm-up is deprecated and changes nothing: all programs are compiled first", err=True)
     board, timeout = options.board, options.timeout
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")

@@ -757,6 +757,13 @@ def test_options_that_do_not_apply_are_not_ignored(options: list[str], message: 
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: {message}")
 
 
+def test_an_option_of_an_earlier_version_is_taken() -> None:
+    before = rsn_serve("--generate", "--port", "0")
+    result = rsn_serve("--generate", "--port", "0", "--warm-up")
+    said = "--warm-up is deprecated and changes nothing: all programs are compiled first\n"
+    assert (result.exit_code, result.stderr) == (before.exit_code, said + before.stderr)
+
+
 # -- many clients
 
 
