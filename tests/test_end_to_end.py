@@ -58,6 +58,7 @@ def test_one_bert_large_encoder_on_the_base_overlay(tmp_path: Path) -> None:
     assert 15.5e-3 < report["latency_s"] < 26e-3
 
 
+@pytest.mark.full
 def test_bert_large_with_24_weight_sets_equals_the_transformers_encoder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from rsn.rsnlib.models import preset

@@ -28,7 +28,7 @@ from rsn.base.errors import BoardError, ContainerError, TensorError, Unsupported
 from rsn.host.boards.sim import SimBoard  # noqa: E402
 from rsn.host.serving import QueueFull, RequestTimeout, State  # noqa: E402
 from rsn.isa.program import Role  # noqa: E402
-from rsn.tests.effort import cases, in_both, long  # noqa: E402
+from rsn.tests.effort import cases, full, in_both, long  # noqa: E402
 from rsn.tests.fuzz import models  # noqa: E402
 from rsn.tests.host.rigged import Rig  # noqa: E402
 
@@ -288,7 +288,7 @@ ANSWERS = """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("without", "imported"), [(True, False), long(False, False), long(False, True)])
+@pytest.mark.parametrize(("without", "imported"), [(True, False), full(False, False), (False, True)])
 def test_a_fresh_process_without_the_code_of_the_model(
     without: bool, imported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

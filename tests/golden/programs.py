@@ -197,9 +197,13 @@ def _hash(data: bytes) -> str:
 
 def _figures(weight: Any) -> list[float]:
     """What a rounding changes by no more than its share: sums of sizes, plain and with weights by place."""
-    flat = np.asarray(weight, np.float64).reshape(-1)
-    place = np.cos(np.arange(len(flat)) * 0.7) + 2
-    return [float(np.abs(flat).sum()), float((np.abs(flat) * place).sum())]
+    size = np.abs(np.asarray(weight, np.float64).reshape(-1))
+    return [float(size.sum()), float((size * _by_place(len(size))).sum())]
+
+
+@cache
+def _by_place(count: int) -> Any:
+    return np.cos(np.arange(count) * 0.7) + 2
 
 
 def facts(made: Made) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Program, SourceLine
 from rsn.isa.segments import stored_buffers
 from rsn.isa.statistics import count
+from rsn.tests.effort import full, sampled
 
 from .examples import NAMES, assembled, built, encoder, example, machine
 
@@ -540,7 +541,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.mark.long
 @needs_browser
-@pytest.mark.parametrize("name", [*NAMES, "evil"])
+@pytest.mark.parametrize("name", sampled([*NAMES, "evil"], ("encoder", "fig10", "evil"), full))
 def test_page_draws_without_complaint_and_without_a_network(
     browser: Browser, pages: Callable[[str], Path], name: str
 ) -> None:

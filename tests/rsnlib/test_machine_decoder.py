@@ -148,7 +148,7 @@ def test_one_machine_reads_prompts_and_takes_steps(name: str, rows: int, head: b
     assert made.generate(PROMPT[:2], 2).tokens == by_pytorch(model, PROMPT[:2], 2)
 
 
-@pytest.mark.parametrize("name", [full("llama"), full("qwen2"), long("quantised")])
+@pytest.mark.parametrize("name", [full("llama"), full("qwen2"), full("quantised")])
 def test_a_text_is_that_of_pytorch(name: str) -> None:
     """Those of other models: `test_the_host_program`."""
     model = decoder_model("llama" if name == "quantised" else name)
@@ -325,7 +325,7 @@ def test_hls_of_layers_gives_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "rows"),
-    [full("gpt2", None), full("llama", None), long("gemma3", None), long("gpt2", 3), full("gemma3", 3)],
+    [long("gpt2", None), full("llama", None), full("gemma3", None), long("gpt2", 3), full("gemma3", 3)],
 )
 def test_the_host_program(name: str, rows: int | None, tmp_path: Path) -> None:
     """The native run shares the host's part with the program for XRT. At its end memory holds the engine's bits. A

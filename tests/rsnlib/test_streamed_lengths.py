@@ -18,7 +18,7 @@ from rsn.rsnlib.streamed import Knobs, Streamed, streamed
 from rsn.rsnlib.streamed.generate import generate
 from rsn.streams.placing.devices import device_named
 from rsn.streams.symbolic.forall import prove
-from rsn.tests.effort import long
+from rsn.tests.effort import full, long
 from rsn.tests.rsnlib.streamed_blocks import Fixed, block
 from rsn.tests.rsnlib.test_streamed import BLOCKS, TOLERANCE, Function
 from rsn.tests.streams.test_hls import built
@@ -51,8 +51,14 @@ def close(mine: Any, theirs: Any) -> None:
     torch.testing.assert_close(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("packed", [0, long(1)])
-@pytest.mark.parametrize("name", ["gpt2", *(long(name) for name in BLOCKS if name != "gpt2")])
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        ("gpt2", 0),
+        *(long(name, 0) for name in BLOCKS if name != "gpt2"),
+        *((long if name in ("gpt2", "gemma3") else full)(name, 1) for name in BLOCKS),
+    ],
+)
 def test_one_machine_reads_a_prompt_and_decodes(name: str, packed: int) -> None:
     module, state, made = made_for(name, 6, Knobs(rows=4, columns=8, depth=16, packed=packed))
     x = torch.randn(1, CAPACITY, 32)

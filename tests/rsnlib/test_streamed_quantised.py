@@ -271,8 +271,18 @@ def test_multipliers_of_integers() -> None:
         assert np.diff(dsps)[[0, 2]].tolist() == [51, 101]
 
 
-@pytest.mark.parametrize("kernels", [1, long(2)])
-@pytest.mark.parametrize("config", ["with zero points", long("int8 rows, int8 weights"), long("only int8 weights")])
+@pytest.mark.parametrize(
+    ("config", "kernels"),
+    [
+        ("with zero points", 1),
+        long("with zero points", 2),
+        *(
+            (long if kernels == 1 else full)(config, kernels)
+            for config in ("int8 rows, int8 weights", "only int8 weights")
+            for kernels in (1, 2)
+        ),
+    ],
+)
 def test_sequences_of_any_length(config: str, kernels: int) -> None:
     """Rows that only cover the last tile have no part in scales of others."""
     model, (x,) = perceptron(config)

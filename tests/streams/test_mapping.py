@@ -414,6 +414,7 @@ def test_a_gemm_is_chained_along_k_and_bundled(size: tuple[int, int, int]) -> No
 
 
 @pytest.mark.long
+@pytest.mark.full
 def test_a_gemm_of_4096_instances_is_mapped_in_seconds() -> None:
     began = process_time()
     graph = graph_of(gemm(16, 16, 16).replace("64", "32"))

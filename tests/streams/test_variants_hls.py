@@ -14,7 +14,7 @@ from rsn.base.errors import ProgramError
 from rsn.cli.main import main
 from rsn.hw.versal.hlscheck.checker import check_folder
 from rsn.streams.rates import read_kernels
-from rsn.tests.effort import long
+from rsn.tests.effort import full, long
 from rsn.tests.streams.test_time import evaluated
 
 HEADER = """
@@ -170,10 +170,10 @@ def near_the_model(folder: Path, text: str) -> None:
     "layouts",
     [
         '"rows", "columns"',
-        long('"columns", "rows"'),
+        full('"columns", "rows"'),
         long('"4x2", "2x4"'),
-        long('"2x1", "1x2"'),
-        long('"columns", "2x2"'),
+        full('"2x1", "1x2"'),
+        full('"columns", "2x2"'),
     ],
 )
 def test_layouts(layouts: str, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def small(batch: int, seq: int) -> Example:
     return built(Maker().encoder(batch, seq, 128, 2, 256))
 
 
-@pytest.mark.parametrize("options", [{"array": True}, {"stalls": 1}, {"stalls": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"array": True}, {"stalls": 1}, full({"stalls": 2})], ids=str)
 @pytest.mark.parametrize(("batch", "seq"), [(1, 200), pytest.param(3, 300, marks=pytest.mark.long)])
 def test_the_same_bits(batch: int, seq: int, options: dict[str, Any]) -> None:
     """With 384 AIE tiles, and with pauses and pipelines that hold back what they can."""
