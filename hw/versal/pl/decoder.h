@@ -78,7 +78,7 @@ void give_uop(const Uop<Words> &uop, hls::stream<Uop<Words>> (&uops)[Processes])
 #pragma HLS INLINE
     for (unsigned i = 0; i < Processes; ++i) {
 #pragma HLS UNROLL
-        uops[i] << uop;
+        uops[i] << uop;  // hls-allow state-order: all processes of a unit have the uOPs before this one
     }
 }
 

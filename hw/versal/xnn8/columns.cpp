@@ -99,10 +99,9 @@ tiles_uops:
 #pragma HLS PIPELINE II=ii::cells style=flp
                 Bytes word = {};
                 if (i < ports * quarter_words) word = weights.read();
-                if (i && i % 2) to[0] << half_of(before, 1);
-                if (i && i % 2 == 0) to[1] << half_of(before, 1);
-                if (i < ports * quarter_words && i % 2 == 0) to[0] << half_of(word, 0);
-                if (i < ports * quarter_words && i % 2) to[1] << half_of(word, 0);
+                const Beat128 first = half_of(word, 0), second = half_of(before, 1);
+                if (i < ports * quarter_words) to[0] << (i % 2 ? second : first);
+                if (i) to[1] << (i % 2 ? first : second);
                 before = word;
             }
         }

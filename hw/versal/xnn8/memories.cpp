@@ -28,14 +28,20 @@ memory_cycles:
             else cells[write.at] = write.cell;
             if (write.told) done << Token(1);
         }
-        bool one = false;
-        for (unsigned i = 0; i < Readers; ++i) {
-#pragma HLS UNROLL
-            if (one || reads[i].empty()) continue;
-            one = true;
-            const CellRead read = reads[i].read();
-            if (read.last) --readers;
-            else words[i] << cells[read.at];
+        CellRead read = {true, 0};
+        bool first = !reads[0].empty(), any = first;
+        if (first) read = reads[0].read();
+        if constexpr (Readers == 2) {
+            if (!first && !reads[1].empty()) {
+                read = reads[1].read();
+                any = true;
+            }
+        }
+        if (any && read.last) --readers;
+        if (any && !read.last) {
+            const Word cell = cells[read.at];
+            if (first) words[0] << cell;
+            else words[Readers - 1] << cell;
         }
     }
 }
@@ -45,6 +51,7 @@ memory_cycles:
 void x_memory(hls::stream<CellWrite<XCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
               hls::stream<XCell> words[2]) {
     RSN_MEMORY(XCells, cells);
+#pragma HLS AGGREGATE variable=cells compact=bit
 #pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=uram
     serve<2>(cells, writes, done, reads, words);
 }
@@ -52,6 +59,7 @@ void x_memory(hls::stream<CellWrite<XCell>> &writes, hls::stream<Token> &done, h
 void x8_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[1],
                hls::stream<TCell> words[1]) {
     RSN_MEMORY(X8Cells, cells);
+#pragma HLS AGGREGATE variable=cells compact=bit
 #pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=bram
     serve<1>(cells, writes, done, reads, words);
 }
@@ -59,6 +67,7 @@ void x8_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, 
 void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
               hls::stream<TCell> words[2]) {
     RSN_MEMORY(TCells, cells);
+#pragma HLS AGGREGATE variable=cells compact=bit
 #pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=uram
     serve<2>(cells, writes, done, reads, words);
 }

@@ -39,7 +39,7 @@ weight_pieces:
         port.read_request(first + i * piece_quarters + number * quarter_words, quarter_words);
     weight_words:
         for (unsigned w = 0; w < quarter_words; ++w) {
-#pragma HLS PIPELINE II=ii::port style=stp
+#pragma HLS PIPELINE II=ii::burst style=stp
             to << bytes_of(port.read());
         }
     }
@@ -57,9 +57,15 @@ bank_uops:
     for (;;) {
         const Transfer uop = uops.read();
         RSN_UOP(number++);
-        for (unsigned p = 0; p < ports; ++p) to[p] << uop;
+        for (unsigned p = 0; p < ports; ++p) {
+#pragma HLS UNROLL
+            put_behind(to[p], uop);
+        }
         if (uop.last) break;
-        for (unsigned p = 0; p < ports; ++p) done[p].read();
+        for (unsigned p = 0; p < ports; ++p) {
+#pragma HLS UNROLL
+            done[p].read();  // hls-allow state-order: each port ends by itself
+        }
     }
 }
 
@@ -89,11 +95,12 @@ ddr_uops:
                     port.read_request(from, count);
                 load_words:
                     for (unsigned w = 0; w < count; ++w) {
-#pragma HLS PIPELINE II=ii::port style=stp
+#pragma HLS PIPELINE II=ii::burst style=stp
                         const Shorts word = port.read();
                         for (unsigned e = 0; e < engines; ++e) {
 #pragma HLS UNROLL
-                            if (uop.engines >> e & 1) loads[e][which] << word;
+                            if ((uop.engines >> e & 1) && which) loads[e][1] << word;
+                            if ((uop.engines >> e & 1) && !which) loads[e][0] << word;
                         }
                     }
                 } else {
@@ -101,11 +108,12 @@ ddr_uops:
                     port.write_request(from, count);
                 store_words:
                     for (unsigned w = 0; w < count; ++w) {
-#pragma HLS PIPELINE II=ii::port style=stp
+#pragma HLS PIPELINE II=ii::burst style=stp
                         Shorts word = {};
-                        if (uop.engines & 1) word = stores[0][which].read();
-                        else if (uop.engines & 2) word = stores[1][which].read();
-                        else word = stores[2][which].read();
+                        for (unsigned e = 0; e < engines; ++e) {
+#pragma HLS UNROLL
+                            if (uop.engines == 1u << e) word = which ? stores[e][1].read() : stores[e][0].read();
+                        }
                         port.write(word);
                     }
                     port.write_response();
@@ -117,20 +125,31 @@ ddr_uops:
 }
 
 void lpddr_port(hls::stream<Transfer> &uops, MemoryPort port, unsigned number, hls::stream<Token> &done,
-                hls::stream<Bytes> &weights, hls::stream<Shorts> constants[engines]) {
+                hls::stream<Bytes> &weights) {
 lpddr_uops:
     for (;;) {
         const Transfer uop = uops.read();
         if (uop.last) break;
+        if (uop.end == to_w) load_weights(uop, port, number, weights);
+        done << Token(1);
+    }
+}
+
+void lpddr_port0(hls::stream<Transfer> &uops, MemoryPort port, hls::stream<Token> &done, hls::stream<Bytes> &weights,
+                 hls::stream<Shorts> constants[engines]) {
+lpddr0_uops:
+    for (;;) {
+        const Transfer uop = uops.read();
+        if (uop.last) break;
         if (uop.end == to_w) {
-            load_weights(uop, port, number, weights);
-        } else if (number == 0) {
+            load_weights(uop, port, 0, weights);
+        } else {
             const unsigned count = uop.size / floats_per_word;
             RSN_STALLS();
             port.read_request(uop.addr * words_per_unit, count);
         constant_words:
             for (Countdown<20> left(count); left.more(); left.next()) {
-#pragma HLS PIPELINE II=ii::port style=stp
+#pragma HLS PIPELINE II=ii::burst style=stp
                 const Shorts word = port.read();
                 for (unsigned e = 0; e < engines; ++e) {
 #pragma HLS UNROLL

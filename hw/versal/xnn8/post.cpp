@@ -19,7 +19,7 @@ constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, be
 
 // Two vectors of a block, four columns a word, with their exponents, and the shift of a product.
 struct BlockConstants {
-    int16_t first[pairs * block_columns], second[pairs * block_columns];
+    Shorts first[4 * pairs], second[4 * pairs];
     int16_t first_exponent[pairs], second_exponent[pairs], shift[pairs];
 
     void take(unsigned block, hls::stream<Shorts> &from) {
@@ -28,11 +28,8 @@ struct BlockConstants {
         for (unsigned i = 0; i < piece_words; ++i) {
 #pragma HLS PIPELINE II=ii::constants style=flp
             const Shorts word = from.read();
-            for (unsigned n = 0; n < 16; ++n) {
-#pragma HLS UNROLL
-                if (i < 4) first[block_columns * block + 16 * i + n] = word[n];
-                else if (i < 8) second[block_columns * block + 16 * (i - 4) + n] = word[n];
-            }
+            if (i < 4) first[4 * block + i] = word;
+            else if (i < 8) second[4 * block + i - 4] = word;
             if (i == 8) {
                 first_exponent[block] = word[0];
                 second_exponent[block] = word[1];
@@ -59,10 +56,8 @@ void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, h
           hls::stream<RowExponents> &residual_exponents, hls::stream<Values> &residuals, hls::stream<Place> &places,
           hls::stream<RowEnds> &ends, hls::stream<Values> &values, hls::stream<Token> &taken) {
     BlockConstants columns;
-#pragma HLS ARRAY_PARTITION variable=columns.first cyclic factor=16
-#pragma HLS ARRAY_PARTITION variable=columns.second cyclic factor=16
-    RowFactor of_rows[block_columns];
-#pragma HLS ARRAY_PARTITION variable=of_rows cyclic factor=8
+    RowFactor of_rows[2][block_columns / 2];
+#pragma HLS ARRAY_PARTITION variable=of_rows complete dim=1
     Exponent of_heads[pairs];
 #pragma HLS ARRAY_PARTITION variable=of_heads complete
 post_uops:
@@ -76,7 +71,7 @@ post_uops:
     post_factors:
         for (unsigned r = 0; !op.attention && r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
-            of_rows[r] = factors.read();
+            of_rows[r % 2][r / 2] = factors.read();
         }
     post_heads:
         for (unsigned c = 0; op.attention && c < op.blocks; ++c) {
@@ -92,8 +87,12 @@ post_uops:
         uint32_t carried[3] = {}, before[4] = {};
 #pragma HLS ARRAY_PARTITION variable=carried complete
 #pragma HLS ARRAY_PARTITION variable=before complete
-        RowEnds end[2] = {};
-        RowExponents of_residual[2] = {};
+        EightRows<uint32_t, Exponent> end = {};
+#pragma HLS ARRAY_PARTITION variable=end.first complete
+#pragma HLS ARRAY_PARTITION variable=end.second complete
+        EightRows<Exponent, Exponent> of_residual = {};
+#pragma HLS ARRAY_PARTITION variable=of_residual.first complete
+#pragma HLS ARRAY_PARTITION variable=of_residual.second complete
     post_beats:
         while (left) {
 #pragma HLS PIPELINE II=ii::post style=flp
@@ -118,6 +117,7 @@ post_uops:
                 column = number / 2 * 2 + from;
                 group = (2 * packets[source]++ + number % 2) * in_packet / 8;
                 beat = 0;
+                if (op.residual) asks << Place{static_cast<uint8_t>(column), static_cast<uint8_t>(group)};
                 continue;
             }
             const unsigned chunk = at - 2;
@@ -145,18 +145,21 @@ post_uops:
             }
             if (!op.attention && chunk >= chunks - head_chunks) continue;  // without meaning
             const unsigned n = beat % group_beats, half = upper(n);
-            if (n == 0) {
-                places << Place{static_cast<uint8_t>(column), static_cast<uint8_t>(group + beat / group_beats)};
-                if (op.residual) asks << Place{static_cast<uint8_t>(column), static_cast<uint8_t>(group + beat / group_beats)};
+            const unsigned eight_rows = group + beat / group_beats;
+            if (n == 0) places << Place{static_cast<uint8_t>(column), static_cast<uint8_t>(eight_rows)};
+            if (op.residual && n % 4 == 0 && n < 8) {
+                // hls-allow state-order: they wait for no place
+                const RowExponents read = residual_exponents.read();
+                of_residual.put(half, read.from, read.made);
             }
-            if (op.residual && n % 4 == 0 && n < 8) of_residual[half] = residual_exponents.read();
             Values residue = {};
+            // hls-allow state-order: values have been sent before their exponents
             if (op.residual) residue = residuals.read();
             Values out;
             for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-                const unsigned four = row_in_four(n, e), in_block = 4 * four_columns(n) + e % 4;
-                const unsigned row = 8 * (group + beat / group_beats) + 4 * half + four;
+                const unsigned four = row_in_four(n, e), of_four = four_columns(n);
+                const unsigned word = 4 * column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
                 int32_t v;
                 int top;
                 if (op.attention) {
@@ -166,18 +169,18 @@ post_uops:
                     v = static_cast<int32_t>(rounded(int64_t{sum} * by.mantissa, product_bits - sum_bits));
                 } else {
                     const auto drained = static_cast<int16_t>(words[e / 2] >> e % 2 * 16);
-                    const RowFactor &of_row = of_rows[row];
+                    const RowFactor &of_row = of_rows[e / 4][4 * eight_rows + 2 * half + n % 2];
                     const int64_t product = rounded(
-                        int32_t{drained} * columns.first[block_columns * column + in_block], 4) * int64_t{of_row.mantissa};
+                        int32_t{drained} * columns.first[word][in_word], 4) * int64_t{of_row.mantissa};
                     const int exponent = columns.shift[column] + columns.first_exponent[column] + 4 + of_row.exponent;
                     const int bias_exponent = columns.second_exponent[column];
-                    const int kept = of_residual[half].made[four];
+                    const int kept = of_residual.second[4 * half + four];
                     top = larger(exponent + product_bits, bias_exponent + kept_bits);
                     if (op.residual) top = larger(top, kept + kept_bits);
                     top -= sum_bits;
                     int64_t sum = rounded(product, top - exponent) +
-                        rounded(int64_t{columns.second[block_columns * column + in_block]}, top - bias_exponent);
-                    const int32_t old = stored(residue[e], of_residual[half].from[four], kept, 16);
+                        rounded(int64_t{columns.second[word][in_word]}, top - bias_exponent);
+                    const int32_t old = stored(residue[e], of_residual.first[4 * half + four], kept, 16);
                     if (op.residual) sum += rounded(int64_t{old}, top - kept);
                     v = static_cast<int32_t>(sum);
                     if (op.function) v = activated(v, top, op.function);
@@ -185,11 +188,17 @@ post_uops:
                 out[e] = v;
                 const auto size = static_cast<uint32_t>(magnitude(v));
                 const bool begins = n < 8;
-                if ((begins && e % 4 == 0 && n % 4 < 2) || size > end[half].most[four]) end[half].most[four] = size;
-                end[half].exponent[four] = static_cast<Exponent>(top);
+                if ((begins && e % 4 == 0 && n % 4 < 2) || size > end.first[4 * half + four]) end.first[4 * half + four] = size;
+                end.second[4 * half + four] = static_cast<Exponent>(top);
             }
-            values << out;
-            if (n >= group_beats - 8 && n % 4 == 3) ends << end[half];
+            values << out;  // hls-allow state-order: residuals do not wait for values
+            RowEnds made;
+            for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                made.most[r] = end.first[4 * half + r];
+                made.exponent[r] = end.second[4 * half + r];
+            }
+            if (n >= group_beats - 8 && n % 4 == 3) ends << made;
             ++beat;
         }
         taken << Token(1);
@@ -203,10 +212,9 @@ void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constant
               hls::stream<RowExponents> &to_post, hls::stream<Values> &values_to_post,
               hls::stream<RowExponents> &to_rows, hls::stream<Values> &values_to_rows) {
     BlockConstants affine;
-#pragma HLS ARRAY_PARTITION variable=affine.first cyclic factor=16
-#pragma HLS ARRAY_PARTITION variable=affine.second cyclic factor=16
-    Statistics norms[2][block_columns] = {};  // of the latest walk, and of what is being stored
-#pragma HLS ARRAY_PARTITION variable=norms cyclic factor=4 dim=2
+    Statistics norms[4][2 * groups] = {};  // of the latest walk, then of what is being stored
+#pragma HLS AGGREGATE variable=norms compact=bit
+#pragma HLS ARRAY_PARTITION variable=norms complete dim=1
 residual_uops:
     for (;;) {
         const Uop<Rows::words> uop = uops.read();
@@ -219,20 +227,25 @@ residual_uops:
     residual_statistics:
         for (unsigned r = 0; op.norm && (stores || op.op == walk) && r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
-            norms[stores][r] = statistics.read();
+            norms[r % 4][groups * stores + r / 4] = statistics.read();
         }
         if (!stores && op.op != take) continue;
     residual_blocks:
         for (unsigned block = 0; block < op.blocks; ++block) {
             if (normalises) affine.take(stores ? 0 : block, constants);
             if (!stores && block + 1 < op.blocks) continue;
+            Place at = {};
         residual_groups:
             for (unsigned n = 0; n < (stores ? 1u : op.blocks) * op.rows / 8; ++n) {
-                const Place at = stores ? Place{static_cast<uint8_t>(block), static_cast<uint8_t>(n)} : asks.read();
+                if (stores) at = {static_cast<uint8_t>(block), static_cast<uint8_t>(n)};
+                else if (n % 2) ++at.group;
+                else at = asks.read();  // for a packet
                 const unsigned first = (op.slot + at.column) * groups + 2 * at.group, c = stores ? 0 : at.column;
-                RowEnds end[2] = {};
+                EightRows<uint32_t, Exponent> end = {};
+#pragma HLS ARRAY_PARTITION variable=end.first complete
+#pragma HLS ARRAY_PARTITION variable=end.second complete
                 const auto address = [&](unsigned i) { return x_word(first, i); };
-                read_cells(reads, cells, group_beats / 2, address, [&](unsigned i, const XCell &cell) {
+                read_slowly(reads, cells, group_beats / 2, address, [&](unsigned i, const XCell &cell) {
                     const unsigned half = i / 2 % 2;
                 residual_beats:
                     for (unsigned b = 0; b < 2; ++b) {
@@ -240,18 +253,19 @@ residual_uops:
                         Values out;
                         for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-                            const unsigned four = 2 * b + e / 4, column = block_columns * c + 4 * four_columns(2 * i) + e % 4;
-                            const Statistics &norm = norms[stores][8 * at.group + 4 * half + four];
+                            const unsigned four = 2 * b + e / 4, of_four = four_columns(2 * i);
+                            const unsigned word = 4 * c + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
+                            const Statistics &norm = norms[four][groups * stores + 2 * at.group + half];
                             const int16_t x = cell.of[4 * four + e % 4];
-                            const int32_t u = centred(x, norm.top - cell.exponent[four], norm.mean, affine.first[column]);
+                            const int32_t u = centred(x, norm.top - cell.exponent[four], norm.mean, affine.first[word][in_word]);
                             const int exponent = norm.top - guard + 13 + affine.first_exponent[c] + norm.inverse.exponent;
                             const int top = larger(exponent + product_bits, affine.second_exponent[c] + kept_bits) - sum_bits;
                             const int64_t sum = rounded(int64_t{u} * norm.inverse.mantissa, top - exponent) +
-                                rounded(int64_t{affine.second[column]}, top - affine.second_exponent[c]);
+                                rounded(int64_t{affine.second[word][in_word]}, top - affine.second_exponent[c]);
                             out[e] = normalises ? static_cast<int32_t>(sum) : x;
                             const auto size = static_cast<uint32_t>(magnitude(out[e]));
-                            if (size > end[half].most[four]) end[half].most[four] = size;
-                            end[half].exponent[four] = static_cast<Exponent>(normalises ? top : cell.exponent[four]);
+                            if (size > end.first[4 * half + four]) end.first[4 * half + four] = size;
+                            end.second[4 * half + four] = static_cast<Exponent>(normalises ? top : cell.exponent[four]);
                         }
                         if (stores) values_to_rows << out;
                         else values_to_post << out;
@@ -260,10 +274,10 @@ residual_uops:
                     RowExponents made;
                     for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                        const int from = end[half].exponent[r];
+                        const int from = end.second[4 * half + r];
                         made.from[r] = static_cast<Exponent>(from);
                         made.made[r] = static_cast<Exponent>(
-                            normalises ? stored_exponent(end[half].most[r], from, 16) : from);
+                            normalises ? stored_exponent(end.first[4 * half + r], from, 16) : from);
                     }
                     if (stores) to_rows << made;
                     else to_post << made;

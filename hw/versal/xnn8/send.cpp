@@ -15,13 +15,9 @@ struct ToTiles {
     Bytes before;
     void put(unsigned i, const Bytes &bytes, hls::stream<Beat128> to[2]) {
 #pragma HLS INLINE
-        if (i % 2 == 0) {
-            to[0] << half_of(bytes, 0);
-            if (i) to[1] << half_of(before, 1);
-        } else {
-            to[1] << half_of(bytes, 0);
-            to[0] << half_of(before, 1);
-        }
+        const Beat128 first = half_of(bytes, 0), second = half_of(before, 1);
+        to[0] << (i % 2 ? second : first);
+        if (i) to[1] << (i % 2 ? first : second);
         before = bytes;
     }
     void end(hls::stream<Beat128> to[2]) {
@@ -67,7 +63,7 @@ each_head:
                 if (shows && cell.exponent[r] > most) most = cell.exponent[r];
             }
         });
-        own << most;
+        put_behind(own, most);
         top[head] = of_all.read();
     }
 }
@@ -95,9 +91,9 @@ send_uops:
         record.rows = op.rows;
         record.idle = !has_rows;  // its tiles stand beside others that share weights, keys and values
         ToTiles tiles = {};
-        Exponent top[pairs], top_of_keys[pairs], top_of_rows[block_columns] = {};
+        Exponent top[pairs], top_of_keys[pairs], top_of_rows[4][groups] = {};
 #pragma HLS ARRAY_PARTITION variable=top complete
-#pragma HLS ARRAY_PARTITION variable=top_of_rows cyclic factor=4
+#pragma HLS ARRAY_PARTITION variable=top_of_rows complete dim=1
         const unsigned before_lane = (lane - op.first) * op.rows, own_rows = op.rows / 2;
         if (op.source == queries) {
             exponents_of(op, op.slot, op.chunks, has_rows, before_lane, op.count, t_reads, t_cells, own, of_all, top);
@@ -129,7 +125,7 @@ send_uops:
                     read_cells(t_reads, t_cells, op.rows / 4u, address, [&](unsigned i, const TCell &cell) {
                         for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                            Exponent &most = top_of_rows[4 * i + r];
+                            Exponent &most = top_of_rows[r][i];
                             if (!chunk || cell.exponent[r] > most) most = cell.exponent[r];
                         }
                     });
@@ -137,7 +133,7 @@ send_uops:
             row_factors:
                 for (unsigned r = 0; r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
-                    factors << RowFactor{1 << 14, static_cast<int16_t>(top_of_rows[r] - 14)};
+                    factors << RowFactor{1 << 14, static_cast<int16_t>(top_of_rows[r % 4][r / 4] - 14)};
                 }
             } else {
                 const auto address = [&](unsigned i) { return x8_depth + i / 4; };
@@ -174,7 +170,9 @@ send_uops:
             } else {
                 record.kind = static_cast<uint8_t>(last ? ChunkKind::LAST : ChunkKind::ADD);
                 record.clears = !chunk;
-                if (last && before && has_rows) taken.read();  // results of different operations never wait side by side
+                // Results of different operations never wait side by side.
+                // hls-allow state-order: Post ends what came before by itself
+                if (last && before && has_rows) taken.read();
                 const unsigned block = op.slot + chunk;
                 const auto address = [&](unsigned i) {
                     return (block * groups + i / 8) * t_words + i % 2 * (t_words / 2) + i / 2 % 4;
@@ -185,7 +183,7 @@ send_uops:
                         constexpr bool shows[4] = {true, true, true, true};
                         for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                            tops[r] = top_of_rows[4 * (i / 8) + r];
+                            tops[r] = top_of_rows[r][i / 8];
                         }
                         tiles.put(i, aligned(cell, tops, shows), to);
                     });
@@ -202,22 +200,23 @@ send_uops:
                 Beat128 beat;
                 for (unsigned n = 0; n < 4; ++n) beat[n] = words[i + n];
                 to[0] << beat;
-                to[1] << beat;
+                to[1] << beat;  // hls-allow state-order: neither tile waits for the other
             }
         }
         if (has_rows) {
             if (op.source == queries) {
                 if (before) taken.read();
-                safe << Token(1);
+                put_behind(safe, Token(1));
             }
             before = true;
         }
         free << Token(1);
     }
     if (before) taken.read();
+    // hls-allow state-order: the memories end by themselves
     x8_reads << CellRead{true, 0};
-    t_reads << CellRead{true, 0};
-    own << no_more;
+    t_reads << CellRead{true, 0};  // hls-allow state-order: the memories end by themselves
+    put_behind(own, no_more);
 }
 
 namespace {
@@ -225,17 +224,28 @@ namespace {
 // The order of words of a slice: of keys octets of them first, of values eight columns; then heads that share a lane,
 // then the two groups of four keys.
 struct SliceOrder {
-    unsigned pair = 0, turn = 0, inner = 0, outer = 0;
+    uint8_t pair = 0, turn = 0, lower = 0, inner = 0, outer = 0;  // lower: lanes times turns
 
-    void next(unsigned turns, unsigned inners) {
+    void next(unsigned turns, unsigned inners, unsigned of_sequence) {
 #pragma HLS INLINE
-        if (++pair < 2) return;
-        pair = 0;
-        if (++turn < turns) return;
-        turn = 0;
-        if (++inner < inners) return;
-        inner = 0;
-        ++outer;
+        const bool both = pair, all = both && turn + 1u == turns, whole = all && inner + 1u == inners;
+        pair = !pair;
+        turn = all ? 0 : static_cast<uint8_t>(turn + both);
+        lower = all ? 0 : static_cast<uint8_t>(lower + (both ? of_sequence : 0));
+        inner = whole ? 0 : static_cast<uint8_t>(inner + all);
+        outer = static_cast<uint8_t>(outer + whole);
+    }
+};
+
+// Both halves of a slice: how many lanes are behind the first one of a column, and groups of rows in front of them.
+struct SlicePlace {
+    unsigned behind[2], group[2];
+    SlicePlace(unsigned rows, unsigned slice) {
+        for (unsigned half = 0; half < 2; ++half) {
+            const unsigned key = slice * slice_keys + half * slice_keys / 2;
+            behind[half] = key / rows;
+            group[half] = key % rows / 4;
+        }
     }
 };
 
@@ -273,25 +283,25 @@ heads_uops:
             const bool of_keys = n < slices || (n - slices) % 2 == 0;
             const unsigned slice = n < slices ? n : (n - slices) / 2, inners = of_keys ? 8 : 4;
             if (n + 1 == 3 * slices) safe.read();
+            const SlicePlace place(op.rows, slice);
+            unsigned first_head[2];  // that this lane serves, of both halves of the slice
+            for (unsigned half = 0; half < 2; ++half)
+                first_head[half] = (lane - op.first + op.lanes - place.behind[half] % op.lanes) % op.lanes;
             SliceOrder asked, taken;
             TCell upper_four = {};
-            // Head and group of a word, and whether there is one.
-            const auto place = [&](const SliceOrder &at, unsigned &head, unsigned &group, unsigned &k) {
-                const unsigned octet = of_keys ? at.outer : at.inner, key = slice * slice_keys + 8 * octet;
-                const unsigned behind = key / op.rows, own_lane = lane - op.first;
-                k = of_keys ? at.inner : at.outer;
-                group = key % op.rows / 4 + at.pair;
-                head = (own_lane + op.lanes - behind % op.lanes) % op.lanes + at.turn * op.lanes;
-                return behind < op.lanes && head < op.heads;
-            };
-            unsigned head, group, k;
+            Bytes held = {};  // the second block of eight values, which leaves one cycle later
+            bool holds = false;
             const auto address = [&](unsigned) {
-                place(asked, head, group, k);
-                asked.next(turns, inners);
+                const unsigned octet = of_keys ? asked.outer : asked.inner, half = octet / 2 % 2;
+                const unsigned head = first_head[half] + asked.lower, group = place.group[half] + octet % 2 * 2 + asked.pair;
+                const unsigned k = of_keys ? asked.inner : asked.outer;
+                asked.next(turns, inners, op.lanes);
                 return head_cell(of_keys ? op.keys_slot : op.values, head, op.narrow, group, k);
             };
-            read_cells(reads, cells, 64 * turns, address, [&](unsigned, const TCell &cell) {
-                const bool counts = place(taken, head, group, k);
+            read_slowly(reads, cells, 64 * turns, address, [&](unsigned, const TCell &cell) {
+                const unsigned octet = of_keys ? taken.outer : taken.inner, half = octet / 2 % 2;
+                const unsigned head = first_head[half] + taken.lower, group = place.group[half] + octet % 2 * 2 + taken.pair;
+                const bool counts = place.behind[half] < op.lanes && head < op.heads;
                 Exponent tops[4];
                 bool shows[4];
                 for (unsigned r = 0; r < 4; ++r) {
@@ -300,25 +310,28 @@ heads_uops:
                     shows[r] = before_lane + 4 * group + r < op.keys;
                 }
                 const Bytes four = aligned(cell, tops, shows);
+                const bool whole = taken.pair;
                 Bytes out, second;
                 for (unsigned e = 0; e < 32; ++e) {
 #pragma HLS UNROLL
                     if (of_keys) out[e] = four[e % 4 * 8 + e / 4];  // 8 columns by 4 keys
+                    else if (!whole) out[e] = held[e];
                     else out[e] = e < 16 ? upper_four.of[e / 4 * 8 + e % 4] : four[e / 4 % 4 * 8 + e % 4];
                     second[e] = e < 16 ? upper_four.of[e / 4 * 8 + 4 + e % 4] : four[e / 4 % 4 * 8 + 4 + e % 4];
                 }
-                const bool whole = taken.pair;
                 upper_four.of = four;
-                taken.next(turns, inners);
-                if (!counts) return;
-                if (of_keys || whole) to << out;
-                if (!of_keys && whole) to << second;
+                taken.next(turns, inners, op.lanes);
+                const bool now = of_keys || whole;
+                if (now ? counts : holds) to << out;
+                holds = !of_keys && whole && counts;
+                held = second;
             });
+            if (holds) to << held;
         }
         free << Token(1);
     }
     reads << CellRead{true, 0};
-    own << no_more;
+    put_behind(own, no_more);
 }
 
 void rotate(hls::stream<Uop<Heads::words>> &uops, hls::stream<Bytes> from[lanes], hls::stream<Bytes> to[pairs]) {
@@ -333,25 +346,39 @@ rotate_uops:
         for (unsigned n = 0; op.heads && n < 3 * slices; ++n) {
             const bool of_keys = n < slices || (n - slices) % 2 == 0;
             const unsigned slice = n < slices ? n : (n - slices) / 2;
+            const SlicePlace place(op.rows, slice);
+            unsigned first_head[2][lanes], lane_of[2][pairs], turn_of[pairs];
+#pragma HLS ARRAY_PARTITION variable=first_head complete dim=0
+#pragma HLS ARRAY_PARTITION variable=lane_of complete dim=0
+#pragma HLS ARRAY_PARTITION variable=turn_of complete
+        rotate_places:
+            for (unsigned i = 0; i < lanes; ++i) {
+                const unsigned own = (i + lanes - op.first) % lanes;  // of the sequence
+                turn_of[i] = i / op.lanes;
+                for (unsigned half = 0; half < 2; ++half) {
+                    const unsigned behind = place.behind[half];
+                    const bool has_rows = own < op.lanes && behind < op.lanes;
+                    first_head[half][i] = has_rows ? (own + op.lanes - behind) % op.lanes : pairs;
+                    lane_of[half][i] = behind < op.lanes ? (op.first + (i % op.lanes + behind) % op.lanes) % lanes : lanes;
+                }
+            }
             SliceOrder at;
         rotate_words:
             for (unsigned i = 0; i < 64 * turns; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-                const unsigned behind = (slice * slice_keys + 8 * (of_keys ? at.outer : at.inner)) / op.rows;
+                const unsigned half = (of_keys ? at.outer : at.inner) / 2 % 2;
                 Bytes words[lanes] = {};
+#pragma HLS ARRAY_PARTITION variable=words complete
                 for (unsigned l = 0; l < lanes; ++l) {
 #pragma HLS UNROLL
-                    const unsigned own_lane = l - op.first;  // of the sequence
-                    const bool has_rows = l >= op.first && own_lane < op.lanes && behind < op.lanes;
-                    const unsigned head = (own_lane + op.lanes - behind % op.lanes) % op.lanes + at.turn * op.lanes;
-                    if (has_rows && head < op.heads) words[l] = from[l].read();
+                    if (first_head[half][l] + at.lower < op.heads) words[l] = from[l].read();
                 }
                 for (unsigned head = 0; head < pairs; ++head) {
 #pragma HLS UNROLL
-                    const unsigned l = op.first + (head % op.lanes + behind) % op.lanes;
-                    if (behind < op.lanes && head < op.heads && head / op.lanes == at.turn) to[head] << words[l % lanes];
+                    const unsigned l = lane_of[half][head];
+                    if (l < lanes && head < op.heads && turn_of[head] == at.turn) to[head] << words[l];
                 }
-                at.next(turns, of_keys ? 8 : 4);
+                at.next(turns, of_keys ? 8 : 4, op.lanes);
             }
         }
     }
@@ -362,11 +389,15 @@ largest_exponents:
     for (;;) {
         Exponent most = lowest;
         for (unsigned l = 0; l < lanes; ++l) {
+#pragma HLS UNROLL
             const Exponent one = from[l].read();
             if (one > most) most = one;
         }
         if (most == no_more) break;
-        for (unsigned l = 0; l < lanes; ++l) to[l] << most;
+        for (unsigned l = 0; l < lanes; ++l) {
+#pragma HLS UNROLL
+            to[l] << most;  // hls-allow state-order: all lanes have asked, and wait
+        }
     }
 }
 

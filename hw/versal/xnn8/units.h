@@ -89,6 +89,22 @@ struct RowExponents {
     Exponent from[4], made[4];
 };
 
+// The same of eight rows: what one number is to each of them, and another.
+template <typename First, typename Second>
+struct EightRows {
+    First first[8];
+    Second second[8];
+
+    void put(unsigned half, const First (&firsts)[4], const Second (&seconds)[4]) {
+#pragma HLS INLINE
+        for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+            first[4 * half + r] = firsts[r];
+            second[4 * half + r] = seconds[r];
+        }
+    }
+};
+
 // Where the elements of a beat of values are, number `beat` of eight rows: blocks of 8x8 one after the other along the
 // columns, in each four blocks of 4x4.
 constexpr unsigned upper(unsigned beat) { return beat / 4 % 2; }  // of the two groups of four rows
@@ -98,16 +114,38 @@ constexpr unsigned group_beats = 64;
 // and those of their words of X: the i-th of the eight rows from an even group on.
 constexpr unsigned x_word(unsigned group, unsigned i) { return (group + i / 2 % 2) * x_words + i / 4 * 2 + i % 2; }
 
-// Asks a memory for `count` cells and takes them. at(i): the address of one; take(i, cell). Each takes `interval` cycles.
+// Asks a memory for `count` cells and takes them. at(i): the address of one; take(i, cell).
+template <typename Word, typename At, typename Take>
+void read_cell(unsigned i, hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At &at, Take &take) {
+#pragma HLS INLINE
+    if (i < count) reads << CellRead{false, static_cast<uint16_t>(at(i))};
+    if (i >= under_way) take(i - under_way, words.read());
+}
 template <typename Word, typename At, typename Take>
 void read_cells(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At at, Take take) {
 #pragma HLS INLINE
 each_cell:
     for (unsigned i = 0; i < count + under_way; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-        if (i < count) reads << CellRead{false, static_cast<uint16_t>(at(i))};
-        if (i >= under_way) take(i - under_way, words.read());
+        read_cell(i, reads, words, count, at, take);
     }
+}
+// One in two cycles: of X, whose cells have two beats of values; of heads.
+template <typename Word, typename At, typename Take>
+void read_slowly(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At at, Take take) {
+#pragma HLS INLINE
+each_second_cycle:
+    for (unsigned i = 0; i < count + under_way; ++i) {
+#pragma HLS PIPELINE II=ii::x style=flp
+        read_cell(i, reads, words, count, at, take);
+    }
+}
+
+// Writes once what comes before it has happened: HLS could put both into one state, which waits for all of them.
+template <typename T>
+void put_behind(hls::stream<T> &to, const T &value) {
+#pragma HLS INLINE off
+    to << value;
 }
 
 // Half of a word of 32 bytes, as the tiles get it.
@@ -134,7 +172,9 @@ void bank(hls::stream<Transfer> &uops, hls::stream<Transfer> to[ports], hls::str
 void ddr_port(hls::stream<Transfer> &uops, MemoryPort port, unsigned number, hls::stream<Token> &done,
               hls::stream<Bytes> &weights, hls::stream<Shorts> loads[engines][2], hls::stream<Shorts> stores[engines][2]);
 void lpddr_port(hls::stream<Transfer> &uops, MemoryPort port, unsigned number, hls::stream<Token> &done,
-                hls::stream<Bytes> &weights, hls::stream<Shorts> constants[engines]);
+                hls::stream<Bytes> &weights);
+void lpddr_port0(hls::stream<Transfer> &uops, MemoryPort port, hls::stream<Token> &done, hls::stream<Bytes> &weights,
+                 hls::stream<Shorts> constants[engines]);
 
 // columns.cpp: from W to the tiles
 template <unsigned Words, unsigned Units>

@@ -8,12 +8,13 @@ from ...versal import loop as versal
 from ...versal.loop import PipelinedLoop
 
 LOOPS: Mapping[str, PipelinedLoop] = {
-    **{name: versal.LOOPS[name] for name in ("fetch", "decode", "port")},
-    "cells": PipelinedLoop(1, 20, "a cell of X, X8 or T, or a word on its way to tiles"),
+    **{name: versal.LOOPS[name] for name in ("fetch", "decode")},
+    "burst": PipelinedLoop(1, 8, "a word of a port"),
+    "cells": PipelinedLoop(1, 40, "a cell of X, X8 or T, or a word on its way to tiles"),
     "halves": PipelinedLoop(2, 4, "a word of keys or values to both tiles of a pair, in halves"),
-    "constants": PipelinedLoop(1, 4, "a word of constants"),
+    "constants": PipelinedLoop(1, 10, "a word of constants"),
     "factors": PipelinedLoop(1, 4, "the factor of a row"),
     "post": PipelinedLoop(1, 60, "eight results, or four sums of a head"),
-    "x": PipelinedLoop(2, 20, "eight values into X, with their sums, or into T"),
+    "x": PipelinedLoop(2, 40, "a cell of X, or eight values into X, with their sums, or into T"),
     "sums": PipelinedLoop(1, 12, "the sums of four rows of a block"),
 }

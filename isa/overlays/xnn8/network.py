@@ -135,8 +135,10 @@ def _processes() -> Iterator[tuple[str, str, list[str]]]:
             given = [f"{name}_parts[{i}]", f"{name}{i}", f"{i}u", f"{name}_done[{i}]", f"{name}_weights[{i}]"]
             if bank == "DDR":
                 yield bank, "ddr_port", [*given, f"loads[{i}]", f"stores[{i}]"]
+            elif i:
+                yield bank, "lpddr_port", given
             else:
-                yield bank, "lpddr_port", [*given, "constants_of"]
+                yield bank, "lpddr_port0", [*given[:2], *given[3:], "constants_of"]
     for i, bank in enumerate(("lpddr", "ddr")):
         yield "W", f"fill_{bank}", [f"w_uops[{i}]", f"{bank}_weights", f"{bank}_columns"]
     for c in range(PAIRS):
