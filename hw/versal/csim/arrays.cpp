@@ -80,7 +80,8 @@ void run_machine(const rsn_csim_program &program) {
     std::vector<Word> ops[units::MME];
     for (unsigned m = 0; m < units::MME; ++m) {
         ops[m].assign(program.ops[m], program.ops[m] + program.op_counts[m]);
-        if (ops[m].size() > Mme::words * Mme::longest_list) throw std::invalid_argument("an MME has more ops than it can hold");
+        if (ops[m].size() > Mme::words * Mme::longest_list)
+            throw std::invalid_argument("an MME has more ops than it can hold");
     }
     const auto port = [](float *memory, std::uint64_t floats) {
         return Port(reinterpret_cast<Line *>(memory), floats / line_floats);

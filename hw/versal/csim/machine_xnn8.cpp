@@ -104,7 +104,8 @@ struct Array {
         for (unsigned e = 0; e < engines; ++e) {
             const std::string name = "Engine" + std::to_string(e);
             for (unsigned r = 0; r < lanes; ++r) {
-                for (unsigned column = 0; column < pairs; ++column) (of[e][r][column].*starts[column])(region, name.c_str());
+                for (unsigned column = 0; column < pairs; ++column)
+                    (of[e][r][column].*starts[column])(region, name.c_str());
                 for (unsigned t = 0; t < 2; ++t) {
                     region.start(name.c_str(), [this, e, r, t, &a] {
                         Window *to[pairs];
@@ -147,7 +148,8 @@ void run_machine(const rsn_csim_program &program) {
     open_all(c, "C", 8);
     RSN_DATAFLOW();
     array->start(rsn_region, a, b, c);
-    RSN_PROCESS("dma_hls", pl::dma_hls, lpddr, lpddr, lpddr, lpddr, ddr, ddr, ddr, ddr, program.image, &fingerprint, a[0],
+    RSN_PROCESS("dma_hls", pl::dma_hls, lpddr, lpddr, lpddr, lpddr, ddr, ddr, ddr, ddr, program.image, &fingerprint,
+        a[0],
                 a[1], a[2], b[0], b[1], b[2], c[0], c[1], c[2]);
 }
 

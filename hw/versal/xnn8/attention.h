@@ -156,9 +156,11 @@ struct ToCascade {
     }
 };
 
-// Scores of `own` rows and 32 keys, K = 64. Slots of a block, of 32 cycles: 32 loads of operands and 8 of starts, of 64.
+// Scores of `own` rows and 32 keys, K = 64. Slots of a block, of 32 cycles: 32 loads of operands and 8 of starts, of
+// 64.
 template <typename From, typename To>
-[[gnu::noinline]] void scores(const int8 *RSN_APART queries, const int8 *RSN_APART keys, unsigned own, From from, To to) {
+[[gnu::noinline]] void scores(const int8 *RSN_APART queries, const int8 *RSN_APART keys, unsigned own, From from,
+    To to) {
     constexpr unsigned pair = 2 * columns / 8 * bytes;  // of groups
 blocks:
     for (unsigned n = 0; n < own / 8 * groups / 2; ++n) chess_prepare_for_pipelining {
@@ -303,7 +305,8 @@ second_pass:
     for (KeyWalk walk(round, column); walk.more();) {
         const SliceKeys keys = walk.next();
         b.acquire();
-        if (!keys.none) place.score(queries, b.data(), round, FromMemory{largest}, ToDifferences{below, round.first_shift});
+        const ToDifferences to{below, round.first_shift};
+        if (!keys.none) place.score(queries, b.data(), round, FromMemory{largest}, to);
         b.release();
         b.acquire();
         if (!keys.none) {

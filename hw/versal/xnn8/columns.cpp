@@ -30,7 +30,8 @@ fill_uops:
         RSN_UOP(number++);
         if (uop.last) break;
         const W op = W::decode(uop.words);
-        const unsigned split = unsigned{op.columns} - op.ddr, first = of_ddr ? split : 0, end = of_ddr ? op.columns : split;
+        const unsigned split = unsigned{op.columns} - op.ddr;
+        const unsigned first = of_ddr ? split : 0, end = of_ddr ? op.columns : split;
     fill_chunks:
         for (Countdown<20> left(op.chunks); left.more(); left.next()) {
         fill_columns:
@@ -81,7 +82,8 @@ weights_uops:
 }
 
 // Weights: words for both tiles in turn, a half of each in a cycle. Keys and values: the same to both.
-void tiles(hls::stream<Uop<Engine::words>> &uops, unsigned column, hls::stream<Bytes> &weights, hls::stream<Bytes> &heads,
+void tiles(hls::stream<Uop<Engine::words>> &uops, unsigned column, hls::stream<Bytes> &weights,
+    hls::stream<Bytes> &heads,
            hls::stream<Beat128> to[2]) {
     unsigned number = 0;
 tiles_uops:
@@ -115,7 +117,8 @@ tiles_uops:
 #pragma HLS PIPELINE II=ii::halves style=flp
                 const unsigned octet = of_keys ? i / 16 : i / 2 % 4;
                 Bytes word = {};
-                if (32 * slice + 8 * octet < keys) word = heads.read();  // what fills up the last slice comes from nowhere
+                // what fills up the last slice comes from nowhere
+                if (32 * slice + 8 * octet < keys) word = heads.read();
                 for (unsigned half = 0; half < 2; ++half) {
 #pragma HLS UNROLL
                     to[0] << half_of(word, half);

@@ -12,7 +12,8 @@ namespace rsn::xnn8::pl {
 // c<e>: packets from even and odd columns of each lane.
 extern "C" void dma_hls(
     MemoryPort lpddr0, MemoryPort lpddr1, MemoryPort lpddr2, MemoryPort lpddr3, MemoryPort ddr0, MemoryPort ddr1,
-    MemoryPort ddr2, MemoryPort ddr3, const Word *instructions, uint64_t *fingerprint, hls::stream<Beat128> a0[lanes][2],
+    MemoryPort ddr2, MemoryPort ddr3, const Word *instructions, uint64_t *fingerprint,
+    hls::stream<Beat128> a0[lanes][2],
     hls::stream<Beat128> a1[lanes][2], hls::stream<Beat128> a2[lanes][2], hls::stream<Beat128> b0[lanes][2],
     hls::stream<Beat128> b1[lanes][2], hls::stream<Beat128> b2[lanes][2], hls::stream<Beat128> c0[lanes][2],
     hls::stream<Beat128> c1[lanes][2], hls::stream<Beat128> c2[lanes][2]);

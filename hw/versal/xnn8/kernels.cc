@@ -189,7 +189,8 @@ void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Resul
     Last place{in, hands};
     attend(place, b, round, column, memory.zeros, memory.sums);
     Writer write{&even, &odd};
-    for (unsigned i = 0; i < round.own() / result_rows * result_words; i += 8) write(readincr_v<8>(in).to_vector<int32>());
+    const unsigned words = round.own() / result_rows * result_words;
+    for (unsigned i = 0; i < words; i += 8) write(readincr_v<8>(in).to_vector<int32>());
     give(memory.sums, round.own(), [&](const aie::vector<int32, 8> &words) { write(words); });
 }
 

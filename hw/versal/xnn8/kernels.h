@@ -10,14 +10,15 @@
 //   result  of a product: 16 rows as [16 blocks of 8x8][4 blocks of 4x4], int16, and 32 bytes without meaning;
 //           of attention: 8 sums of weights, then 8 rows as [8][4], int32. First those of the first tile.
 //           They leave by both DMA channels of the last tile in turn: its four buffers hold a block of 64 rows.
-// Blocks of 8x8 go along the columns first. Of heads of 32 columns the other 32 have no meaning, anywhere. A lane has 16,
-// 32, 48 or 64 rows; of fewer rows than 64 a chunk has the first groups, and as many fewer results leave. In attention
-// each tile of a pair has half of the lane's rows. For heads of 128 columns both have the same ones, and 64 columns each.
+// Blocks of 8x8 go along the columns first. Of heads of 32 columns the other 32 have no meaning, anywhere. A lane has
+// 16, 32, 48 or 64 rows; of fewer rows than 64 a chunk has the first groups, and as many fewer results leave. In
+// attention each tile of a pair has half of the lane's rows. For heads of 128 columns both have the same ones, and 64
+// columns each.
 //
 // Queries, keys and values of a sequence: all queries of up to eight heads, of which a pair keeps those of its column;
-// then its keys, then its keys and values in turn: the rows of one lane of the sequence after those of another, first of
-// lane `column` (modulo their number). Each 32 of them are a slice, whatever lanes they are from. The last one may be
-// filled up.
+// then its keys, then its keys and values in turn: the rows of one lane of the sequence after those of another, first
+// of lane `column` (modulo their number). Each 32 of them are a slice, whatever lanes they are from. The last one may
+// be filled up.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_XNN8_KERNELS_H
 #define RSN_XNN8_KERNELS_H

@@ -70,7 +70,8 @@ bank_uops:
 }
 
 void ddr_port(hls::stream<Transfer> &uops, MemoryPort port, unsigned number, hls::stream<Token> &done,
-              hls::stream<Bytes> &weights, hls::stream<Shorts> loads[engines][2], hls::stream<Shorts> stores[engines][2]) {
+              hls::stream<Bytes> &weights, hls::stream<Shorts> loads[engines][2],
+              hls::stream<Shorts> stores[engines][2]) {
 ddr_uops:
     for (;;) {
         const Transfer uop = uops.read();

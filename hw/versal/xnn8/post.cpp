@@ -1,5 +1,5 @@
-// Post: results of the tiles, scaled, with bias and residual, through a function; sums of a head over their weights. And
-// the residuals that it adds.
+// Post: results of the tiles, scaled, with bias and residual, through a function; sums of a head over their weights.
+// And the residuals that it adds.
 //
 // Packets come in any order from four pairs of tiles, each by both DMA channels of its last tile in turn. Their numbers
 // say which: twice that of the pair among these, and the channel. The first word of a packet is its header.
@@ -188,7 +188,8 @@ post_uops:
                 out[e] = v;
                 const auto size = static_cast<uint32_t>(magnitude(v));
                 const bool begins = n < 8;
-                if ((begins && e % 4 == 0 && n % 4 < 2) || size > end.first[4 * half + four]) end.first[4 * half + four] = size;
+                uint32_t &most = end.first[4 * half + four];
+                if ((begins && e % 4 == 0 && n % 4 < 2) || size > most) most = size;
                 end.second[4 * half + four] = static_cast<Exponent>(top);
             }
             values << out;  // hls-allow state-order: residuals do not wait for values
@@ -257,9 +258,12 @@ residual_uops:
                             const unsigned word = 4 * c + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
                             const Statistics &norm = norms[four][groups * stores + 2 * at.group + half];
                             const int16_t x = cell.of[4 * four + e % 4];
-                            const int32_t u = centred(x, norm.top - cell.exponent[four], norm.mean, affine.first[word][in_word]);
-                            const int exponent = norm.top - guard + 13 + affine.first_exponent[c] + norm.inverse.exponent;
-                            const int top = larger(exponent + product_bits, affine.second_exponent[c] + kept_bits) - sum_bits;
+                            const int32_t u = centred(x, norm.top - cell.exponent[four], norm.mean,
+                                affine.first[word][in_word]);
+                            const int exponent = norm.top - guard + 13 + affine.first_exponent[c]
+                                + norm.inverse.exponent;
+                            const int top = larger(exponent + product_bits,
+                                affine.second_exponent[c] + kept_bits) - sum_bits;
                             const int64_t sum = rounded(int64_t{u} * norm.inverse.mantissa, top - exponent) +
                                 rounded(int64_t{affine.second[word][in_word]}, top - affine.second_exponent[c]);
                             out[e] = normalises ? static_cast<int32_t>(sum) : x;

@@ -81,7 +81,8 @@ struct Gains {
 };
 
 // Adds the sums of four rows and four columns of a block to those of the columns before.
-void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned group, unsigned four, SumsUnderWay &under_way,
+void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned group, unsigned four,
+    SumsUnderWay &under_way,
             Sums (&sums)[4][x_blocks * groups]) {
 #pragma HLS INLINE
     const Shorts gain = gains.of[4 * block + four / 4];
@@ -104,7 +105,8 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
         const uint32_t before = begins ? 0 : under_way.most[which][r];
         const Sums made = {
             (begins ? 0 : under_way.sum[which][r]) + sum, (begins ? 0 : under_way.squares[which][r]) + squares,
-            static_cast<uint8_t>((begins ? 0 : under_way.carried[which][r]) + (~under_way.squares[which][r] < squares && !begins)),
+            static_cast<uint8_t>((begins ? 0 : under_way.carried[which][r])
+                + (~under_way.squares[which][r] < squares && !begins)),
             most > before ? most : before, cell.exponent[r]};
         under_way.sum[which][r] = made.sum;
         under_way.squares[which][r] = made.squares;
@@ -116,7 +118,8 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
 
 // Takes a beat of values, number n of eight rows: four rows of 4 columns of X in two beats, of 8 columns of T in four.
 template <typename CellOf>
-void take_values(unsigned n, int bits, hls::stream<Place> &places, hls::stream<RowEnds> &ends, hls::stream<Values> &values,
+void take_values(unsigned n, int bits, hls::stream<Place> &places, hls::stream<RowEnds> &ends,
+    hls::stream<Values> &values,
                  Place &at, EightRows<uint32_t, Exponent> &of_rows, CellOf &cell) {
 #pragma HLS INLINE
     constexpr unsigned columns = sizeof(cell.of) / sizeof(cell.of[0]) / 4;
@@ -146,7 +149,8 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<CellWrite<XCell>> &x, hls::stream<Token> &x_done, hls::stream<CellRead> &x_reads,
           hls::stream<XCell> &x_cells, hls::stream<CellWrite<TCell>> &x8, hls::stream<Token> &x8_done,
           hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<Uop<Rows::words>> &to_post,
-          hls::stream<Uop<Rows::words>> &to_residual, hls::stream<Statistics> &statistics_of, hls::stream<Place> &places,
+          hls::stream<Uop<Rows::words>> &to_residual, hls::stream<Statistics> &statistics_of,
+          hls::stream<Place> &places,
           hls::stream<RowEnds> &ends, hls::stream<Values> &values, hls::stream<RowExponents> &stored_exponents,
           hls::stream<Values> &stored_values) {
     Gains gains = {};
@@ -237,7 +241,8 @@ rows_uops:
 #pragma HLS UNROLL
                     const Sums of = sums[r][groups * (op.slot + b) + group];
                     all[r] += rounded(int64_t{of.sum} << guard, tops[r] - of.exponent);
-                    squares[r] += rounded((int64_t{of.carried} << 32 | of.squares) << 2 * guard, 2 * (tops[r] - of.exponent));
+                    squares[r] += rounded((int64_t{of.carried} << 32 | of.squares) << 2 * guard,
+                        2 * (tops[r] - of.exponent));
                 }
             }
             Statistics of_rows[4];
@@ -396,7 +401,8 @@ rows_uops:
                 if (n == 0) before = at.column;
                 if (i < count) {
                     take_values(n, 8, places, ends, values, at, of_rows, t_cell);
-                    const unsigned address = ((op.slot + at.column) * groups + 2 * at.group + upper(n)) * t_words + n / 8;
+                    const unsigned address = ((op.slot + at.column) * groups + 2 * at.group + upper(n)) * t_words
+                        + n / 8;
                     const bool told = n + 1 == group_beats;
                     if (n % 4 == 3) t << CellWrite<TCell>{false, told, static_cast<uint16_t>(address), t_cell};
                 }

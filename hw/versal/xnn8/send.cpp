@@ -1,4 +1,5 @@
-// Send: rows of a product or queries, from a lane to its pairs of tiles. Heads: keys and values to the columns of pairs.
+// Send: rows of a product or queries, from a lane to its pairs of tiles. Heads: keys and values to the columns of
+// pairs.
 // SPDX-License-Identifier: Apache-2.0
 #include "units.h"
 
@@ -271,7 +272,8 @@ heads_uops:
 #pragma HLS ARRAY_PARTITION variable=top complete dim=0
     heads_exponents:
         for (unsigned part = 0; part < 2; ++part) {
-            exponents_of(op, part ? op.values : op.keys_slot, op.heads, has_rows, before_lane, op.keys, reads, cells, own,
+            exponents_of(op, part ? op.values : op.keys_slot, op.heads, has_rows, before_lane, op.keys, reads, cells,
+                         own,
                          of_all, top[part]);
         }
     heads_of_values:
@@ -293,14 +295,16 @@ heads_uops:
             bool holds = false;
             const auto address = [&](unsigned) {
                 const unsigned octet = of_keys ? asked.outer : asked.inner, half = octet / 2 % 2;
-                const unsigned head = first_head[half] + asked.lower, group = place.group[half] + octet % 2 * 2 + asked.pair;
+                const unsigned head = first_head[half] + asked.lower;
+                const unsigned group = place.group[half] + octet % 2 * 2 + asked.pair;
                 const unsigned k = of_keys ? asked.inner : asked.outer;
                 asked.next(turns, inners, op.lanes);
                 return head_cell(of_keys ? op.keys_slot : op.values, head, op.narrow, group, k);
             };
             read_slowly(reads, cells, 64 * turns, address, [&](unsigned, const TCell &cell) {
                 const unsigned octet = of_keys ? taken.outer : taken.inner, half = octet / 2 % 2;
-                const unsigned head = first_head[half] + taken.lower, group = place.group[half] + octet % 2 * 2 + taken.pair;
+                const unsigned head = first_head[half] + taken.lower;
+                const unsigned group = place.group[half] + octet % 2 * 2 + taken.pair;
                 const bool counts = place.behind[half] < op.lanes && head < op.heads;
                 Exponent tops[4];
                 bool shows[4];
@@ -359,7 +363,8 @@ rotate_uops:
                     const unsigned behind = place.behind[half];
                     const bool has_rows = own < op.lanes && behind < op.lanes;
                     first_head[half][i] = has_rows ? (own + op.lanes - behind) % op.lanes : pairs;
-                    lane_of[half][i] = behind < op.lanes ? (op.first + (i % op.lanes + behind) % op.lanes) % lanes : lanes;
+                    const unsigned from = (op.first + (i % op.lanes + behind) % op.lanes) % lanes;
+                    lane_of[half][i] = behind < op.lanes ? from : lanes;
                 }
             }
             SliceOrder at;

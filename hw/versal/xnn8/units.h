@@ -5,8 +5,8 @@
 //   X    4 rows, 4 columns, 16 bits each: [16 blocks][16 groups of rows][16 groups of columns]
 //   X8   4 rows, 8 columns,  8 bits each: [16 blocks][16 groups of rows][ 8 groups of columns], then factors of rows
 //   T    the same:                        [64 blocks][16][8]
-// A memory is one process with one port that writes and one that reads. Who reads has no more words under way than their
-// stream holds, so that a memory never waits.
+// A memory is one process with one port that writes and one that reads. Who reads has no more words under way than
+// their stream holds, so that a memory never waits.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_XNN8_UNITS_H
 #define RSN_XNN8_UNITS_H
@@ -170,7 +170,8 @@ void announce(uint64_t *fingerprint);
 void decode_bank(hls::stream<Mop<OffChip::words>> &mops, hls::stream<Transfer> &uops);
 void bank(hls::stream<Transfer> &uops, hls::stream<Transfer> to[ports], hls::stream<Token> done[ports]);
 void ddr_port(hls::stream<Transfer> &uops, MemoryPort port, unsigned number, hls::stream<Token> &done,
-              hls::stream<Bytes> &weights, hls::stream<Shorts> loads[engines][2], hls::stream<Shorts> stores[engines][2]);
+              hls::stream<Bytes> &weights, hls::stream<Shorts> loads[engines][2],
+              hls::stream<Shorts> stores[engines][2]);
 void lpddr_port(hls::stream<Transfer> &uops, MemoryPort port, unsigned number, hls::stream<Token> &done,
                 hls::stream<Bytes> &weights);
 void lpddr_port0(hls::stream<Transfer> &uops, MemoryPort port, hls::stream<Token> &done, hls::stream<Bytes> &weights,
@@ -183,7 +184,8 @@ void fill_lpddr(hls::stream<Uop<W::words>> &uops, hls::stream<Bytes> from[ports]
 void fill_ddr(hls::stream<Uop<W::words>> &uops, hls::stream<Bytes> from[ports], hls::stream<Bytes> to[pairs][ports]);
 void weights(hls::stream<Uop<W::words>> &uops, unsigned column, hls::stream<Bytes> lpddr[ports],
              hls::stream<Bytes> ddr[ports], hls::stream<Bytes> to[engines]);
-void tiles(hls::stream<Uop<Engine::words>> &uops, unsigned column, hls::stream<Bytes> &weights, hls::stream<Bytes> &heads,
+void tiles(hls::stream<Uop<Engine::words>> &uops, unsigned column, hls::stream<Bytes> &weights,
+    hls::stream<Bytes> &heads,
            hls::stream<Beat128> to[2]);
 void rotate(hls::stream<Uop<Heads::words>> &uops, hls::stream<Bytes> from[lanes], hls::stream<Bytes> to[pairs]);
 void largest(hls::stream<Exponent> from[lanes], hls::stream<Exponent> to[lanes]);
