@@ -50,7 +50,9 @@ class Words:
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [int(word) for word in text.split()]}
 
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+    def decode(
+        self, tokens: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool = False
+    ) -> str:
         return "".join(f" {token}" for token in tokens)
 
 

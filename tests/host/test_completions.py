@@ -239,6 +239,27 @@ def test_lists_of_prompts_and_several_answers() -> None:
     assert texts == [x["text"] for x in answer["choices"]]
 
 
+def test_a_queue_without_room_for_all_answers() -> None:
+    """Either all answers of a request are queued, or none runs."""
+    decoder = Scripted(slots=1)
+    decoder.go.clear()
+
+    async def call() -> httpx.Response:
+        with Generation(decoder, queue=4) as generation:
+            transport = httpx.ASGITransport(application(generation, Chats(), "letters"))
+            async with httpx.AsyncClient(transport=transport, base_url="http://rsn") as client:
+                body = {"prompt": "a", "max_tokens": 15}
+                refused = await client.post("/v1/completions", json=body | {"n": 9})
+                decoder.go.set()
+                answer = await client.post("/v1/completions", json=body | {"n": 3, "temperature": 0})
+                assert [choice["text"] for choice in answer.json()["choices"]] == [text_of("a", 15)] * 3
+                return refused
+
+    refused = asyncio.run(call())
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert decoder.calls <= 2 + 3 * 15
+
+
 def test_echo_and_logprobs_of_completions() -> None:
     body = {"prompt": "abc", "max_tokens": 4, "temperature": 0}
     made = text_of("abc", 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from rsn.host.serving import fields
 from rsn.host.serving.arguments import Argument
+from rsn.host.serving.fields import RequestError
 from rsn.host.serving.policy import QueueFull
-from rsn.host.serving.text_forms import CHAT, COMPLETIONS
-from rsn.host.serving.texts import CLASSIFY, EMBEDDINGS, MAX_TEXTS, RERANK, application
+from rsn.host.serving.text_forms import CHAT, COMPLETIONS, TextForms
+from rsn.host.serving.texts import CLASSIFY, EMBEDDINGS, MAX_TEXTS, RERANK, _TextService, application
 from rsn.host.serving.token_lists import padded, runs
 from rsn.host.text_settings import TextSettings
 from rsn.tests.effort import examples
@@ -245,3 +246,60 @@ def test_the_page_has_the_tables() -> None:
     page = (Path(__file__).parents[2] / "docs/openai.md").read_text("utf-8")
     for table in (EMBEDDINGS, RERANK, CLASSIFY, COMPLETIONS, CHAT):
         assert fields.markdown(table) in page, fields.markdown(table)
+
+
+NAMES = ["role", "content", "type", "text", "include_usage", "1", "99"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.sampled_from([0, 1, 2, 10**400])
+    | st.text(max_size=3) | st.sampled_from(["user", "text", "A", "\ud800", "Right", "base64", "stub"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+MESSAGES = [{"role": "user", "content": "a"}]
+ROUTES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "completions": (COMPLETIONS, {"prompt": "a"}),
+    "chat": (CHAT, {"messages": [{"role": "user", "content": "a"}]}),
+    "embeddings": (EMBEDDINGS, {"input": "a"}),
+    "rerank": (RERANK, {"query": "a", "texts": ["b"]}),
+    "classify": (CLASSIFY, {"inputs": "a"}),
+}
+
+
+class Template(Letters):
+    chat_template, eos_token_id = "yes", None
+
+    def __call__(self, text: str, other: str | None = None, **more: Any) -> dict[str, list[int]]:
+        text.encode()  # what is no text must not get here
+        return super().__call__(text, other)
+
+    def apply_chat_template(self, messages: Any, **more: Any) -> str:
+        return "".join(message["content"] for message in messages)
+
+    def decode(self, tokens: list[int], **more: Any) -> str:
+        return "".join(map(chr, tokens))
+
+
+@examples(2000, 100)
+@given(st.data())
+def test_any_body_is_read_or_refused(data: st.DataObject) -> None:
+    """With a field that the table has; the rest is the code of the route, which must know any value."""
+    route = data.draw(st.sampled_from(sorted(ROUTES)))
+    table, right = ROUTES[route]
+    names = [field.name for field in table]
+    body = right | data.draw(st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=2))
+    forms = TextForms("stub", frozenset(), 12, 200)
+    service = _TextService(server(), ENCODER, Template(), None)  # type: ignore[arg-type]
+    read: Mapping[str, Callable[[], object]] = {
+        "completions": lambda: forms.completion(body, Template()),
+        "chat": lambda: forms.chat(body, Template()),
+        "embeddings": lambda: service._embedding_request(body),
+        "rerank": lambda: service._rerank_request(body),
+        "classify": lambda: service._classify_request(body),
+    }
+    error = None
+    try:
+        read[route]()
+    except RequestError as e:
+        error = e
+    assert error is None or (error.field in names and len(str(error)) < 500)
