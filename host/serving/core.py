@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...base.errors import BoardError, MissingError, RsnError
 from .apart import Apart
-from .door import Application, Door, RequestRefusal
+from .door import STOPS, Application, Door, RequestRefusal
 from .health import Health, State
 from .http_json import write_json
 from .policy import QueueFull, RequestTimeout, TooLarge
@@ -149,7 +149,15 @@ class Core(Generic[T]):
 
     async def _tell_health(self, request: Any) -> Any:
         now = self._health()
-        known = {"state": now.state.value, "error": now.error, "since": now.since, "failures": now.failures}
+        known: dict[str, Any] = {
+            "state": now.state.value,
+            "error": now.error,
+            "since": now.since,
+            "failures": now.failures,
+        }
+        if self._ends is not None:
+            known |= {"state": State.CLOSED.value, "error": STOPS}
+            return json_answer(known, 503, {"retry-after": "1"})
         return json_answer(known, 200 if now.state in (State.READY, State.DEGRADED) else 503)
 
     async def _tell_metrics(self, request: Any) -> Any:

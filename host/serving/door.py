@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 HEADER_BYTES = 1 << 15
 """The most bytes of a request's headers with its path."""
 OPEN = "/health"
-"""The path that takes no key: load balancers ask it."""
+"""The path that takes no key, and is answered when the server stops: load balancers ask it."""
+STOPS = "the server stops"
 
 Scope = MutableMapping[str, Any]
 Application = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -69,8 +70,8 @@ class Door:
 
     def _why(self, scope: Scope) -> RequestRefusal | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        if self._stops():
-            return RequestRefusal(503, "the server stops", {"retry-after": "1"})
+        if self._stops() and scope["path"] != OPEN:
+            return RequestRefusal(503, STOPS, {"retry-after": "1"})
         address = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         if sum(len(name) + len(value) for name, value in headers) + address > HEADER_BYTES:
             return RequestRefusal(431, f"the headers have more than {HEADER_BYTES} bytes", {})

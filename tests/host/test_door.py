@@ -121,13 +121,15 @@ def test_requests_to_a_server_that_stops() -> None:
     app = tensors()
     assert asked(app, "/health").status_code == 200
 
-    async def call() -> httpx.Response:
+    async def calls() -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rsn") as client:
             stop_all(30)
-            return await client.get("/health")
+            return [await client.get(path) for path in ("/", "/health")]
 
-    refused = asyncio.run(call())
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    refused, health = asyncio.run(calls())
+    assert refused.json() == {"error": "the server stops"}
+    assert (health.json()["state"], health.json()["error"]) == ("closed", "the server stops")
+    assert {(x.status_code, x.headers["retry-after"]) for x in (refused, health)} == {(503, "1")}
 
 
 # -- with real sockets
