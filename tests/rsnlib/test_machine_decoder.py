@@ -271,7 +271,7 @@ def test_a_time_is_of_a_length_that_the_machine_takes() -> None:
         fixed.latency_of(1)
 
 
-class Scaled(nn.Module):  # type: ignore[misc]
+class Scaled(nn.Module):
     """A layer whose result has a static scale."""
 
     def __init__(self, scale: float) -> None:
@@ -285,7 +285,7 @@ class Scaled(nn.Module):  # type: ignore[misc]
         return y
 
 
-class ScaledLayers(nn.Module):  # type: ignore[misc]
+class ScaledLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Scaled(scale) for scale in (0.1, 0.2))
