@@ -94,6 +94,37 @@ def test_results_are_those_of_products_with_their_own_multipliers() -> None:
         assert bits(shared, x) == bits(streamed(model, (x,), knobs), x), (number, kind, shared.knobs)
 
 
+class Uneven(nn.Module):
+    """Two products of the same rows, one with twice the columns of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(32, 64), nn.Linear(32, 32)
+        self.of_wide, self.of_narrow = nn.Linear(64, 64), nn.Linear(32, 64)
+
+    def forward(self, x: Any) -> Any:
+        """Return rows of twice the width."""
+        return self.of_wide(torch.relu(self.wide(x))) + self.of_narrow(torch.relu(self.narrow(x)))
+
+
+@pytest.mark.parametrize("natively", [False, long(True)])
+def test_arrays_with_fewer_tiles_drop_the_rows_of_others(natively: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Uneven().eval(), torch.randn(6, 32)
+    torchao.quantization.quantize_(model, CONFIGS["with zero points"]())
+    knobs = Knobs(rows=3, columns=16, depth=16, packed=1, arrays=4)
+    made = streamed(model, (x,), knobs)
+    assert "drop(" in made.text
+    assert bits(made, x) == bits(streamed(model, (x,), replace(knobs, arrays=0)), x)
+    if natively:
+        tensors = made.tensors(x)
+        (output,) = made.written.outputs.values()
+        region = built(tmp_path, {"block": task_program(made.report.region)})["block"]
+        assert (
+            run_native(region, tensors)[output].tobytes() == run_tasks(made.machine, tensors).outputs[output].tobytes()
+        )
+
+
 @given(
     widths=st.lists(st.integers(1, 12), min_size=2, max_size=5),
     turns=st.lists(st.integers(0, 2), min_size=5, max_size=5),
