@@ -103,7 +103,7 @@ soak: .venv/dev.stamp
 # PyTorch and torchao last: what else is installed must not choose their versions.
 test-torch:
 	$(PYTHON) -m venv $(TORCH_VENV)
-	$(TORCH_VENV)/bin/python -m pip install --disable-pip-version-check $(QUIET) --editable '.[dev,fast]' 'transformers>=5'
+	$(TORCH_VENV)/bin/python -m pip install --disable-pip-version-check $(QUIET) --editable '.[dev,fast]' 'transformers>=5,<5.40'
 	$(TORCH_VENV)/bin/python -m pip install --disable-pip-version-check $(QUIET) torch==$(TORCH) torchao==$(TORCHAO)
 	$(TORCH_VENV)/bin/python -m pytest tests/rsnlib -q -m 'not long' -k 'quantised or integer_attention or checkpoint'; \
 		failed=$$?; rm -rf $(TORCH_VENV); exit $$failed

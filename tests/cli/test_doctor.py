@@ -208,7 +208,8 @@ def test_where_numpy_is_broken() -> None:
         ("torch", "2.15.0", ", not tested with rsn: 2.12 to 2.14 is"),
         ("torch", "3.0", ", not tested with rsn: 2.12 to 2.14 is"),
         ("transformers", "5.24.0", ""),
-        ("transformers", "4.57", ", not tested with rsn: 5 is"),
+        ("transformers", "4.57", ", not tested with rsn: 5.0 to 5.39 is"),
+        ("transformers", "5.40.0", ", not tested with rsn: 5.0 to 5.39 is"),
         ("optuna", "5.0.0", ""),
     ],
 )
