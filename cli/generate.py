@@ -14,6 +14,7 @@ from ..base.deferred import deferred
 from ..base.durations import duration
 from ..base.errors import TensorError, WrongResultError, require, require_torch
 from ..base.files import write_bytes
+from ..base.other_libraries import silence_other_libraries
 from ..host.generation import machine_files
 from ..streams.placing.devices import DEVICES, device_named
 from .compile import knobs_of
@@ -83,6 +84,7 @@ def generate_command(model: str, options: GenerateOptions) -> None:
     does (--head); the modelled times leave that out (docs/stream-machines.md).
     """
     require_torch("generating text")
+    silence_other_libraries()
     knobs = knobs_of(options.chosen)
     fixed = {text.partition("=")[0] for text in options.chosen}
     device = device_named(options.onto)

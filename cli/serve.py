@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import warnings
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ import click
 from .. import text_encoder
 from ..base.deferred import deferred
 from ..base.errors import require
+from ..base.other_libraries import silence_other_libraries
 from ..host import generation
 from ..host.model.file import SUFFIX
 from ..host.model.loaded import load
@@ -123,7 +123,7 @@ def serve_command(model: Path, options: ServeOptions) -> None:
     board, timeout = options.board, options.timeout
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")
-    warnings.simplefilter("ignore", FutureWarning)  # of other libraries to their callers, which are not the users
+    silence_other_libraries()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sock = http.listener(options.host, options.port)  # first: an address in use is reported before the model is loaded
     with sock, ExitStack() as held:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,6 +14,7 @@ from typing import ParamSpec
 
 from ..base import errors
 from ..base.errors import BoardError, RsnError
+from ..base.other_libraries import silence_other_libraries
 
 P = ParamSpec("P")
 
@@ -36,7 +36,7 @@ def call_apart(act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Non
 
 
 def _prepare() -> None:
-    warnings.simplefilter("ignore", FutureWarning)  # of other libraries to their callers, which are not the users
+    silence_other_libraries()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
