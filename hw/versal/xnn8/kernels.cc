@@ -75,13 +75,13 @@ each_block:
 
 // Adds to each eight sums those of the first tile, by one instruction of eight products of 32 and 16 bits, and shifts.
 void results(
-    const int32 *RSN_APART sums, unsigned of_lane, input_cascade<acc48> *in, Result &even, Result &odd, int shift
+    const int32 *RSN_APART sums, unsigned of_lane, input_cascade<acc48> *in, Result &at_even, Result &at_odd, int shift
 ) {
     const auto one = aie::broadcast<int16, 8>(1);
     constexpr unsigned blocks = 2 * result_rows / 8 * across;
 each_window:
     for (unsigned first = 0; first < of_lane / 8 * across; first += blocks) {
-        Result &c = first / blocks % 2 ? odd : even;
+        Result &c = first / blocks % 2 ? at_odd : at_even;
         c.acquire();
         int16 *RSN_APART to = reinterpret_cast<int16 *>(c.data());
     each_block:
@@ -173,7 +173,7 @@ void pair_first(Chunk &a, Slice &b, Handed &handed, output_cascade<acc48> *out) 
 }
 
 template <unsigned column>
-void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Result &even, Result &odd) {
+void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Result &at_even, Result &at_odd) {
     Memory memory;
     set_modes();
     a.acquire();
@@ -181,14 +181,14 @@ void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Resul
     if (!queries_follow(record)) {
         if (passes(a, record, column)) return;
         const ChunkRecord last = sums_of_chunks(a, b, memory, record);
-        results(memory.sums, rows_of(last), in, even, odd, shift_of<column>(last));
+        results(memory.sums, rows_of(last), in, at_even, at_odd, shift_of<column>(last));
         return;
     }
     Round round{};
     if (!take_queries(a, column, true, memory.sums, round)) return;
     Last place{in, hands};
     attend(place, b, round, column, memory.zeros, memory.sums);
-    Writer write{&even, &odd};
+    Writer write{&at_even, &at_odd};
     const unsigned words = round.own() / result_rows * result_words;
     for (unsigned i = 0; i < words; i += 8) write(readincr_v<8>(in).to_vector<int32>());
     give(memory.sums, round.own(), [&](const aie::vector<int32, 8> &words) { write(words); });

@@ -60,7 +60,7 @@ constexpr unsigned first_bytes = last_bytes + half * half;
 template <unsigned column>
 void pair_first(Chunk &a, Slice &b, Handed &handed, output_cascade<acc48> *out);
 template <unsigned column>
-void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Result &even, Result &odd);
+void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Result &at_even, Result &at_odd);
 
 }  // namespace rsn::xnn8
 

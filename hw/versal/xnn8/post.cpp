@@ -57,6 +57,7 @@ void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, h
           hls::stream<RowEnds> &ends, hls::stream<Values> &values, hls::stream<Token> &taken) {
     BlockConstants columns;
     RowFactor of_rows[2][block_columns / 2];
+#pragma HLS AGGREGATE variable=of_rows compact=bit
 #pragma HLS ARRAY_PARTITION variable=of_rows complete dim=1
     Exponent of_heads[pairs];
 #pragma HLS ARRAY_PARTITION variable=of_heads complete
@@ -81,8 +82,10 @@ post_uops:
         const unsigned in_packet = op.attention ? window_rows / 2 : window_rows;
         unsigned packets[2 * pairs] = {}, left = op.blocks * op.rows / in_packet;
 #pragma HLS ARRAY_PARTITION variable=packets complete
-        RowFactor reciprocals[8] = {};
-#pragma HLS ARRAY_PARTITION variable=reciprocals complete
+        RowFactor reciprocals[4][2];
+#pragma HLS AGGREGATE variable=reciprocals compact=bit
+#pragma HLS ARRAY_PARTITION variable=reciprocals complete dim=1
+#pragma HLS BIND_STORAGE variable=reciprocals type=ram_s2p impl=lutram
         unsigned from = 0, at = 0, beat = 0, idle = 0, column = 0, group = 0;  // of a packet
         uint32_t carried[3] = {}, before[4] = {};
 #pragma HLS ARRAY_PARTITION variable=carried complete
@@ -93,17 +96,15 @@ post_uops:
         EightRows<Exponent, Exponent> of_residual = {};
 #pragma HLS ARRAY_PARTITION variable=of_residual.first complete
 #pragma HLS ARRAY_PARTITION variable=of_residual.second complete
-    post_beats:
-        while (left) {
-#pragma HLS PIPELINE II=ii::post style=flp
+        const auto step = [&] {
             if (idle) {
                 --idle;
-                continue;
+                return;
             }
             if (at == 0) {
                 RSN_WAIT_FOR_ANY(results[0], results[1]);
                 const bool first = !results[0].empty(), second = !results[1].empty();
-                if (!first && !second) continue;
+                if (!first && !second) return;
                 from = !first;
             }
             const Beat128 in = from ? results[1].read() : results[0].read();
@@ -118,7 +119,7 @@ post_uops:
                 group = (2 * packets[source]++ + number % 2) * in_packet / 8;
                 beat = 0;
                 if (op.residual) asks << Place{static_cast<uint8_t>(column), static_cast<uint8_t>(group)};
-                continue;
+                return;
             }
             const unsigned chunk = at - 2;
             if (at == window_beats) {
@@ -130,20 +131,20 @@ post_uops:
 #pragma HLS UNROLL
                     const RowFactor divisor = normal(words[i], 0);
                     const int64_t reciprocal = divided(int64_t{1} << weight_bits, divisor.mantissa);
-                    reciprocals[4 * chunk + i] = {static_cast<uint16_t>(reciprocal),
+                    reciprocals[i][chunk] = {static_cast<uint16_t>(reciprocal),
                                                   static_cast<int16_t>(-weight_bits - divisor.exponent)};
                 }
                 if (chunk + 1 == head_chunks) idle = division;
-                continue;
+                return;
             }
             if (op.attention && chunk % 2 == 0) {
                 for (unsigned i = 0; i < 4; ++i) {
 #pragma HLS UNROLL
                     before[i] = words[i];
                 }
-                continue;
+                return;
             }
-            if (!op.attention && chunk >= chunks - head_chunks) continue;  // without meaning
+            if (!op.attention && chunk >= chunks - head_chunks) return;  // without meaning
             const unsigned n = beat % group_beats, half = upper(n);
             const unsigned eight_rows = group + beat / group_beats;
             if (n == 0) places << Place{static_cast<uint8_t>(column), static_cast<uint8_t>(eight_rows)};
@@ -155,6 +156,11 @@ post_uops:
             Values residue = {};
             // hls-allow state-order: values have been sent before their exponents
             if (op.residual) residue = residuals.read();
+            const RowFactor first[2] = {reciprocals[0][half], reciprocals[1][half]};
+            const RowFactor second[2] = {reciprocals[2][half], reciprocals[3][half]};
+            const RowFactor of_sums[2] = {n % 2 ? second[0] : first[0], n % 2 ? second[1] : first[1]};
+            const unsigned pair = 4 * eight_rows + 2 * half + n % 2;
+            const RowFactor factors_of[2] = {of_rows[0][pair], of_rows[1][pair]};
             Values out;
             for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
@@ -164,12 +170,12 @@ post_uops:
                 int top;
                 if (op.attention) {
                     const auto sum = static_cast<int32_t>(e < 4 ? before[e] : words[e - 4]);
-                    const RowFactor &by = reciprocals[4 * half + four];
+                    const RowFactor &by = of_sums[e / 4];
                     top = of_heads[column] + by.exponent + product_bits - sum_bits;
                     v = static_cast<int32_t>(rounded(int64_t{sum} * by.mantissa, product_bits - sum_bits));
                 } else {
                     const auto drained = static_cast<int16_t>(words[e / 2] >> e % 2 * 16);
-                    const RowFactor &of_row = of_rows[e / 4][4 * eight_rows + 2 * half + n % 2];
+                    const RowFactor &of_row = factors_of[e / 4];
                     const int64_t product = rounded(
                         int32_t{drained} * columns.first[word][in_word], 4) * int64_t{of_row.mantissa};
                     const int exponent = columns.shift[column] + columns.first_exponent[column] + 4 + of_row.exponent;
@@ -201,6 +207,12 @@ post_uops:
             }
             if (n >= group_beats - 8 && n % 4 == 3) ends << made;
             ++beat;
+        };
+    post_beats:
+        while (left) {  // hls-allow interval: no reciprocal is read within `division` cycles of its writing
+#pragma HLS PIPELINE II=ii::post style=flp
+#pragma HLS DEPENDENCE variable=reciprocals type=inter dependent=false
+            step();
         }
         taken << Token(1);
     }

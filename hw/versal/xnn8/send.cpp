@@ -363,8 +363,8 @@ rotate_uops:
                     const unsigned behind = place.behind[half];
                     const bool has_rows = own < op.lanes && behind < op.lanes;
                     first_head[half][i] = has_rows ? (own + op.lanes - behind) % op.lanes : pairs;
-                    const unsigned from = (op.first + (i % op.lanes + behind) % op.lanes) % lanes;
-                    lane_of[half][i] = behind < op.lanes ? from : lanes;
+                    const unsigned source = (op.first + (i % op.lanes + behind) % op.lanes) % lanes;
+                    lane_of[half][i] = behind < op.lanes ? source : lanes;
                 }
             }
             SliceOrder at;
