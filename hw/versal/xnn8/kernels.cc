@@ -191,7 +191,7 @@ void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Resul
     Writer write{&at_even, &at_odd};
     const unsigned words = round.own() / result_rows * result_words;
     for (unsigned i = 0; i < words; i += 8) write(readincr_v<8>(in).to_vector<int32>());
-    give(memory.sums, round.own(), [&](const aie::vector<int32, 8> &words) { write(words); });
+    give(memory.sums, round.own(), [&](const aie::vector<int32, 8> &eight) { write(eight); });
 }
 
 // One for each column of pairs.
