@@ -219,7 +219,7 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
     x, bias = a["self"], None
     while packet(x) in BETWEEN:
         scores = [y for y in x.args if isinstance(y, Node) and y in graph.computed]
-        is_twice = packet(x) is aten.add and scores[1:] == scores[:1]
+        is_twice = packet(x) is aten.add and len(scores) == 2 and scores[0] is scores[1]
         if (len(scores) != 1 and not is_twice) or x.kwargs:
             return None
         between.append((x, scores[0]))

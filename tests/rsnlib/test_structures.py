@@ -67,6 +67,12 @@ def test_each_operator_of_the_normal_form(names: Sequence[str]) -> None:
         pytest.fail("right alone, but not together")
 
 
+@pytest.mark.long
+def test_scores_of_the_host_alone() -> None:
+    """In a piece, a sum behind which a softmax and a product stand may be of two arguments."""
+    assert outcome(drawn(4126), "torch.compile xnn2") == "right"
+
+
 def test_all_overlays_that_compile_models_are_ways() -> None:
     def compiles(overlay: Overlay) -> bool:
         with suppress(UnsupportedError):
