@@ -104,7 +104,7 @@ class OnnxOperator:
     def summary(self) -> str:
         """The first paragraph of the function's docstring, in one line: what is particular to it; "" without a
         docstring."""
-        return (self.compute.__doc__ or "").strip().partition("\n\n")[0].replace("\n    ", " ")
+        return inspect.cleandoc(self.compute.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
 
     @cached_property
     def _parameters(self) -> Sequence[inspect.Parameter]:

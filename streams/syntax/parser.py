@@ -173,7 +173,7 @@ class _Parser:
                 return n.ImportNames(at, None, tuple((a.name, a.asname) for a in names))
             case ast.ImportFrom(module=module, names=names, level=level):
                 return n.ImportNames(at, "." * level + (module or ""), tuple((a.name, a.asname) for a in names))
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if not getattr(node, "type_params", ()):  # Python 3.12
                 return n.FunctionDefinition(
                     at,
                     node.name,
