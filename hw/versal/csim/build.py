@@ -11,12 +11,14 @@ Results are kept in the user's cache, under a hash of the sources, the compiler 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,8 +105,8 @@ def build(
 
     versal: the folder of all sources; None: that of this installation. machine: one of `MACHINES`. sanitize: one of
     `SANITIZERS`, or "" for none; only for the program. short_streams: streams without a FIFO hold four beats, as in
-    hardware, which takes several times as long. Several processes may build at the same time. Raises `BoardError` if
-    there is no compiler, or if the build fails, `KeyError` for an unknown machine.
+    hardware, which takes several times as long. Of several processes one builds, and the others wait. Raises
+    `BoardError` if there is no compiler, or if the build fails, `KeyError` for an unknown machine.
     """
     cxx = compiler()
     made_of = MACHINES[machine]
@@ -125,16 +127,32 @@ def build(
 
 
 def kept(target: Path, make: Callable[[Path], object], failed: str = "board csim cannot be built") -> Path:
-    """Return a file of the cache. make: writes it to a path, if it is not there. Raises `BoardError`, which begins with
-    `failed`, if it cannot be written."""
+    """Return a file of the cache. make: writes it to a path, if it is not there; of several processes and threads, one
+    does. Raises `BoardError`, which begins with `failed`, if it cannot be written."""
     if not target.exists():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(target) as made:
-                make(made)
+            with _alone(target):
+                if not target.exists():
+                    with replacing(target) as made:
+                        make(made)
         except OSError as e:
             raise BoardError(f"{failed}: {e}; {ELSEWHERE}") from e
     return target
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """One process or thread at a time makes `target`. Should the lock fail to keep another one out, as on a network's
+    file system without locks, both make the same file, which takes longer and is not wrong."""
+    path = target.with_name(f".{target.name}.lock")
+    with path.open("w") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # who waits for it finds the target, unless that cannot be made
 
 
 def compiled(source: Path, flags: Sequence[str]) -> Path:
