@@ -27,7 +27,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -238,9 +237,10 @@ def typed(page: Path, shell: Shell) -> int:
 
 
 @pytest.fixture(scope="module")
-def warm_python() -> Iterator[WarmPython]:
-    """One for all pages: a command has what its own shell exports."""
-    with TemporaryDirectory() as folder, closing(WarmPython(Path(folder))) as python:
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """One for all pages, in all processes of pytest-xdist: a command has what its own shell exports."""
+    own = tmp_path_factory.getbasetemp()
+    with closing(WarmPython((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "warm")) as python:
         yield python
 
 

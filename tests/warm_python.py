@@ -3,12 +3,16 @@
 Importing torch and the package takes longer than most commands. A server imports them once, and forks for every
 command; small programs named `python` and `rsn` hand it their arguments, folder, environment and open files, and end
 as the command does. A fork has no threads but its own, because importing starts none.
+
+All processes of a test session share one server. Each holds a FIFO open for writing as long as it needs the server,
+which reads that FIFO, and ends when nobody holds it any longer, however a process has ended.
 """
 
 from __future__ import annotations
 
 import array
 import atexit
+import fcntl
 import gc
 import importlib
 import json
@@ -25,7 +29,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,30 +60,42 @@ sys.exit(code)
 
 
 class WarmPython:
-    """The server, and the folder with `python` and `rsn`, which belongs at the front of PATH."""
+    """The server of a folder, and its folder `bin` with `python` and `rsn`, which belongs at the front of PATH. Whoever
+    comes first starts the server."""
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "bin"
-        self.bin.mkdir(parents=True)
-        address = str(folder / "socket")
-        for name in ("python", "rsn"):
-            shim = self.bin / name
-            shim.write_text(SHIM.format(python=sys.executable, address=address, name=name))
-            shim.chmod(0o755)
-        self._server = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), address], stdout=subprocess.PIPE, env=os.environ
-        )
-        assert self._server.stdout is not None
-        assert self._server.stdout.readline() == b"ready\n"
+        self.bin.mkdir(parents=True, exist_ok=True)
+        holders = folder / "holders"
+        with _alone(folder):
+            if not holders.exists():
+                os.mkfifo(holders)
+            try:
+                self._held = os.open(holders, os.O_WRONLY | os.O_NONBLOCK)  # an error if no server reads it
+            except OSError:
+                for name in ("python", "rsn"):
+                    shim = self.bin / name
+                    shim.write_text(SHIM.format(python=sys.executable, address=str(folder / "socket"), name=name))
+                    shim.chmod(0o755)
+                subprocess.run([sys.executable, str(Path(__file__)), str(folder)], stdin=subprocess.DEVNULL, check=True)
+                self._held = os.open(holders, os.O_WRONLY | os.O_NONBLOCK)
 
     def close(self) -> None:
-        """End the server. Commands under way go on."""
-        self._server.kill()
-        self._server.communicate()
+        """Let go of the server. Commands under way go on."""
+        os.close(self._held)
 
 
-def serve(address: str) -> None:
-    """Fork for each command that arrives, for ever."""
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time is in here."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def serve(folder: Path) -> None:
+    """Fork for each command that arrives, in a process of its own that goes on after the return, until nobody holds the
+    server."""
     sys.path[0] = str(Path(sys.executable).parent)  # as for the program `rsn`: the folder of this file has no packages
     for name in (*IMPORTED, *_modules()):
         with suppress(ImportError):  # of an extra that is not installed
@@ -93,18 +109,25 @@ def serve(address: str) -> None:
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # what imports have made ends with the server; with each command it took 60 ms
     atexit.unregister(importlib.import_module("torch._dynamo.utils").dump_compile_times)
+    (folder / "socket").unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(address)
+    listening.bind(str(folder / "socket"))
     listening.listen()
+    holders = os.open(folder / "holders", os.O_RDONLY | os.O_NONBLOCK)
+    if os.fork():
+        os._exit(0)  # whoever waits for this process knows that the server is there
     woken, wake = socket.socketpair()
     for end in (woken, wake):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-    print("ready", flush=True)
     clients: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([listening, woken], [], [])
+        ready, _, _ = select.select([listening, woken, holders], [], [])
+        if holders in ready:
+            with _alone(folder):  # nobody begins to hold it meanwhile
+                if select.select([holders], [], [], 0)[0]:
+                    os._exit(0)
         if woken in ready:
             woken.recv(4096)
             _tell_ends(clients)
@@ -114,6 +137,7 @@ def serve(address: str) -> None:
             if not child:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.close(holders)
                 for kept in (listening, woken, wake, *clients.values()):
                     kept.close()
                 _answer(client)
@@ -203,4 +227,4 @@ def _execute(name: str, args: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(Path(sys.argv[1]))
