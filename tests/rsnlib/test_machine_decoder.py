@@ -89,7 +89,7 @@ def test_one_program_goes_through_all_layers(name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "head"), [("gpt2", True), full("llama", False), long("llama", True), full("gemma3", True)]
+    ("name", "head"), [("gpt2", True), *(full(*case) for case in (("llama", False), ("llama", True), ("gemma3", True)))]
 )
 def test_a_program_of_any_length_goes_through_all_layers(name: str, head: bool) -> None:
     """Between groups, too, where results of each layer have a place of their own; and behind the layers, with a
@@ -137,9 +137,11 @@ def test_a_program_of_a_few_layers_has_the_same_tasks() -> None:
     [("gpt2", 3, True), full("llama", 3, False), long("gemma3", 3, True), full("gemma3", 7, False)],
 )
 def test_one_machine_reads_prompts_and_takes_steps(name: str, rows: int, head: bool) -> None:
-    model = decoder_model(name, **({"n_layer": 2} if name == "gpt2" else {}))
+    """Of gemma3 beyond its window of 8 tokens."""
+    fewer = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    model = decoder_model(name, **({"n_layer": 2} if name == "gpt2" else fewer if name == "gemma3" else {}))
     made = decoder(model, 24, rows, head)
-    count = 6 if name == "gpt2" else 18
+    count = 6 if name == "gpt2" else 8
     text = made.generate(PROMPT, count)
     assert text.tokens == by_pytorch(model, PROMPT, count)
     assert len(text.prompt) == -(-len(PROMPT) // rows)
@@ -218,7 +220,7 @@ def test_a_head_shares_no_arrays_with_layers() -> None:
 
 @pytest.mark.long
 def test_a_quantised_product_with_the_vocabulary() -> None:
-    """On two machines, whose kernels share its columns: more than the vocabulary has, which is prime."""
+    """Two kernels share its columns: more than the vocabulary has, which is prime."""
     model = decoder_model("llama", num_hidden_layers=2, vocab_size=97)
     four_bits = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(16))
     quantize_(model, four_bits)
@@ -228,9 +230,6 @@ def test_a_quantised_product_with_the_vocabulary() -> None:
     written = made.program(1).written
     assert written.shape_of_one("lm_head_result") == (1, 2, 1, 52)
     assert written.dtypes["lm_head_weight_0"] == written.dtypes["lm_head_weight_1"] == "i4"
-    alone = decoder(model, 20, 4)
-    assert alone.generate(PROMPT, 6).tokens == text.tokens
-    assert alone.step_machine.latency_s < made.step_machine.latency_s
 
 
 def test_what_a_decoder_refuses() -> None:
@@ -337,7 +336,7 @@ def test_the_host_program(name: str, rows: int | None, tmp_path: Path) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(content if isinstance(content, bytes) else content.encode())
     program = tmp_path / "native"
-    build_regions(native_text(made, len(PROMPT)), [HEADERS, tmp_path], program, "-O1")
+    build_regions(native_text(made, len(PROMPT)), [HEADERS, tmp_path], program, "-O0")
     command = [program, tmp_path / "results", tmp_path / "model.bin", "8", *map(str, PROMPT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert [*map(int, done.stdout.split())] == text.tokens
