@@ -275,7 +275,10 @@ def compile(
     if dynamic_shapes is not None and lengths is not None:
         raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
     if lengths is not None and not whole:
-        raise ScheduleError("lengths are of one program, and whole=False may make several of a model")
+        raise ScheduleError(
+            "lengths are of one program, and whole=False may make several of a model: a model that runs as a whole "
+            "takes lengths without whole=False, and one in pieces takes sizes as rsn.Length, with dynamic_shapes"
+        )
     usual = pipelines.Pipeline.named(overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths)
     usual = _with_experts(usual, experts, board)
     example, module = _kept(_examples(example_inputs)), capture.module_of(model)

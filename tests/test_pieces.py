@@ -242,7 +242,11 @@ def test_a_family_of_pieces(tmp_path: Path) -> None:
         family.save(path)
     with rsn.load(path) as loaded, loaded.server() as server:
         assert near(loaded(**words(2, 7)), got)
-        assert same(loaded(**words(1, 3)), server.submit(**words(1, 3)).result())
+        calls = [words(*size) for size in ((1, 3), (1, 12), (2, 5), (3, 12), (1, 3), (2, 12))]
+        futures = [server.submit(**call) for call in calls]  # at the same time, for the same programs and for others
+        for call, future in zip(calls, futures, strict=True):
+            assert_as_pytorch(future.result(), model, call)
+            assert same(loaded(**call), future.result())
 
 
 @pytest.mark.long
@@ -257,7 +261,7 @@ def test_half_precision_in_pieces(tmp_path: Path) -> None:
 
 def test_what_pieces_cannot_have(tmp_path: Path) -> None:
     given = words(2, 12)
-    with pytest.raises(ScheduleError, match="lengths are of one program"):
+    with pytest.raises(ScheduleError, match=r"lengths are of one program.* rsn.Length, with dynamic_shapes"):
         rsn.compile(Squares().eval(), given, whole=False, lengths=[12, 7])
     with pytest.raises(UnsupportedError, match="nothing in this module runs on the machine"):
         rsn.compile(nn.ReLU().eval(), (torch.randn(2, 3),), whole=False)
@@ -270,6 +274,40 @@ def test_what_pieces_cannot_have(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match=r"aten.rand_like.default at .*: it draws random numbers"):
             compiled.save(tmp_path / "x.rsnmodel")
     assert not np.any(list(tmp_path.iterdir()))
+
+
+class FurtherKeys(nn.Module):
+    """An attention with keys and values that are of no row, between two layers."""
+
+    def __init__(self, has_bias: bool, has_zero: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(C, C), nn.Linear(C, 32)
+        self.attention = nn.MultiheadAttention(C, 2, add_bias_kv=has_bias, add_zero_attn=has_zero, batch_first=True)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.first(x)
+        return self.last(y + self.attention(y, y, y, key_padding_mask=hidden, need_weights=False)[0])
+
+
+@pytest.mark.parametrize(
+    ("has_bias", "has_zero", "hides", "overlay", "share"),
+    [(True, False, False, "xnn", 99), (False, True, False, "xnn2", 90), (True, True, True, "xnn", 90)],
+)
+def test_keys_that_are_of_no_row(
+    has_bias: bool, has_zero: bool, hides: bool, overlay: str, share: float, tmp_path: Path
+) -> None:
+    model, x = FurtherKeys(has_bias, has_zero).eval(), torch.randn(2, 9, C)
+    given = (x, torch.arange(9).expand(2, 9) > torch.tensor([[8], [5]])) if hides else (x,)
+    with pytest.raises(UnsupportedError, match=r"at attention .*whole=False"):
+        rsn.compile(model, given, overlay=overlay)
+    with in_pieces(model, given, overlay=overlay) as compiled:
+        got, wanted = compiled(*given), model(*given)
+        assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+        found = re.search(r"([\d.]+) % of", compiled.explain())
+        assert found is not None
+        assert float(found[1]) >= share
+        compiled.save(tmp_path / "x.rsnmodel")
+    assert near(rsn.load(tmp_path / "x.rsnmodel")(*given), got)
 
 
 SIZES = {"vocab_size": 100, "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "use_cache": False}
