@@ -104,6 +104,8 @@ def joined(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         whole = values.operand(x, lambda view, columns: view.with_columns(columns, columns) is not None)
         view = None if whole is None else whole.view.with_columns(width, shape[-1])
         if whole is None or view is None or view.shape != shape or dtype_of(x) != torch.float32:
+            if a["dim"] % len(shape) != len(shape) - 1:
+                return "the machine joins activations along their last dimension only"
             return "columns are joined only if each part is all of an activation"
         if made is not None and view != made.view:
             return "columns are joined only if their rows lie in the same order"

@@ -298,7 +298,7 @@ def test_keys_that_are_of_no_row(
 ) -> None:
     model, x = FurtherKeys(has_bias, has_zero).eval(), torch.randn(2, 9, C)
     given = (x, torch.arange(9).expand(2, 9) > torch.tensor([[8], [5]])) if hides else (x,)
-    with pytest.raises(UnsupportedError, match=r"at attention .*whole=False"):
+    with pytest.raises(UnsupportedError, match=r"at attention, .*along their last dimension only; .*whole=False"):
         rsn.compile(model, given, overlay=overlay)
     with in_pieces(model, given, overlay=overlay) as compiled:
         got, wanted = compiled(*given), model(*given)
