@@ -8,7 +8,7 @@ operands lie in memory. served: a server of it gives the same numbers to the las
 time. Of a model that is refused, the reason is printed.
 
 A class is left out if a configuration of these sizes does not make a model of at most 20 million parameters that
-PyTorch runs with tokens and a mask, or with pictures. Nothing is downloaded.
+PyTorch runs with tokens and a mask, with pictures, or with their sequences. Nothing is downloaded.
 
 Run it as: python benchmarks/pieces.py [--only NAME ...] [--overlay xnn2] [--experts static] [--in-pieces] [--json]
 """
@@ -34,7 +34,7 @@ from rsn.base.errors import RsnError
 from rsn.benchmarks.measuring import command_line, markdown, print_models
 from rsn.host.model.pieces import CompiledPieces
 
-BATCH, ROWS, PIXELS = 2, 20, 64
+BATCH, ROWS, PIXELS, FRAMES = 2, 20, 64, 4
 PARAMETERS = 20_000_000
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "projection_dim", "embedding_size"), 128),
@@ -52,15 +52,25 @@ SMALL: dict[str, Any] = {
     "decoder_ffn_dim": 128,
     "q_lora_rank": 48,
     "qk_rope_head_dim": 16,
+    "rotary_dim": 16,
+    "depths": 2,
+    "pred_hidden_size": 128,
+    "pred_num_hidden_layers": 2,
+    "pred_num_attention_heads": 4,
     "vocab_size": 100,
     "max_position_embeddings": 64,
     "n_positions": 64,
     "sliding_window": 8,
     "image_size": PIXELS,
+    "crop_size": PIXELS,
     "patch_size": 16,
+    "window_size": 2,
+    "num_frames": FRAMES,
+    "frames_per_clip": FRAMES,
     "use_cache": False,
 }
-"""Settings of configurations, those that a configuration has."""
+"""Settings of configurations, those that a configuration has. A list in a configuration is of its stages: two with
+the same number."""
 HEAD = ("model", "whole", "pieces", "FLOPs", "difference", "saved", "served", "seconds", "why not")
 
 
@@ -77,7 +87,7 @@ def small(name: str) -> tuple[nn.Module, dict[str, Any]]:
     kind: Any = getattr(transformers, name)
     usual, of = kind.config_class(), kind.config_class
     known = (key for key in SMALL if hasattr(usual, key) and not isinstance(getattr(of, key, None), property))
-    given = {key: SMALL[key] for key in known}
+    given = {key: [SMALL[key]] * 2 if isinstance(getattr(usual, key), list | tuple) else SMALL[key] for key in known}
     if hasattr(usual, "kv_lora_rank"):  # its heads of keys and values are as many as those of queries
         given |= {"num_key_value_heads": given["num_attention_heads"], "head_dim": given["qk_rope_head_dim"]}
     config = of(**given)
@@ -88,8 +98,10 @@ def small(name: str) -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
     model: nn.Module = kind(config).eval()
     torch.manual_seed(1)
-    if getattr(kind, "main_input_name", "") == "pixel_values":
-        inputs = {"pixel_values": torch.randn(BATCH, 3, PIXELS, PIXELS)}
+    main = getattr(kind, "main_input_name", "")
+    if main.startswith("pixel_values"):
+        frames = [FRAMES] if hasattr(usual, "num_frames") or hasattr(usual, "frames_per_clip") else []
+        inputs = {main: torch.randn(BATCH, *frames, 3, PIXELS, PIXELS)}
     else:
         inputs = {"input_ids": torch.randint(5, 90, (BATCH, ROWS)), "attention_mask": torch.ones(BATCH, ROWS).long()}
     _first(model(**inputs))
