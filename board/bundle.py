@@ -210,7 +210,7 @@ def pack_python(debs: Path, archive: Path) -> None:
     debs: the folder with the packages; of several versions of a package, the last by name is taken. archive: the
     .tar.gz file to write. Raises `BundleError` if a package is missing, damaged, or not a Debian package, `OSError` for
     a file that cannot be read or written."""
-    with tarfile.open(archive, "w:gz") as packed:
+    with tarfile.open(archive, "w:gz", compresslevel=6) as packed:
         for name in (*DEBS, *LIBRARY_DEBS):
             found = sorted(debs.glob(f"{name}_*.deb"))
             if not found:

@@ -341,7 +341,7 @@ def test_tokens_of_requests_that_join_and_leave(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "chunk"),
-    [("Llama", 8), *(pytest.param(*x, marks=pytest.mark.long) for x in (("GPT-2", 16), ("Gemma 3", 8)))],
+    [("Llama", 8), full("GPT-2", 16), long("Gemma 3", 8)],
 )
 def test_prompts_in_chunks(name: str, chunk: int) -> None:
     """Prompts longer than a chunk, also up to the last row of the cache, between the steps of another text."""
@@ -457,7 +457,7 @@ def decode_beside_pytorch(model: Any, seed: int, rounds: int, capacity: int, boa
     ("name", "window"),
     [("Mistral", 8)]
     + [(long if w in (1, 30) else full)("Gemma 3", w) for w in (1, 5, 16, 29, 30, 31)]
-    + [(long if (name, w) == ("Qwen2", 7) else full)(name, w) for name in WINDOWED for w in (7, 4096)],
+    + [full(name, w) for name in WINDOWED for w in (7, 4096)],
 )
 def test_sliding_windows(name: str, window: int) -> None:
     """Prompts and steps beyond the window, windows up to the capacity and longer."""
@@ -474,8 +474,8 @@ def test_sliding_windows_on_the_cpp_machine(name: str) -> None:
 @pytest.mark.parametrize("name", sampled(WINDOWED, {"Gemma 3"}, full))
 def test_requests_to_models_with_windows(name: str) -> None:
     """Greedy tokens of requests that wait for slots, more than two windows of them."""
-    tokens = cases(64, 28)
-    model = windowed(name, 12)
+    tokens = cases(64, 14)
+    model = windowed(name, 6)
     prompts = [[3, 9, 4], [17], list(range(20, 38)), [5, 5]]
     with Generation(Decoder(model, slots=2, capacity=tokens + 20)) as generation:
         sampling = Sampling(max_tokens=tokens, stop_tokens=frozenset({END}))

@@ -122,12 +122,12 @@ def test_names_that_are_spelled_by_a_trained_decoder() -> None:
     folder = path_of("arabic-name-romanizer", "decoder.onnx").parent
     from arabic_name_romanizer.inference import OnnxModel
 
-    names = ["\u0645\u062d\u0645\u062f", "\u0633\u0644\u0645", "\u0646\u0648\u0631"]
+    names = ["\u0646\u0648\u0631", "\u0633\u0644\u0645"]  # short ones: each letter is a program
     model = OnnxModel(folder, beam_width=1)
     wanted = model.transliterate_units(names, None, 1)
     model.backend.decoder = OnMachine(folder / "decoder.onnx")  # the encoder is a GRU
     assert [[text for text, _ in unit] for unit in model.transliterate_units(names, None, 1)] == [
         [text for text, _ in unit] for unit in wanted
     ]
-    assert wanted[0][0][0].lower().startswith("m")
+    assert wanted[0][0][0].lower().startswith("n")
     assert model.backend.decoder.sizes > 3
