@@ -134,7 +134,7 @@ def test_greedy_tokens_equal_those_of_pytorch(name: str, batch: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [(long if (x, n) == ("GPT-2", 5) else full)(x, n) for x in MODELS for n in (1, 5)],
+    [full(x, n) for x in MODELS for n in (1, 5)],
 )
 def test_greedy_tokens_of_64_steps(name: str, batch: int) -> None:
     model = made(name)
@@ -170,9 +170,9 @@ def test_caches_whose_rows_move_up(kinds: list[str]) -> None:
     for path, weight in model.named_parameters():
         if weight.ndim > 1 and ".layers." in path:
             weight.data.mul_(10)
-    wanted = generated(model, 3, 6, 14)
+    wanted = generated(model, 3, 6, 8)
     on_machine(model)
-    assert_same(wanted, generated(model, 3, 6, 14))
+    assert_same(wanted, generated(model, 3, 6, 8))
 
 
 class Step(torch.nn.Module):

@@ -96,7 +96,7 @@ def test_a_sentence_encoder(kind: str, tmp_path: Path) -> None:
     more = {"prompts": {"query": "the cat "}, "default_prompt_name": "query"} if kind == "cls" else {}
     wanted = SentenceTransformer(modules=parts, device="cpu", **more).eval()
     wanted.save(str(tmp_path / "whole"))
-    with TextEncoder(tmp_path / "whole", batches=(1, 2), lengths=(16, 39)) as encoder:
+    with TextEncoder(tmp_path / "whole", batches=(2,), lengths=(16, 39)) as encoder:
         encoder.save(tmp_path / "texts.rsnmodel")
     answer = served(tmp_path / "texts.rsnmodel", "/v1/embeddings", {"input": TEXTS, "model": "texts"})
     reference = wanted.encode(TEXTS)

@@ -106,10 +106,10 @@ def test_graphs_of_torch_compile_share_their_weights() -> None:
     """A prompt and a step; also when weights change, once or often, and the bank does not grow by that."""
     model = made("Llama")
     eager = model.forward
-    wanted = generated(model, 2, 11, 6)
+    wanted = generated(model, 2, 11, 3)
     on_machine(model)
     for _ in range(2):
-        assert_same(wanted, generated(model, 2, 11, 6))
+        assert_same(wanted, generated(model, 2, 11, 3))
     shared = SharedBank.of(model.parameters(), "sim", "xnn")
     members = list(shared._members)
     assert len(members) == 2
@@ -122,10 +122,10 @@ def test_graphs_of_torch_compile_share_their_weights() -> None:
         with torch.no_grad():
             model.model.layers[n % 2].mlp.up_proj.weight.mul_(1.5)
         model.forward = eager
-        wanted = generated(model, 2, 11, 6)
+        wanted = generated(model, 2, 11, 3)
         model.forward = compiled
-        assert_same(wanted, generated(model, 2, 11, 6))
-        assert_same(wanted, generated(model, 2, 11, 6))
+        assert_same(wanted, generated(model, 2, 11, 3))
+        assert_same(wanted, generated(model, 2, 11, 3))
         assert {id(bank(x)) for x in shared._members} == {id(bank(next(iter(shared._members))))}
         assert len(shared._members) == 2
         assert bank(next(iter(shared._members))).size == size

@@ -195,7 +195,7 @@ def test_balance_sees_nearly_the_time_of_the_block_that_it_chooses(kind: str | N
     assert cycles == pytest.approx(times.latency, rel=0.1)
 
 
-@pytest.mark.parametrize(("width", "hidden", "dsps"), [(64, 128, 600), long(128, 512, 1000)])
+@pytest.mark.parametrize(("width", "hidden", "dsps"), [(64, 128, 600), full(128, 512, 1000)])
 def test_other_kernels_gain_nothing_by_another_begin_beside_arrays(width: int, hidden: int, dsps: int) -> None:
     """If the sizes of the arrays are given, balance ends where it does when it finds them, or later."""
     torch.manual_seed(0)
