@@ -66,7 +66,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
         np.testing.assert_array_equal(machine[name].view(np.uint32), words.view(np.uint32))
 
 
-@examples(12, quick=4, phases=UNSHRUNK)
+@examples(12, quick=3, phases=UNSHRUNK)
 @given(
     seed=st.integers(0, 1000),
     engines=st.integers(1, 3),
@@ -117,7 +117,7 @@ def test_an_encoder_layer(
 
 
 def test_all_lanes_and_weights_longer_than_fifos() -> None:
-    hand = Layer(1, 3, 1, 8, 48)
+    hand = Layer(1, 3, 1, 8, 16)
     hand.begin(16, PanelNorm(NormConstants.of(1024, 1e-5)))
     for i in range(2):
         hand.product(ChunkSource.X8, 0, 16, Destination(8 * i, residual=AddedResidual.RAW), 8, 3)
