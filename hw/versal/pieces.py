@@ -326,6 +326,76 @@ def _by_digits(ports: str, start: str, digit: Callable[[int], str], state: Calla
     return clocked(ports, "\n".join(ends), "\n".join(lines))
 
 
+def integer_shift(bits: int) -> str:
+    """Return the Verilog of an integer of `bits` bits, shifted to the right by a number."""
+    word = f"[{bits - 1}:0]"
+    ports = f"input signed {word} in, input [{(bits - 1).bit_length() - 1}:0] by, output reg signed {word} out"
+    return clocked(ports, "out <= in >>> by;")
+
+
+def integer_power(bits: int) -> str:
+    """Return the Verilog of 2 to the power of a number, in `bits` bits."""
+    ports = f"input [{(bits - 1).bit_length() - 1}:0] by, output reg [{bits - 1}:0] out"
+    return clocked(ports, f"out <= {bits}'d1 << by;")
+
+
+def integer_sum(bits: int) -> str:
+    """Return the Verilog of the sum of two integers of `bits` bits."""
+    ports = f"input [{bits - 1}:0] a, b, output reg [{bits - 1}:0] out"
+    return clocked(ports, "out <= a + b;")
+
+
+def integer_order(bits: int) -> str:
+    """Return the Verilog that tells whether an integer of `bits` bits is smaller than another one."""
+    return clocked(f"input signed [{bits - 1}:0] a, b, output reg out", "out <= a < b;")
+
+
+def integer_and(bits: int) -> str:
+    """Return the Verilog of two words of `bits` bits, bit by bit."""
+    ports = f"input [{bits - 1}:0] a, b, output reg [{bits - 1}:0] out"
+    return clocked(ports, "out <= a & b;")
+
+
+def integer_choice(bits: int) -> str:
+    """Return the Verilog of a choice of one of two words of `bits` bits."""
+    ports = f"input which, input [{bits - 1}:0] a, b, output reg [{bits - 1}:0] out"
+    return clocked(ports, "out <= which ? a : b;")
+
+
+def integer_divider(bits: int) -> str:
+    """Return the Verilog of a quotient of integers without a sign, of `bits` bits, a digit in each cycle, one quotient
+    at a time."""
+    word = f"[{bits - 1}:0]"
+    count = f"[{bits.bit_length() - 1}:0]"
+    before = f"""
+reg {word} rest, by; reg {count} left;
+wire [{bits}:0] less = {{rest, out[{bits - 1}]}} - by;"""
+    body = f"""
+if (start) begin rest <= 0; by <= b; out <= a; left <= {bits}; end
+else if (|left) begin
+    left <= left - 1;
+    rest <= less[{bits}] ? {{rest[{bits - 2}:0], out[{bits - 1}]}} : less[{bits - 1}:0];
+    out <= {{out[{bits - 2}:0], ~less[{bits}]}};
+end
+ready <= ~|left;"""
+    return clocked(f"input start, input {word} a, b, output reg {word} out, output reg ready", body, before)
+
+
+def integer_dividers(bits: int) -> str:
+    """Return the Verilog of a quotient of integers without a sign, of `bits` bits, of which one begins in each cycle: a
+    digit between two registers."""
+    word = f"[{bits - 1}:0]"
+    before, body = [f"wire {word} rest_0 = 0, by_0 = b, made_0 = a;"], []
+    for n in range(bits):
+        before.append(f"reg {word} rest_{n + 1}, by_{n + 1}, made_{n + 1};")
+        before.append(f"wire [{bits}:0] next_{n} = {{rest_{n}, made_{n}[{bits - 1}]}};")
+        before.append(f"wire [{bits}:0] less_{n} = next_{n} - by_{n};")
+        body.append(f"rest_{n + 1} <= less_{n}[{bits}] ? next_{n} : less_{n}; by_{n + 1} <= by_{n};")
+        body.append(f"made_{n + 1} <= {{made_{n}[{bits - 2}:0], ~less_{n}[{bits}]}};")
+    before.append(f"assign out = made_{bits};")
+    return clocked(f"input {word} a, b, output {word} out", "\n".join(body), "\n".join(before))
+
+
 @dataclass(frozen=True)
 class PieceKind:
     """A kind of pieces.
@@ -343,6 +413,7 @@ class PieceKind:
 WAYS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32)
 WIDTHS = (16, 64, 256, 1024)
 FIFO_DEPTHS = (2, 4, 16, 32)
+INTEGERS = (8, 16, 32, 64)
 PIECES = (
     PieceKind("multiplexer", f"ways, of {WORD} bits", multiplexer, WAYS),
     PieceKind("butterfly", f"banks, of {WORD} bits", butterfly, (2, 4, 8)),
@@ -358,6 +429,19 @@ PIECES = (
     PieceKind("adder", "bits", adder, (32,)),
     PieceKind("divider", "bits", divider, (32,)),
     PieceKind("square root", "bits", square_root, (32,)),
+    *(
+        PieceKind(name, "bits", verilog, INTEGERS)
+        for name, verilog in (
+            ("integer shift", integer_shift),
+            ("integer power", integer_power),
+            ("integer sum", integer_sum),
+            ("integer order", integer_order),
+            ("integer and", integer_and),
+            ("integer choice", integer_choice),
+            ("integer divider", integer_divider),
+            ("integer dividers", integer_dividers),
+        )
+    ),
 )
 
 

@@ -13,6 +13,7 @@ from math import ceil
 
 from ...machine.resources import Need
 from ..overlay import Overlay
+from ..packet import MAX_WINDOW
 from .loop import PipelinedLoop
 from .pieces import NO_CELLS, Cells, next_larger, piece
 from .tiles import BEAT
@@ -75,6 +76,12 @@ def block_rams(width: int, depth: int) -> int:
     return min(ceil(width / w) * ceil(depth / d) for w, d in shapes)
 
 
+def half_block_rams(width: int, depth: int) -> int:
+    """Return the blocks of 18 Kbit of the same memory: halves of those of 36 Kbit, with a port each to write and to
+    read, or with two that read."""
+    return min(ceil(width / w) * ceil(depth / d) for w, d in ((36, 512), (18, 1024), (9, 2048)))
+
+
 def ultra_rams(width: int, depth: int) -> int:
     """Return the blocks of 288 Kbit (72 bit by 4096 words) that a memory of `depth` words of `width` bits takes."""
     return ceil(width / 72) * ceil(depth / 4096)
@@ -99,6 +106,14 @@ LOOP_STATE = 64
 """Flip-flops of a loop beside one for each step of its pipeline: state, counters, addresses."""
 UNIT = Cells(500, 400)
 """Of a unit: fields of its uOPs, its state, the choice of a slot."""
+DECODER = Cells(300, 300)
+"""A decoder beside its window. With `FETCH`, XNN's would be of 12,000 LUTs."""
+FETCH = Cells(5000, 5000)
+"""Fetch and dispatcher."""
+LUT_DEPTH = 128
+"""Words of a FIFO up to which it lies in LUTs: a wide one would use a quarter of its block RAMs."""
+LUT_BITS = 1024
+"""Bits of a FIFO up to which it lies in LUTs in any case (UG1399: auto_srl_max_bits)."""
 INSTRUCTION_PATH = Cells(15_000, 15_000)
 """Of fetch, dispatcher and decoders."""
 AXI_PORT_FLOPS = 4939
@@ -203,21 +218,42 @@ PORTS = {"DDR": 2, "LPDDR": 2, "instructions": 1}
 TILES_PER_MME = 64
 
 
-def axi_ports() -> Iterator[Need]:
-    """Yield the resources of the adapters of the kernel's AXI ports."""
-    for where, count in PORTS.items():
+def axi_ports(ports: Mapping[str, float] = PORTS) -> Iterator[Need]:
+    """Yield the resources of the adapters of the kernel's AXI ports. ports: by where they lead, in ports of 512 bit."""
+    for where, count in ports.items():
         for resource, each in AXI_PORT.items():
             yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
-        yield Need("FF", count * AXI_PORT_FLOPS, f"AXI ports, {where}", True)
+        yield Need("FF", ceil(count * AXI_PORT_FLOPS), f"AXI ports, {where}", True)
 
 
-def instruction_streams(overlay: Overlay, which: int = 1) -> Iterator[Need]:
+def stream(part: str, width: int, depth: int) -> Iterator[Need]:
+    """Yield the resources of a FIFO between two processes of a kernel: cells, or block RAM and cells. part: what they
+    are reported as. width: of a word, in bits. depth: in words."""
+    held = NO_CELLS
+    if depth > LUT_DEPTH and width * depth > LUT_BITS:
+        yield Need("BRAM", block_rams(width, depth), part)
+    elif depth > SRL_DEPTH:
+        held = lut_ram(width, depth)
+    yield from cells_of(part, held + fifo(width, depth))
+
+
+def instruction_path(overlay: Overlay) -> Iterator[Need]:
+    """Yield the resources of fetch and dispatcher, and of a decoder for each unit with its window."""
+    cells = FETCH
+    for form in overlay.formats:
+        cells += len(overlay.by_kind[form.kind]) * (DECODER + lut_ram(32 * form.mop.WORDS, MAX_WINDOW))
+    yield from cells_of("fetch, dispatcher, decoders", cells)
+
+
+def instruction_streams(overlay: Overlay, which: int = 1, consumers: Mapping[str, int] | None = None) -> Iterator[Need]:
     """Yield the resources of the streams of mOPs and uOPs in front of all decoders and units. which: number of bits in
-    each word that number the format of the instruction among those of the unit."""
+    each word that number the format of the instruction among those of the unit. consumers: by kind of unit, how many
+    processes get its uOPs; of other kinds it is one."""
     for kind, units in overlay.by_kind.items():
         words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
         if words:
             width = 32 * max(words)
             header = 1 + which + 8 + 16  # end, format, window, reuse
-            both = fifo(width + header, overlay.mop_fifo_depth) + fifo(width + 1 + which, overlay.uop_fifo_depth)
+            uops = (consumers or {}).get(kind, 1) * fifo(width + 1 + which, overlay.uop_fifo_depth)
+            both = fifo(width + header, overlay.mop_fifo_depth) + uops
             yield from cells_of("streams of instructions", len(units) * both)

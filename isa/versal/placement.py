@@ -12,7 +12,7 @@ leave. Sources:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -24,6 +24,8 @@ PLIO_COLUMNS = range(6, 45)
 INPUT_CHANNELS = (0, 1, 2, 4, 5, 6)
 OUTPUT_CHANNELS = (0, 1, 2, 3)
 """Four of six: no more streams come down to an interface tile from the tile above it."""
+ALL_OUTPUT_CHANNELS = range(6)
+"""Of these two may be one PLIO, which takes one stream of the array."""
 SWITCH_PORTS: Mapping[str, int] = {"north": 6, "south": 4, "east": 4, "west": 4}
 """Streams that leave a tile's switch, and an interface tile's, for its neighbour (mlir-aie, target model of AIE1)."""
 
@@ -40,6 +42,13 @@ class Shim:
 
     column: int
     channel: int
+
+
+def wide_plios(channels: Collection[int]) -> int:
+    """Return how many PLIOs of 128 bit the array has. Each takes two channels of a column, an even one and the next one
+    (AM009, "AI Engine to Programmable Logic Interface"; aie-rt, xaie_plif.c: a bit for each such pair). channels: those
+    of a column that may be used."""
+    return len(PLIO_COLUMNS) * sum(c % 2 == 0 and c + 1 in channels for c in channels)
 
 
 def tile(mme: int, row: int, column: int, cascade: int) -> tuple[int, int]:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ....machine.description import Stream, UnitSpec, memory_of
 from ....machine.resources import Need
 from ...overlay import Overlay
-from ...packet import MAX_WINDOW
 from ...versal.logic import (
     FLOAT,
     SRL_DEPTH,
@@ -30,13 +29,15 @@ from ...versal.logic import (
     control,
     crossbars,
     fifo,
+    instruction_path,
     instruction_streams,
     lut_ram,
     multiplexer,
     register_slice,
     ultra_rams,
 )
-from ...versal.pieces import NO_CELLS, Cells
+from ...versal.logic import stream as fifo_needs
+from ...versal.pieces import NO_CELLS
 from ...versal.tiles import BEAT, BEATS, TILE
 from ...versal.tiles import LANES as PLIOS
 from .cycles import LOOPS
@@ -50,12 +51,6 @@ HALVES = 2
 """RAMs of 512 bit that a word is spread over: a word of a block is a part of a row, a beat is four rows of eight."""
 TRANSPOSED = 8
 """RAMs of 128 bit of a memory that is read transposed."""
-LUT_DEPTH = 128
-"""Words of a FIFO up to which it lies in LUTs: a wide one would use a quarter of its block RAMs."""
-DECODER = Cells(300, 300)
-"""A decoder beside its window: rough, as is the next number. With both, XNN's would be of 12,000 LUTs."""
-FETCH = Cells(5000, 5000)
-"""Fetch and dispatcher."""
 WORD_ROWS = 2
 """Rows of a word of a block."""
 ROW_BANKS = 4
@@ -183,6 +178,7 @@ def needs(overlay: Overlay) -> Iterator[Need]:
         yield from fifo_of(overlay, stream)
     yield from axi_ports()
     yield from instruction_path(overlay)
+    yield from instruction_streams(overlay)
 
 
 # -- memories
@@ -364,14 +360,7 @@ def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
         held = lut_ram(bits, stream.depth) if bits > 1 and stream.depth > SRL_DEPTH else NO_CELLS
         yield from cells_of("streams of tokens and statistics", held + fifo(bits, min(stream.depth, SRL_DEPTH)))
     else:
-        width, depth = size_of(overlay, stream)
-        if depth <= SRL_DEPTH:
-            yield from cells_of(part, fifo(width, depth))
-        elif depth <= LUT_DEPTH:
-            yield from cells_of(part, lut_ram(width, depth) + fifo(width, depth))
-        else:
-            yield Need("BRAM", block_rams(width, depth), part)
-            yield from cells_of(part, fifo(width, depth))
+        yield from fifo_needs(part, *size_of(overlay, stream))
 
 
 def size_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
@@ -384,16 +373,3 @@ def size_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
 def in_shift_register(overlay: Overlay, stream: Stream) -> bool:
     """Whether a wide stream is so short that it is a shift register."""
     return is_wide(stream) and size_of(overlay, stream)[1] <= SRL_DEPTH
-
-
-# -- instructions
-
-
-def instruction_path(overlay: Overlay) -> Iterator[Need]:
-    """Yield the resources of fetch and dispatcher, of a decoder for each unit with its window, and of the streams
-    between them."""
-    cells = FETCH
-    for form in overlay.formats:
-        cells += len(overlay.by_kind[form.kind]) * (DECODER + lut_ram(32 * form.mop.WORDS, MAX_WINDOW))
-    yield from cells_of("fetch, dispatcher, decoders", cells)
-    yield from instruction_streams(overlay)
