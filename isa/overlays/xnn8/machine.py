@@ -51,6 +51,7 @@ from .formats import (
 from .functions import TABLES
 from .lanes import FACTORS, FILLED, FREE, HeadsUnit, PanelRowsUnit, SendUnit
 from .numbers import BLOCK
+from .resources import DEVICE, needs
 
 ROWS = LANES * LANE_ROWS
 TOKENS = 256
@@ -171,4 +172,6 @@ XNN8 = Overlay(
     transfer=transfer,
     semantic_checks=rules,
     integers=True,
+    device=DEVICE,
+    resources=needs,
 )

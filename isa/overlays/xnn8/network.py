@@ -121,12 +121,12 @@ def top(overlay: Overlay) -> str:
         name = snake(unit.name)
         decoder = "decode_bank" if unit.bank else f"decode<{words_of(overlay, unit)}, {CONSUMERS[unit.kind]}>"
         lines += _process(f"decoder {unit.name}", decoder, [f"{name}_mops", f"{name}_uops"])
-    for process in _processes():
+    for process in processes():
         lines += _process(*process)
     return "\n".join([*lines, "}", "", "}  // namespace rsn::xnn8::pl", ""])
 
 
-def _processes() -> Iterator[tuple[str, str, list[str]]]:
+def processes() -> Iterator[tuple[str, str, list[str]]]:
     """Yield unit, function and arguments of each process."""
     for bank in ("LPDDR", "DDR"):
         name = bank.lower()

@@ -1,0 +1,211 @@
+"""What each part of xnn8 takes of a VC1902, by the same counts as XNN (`isa/versal/logic.py`).
+
+Nobody has synthesised it. This counts the sources in hw/versal/xnn8:
+
+- Streams between processes by width and depth (`network.STREAMS`), memories by bits and depth. An array of more than
+  `LUT_DEPTH` words is taken to lie in block RAM, if no pragma says where.
+- Operators of each process: hw/versal/operators.py takes their numbers and widths from what LLVM makes of the sources
+  (`operators.toml`). Integers of C++ have 32 or 64 bits; widths are less where they follow from other types.
+- Streams to and from the tiles have 128 bits. Each takes two channels of 64, side by side.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from math import ceil, prod
+
+from ....machine.resources import VC1902, Capacity, Need
+from ...overlay import Overlay
+from ...versal.logic import (
+    CONTROL,
+    GLUE,
+    LOOP_STATE,
+    LUT_DEPTH,
+    UNIT,
+    axi_ports,
+    block_rams,
+    cells_of,
+    half_block_rams,
+    instruction_path,
+    instruction_streams,
+    lut_ram,
+    register_slice,
+    stream,
+    ultra_rams,
+)
+from ...versal.pieces import NO_CELLS, Cells, piece
+from ...versal.placement import ALL_OUTPUT_CHANNELS, INPUT_CHANNELS, wide_plios
+from .formats import ENGINES, LANE_ROWS, LANES, PAIRS, T_BLOCKS, X_BLOCKS
+from .functions import ENTRIES, TABLES
+from .network import CONSUMERS, PORTS, STREAMS, processes
+from .numbers import BLOCK
+
+WORD = 256
+CELL = WORD + 4 * 8
+"""Bits of a word; and with the exponents of its four rows, as X, X8 and T keep it."""
+ALL_LANES = ENGINES * LANES
+ROW_GROUPS = LANE_ROWS // 4
+DIMENSIONS = {"engines": ENGINES, "lanes": LANES, "pairs": PAIRS, "ports": PORTS}
+ELEMENTS = {
+    "Transfer": 1 + 4 * 8 + 16 + 2 * 32,
+    "Token": 1,
+    "Bytes": WORD,
+    "Shorts": WORD,
+    "Values": WORD,
+    "Exponent": 16,
+    "Place": 16,
+    "RowFactor": 32,
+    "Statistics": 80,
+    "RowEnds": 4 * (32 + 16),
+    "RowExponents": 4 * 2 * 16,
+    "XCell": CELL,
+    "TCell": CELL,
+    "CellWrite<XCell>": 2 + 16 + CELL,
+    "CellWrite<TCell>": 2 + 16 + CELL,
+    "CellRead": 1 + 16,
+}
+"""Bits of the elements of streams (hw/versal/xnn8/units.h, numbers.h); those of uOPs follow from their format."""
+
+MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
+    ("X", CELL, X_BLOCKS * ROW_GROUPS * BLOCK // 4, 1, "URAM"),
+    ("T", CELL, T_BLOCKS * ROW_GROUPS * BLOCK // 8, 1, "URAM"),
+    ("X8, with factors of rows", CELL, X_BLOCKS * ROW_GROUPS * BLOCK // 8 + ROW_GROUPS, 1, "BRAM"),
+    ("sums of rows", 32 + 32 + 8 + 32 + 8, X_BLOCKS * ROW_GROUPS, 4, ""),
+    ("gains", WORD, X_BLOCKS * BLOCK // 16, 1, ""),
+    ("gains", 32 + 16, X_BLOCKS, 1, ""),
+    ("rows that are sent", 80, ROW_GROUPS, 4, ""),
+    ("constants of columns", WORD, PAIRS * BLOCK // 16, 2 * 2, ""),
+    ("constants of columns", 3 * 16, PAIRS, 2, ""),
+    ("factors of rows", 32, LANE_ROWS // 2, 2, ""),
+    ("norms of rows", 80, 2 * ROW_GROUPS, 4, ""),
+    ("exponents of rows", 16, ROW_GROUPS, 4, ""),
+    ("reciprocals", 32, 2, 4, ""),
+    ("tables of functions", 16, ENTRIES, 8 // 2 * sum(table is not None for table in TABLES.values()), ""),
+)
+"""Memories of a lane: what they are reported as, bits and number of words, how many there are alike, and in which
+blocks a pragma puts them. Eight results a cycle read a table, and a memory has two ports."""
+
+PLIO_BITS = 128
+TILE_STREAMS: Mapping[str, tuple[str, int]] = {
+    "rows and queries to both tiles of the pairs of a lane": ("PLIO in", ENGINES * LANES * 2),
+    "weights, keys and values to both tiles of a column of pairs": ("PLIO in", ENGINES * PAIRS * 2),
+    "packets of results from the pairs of a lane": ("PLIO out", ENGINES * LANES * 2),
+}
+"""Streams of `PLIO_BITS` between kernel and array: direction and number."""
+_WIDE = f"streams of {PLIO_BITS} bit"
+DEVICE = replace(
+    VC1902,
+    capacities={
+        "wide in": Capacity(
+            wide_plios(INPUT_CHANNELS),
+            f"{_WIDE}, faster than 156 MHz",
+            "39 columns, of each the pairs of channels that both have registers: 0 and 1, 4 and 5 (UG1079)",
+        ),
+        "wide out": Capacity(wide_plios(ALL_OUTPUT_CHANNELS), _WIDE, "39 columns, of each three pairs (AM009)"),
+        **VC1902.capacities,
+    },
+)
+"""The device, with its wide streams. Channels 3 and 7 have no registers, so 2 with 3, and 6 with 7, are slow."""
+
+IN_LUTS = 8
+"""Bits of the smaller operand of a product up to which it is made of LUTs."""
+DSP_BITS = 26, 23
+"""What a DSP58 multiplies, without signs (AM004: 27 by 24 bits)."""
+KEPT = frozenset(("shift", "sum", "divider", "dividers"))
+"""Operators whose results are counted with registers. The others share a cycle with one of these."""
+
+
+def needs(overlay: Overlay) -> Iterator[Need]:
+    """Yield the resources that the machine takes: tiles and their streams, memories, streams, processes, ports, and the
+    path of instructions. Raises `KeyError` for a stream of elements whose bits are not known."""
+    yield Need("AIE", ENGINES * LANES * PAIRS * 2, "pairs of tiles")
+    for part, (direction, count) in TILE_STREAMS.items():
+        yield Need(direction, count * PLIO_BITS // 64, part)
+        yield Need(direction.replace("PLIO", "wide"), count, part)
+        yield from cells_of("ports to and from tiles", count * register_slice(PLIO_BITS))
+    for part, bits, words, copies, where in MEMORIES:
+        yield from _memory(part, bits, words, ALL_LANES * copies, where)
+    for element, name, dimensions, depth in STREAMS:
+        count = prod(DIMENSIONS[d] if d in DIMENSIONS else int(d) for d in re.findall(r"\[(\w+)\]", dimensions))
+        for need in stream(f"streams {name}", element_bits(overlay, element), depth):
+            yield Need(need.resource, count * need.amount, need.part, need.estimate)
+    for process, copies in process_counts(overlay).items():
+        yield from cells_of("state of processes", copies * UNIT)
+        for where in (process, f"{process}, outside of pipelines"):
+            dsp, cells = arithmetic(operators().get(where, {}))
+            if dsp:
+                yield Need("DSP", copies * dsp, f"operators of {where}", True)
+            yield from cells_of(f"operators of {where}", copies * cells)
+    yield from axi_ports({"DDR": PORTS / 2, "LPDDR": PORTS / 2, "instructions": 1})  # of 256 bits
+    yield from instruction_path(overlay)
+    yield from instruction_streams(overlay, consumers=CONSUMERS)
+
+
+def element_bits(overlay: Overlay, element: str) -> int:
+    """Return the bits of an element of a stream. Raises `KeyError` for an unknown one."""
+    if found := re.fullmatch(r"Uop<(\w+)::words>", element):
+        return 1 + 32 * max(form.mop.WORDS for form in overlay.formats if form.kind == found[1])
+    return ELEMENTS[element]
+
+
+def _memory(part: str, bits: int, words: int, copies: int, where: str) -> Iterator[Need]:
+    if where == "URAM":
+        yield Need("URAM", copies * ultra_rams(bits, words), part)
+    elif where == "BRAM" or words > LUT_DEPTH:
+        halves = ceil(copies * half_block_rams(bits, words) / 2)
+        yield Need("BRAM", min(copies * block_rams(bits, words), halves), part, not where)
+    else:
+        yield from cells_of(part, copies * lut_ram(bits, words))
+
+
+def process_counts(overlay: Overlay) -> Counter[str]:
+    """Return how many processes run each function of hw/versal/xnn8, decoders included."""
+    counts = Counter(function for _, function, _ in processes())
+    counts.update("decode_bank" if unit.bank else "decode" for unit in overlay.units)
+    return counts
+
+
+@cache
+def operators() -> Mapping[str, Mapping[str, int]]:
+    """Return the numbers of operators by process and name, as hw/versal/operators.py makes them."""
+    return tomllib.loads(files(__package__).joinpath("operators.toml").read_text(encoding="utf-8"))
+
+
+def arithmetic(found: Mapping[str, int]) -> tuple[int, Cells]:
+    """Return DSPs and cells of some operators of integers. found: how many of each, by name and bits. Raises `KeyError`
+    for an unknown one."""
+    dsp, cells = 0, NO_CELLS
+    for text, count in found.items():
+        name, _, size = text.partition(" ")
+        if name == "loop":
+            cells += count * Cells(CONTROL, LOOP_STATE)
+        elif name == "multiply":
+            larger, smaller, made = map(int, re.findall(r"\d+", size))
+            if smaller <= IN_LUTS:
+                cells += count * smaller * piece("integer sum", larger)
+            else:
+                blocks = multipliers(larger, smaller, made)
+                dsp += count * blocks
+                cells += count * blocks * Cells(GLUE, larger + smaller + made)
+        else:
+            one = piece(f"integer {name}", int(size))
+            cells += count * (one if name in KEPT else Cells(one.lut))
+    return dsp, cells
+
+
+def multipliers(larger: int, smaller: int, made: int) -> int:
+    """Return the DSPs of a product of two integers, each cut into parts of what a DSP multiplies, without those that
+    are above the bits that are kept. larger, smaller, made: bits of operands and product, with their signs."""
+
+    def of(a: int, b: int) -> int:
+        high, low = DSP_BITS
+        places = [(i, j) for i in range(ceil((a - 1) / high)) for j in range(ceil((b - 1) / low))]
+        return sum(i * high + j * low < made for i, j in places)
+
+    return max(1, min(of(larger, smaller), of(smaller, larger)))

@@ -1,0 +1,135 @@
+"""Resources of the overlay xnn8."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rsn.cli.main import main
+from rsn.hw.versal.hlscheck.design import COMPILER
+from rsn.hw.versal.operators import process_operators
+from rsn.isa.overlays.xnn8 import XNN8
+from rsn.isa.overlays.xnn8 import resources as xnn8
+from rsn.isa.overlays.xnn8.formats import ENGINES, LANES, PAIRS
+from rsn.isa.overlays.xnn8.network import STREAMS
+from rsn.isa.versal.logic import block_rams, half_block_rams
+from rsn.isa.versal.placement import INPUT_CHANNELS, wide_plios
+from rsn.machine.resources import ResourceUse, budget
+
+
+def rows() -> dict[str, ResourceUse]:
+    return {row.resource: row for row in budget(XNN8.resources(XNN8), xnn8.DEVICE)}
+
+
+def test_memories_hold_what_the_sources_declare(root: Path) -> None:
+    """Words of X, X8 and T in units.h; 128 KiB of X and 256 KiB of T in a lane, of which an UltraRAM holds 32."""
+    text = (root / "hw/versal/xnn8/units.h").read_text("utf-8")
+    (shape,) = re.findall(r"constexpr unsigned (x_depth = .*;)", text)
+    (sizes,) = re.findall(r"constexpr unsigned (groups = .*?);", text)
+    values: dict[str, int] = {}
+    for name, expression in re.findall(r"(\w+) = ([^,;]+)", f"{sizes}, {shape}"):
+        values[name] = eval(expression, {}, values)  # products of numbers and of names before them
+    words = {part: count for part, _, count, _, _ in xnn8.MEMORIES}
+    factors = values["groups"]
+    assert [words["X"], words["T"]] == [values["x_depth"], values["t_depth"]]
+    assert words["X8, with factors of rows"] == values["x8_depth"] + factors
+    blocks = rows()["URAM"].parts
+    assert blocks == {"X": 24 * 128 // 32, "T": 24 * 256 // 32}
+
+
+def test_a_stream_of_each_element_is_counted() -> None:
+    assert all(xnn8.element_bits(XNN8, element) > 0 for element, *_ in STREAMS)
+    assert xnn8.element_bits(XNN8, "Uop<Rows::words>") == 6 * 32 + 1
+    with pytest.raises(KeyError, match="Nothing"):
+        xnn8.element_bits(XNN8, "Nothing")
+
+
+def test_streams_of_tiles_are_those_of_the_kernel(root: Path) -> None:
+    """Arrays of ports in dma_hls.h, and pairs of channels: 2 and 3, 6 and 7 are none, because 3 and 7 are slow."""
+    text = (root / "hw/versal/xnn8/dma_hls.h").read_text("utf-8")
+    ports = re.findall(r"hls::stream<Beat128> ([abc])\d\[lanes\]\[2\]", text)
+    assert LANES == PAIRS
+    counts = [count for _, count in xnn8.TILE_STREAMS.values()]
+    assert counts == [ports.count(x) * LANES * 2 for x in "abc"] == [ENGINES * LANES * 2] * 3
+    found = rows()
+    assert [found[r].needed for r in ("AIE", "PLIO in", "PLIO out", "wide in", "wide out")] == [384, 192, 96, 96, 48]
+    assert [found[r].capacity.amount for r in ("wide in", "wide out")] == [2 * 39, 3 * 39]
+    assert wide_plios(range(8)) == 4 * 39
+    assert wide_plios(INPUT_CHANNELS) == 2 * 39
+
+
+@pytest.mark.parametrize(
+    ("product", "blocks"),
+    [
+        ((16, 16, 32), 1),
+        ((27, 24, 51), 1),
+        ((24, 27, 51), 1),
+        ((28, 24, 52), 2),
+        ((32, 17, 49), 2),
+        ((32, 32, 64), 4),
+        ((64, 64, 128), 9),
+        ((64, 64, 64), 6),
+        ((64, 64, 32), 3),
+    ],
+)
+def test_products_are_made_of_what_a_dsp_multiplies(product: tuple[int, int, int], blocks: int) -> None:
+    assert xnn8.multipliers(*product) == blocks
+
+
+def test_small_products_are_made_of_luts() -> None:
+    assert xnn8.arithmetic({"multiply 16x8 to 24": 2})[0] == 0
+    assert xnn8.arithmetic({"multiply 16x9 to 25": 2})[0] == 2
+    with pytest.raises(KeyError, match="integer root"):
+        xnn8.arithmetic({"root 8": 1})
+
+
+def test_a_rounded_shift_is_the_sum_of_its_parts() -> None:
+    """`rounded` of numbers.h as a whole takes 715 LUTs for 64 bits, by the same synthesis."""
+    parts = {"shift 64": 2, "power 64": 2, "order 64": 2, "and 64": 1, "sum 64": 1, "order 7": 2, "choice 7": 2}
+    assert xnn8.arithmetic(parts)[1].lut == pytest.approx(715, rel=0.1)
+
+
+@pytest.mark.parametrize(("bits", "words"), [(16, 256), (112, 256), (288, 2064), (18, 1024), (72, 512)])
+def test_halves_are_at_least_as_many_as_wholes(bits: int, words: int) -> None:
+    assert block_rams(bits, words) <= half_block_rams(bits, words) <= 2 * block_rams(bits, words) + 1
+
+
+def test_all_processes_have_operators_or_none_on_purpose() -> None:
+    """Those that run are in the table; `bank` only passes on what it gets."""
+    counted = {name.removesuffix(", outside of pipelines") for name in xnn8.operators()}
+    assert set(xnn8.process_counts(XNN8)) <= counted
+
+
+def test_another_depth_changes_what_is_counted() -> None:
+    changed = dataclasses.replace(XNN8, uop_fifo_depth=16)
+    parts = [
+        {row.resource: row for row in budget(o.resources(o), xnn8.DEVICE)}["LUT"].parts["streams of instructions"]
+        for o in (XNN8, changed)
+    ]
+    assert parts[0] != parts[1]
+
+
+def test_the_page_has_these_figures(root: Path) -> None:
+    text = (root / "docs/xnn8.md").read_text(encoding="utf-8")
+    for name in ("URAM", "BRAM", "DSP", "LUT", "FF"):
+        row = rows()[name]
+        assert f"| {row.needed:,} | {row.share:.0%} |".replace("%", " %") in text, name
+
+
+def test_it_is_said_that_it_does_not_fit() -> None:
+    told = CliRunner().invoke(main, ["info", "--resources", "--overlay", "xnn8"])
+    assert told.exit_code == 1
+    assert "96       78   123%" in told.output
+    assert "error: the datapath needs 96 wide in" in told.output
+    assert "480  X8, with factors of rows" in told.output
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not installed")
+def test_operators_are_those_of_the_sources() -> None:
+    assert {name: dict(found) for name, found in process_operators("xnn8").items()} == xnn8.operators()
