@@ -20,7 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx import Graph, Node
 
-from ..base.errors import UnsupportedError
+from ..base.errors import TensorError, UnsupportedError
 from ..base.json_values import Json, as_bool, as_dict, as_int, as_ints, as_list, as_str
 from ..scheduler.graph import Rotary
 from .capture import Environment, Interface, draws, run, shape_of, site
@@ -531,8 +531,10 @@ class FakeRun:
             try:
                 with self._mode:
                     run([node], self.values)
-            except (DataDependentOutputException, DynamicOutputShapeException):
-                continue
+            except TensorError as error:
+                if isinstance(error.__cause__, DataDependentOutputException | DynamicOutputShapeException):
+                    continue
+                raise
             made = self.values[node]
             for x in made if isinstance(made, list | tuple) else [made]:
                 if isinstance(x, torch.Tensor):

@@ -310,6 +310,29 @@ def test_keys_that_are_of_no_row(
     assert near(rsn.load(tmp_path / "x.rsnmodel")(*given), got)
 
 
+class Counted(nn.Module):
+    """Layers with a sum of rows between them, whose number is read from a tensor, and products that no machine has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row, self.first, self.last = nn.Parameter(torch.rand(1, 1, C)), nn.Linear(C, C), nn.Linear(C, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1]).repeat(len(x), 1)
+        rows = self.row.repeat(len(x), places.max() + 1, 1)
+        y = self.first(x + torch.gather(rows, 1, places[..., None].repeat(1, 1, C))).reshape(-1, 8, 8)
+        return self.last(torch.bmm(y, y).reshape(x.shape))
+
+
+def test_a_file_has_numbers_that_are_read_from_tensors(tmp_path: Path) -> None:
+    model, x = Counted().eval(), torch.randn(2, 9, C)
+    with in_pieces(model, (x,)) as compiled:
+        got, wanted = compiled(x), model(x)
+        assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+        compiled.save(tmp_path / "x.rsnmodel")
+    assert near(rsn.load(tmp_path / "x.rsnmodel")(x), got)
+
+
 SIZES = {"vocab_size": 100, "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "use_cache": False}
 SIZES |= {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 GROUPS = SIZES | {"num_key_value_heads": 2, "intermediate_size": 128}
