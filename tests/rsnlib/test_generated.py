@@ -274,7 +274,7 @@ def test_a_search_finds_no_worse_machine_and_says_the_same_again(tmp_path: Path)
 
     def tuned(*more: str) -> dict[str, object]:
         spec = f"{tmp_path / 'model.py'}:block"
-        asked = ["tune", spec, "--onto", "u55c", "--trials", "5", "--json", *more]
+        asked = ["tune", spec, "--onto", "u55c", "--trials", "3", "--json", *more]
         result = CliRunner().invoke(main, asked, catch_exceptions=False)
         assert result.exit_code == 0, result.output
         found: dict[str, object] = json.loads(result.stdout)
