@@ -153,7 +153,8 @@ def _compiled(
     # ids of 0 and 1 would be taken for a mask
     example = {"input_ids": 2 * mask, "attention_mask": mask} | dict.fromkeys(named, 0 * mask)
     sizes = {0: Batch(*batches), 1: Length(*lengths)}
-    family: Family = rsn_compile(module, example, dynamic_shapes=dict.fromkeys(example, sizes), board=board)
+    shapes = dict.fromkeys(example, sizes)
+    family: Family = rsn_compile(module, example, dynamic_shapes=shapes, board=board, whole=False)
     return family
 
 

@@ -22,6 +22,8 @@ from transformers import (  # noqa: E402
     BertForSequenceClassification,
     BertModel,
     BertTokenizer,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
     RobertaConfig,
     RobertaModel,
 )
@@ -130,6 +132,25 @@ def test_a_sentence_transformer_on_the_machine(tmp_path: Path) -> None:
     assert not near(found.encode(TEXTS), before)
     with pytest.raises(TensorError):
         found.encode(["a cat " * 10])
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::rsn.rsnlib.fallback.Fallback")
+def test_a_classifier_in_pieces(tmp_path: Path) -> None:
+    config = DebertaV2Config(
+        **SIZES, max_position_embeddings=40, num_labels=1, relative_attention=True, pos_att_type=["p2c", "c2p"]
+    )
+    path = folder(tmp_path / "folder", lambda: DebertaV2ForSequenceClassification(config))
+    with TextEncoder(path, batches=(1,), lengths=(32,)) as encoder:
+        encoder.save(tmp_path / "scores.rsnmodel")
+    model, tokenizer = (
+        DebertaV2ForSequenceClassification.from_pretrained(path).eval(),
+        BertTokenizer.from_pretrained(path),
+    )
+    with torch.no_grad():
+        logits = model(**tokenizer([["a cat", text] for text in TEXTS], padding=True, return_tensors="pt")).logits
+    answer = served(tmp_path / "scores.rsnmodel", "/v1/rerank", {"query": "a cat", "texts": TEXTS, "raw_scores": True})
+    assert near([x["score"] for x in answer], logits[:, 0].sort(descending=True).values)
 
 
 @pytest.mark.parametrize("labels", [1, 3])
