@@ -21,7 +21,7 @@ class Layout(Enum):
     """Row-major."""
     INTEGERS = "integers"
     """Of overlay xnn8: integers of 16 bits in blocks of 64 columns, each with an exponent for each row; each sequence
-    by itself, and of it block by block (`isa/overlays/xnn8/stored.py`)."""
+    by itself, of it block by block, and of a block 32 rows at a time (`isa/overlays/xnn8/stored.py`)."""
 
 
 BLOCK_ROWS = 128

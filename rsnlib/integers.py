@@ -213,20 +213,14 @@ class _Run:
     def _in_heads(self, layer: Gemm, v: Integers, exponent: Integers) -> tuple[Integers, Integers]:
         """The norm and the rotation of heads."""
         columns = self._of.columns[layer.y]
-        shape, unit = v.shape, min(columns.pitch, BLOCK)
         if layer.norm is not None:
-            heads = (*shape[:2], columns.heads, columns.pitch // unit)
-            of_units = exponent.repeat(BLOCK // unit, -2)[:, :, : columns.heads * heads[-1]].reshape(*heads, 1)
-            v = v.reshape(*shape[:2], -1, unit)[:, :, : columns.heads * heads[-1]].reshape(*heads, unit)
-            head = numbers.stored(v, of_units, X_BITS)
             constants = numbers.NormConstants.of(layer.width // layer.heads, layer.norm.eps)
-            norm = numbers.statistics(head, constants, rms=layer.norm.rms)
-            gain, shift = (BlockNumbers(x.integers[..., :unit], x.exponents) for x in self._of.head_norms[layer.y])
-            v, exponent = numbers.normalised(head, gain, shift, norm)
-            v, exponent = numbers.joined(*(x.reshape(*shape[:2], -1, x.shape[-1]) for x in (v, exponent)))
+            v, exponent = numbers.heads_normalised(
+                v, exponent, columns.pitch, *self._of.head_norms[layer.y], constants, rms=layer.norm.rms
+            )
         if layer.rotary is None:
             return v, exponent
-        own, partner = (t[: shape[1]].reshape(-1, *shape[2:]) for t in self._of.rotations[layer.y])
+        own, partner = (t[: v.shape[1]].reshape(-1, *v.shape[2:]) for t in self._of.rotations[layer.y])
         return numbers.rotated(v, exponent, own, partner)
 
     def _attention(self, layer: AttentionLayer) -> BlockNumbers:

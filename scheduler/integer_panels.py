@@ -1,13 +1,14 @@
 """Lowering for an overlay that computes in integers (`xnn8`): panel by panel, whose rows stay on chip.
 
-A panel is up to 512 rows of each engine, of whole sequences. All weights pass once for a panel. X holds one activation,
-the sum of residuals; T holds what attention reads and makes, and hidden columns.
+A panel is up to 512 rows of each engine: of whole sequences, or of one that is spread over engines, whose keys and
+values then pass through DDR, from each to all. All weights pass once for a panel. X holds one activation, the sum of
+residuals; T holds what attention reads and makes, and hidden columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -31,16 +32,21 @@ from ..isa.overlays.xnn8.formats import (
     LANE_ROWS,
     LANES,
     PAIRS,
+    ROW_PAIR,
     ROW_STEP,
-    T_BLOCKS,
-    X_BLOCKS,
+    T_CELLS,
+    WIDE_ROWS,
+    X_CELLS,
     AddedResidual,
     ChunkSource,
+    LaneMemory,
+    cells,
+    slices,
 )
 from ..isa.overlays.xnn8.functions import TABLES
 from ..isa.overlays.xnn8.lanes import HEADS, SEND
-from ..isa.overlays.xnn8.numbers import BLOCK, BlockNumbers, NormConstants
-from ..isa.overlays.xnn8.stored import PackedConstants, columns_of, constant_words, weight_words
+from ..isa.overlays.xnn8.numbers import BLOCK, BlockNumbers, Integers, NormConstants
+from ..isa.overlays.xnn8.stored import PackedConstants, columns_of, constant_words, row_words, weight_words
 from ..isa.program import Buffer, Layout, ProgramSegment, Role, UnpackedProgram
 from .chain import parameters_of
 from .dram import Lowered, PackedWeights
@@ -49,6 +55,9 @@ from .groups import kind_of
 from .integers import IntegerNetwork, SentRows, is_view
 from .memory import check_room
 
+MOST_SHARED = 64
+"""Heads that the fields of an instruction can skip, for two heads of keys and values in a block."""
+Pairs = tuple[BlockNumbers, BlockNumbers]
 Emit = Callable[[], None]
 Make = Callable[[], npt.NDArray[np.float32]]
 
@@ -62,49 +71,79 @@ class PlacedProduct(NamedTuple):
 
 @dataclass
 class TBlocks:
-    """Which activation each block of T holds. held: its name, by the number of the block; None for a free one."""
+    """Which activation each cell of T holds. rows: of a lane. held: its name, by the number of the cell; None for a
+    free one."""
 
-    held: list[str | None] = field(default_factory=lambda: [None] * T_BLOCKS)
+    rows: int
+    held: list[str | None] = field(default_factory=lambda: [None] * T_CELLS)
 
-    def place(self, layer: Layer, blocks: int) -> int:
-        """Return the number of the first of `blocks` free blocks side by side, which then hold the result of a layer.
-        Raises `UnsupportedError`, naming the layer, where there is no room."""
-        for first in range(T_BLOCKS - blocks + 1):
-            if not any(self.held[first : first + blocks]):
-                self.held[first : first + blocks] = [layer.y] * blocks
+    def place(self, layer: Layer, blocks: int, name: str, rows: int) -> int:
+        """Return the number of the first cell of `blocks` free blocks side by side, which then hold `name`. layer: that
+        makes or reads it. rows: of a lane. Raises `UnsupportedError`, naming the layer, where there is no room."""
+        count = blocks * cells(rows)
+        for first in range(T_CELLS - count + 1):
+            if not any(self.held[first : first + count]):
+                self.held[first : first + count] = [name] * count
                 return first
         free = self.held.count(None)
         raise UnsupportedError(
-            f"{layer.place}: its result takes {blocks} blocks of 64 columns; {free} of {T_BLOCKS} of T are free"
+            f"{layer.place}: {name} takes {blocks} blocks of 64 columns and {rows} rows of a lane; {free} of {T_CELLS} "
+            f"cells of T, of 16 rows, are free"
         )
 
     def first(self, name: str) -> int:
-        """Return the number of the first block of an activation. Raises `ValueError` for one that T does not hold."""
+        """Return the number of the first cell of an activation. Raises `ValueError` for one that T does not hold."""
         return self.held.index(name)
 
     def free(self, name: str) -> None:
-        """Give back the blocks of an activation; of one that T does not hold there are none."""
+        """Give back the cells of an activation; of one that T does not hold there are none."""
         self.held = [None if held == name else held for held in self.held]
+
+
+class LanesOfSequences(NamedTuple):
+    """How sequences lie in lanes. sequences: of an engine, at most. lanes: of a sequence in an engine. rows: of a lane.
+    parts: engines over which a sequence is spread."""
+
+    sequences: int
+    lanes: int
+    rows: int
+    parts: int = 1
+
+    @property
+    def pitch(self) -> int:
+        """Rows that a sequence has in all lanes."""
+        return self.lanes * self.rows * self.parts
+
+    @property
+    def panel(self) -> int:
+        """Sequences of a panel, at most."""
+        return ENGINES * self.sequences if self.parts == 1 else 1
 
 
 class IntegerPanels:
     """A network in integers, as steps that each panel takes. Raises `UnsupportedError`, naming the layer, for what the
     overlay or this lowering does not compute."""
 
-    def __init__(self, network: LayerGraph, overlay: Overlay) -> None:
-        self.of = IntegerNetwork.of(network, {})
-        self.net, self.overlay = network, overlay
+    def __init__(self, of: IntegerNetwork, overlay: Overlay, at: LanesOfSequences) -> None:
+        self.of, self.net, self.overlay, self.at = of, of.network, overlay, at
         self.emitter = IntegerEmitter(overlay)
         self.buffers: list[Buffer] = []
         self._made: dict[str, Make] = {}
-        self._at = dict.fromkeys(overlay.banks, 0)
+        self._ends = dict.fromkeys(overlay.banks, 0)
         self._check()
-        self.sequences, self.lanes, self.rows = placement(network.batch, network.seq, overlay.seconds)
         self._x: str | None = None
         """The activation in X, without its norm."""
         self._walked: SentRows | None = None
         """What X8 holds, and whose norm Rows has."""
-        self._t = TBlocks()
+        self._angles: Integers | None = None
+        """What Angles holds."""
+        self._t = TBlocks(at.rows)
+        self._apart: dict[str, int] = {}
+        """Addresses of keys and values that the engines give to each other."""
+        of_keys = [(x.k, x.v) for x in self.net.layers if isinstance(x, AttentionLayer)]
+        self._keys = {name for names in of_keys for name in names}
+        self._beside = {v for _, v in of_keys} | {x.q for x in self.net.layers if isinstance(x, AttentionLayer)}
+        """Products that are computed while DDR passes keys and values on."""
         self._left: dict[str, int] = {}
         self._queries: dict[str, Gemm] = {}
         """Queries that are computed just before their attention: their tokens then stand for those of its keys, too."""
@@ -113,21 +152,17 @@ class IntegerPanels:
         net = self.net
         if net.lengths or net.seqs:
             raise UnsupportedError("sequences of different lengths; they are not compiled for xnn8 yet")
-        if net.seq > LANES * LANE_ROWS:
-            raise UnsupportedError(f"sequences of {net.seq} rows; an engine of xnn8 has {LANES * LANE_ROWS}")
         for layer in net.layers:
             facts: tuple[tuple[str, bool], ...]
             if isinstance(layer, AttentionLayer):
                 facts = (
                     ("a window", layer.window is not None),
                     ("padding before a sequence", layer.left),
-                    ("queries that share keys", layer.groups > 1),
-                    (f"heads of {layer.head_dim} columns", layer.head_dim > BLOCK),
+                    (f"{layer.groups} heads that share keys and values", 2 * layer.groups > MOST_SHARED),
                 )
             else:
                 facts = (
-                    ("a gate", layer.gated),
-                    ("a norm or a rotation of heads", layer.in_heads),
+                    ("a gate with a residual", layer.gated and layer.residual is not None),
                     ("a sum without a product", not layer.multiplies and not is_view(layer)),
                 )
             for what, is_there in facts:
@@ -138,8 +173,8 @@ class IntegerPanels:
 
     def _place(self, bank: str, buffer: Buffer, make: Make | None = None) -> int:
         """Place a buffer behind the others of its bank. Returns its address."""
-        at = self._at[bank]
-        self._at[bank] = padded(at + -(-buffer.size // UNIT), ALIGNED)
+        at = self._ends[bank]
+        self._ends[bank] = padded(at + -(-buffer.size // UNIT), ALIGNED)
         self.buffers.append(Buffer(**{**vars(buffer), "offset": at}))
         if make is not None:
             self._made[buffer.name] = make
@@ -151,7 +186,7 @@ class IntegerPanels:
     def _rows(self, name: str, role: Role) -> list[int]:
         """Place an activation. Returns the address of each sequence."""
         columns = self.of.sent[name].columns
-        pitch, stored = self.lanes * self.rows, padded(columns, BLOCK)
+        pitch, stored = self.at.pitch, padded(columns, BLOCK)
         net = self.net
         shape, view = (net.batch * pitch, stored), (net.batch, net.seq, columns)
         at = self._place("ddr", Buffer(name, "ddr", 0, shape, Layout.INTEGERS, role, view))
@@ -174,6 +209,8 @@ class IntegerPanels:
         asks = {x.q for x in net.layers if isinstance(x, AttentionLayer)}
         for layer in net.layers:
             if isinstance(layer, AttentionLayer):
+                if self.at.parts > 1:
+                    yield layer, self._fetch(layer)
                 if layer.q in self._queries:
                     yield from self._product(self._queries.pop(layer.q))
                 yield layer, self._attention(layer)
@@ -182,6 +219,8 @@ class IntegerPanels:
                 continue
             elif not is_view(layer):
                 yield from self._product(layer)
+                if self.at.parts > 1 and layer.y in self._keys:
+                    yield layer, self._put_apart(layer)
             yield from ((layer, store) for store in self._stores())
 
     def _reads(self, layer: Layer) -> list[str]:
@@ -220,8 +259,11 @@ class IntegerPanels:
 
     def _blocks_of_x(self, layer: Layer, raw: str) -> int:
         blocks = -(-self.of.sent[raw].columns // BLOCK)
-        if blocks > X_BLOCKS:
-            raise UnsupportedError(f"{layer.place}: rows of {blocks * BLOCK} columns; X of xnn8 has {X_BLOCKS * BLOCK}")
+        most = X_CELLS // cells(self.at.rows)
+        if blocks > most:
+            raise UnsupportedError(
+                f"{layer.place}: rows of {blocks * BLOCK} columns; X of xnn8 has {most * BLOCK} for {self.at.rows} rows"
+            )
         return blocks
 
     def _gains(self, raw: str) -> BlockNumbers | None:
@@ -269,75 +311,149 @@ class IntegerPanels:
             len(self.of.products[layer.y].weight) // BLOCK,
         )
         self._read(layer)
-        to, gains = self._destination(layer, residual)
-        blocks = self._placed(layer, affine, gains)
+        if layer.rotary is not None:
+            yield from self._turn(layer)
+        to, vectors = self._destination(layer, residual, affine)
+        blocks = self._placed(layer, to, vectors)
         yield layer, partial(self._emit, source, slot, chunks, blocks, to, walks)
 
-    def _destination(self, layer: Gemm, residual: AddedResidual) -> tuple[Destination, BlockNumbers | None]:
+    def _destination(
+        self, layer: Gemm, residual: AddedResidual, affine: Pairs | None
+    ) -> tuple[Destination, list[Pairs]]:
+        """Where results go, and the pairs of vectors that they take beside scales and bias."""
         function = 0 if layer.activation is None else 1 + [*TABLES].index(layer.activation.value)
+        to = Destination(0, residual=residual, function=function, gated=layer.gated)
+        pairs = [affine] if affine else []
         if layer.y in self.of.columns:
-            keys = {n for x in self.net.layers if isinstance(x, AttentionLayer) for n in (x.k, x.v)}
-            slot = self._t.place(layer, len(self.of.columns[layer.y].places) // BLOCK)
-            return Destination(slot, True, HEADS if layer.y in keys else SEND, residual, function), None
+            columns = self.of.columns[layer.y]
+            readers = (HEADS,) if layer.y in self._keys and self.at.parts == 1 else (SEND,)
+            slot = self._t.place(layer, len(columns.places) // BLOCK, layer.y, self.at.rows)
+            to = replace(to, slot=slot, in_t=True, readers=readers, pitch=columns.pitch if layer.in_heads else BLOCK)
+            to = replace(to, rotated=layer.rotary is not None)
+            if layer.norm is not None:
+                constants = NormConstants.of(layer.width // layer.heads, layer.norm.eps)
+                to = replace(to, norm=PanelNorm(constants, layer.norm.rms))
+                pairs.append(self.of.head_norms[layer.y])
+            return to, pairs
         if self._x is not None and self._left.get(self._x):
             raise UnsupportedError(f"{layer.place}: {self._x} is read later; X of xnn8 holds one activation")
         self._blocks_of_x(layer, layer.y)
         self._x, self._walked = layer.y, None
         gains = self._gains(layer.y)
-        return Destination(0, residual=residual, function=function, gains=gains is not None), gains
+        return replace(to, gains=gains is not None), pairs + ([(gains, gains)] if gains else [])
 
-    def _placed(
-        self, layer: Gemm, affine: tuple[BlockNumbers, BlockNumbers] | None, gains: BlockNumbers | None
-    ) -> list[PlacedProduct]:
+    def _placed(self, layer: Gemm, to: Destination, more: Sequence[Pairs]) -> list[PlacedProduct]:
         """The product in blocks of 512 columns, with weights and constants in memory."""
         product = self.of.products[layer.y]
-        pairs = [(product.columns, product.bias)] + ([affine] if affine else []) + ([(gains, gains)] if gains else [])
-        vectors = [[columns_of(vector) for vector in pair] for pair in pairs]
+        scales, biases = columns_of(product.columns), columns_of(product.bias)
         shifts = product.shifts[:, 0].tolist()
+        order = [*range(len(shifts))]
+        if layer.gated:  # columns of pairs have blocks of the gate and of what it multiplies in turn
+            order = [i for pair in zip(order[: len(order) // 2], order[len(order) // 2 :], strict=True) for i in pair]
+        each = 1 + to.gated  # blocks of sums of a block that is stored
+        together = 2 if to.norm is not None and to.pitch > BLOCK else 1
+        vectors = [[columns_of(vector) for vector in pair] for pair in more]
         out = []
         for at in range(0, len(shifts), PAIRS):
-            columns = min(PAIRS, len(shifts) - at)
-            # LPDDR also has the constants, DDR the rows
-            of_ddr = columns * 3 // PAIRS
-            weight = product.weight[:, BLOCK * at : BLOCK * (at + columns)]
-            name, words = f"{layer.y}.{at // PAIRS}", len(weight) * BLOCK // 4
+            some = order[at : at + PAIRS]
+            columns = len(some)
+            of_ddr = self._of_ddr(layer, columns)
+            name, words = f"{layer.y}.{at // PAIRS}", len(product.weight) * BLOCK // 4
 
-            def part(
-                which: int, weight: npt.NDArray[np.int8] = weight, of_ddr: int = of_ddr
-            ) -> npt.NDArray[np.float32]:
-                return weight_words(weight, of_ddr)[which]
+            def part(which: int, some: Sequence[int] = some, of_ddr: int = of_ddr) -> npt.NDArray[np.float32]:
+                blocks = [product.weight[:, BLOCK * i : BLOCK * (i + 1)] for i in some]
+                return weight_words(np.concatenate(blocks, 1), of_ddr)[which]
 
             lpddr = self._weight(f"{name}.lpddr", "lpddr", words * (columns - of_ddr), partial(part, 0))
             ddr = self._weight(f"{name}.ddr", "ddr", words * of_ddr, partial(part, 1)) if of_ddr else 0
-            blocks = [
-                [PackedConstants(a[i], b[i], shifts[i] * (kind == 0)) for kind, (a, b) in enumerate(vectors)]
-                for i in range(at, at + columns)
-            ]
-            constants = self._vectors(f"{name}.constants", blocks)
-            out.append(
-                PlacedProduct(StoredWeights(lpddr, ddr, of_ddr, tuple(shifts[at : at + columns])), constants.addr)
-            )
+            constants: list[PackedConstants] = []
+            for first in range(0, columns, each * together):
+                taken = some[first : first + each * together]
+                constants += [PackedConstants(scales[i], biases[i], shifts[i]) for i in taken]
+                stored = range((at + first) // each, (at + first + len(taken)) // each)
+                constants += [PackedConstants(a[i], b[i]) for i in stored for a, b in vectors]
+            addr = self._vectors(f"{name}.constants", [constants]).addr
+            of_some = tuple(shifts[i] for i in some)
+            out.append(PlacedProduct(StoredWeights(lpddr, ddr, of_ddr, of_some), addr))
         return out
+
+    def _of_ddr(self, layer: Gemm, columns: int) -> int:
+        """Of some columns of pairs, how many have their weights in DDR."""
+        return 0 if self.at.parts > 1 and layer.y in self._beside else columns // 2
 
     def _emit(
         self, source: ChunkSource, slot: int, chunks: int, blocks: Sequence[PlacedProduct], to: Destination, walks: bool
     ) -> None:
+        step = PAIRS // (1 + to.gated) * cells(self.at.rows)
         for number, block in enumerate(blocks):
-            part = Destination(to.slot + PAIRS * number, to.in_t, to.reader, to.residual, to.function, to.gains)
+            part = replace(to, slot=to.slot + step * number)
             each = walks and not number
             self.emitter.product(source, slot, chunks, block.weights, block.constants, part, each=each)
 
+    def _turn(self, layer: Gemm) -> Iterator[tuple[Layer, Emit]]:
+        """Let Angles hold the factors of a rotation."""
+        own, partner = self.of.rotations[layer.y]
+        pitch = max(BLOCK, self.of.columns[layer.y].pitch)
+        first, second = (x.reshape(len(x), -1, 2)[:, : pitch // 2] for x in (own, partner))
+        if (first[..., 0] != first[..., 1]).any() or (second[..., 0] != -second[..., 1]).any():
+            raise UnsupportedError(f"{layer.place}: a rotation by other factors than a sine and a cosine of each pair")
+        turns = np.stack([first[..., 0], second[..., 1]], -1).reshape(len(own), -1)
+        if self._angles is not None and np.array_equal(self._angles, turns):
+            return
+        self._angles = turns
+        blocks = pitch // BLOCK
+        table = np.zeros((self.at.pitch, blocks, BLOCK), np.int64)
+        table[: self.net.seq] = turns[: self.net.seq].reshape(-1, blocks, BLOCK)
+
+        def words() -> npt.NDArray[np.float32]:
+            return row_words(BlockNumbers(table, np.full((*table.shape[:2], 1), -14)))
+
+        at = self._weight(f"{layer.y}.angles", "ddr", len(table) * blocks * ROW_PAIR // 2, words)
+        yield layer, partial(self.emitter.load, [at] * self.net.batch, blocks, None, LaneMemory.ANGLES)
+
+    def _put_apart(self, layer: Gemm) -> Emit:
+        """Let the engines give their keys or values to each other."""
+        blocks, slot = len(self.of.columns[layer.y].places) // BLOCK, self._t.first(layer.y)
+        self._t.free(layer.y)
+        size = blocks * self.at.pitch * ROW_PAIR // 4
+        addr = self._place("ddr", Buffer(f"{layer.y}.all", "ddr", 0, (size,), Layout.LINEAR, Role.SCRATCH))
+        self._apart[layer.y] = addr
+        return partial(self.emitter.put_apart, addr, slot, blocks)
+
+    def _fetch(self, layer: AttentionLayer) -> Emit:
+        """Let T hold the keys and values of all rows of the sequence."""
+        rows = self.at.rows * self.at.parts
+        fetched = []
+        for name, readers in {layer.v: (HEADS,), layer.k: (SEND, HEADS)}.items():
+            blocks = len(self.of.columns[name].places) // BLOCK
+            slot = self._t.place(layer, blocks, _whole(name), rows)
+            fetched.append((self._apart[name], slot, blocks, readers))
+
+        def emit() -> None:
+            for some in fetched:
+                self.emitter.fetch(*some)
+
+        return emit
+
     def _attention(self, layer: AttentionLayer) -> Emit:
-        columns = self.of.columns[layer.q]
-        of_round = PAIRS * columns.pitch // BLOCK
-        queries, keys, values = (self._t.first(name) for name in (layer.q, layer.k, layer.v))
-        results = self._t.place(layer, len(self.of.columns[layer.y].places) // BLOCK)
+        columns, rows = self.of.columns[layer.q], self.at.rows
+        apart = self.at.parts > 1
+        key_rows = rows * self.at.parts
+        names = (layer.q, *(_whole(name) if apart else name for name in (layer.k, layer.v)))
+        queries, keys, values = map(self._t.first, names)
+        results = self._t.place(layer, len(self.of.columns[layer.y].places) // BLOCK, layer.y, rows)
         self._read(layer)
+        for name in names[1:] if apart else ():
+            self._t.free(name)
         rounds = []
-        for number, head in enumerate(range(0, layer.heads, PAIRS)):
-            q, k, v, y = (x + number * of_round for x in (queries, keys, values, results))
-            count, seq = min(PAIRS, layer.heads - head), self.net.seq
-            rounds.append(HeadsRound(q, k, v, y, count, layer.head_dim, seq, seq, layer.masked, layer.causal))
+        per = max(1, BLOCK // columns.pitch)  # heads of a block
+        for head in range(0, layer.heads, PAIRS):
+            first = head // layer.groups // per * per  # of keys and values
+            q, y = (x + head * columns.pitch // BLOCK * cells(rows) for x in (queries, results))
+            k, v = (x + first * columns.pitch // BLOCK * cells(key_rows) for x in (keys, values))
+            count, seq, skip = min(PAIRS, layer.heads - head), self.net.seq, head - first * layer.groups
+            shares = layer.groups, skip, layer.masked, layer.causal
+            rounds.append(HeadsRound(q, k, v, y, count, layer.head_dim, seq, seq, *shares))
 
         def emit() -> None:
             for number, heads in enumerate(rounds):
@@ -362,13 +478,18 @@ class IntegerPanels:
 
     def panels(self) -> list[list[PlacedSequence]]:
         """Return the sequences of each panel, spread over the engines."""
-        count = -(-self.net.batch // (ENGINES * self.sequences))
+        _, lanes, rows, parts = self.at
+        if parts > 1:
+            return [
+                [PlacedSequence(part, 0, lanes, rows, number, part, parts) for part in range(parts)]
+                for number in range(self.net.batch)
+            ]
         return [
             [
-                PlacedSequence(i % ENGINES, i // ENGINES * self.lanes, self.lanes, self.rows, int(number))
+                PlacedSequence(i % ENGINES, i // ENGINES * lanes, lanes, rows, int(number))
                 for i, number in enumerate(numbers)
             ]
-            for numbers in np.array_split(np.arange(self.net.batch), count)
+            for numbers in np.array_split(np.arange(self.net.batch), -(-self.net.batch // self.at.panel))
         ]
 
     def lowered(self) -> Lowered:
@@ -410,39 +531,65 @@ class IntegerPanels:
         return ProgramSegment(layer.y, paths, kind, outputs, {unit: tuple(ranges) for unit, ranges in uops.items()})
 
 
-class LanesOfSequences(NamedTuple):
-    """How sequences lie in lanes. sequences: of an engine, at most. lanes: of a sequence. rows: of a lane."""
-
-    sequences: int
-    lanes: int
-    rows: int
+def _whole(name: str) -> str:
+    """The name, among those in T, of the keys or values of all rows."""
+    return f"all rows of {name}"
 
 
-def placement(batch: int, seq: int, seconds: Mapping[str, float]) -> LanesOfSequences:
-    """Return the placement that takes the least time for a chunk of weights, in all panels: in the tiles, by the rows
-    of a lane, or off chip. batch: sequences. seq: rows of a sequence, from 1 to 512; more are a `ValueError`. seconds:
-    the overlay's, by rate."""
-    both = 1 / seconds["ddr_read_gbs"] + 1 / seconds["lpddr_read_gbs"]
-    loaded = BLOCK * PAIRS * BLOCK / both
+def placements(network: LayerGraph, overlay: Overlay) -> list[LanesOfSequences]:
+    """Return the ways in which sequences can lie in lanes, those that take less time first."""
     found = []
-    for each in range(1, LANES // -(-seq // LANE_ROWS) + 1):
+    for each in range(1, LANES + 1):
         lanes = LANES // each
-        rows = padded(-(-seq // lanes), ROW_STEP)
-        # a block of a sequence is a whole number of address units
-        rows = rows if lanes % 2 == 0 else padded(rows, 2 * ROW_STEP)
-        panels = -(-batch // (ENGINES * each))
-        found.append(
-            (panels * max(seconds["chunk_us"] * rows / LANE_ROWS, loaded), LanesOfSequences(each, lanes, rows))
+        # a block of a sequence is a whole number of groups of rows off chip
+        rows = padded(-(-network.seq // lanes), ROW_STEP if lanes % 2 == 0 else 2 * ROW_STEP)
+        found.append(LanesOfSequences(each, lanes, rows))
+    for parts in range(2, ENGINES + 1):
+        rows = padded(-(-network.seq // (LANES * parts)), ROW_STEP)
+        if (parts - 1) * LANES * rows < network.seq:
+            found.append(LanesOfSequences(1, LANES, rows, parts))
+    is_wide = any(isinstance(x, AttentionLayer) and x.head_dim > BLOCK for x in network.layers)
+    most = WIDE_ROWS if is_wide else LANE_ROWS
+    fit = [at for at in found if at.rows <= most]
+    if not fit:
+        raise UnsupportedError(
+            f"sequences of {network.seq} rows; xnn8 has up to {ENGINES * LANES * most}"
+            + " if heads have more than 64 columns" * is_wide
         )
-    return min(found)[1]
+    return sorted(fit, key=lambda at: _seconds(network, overlay.seconds, at))
 
 
-def _part(weight: npt.NDArray[np.int8], of_ddr: int, bank: int) -> npt.NDArray[np.float32]:
-    """What one of the banks has of a weight: 0 LPDDR, 1 DDR."""
-    return weight_words(weight, of_ddr)[bank]
+def _seconds(network: LayerGraph, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
+    """About how long all panels take: each product in the tiles, off chip, or behind them, whichever is longest, and
+    attention."""
+    both = 1 / seconds["ddr_read_gbs"] + 1 / seconds["lpddr_read_gbs"]
+    chunk = max(seconds["chunk_us"] * at.rows / LANE_ROWS, BLOCK * PAIRS * BLOCK / both)
+    post = PAIRS * at.rows * BLOCK / 8 * seconds["lane_word"]
+    total = 0.0
+    for layer in network.layers:
+        if isinstance(layer, Gemm):
+            k, n = layer.weight.shape
+            total += -(-n // (PAIRS * BLOCK)) * max(-(-k // BLOCK) * chunk, post)
+            continue
+        key_rows = at.rows * at.parts
+        each = slices(key_rows) * at.lanes * (at.rows / LANE_ROWS) * key_rows / slices(key_rows) / (LANE_ROWS // 2)
+        rounds = at.sequences * -(-layer.heads // PAIRS) * (1 + (layer.head_dim > BLOCK))
+        total += rounds * each * (seconds["maxima_us"] + seconds["weights_us"])
+        if at.parts > 1:
+            moved = 2 * at.pitch * (layer.kv_heads or layer.heads) * layer.head_dim
+            # LPDDR alone has weights meanwhile, so both memories work
+            total += moved * (seconds["ddr_write_gbs"] + seconds["ddr_read_gbs"]) / 2
+    return total * -(-network.batch // at.panel)
 
 
 def lower(network: LayerGraph, overlay: Overlay) -> Lowered:
-    """Lower a matched network, which is not folded, to the instructions of an overlay that computes in integers. Raises
-    `UnsupportedError`, naming the layer, for what it cannot compute, and `RoomError` for a bank that is too small."""
-    return IntegerPanels(network, overlay).lowered()
+    """Lower a matched network, which is not folded, to the instructions of an overlay that computes in integers: as
+    `placements` has its sequences, in the fastest way for which memories have room. Raises `UnsupportedError`, naming
+    the layer, for what it cannot compute, and `RoomError` for a bank that is too small."""
+    of, refusals = IntegerNetwork.of(network, {}), []
+    for at in placements(network, overlay):
+        try:
+            return IntegerPanels(of, overlay, at).lowered()
+        except UnsupportedError as error:
+            refusals.append((at.rows, error))
+    raise min(refusals, key=lambda refusal: refusal[0])[1]

@@ -108,7 +108,7 @@ class SentRows:
 @dataclass(frozen=True, eq=False)
 class IntegerNetwork:
     """A network for xnn8. network: matched. columns: of each activation in T. sent: of each in X. products: by the name
-    of their result. head_norms: scale and shift of norms of heads, of one head. rotations: own and partner's factors,
+    of their result. head_norms: scale and shift of norms of heads. rotations: own and partner's factors,
     (rows, stored columns), 16 bits in units of 2^-14."""
 
     network: LayerGraph
@@ -191,7 +191,7 @@ def _quantised(weight: npt.NDArray[np.float64]) -> tuple[Floats, npt.NDArray[np.
 
 def _head_norm(layer: Gemm, columns: IntegerColumns) -> tuple[BlockNumbers, BlockNumbers]:
     scale = np.ones(layer.width) if layer.scale is None else layer.scale
-    of_scale, of_shift = (blocks_of(columns.of(x)[: columns.pitch], X_BITS) for x in (scale, _shift(layer)))
+    of_scale, of_shift = (blocks_of(columns.of(x), X_BITS) for x in (scale, _shift(layer)))
     return of_scale, of_shift
 
 

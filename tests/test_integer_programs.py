@@ -19,6 +19,7 @@ from rsn.cli.main import main  # noqa: E402
 from rsn.hw.sim.machine import simulate  # noqa: E402
 from rsn.isa.overlays.xnn8 import XNN8  # noqa: E402
 from rsn.isa.program import Layout, Program, Role  # noqa: E402
+from rsn.isa.verify import check  # noqa: E402
 from rsn.rsnlib.integers import PASSES  # noqa: E402
 from rsn.rsnlib.trace import trace  # noqa: E402
 from rsn.scheduler.bounds import bounds  # noqa: E402
@@ -72,6 +73,13 @@ class Before(torch.nn.Module):  # type: ignore[misc]
         pytest.param(lambda: encoder(1, 64, 2, 64), (25, 17, 64), marks=pytest.mark.long),
         pytest.param(lambda: Before(120, 5), (4, 65, 120), marks=pytest.mark.long),
         (lambda: Before(128, 2, causal=True), (2, 70, 128)),
+        (lambda: encoder(1, 256, 2, 64), (1, 40, 256)),  # heads of 128, which a pair shares
+        # lanes of 16 rows hold more columns
+        pytest.param(lambda: encoder(1, 1088, 17, 64), (1, 8, 1088), marks=pytest.mark.long),
+        pytest.param(lambda: encoder(1, 64, 2, 5000), (1, 8, 64), marks=pytest.mark.long),
+        # a sequence over two engines, and over three
+        pytest.param(lambda: encoder(1, 128, 2, 256), (2, 600, 128), marks=pytest.mark.long),
+        pytest.param(lambda: Before(64, 2, causal=True), (1, 1100, 64), marks=pytest.mark.long),
         (lambda: torch.nn.Sequential(torch.nn.Linear(70, 600), torch.nn.ReLU(), torch.nn.Linear(600, 30)), (3, 9, 70)),
     ],
 )
@@ -82,7 +90,39 @@ def test_calls_are_the_integers(model: Any, shape: tuple[int, ...]) -> None:
     for call in (x, 3 * torch.randn(shape)):
         with torch.no_grad():
             assert same(compiled(call), wanted(call))
-    assert {b.layout for b in compiled.program.buffers if b.role is not Role.WEIGHT} == {Layout.INTEGERS}
+    activations = [b for b in compiled.program.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
+    assert {b.layout for b in activations} == {Layout.INTEGERS}
+
+
+DECODERS: dict[str, tuple[str, int, dict[str, int]]] = {
+    "shared keys": ("Llama", 40, {"num_attention_heads": 12, "num_key_value_heads": 3, "head_dim": 24}),
+    "wide heads": ("Llama", 100, {"head_dim": 128, "num_key_value_heads": 1}),
+    "two rounds, over three engines": ("Llama", 385, {"num_attention_heads": 12, "num_key_value_heads": 3}),
+    "norms of heads": ("Qwen3", 40, {"num_attention_heads": 12, "num_key_value_heads": 3, "head_dim": 32}),
+    "norms of wide heads": ("Qwen3", 300, {"head_dim": 128, "num_key_value_heads": 2}),
+}
+"""Family, rows, and fields of its configuration."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.long) if "wide" in x else x for x in DECODERS])
+def test_decoders(name: str) -> None:
+    """RMS norms, rotated heads, some of which share keys and values, and a gate."""
+    transformers = pytest.importorskip("transformers")
+    family, rows, fields = DECODERS[name]
+    sizes = {"hidden_size": 96, "num_attention_heads": 4, "head_dim": 64, "intermediate_size": 330, "vocab_size": 64}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(num_hidden_layers=2, use_cache=False, **{**sizes, **fields})
+    model = getattr(transformers, f"{family}Model")(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data.uniform_(0.5, 1.5)
+    call = {"input_ids": torch.arange(2 * rows).reshape(2, rows) * 7 % 63}
+    compiled, wanted = rsn.compile(model, call, overlay="xnn8"), rsn.in_integers(model, call)
+    with torch.no_grad():
+        got, expected, floats = (f(**call).last_hidden_state for f in (compiled, wanted, model))
+    assert torch.equal(got, expected)
+    assert not check(compiled.program)
+    assert (got - floats).abs().max() < 0.06 * floats.abs().max()
 
 
 @pytest.mark.parametrize("heads", [pytest.param(2, marks=pytest.mark.long), 3])
@@ -147,10 +187,15 @@ def test_changes_files_and_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "shape", "options", "message"),
     [
-        (lambda: encoder(1, 64, 2, 64), (1, 520, 64), {}, "sequences of 520 rows; an engine of xnn8 has 512"),
-        (lambda: encoder(1, 1088, 17, 64), (1, 8, 1088), {}, "rows of 1088 columns; X of xnn8 has 1024"),
-        (lambda: encoder(1, 64, 2, 5000), (1, 8, 64), {}, "takes 79 blocks of 64 columns; 64 of 64 of T are free"),
-        (lambda: encoder(1, 256, 2, 64), (1, 8, 256), {}, "heads of 128 columns; that is not compiled for xnn8 yet"),
+        (lambda: encoder(1, 64, 2, 64), (1, 1540, 64), {}, "sequences of 1540 rows; xnn8 has up to 1536"),
+        (lambda: encoder(1, 128, 1, 64), (1, 800, 128), {}, "has up to 768 if heads have more than 64 columns"),
+        (lambda: encoder(1, 1088, 17, 64), (1, 1500, 1088), {}, "rows of 1088 columns; X of xnn8 has 1024 for 64 rows"),
+        (
+            lambda: encoder(1, 64, 2, 5000),
+            (1, 1500, 64),
+            {},
+            "takes 79 blocks .* 256 of 256 cells of T, of 16 rows, are",
+        ),
         (lambda: encoder(1, 64, 2, 64), (2, 8, 64), {"lengths": [8, 4]}, "sequences of different lengths"),
         (lambda: encoder(1, 64, 2, 64), (1, 8, 64), {"schedule": "best"}, "has one schedule"),
     ],

@@ -93,15 +93,15 @@ class SlotTokens:
             self._read[s] = self.reads
         return wait
 
-    def read_each(self, slots: Iterable[int]) -> int:
-        """Add an operation that reads these slots, the last ones that were written, and waits for one more tile before
-        each. Returns the number of tiles that it waits for before that."""
-        slots = list(slots)
-        wait = self.unread - len(slots)
+    def read_each(self, slots: Iterable[tuple[int, ...]]) -> int:
+        """Add an operation that reads tiles, each in all slots of a tuple, the last ones that were written, and waits
+        for one more before each. Returns the number of tiles that it waits for before that."""
+        tiles = list(slots)
+        wait = self.unread - len(tiles)
         assert wait >= 0, "waits for tiles that it has waited for before"
         self.reader_waited = self.written
         self.reads += 1
-        for s in slots:
+        for s in (s for tile in tiles for s in tile):
             self._read[s] = self.reads
         return wait
 

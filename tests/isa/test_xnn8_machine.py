@@ -19,6 +19,7 @@ from rsn.isa.overlays.xnn8.formats import (
     PAIRS,
     ChunkSource,
     EngineOp,
+    LaneMemory,
     PanelHeads,
     PanelRows,
     PanelSend,
@@ -57,7 +58,7 @@ def test_linear_layer(engines: int, lanes: int, chunks: int, columns: int, of_dd
     for i, stored in enumerate(hand.weights(weight, shifts, of_ddr)):
         at = slice(PAIRS * i, PAIRS * i + len(stored.shifts))
         constants = hand.constants(vectors[at])
-        to = Destination(PAIRS * i)
+        to = Destination(4 * PAIRS * i)  # a block of 64 rows has four cells
         hand.emit.product(ChunkSource.X8, 0, chunks, stored, constants.addr, to, each=not i)
     hand.store(columns)
     assert not check(hand.program, roles=False)
@@ -100,10 +101,10 @@ def test_attention(lanes: int, each: int, rows: int, count: int, heads: int, hea
         return numbers.stored(*numbers.added(numbers.scaled(drained, shifts, scale, factor), numbers.kept(bias)), bits)
 
     for i, reader in enumerate((HEADS, HEADS, SEND)):
-        kept.append(product(ChunkSource.X8, 0, sent, factor, Destination(8 * i, True, reader), T_BITS))
+        kept.append(product(ChunkSource.X8, 0, sent, factor, Destination(32 * i, True, (reader,)), T_BITS))
     keys, values, queries = kept
     results = []
-    hand.emit.attention(HeadsRound(16, 0, 8, 24, heads, head_dim, rows, count), last=True)
+    hand.emit.attention(HeadsRound(64, 0, 32, 96, heads, head_dim, rows, count), last=True)
     for first in range(0, lanes, each):
         parts = (BlockNumbers(*(y[None, 64 * first : 64 * first + rows] for y in x)) for x in (queries, keys, values))
         shows = np.arange(rows)[None] < count
@@ -113,7 +114,7 @@ def test_attention(lanes: int, each: int, rows: int, count: int, heads: int, hea
         total, e = numbers.of_weights(numbers.sums(weights, v), weights.sum(-1, keepdims=True), e_v, rows)
         total, e = (y[0, :heads].swapaxes(0, 1) for y in (total, np.broadcast_to(e, (*total.shape[:-1], 1))))
         results.append(numbers.stored(*numbers.joined(total, e), T_BITS))
-    made = product(ChunkSource.T, 24, *numbers.of_rows(hand_rows(results, 64 * each)), Destination(0), X_BITS)
+    made = product(ChunkSource.T, 96, *numbers.of_rows(hand_rows(results, 64 * each)), Destination(0), X_BITS)
     hand.store(blocks)
     assert not check(hand.program, roles=False)
     _, ours = hand.run()
@@ -148,10 +149,10 @@ def test_tokens_order_memories() -> None:
     constants = hand.constants([[x, x, 0] for x in columns_of(vector(np.random.default_rng(1), 2, 1, 2))]).addr
     hand.emit.walk(2, None)
     for i, reader in enumerate((HEADS, HEADS, SEND)):
-        hand.emit.product(ChunkSource.X8, 0, 2, stored, constants, Destination(2 * i, True, reader), each=False)
-    hand.emit.attention(HeadsRound(4, 0, 2, 4, 2, 64, 64, 64), last=True)
+        hand.emit.product(ChunkSource.X8, 0, 2, stored, constants, Destination(8 * i, True, (reader,)), each=False)
+    hand.emit.attention(HeadsRound(16, 0, 8, 16, 2, 64, 64, 64), last=True)
     hand.emit.walk(2, None)
-    hand.emit.product(ChunkSource.T, 4, 2, stored, constants, Destination(0), each=False)
+    hand.emit.product(ChunkSource.T, 16, 2, stored, constants, Destination(0), each=False)
     hand.emit.product(ChunkSource.X8, 0, 2, stored, constants, Destination(0, True), each=False)
     hand.emit.finish()
     sequences = {unit: mops for unit, mops in hand.emit.sequences.items() if unit[-1] == "0"}
@@ -180,9 +181,9 @@ def test_tokens_order_memories() -> None:
 def test_rows_in_x8_have_one_factor() -> None:
     """A walk to other blocks of X8 waits for what sends rows of the first ones, because of their factors."""
     walk, send = PanelRows(op=RowOp.SEND, blocks=1), PanelSend(chunks=1, wait=1)
-    sequences: dict[str, list[Record]] = {"Rows0": [walk, dataclasses.replace(walk, slot=1)], "Send0": [send]}
+    sequences: dict[str, list[Record]] = {"Rows0": [walk, dataclasses.replace(walk, slot=4)], "Send0": [send]}
     assert findings(sequences) == {"Y02"}
-    assert not findings({**sequences, "Rows0": [walk, dataclasses.replace(walk, slot=1, wait=1)]})
+    assert not findings({**sequences, "Rows0": [walk, dataclasses.replace(walk, slot=4, wait=1)]})
 
 
 @pytest.mark.parametrize(
@@ -190,22 +191,39 @@ def test_rows_in_x8_have_one_factor() -> None:
     [
         ("W", PanelWeights(), "sends no weights"),
         ("W", PanelWeights(chunks=1, columns=2, ddr=3), "ddr=3 of 2 columns"),
-        ("Rows0", PanelRows(blocks=17), "17 blocks from block 0 on: X has 16"),
-        ("Rows0", PanelRows(op=RowOp.TAKE, to_t=1, blocks=8, slot=60), "T has 64"),
-        ("Rows0", PanelRows(op=RowOp.TAKE, to_t=1, blocks=1, residual=1), "only results that go to X"),
+        ("Rows0", PanelRows(blocks=17), "17 blocks of 64 rows from cell 0 on: X has 64 of 16 rows"),
+        ("Rows0", PanelRows(blocks=2, memory=LaneMemory.ANGLES), "2 blocks of 64 rows from cell 0 on: Angles has 4"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, memory=LaneMemory.T, blocks=8, slot=240), "T has 256"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, memory=LaneMemory.T, blocks=1, residual=1), "only results that go to X"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, memory=LaneMemory.ANGLES, blocks=1), "Angles is only loaded"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, blocks=3, gated=1), "3 columns of pairs, of which 2 are taken together"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, blocks=2, rotated=1, wide=1), "2 blocks of 64 rows from cell 0 on: Angles"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, memory=LaneMemory.T, blocks=1, readers=0), "writes T for no reader"),
+        ("Rows0", PanelRows(op=RowOp.LOAD, memory=LaneMemory.T, blocks=1, rows=48), "key_rows=64 of parts of 48 rows"),
+        ("Rows0", PanelRows(op=RowOp.STORE, blocks=1, rotated=1), "only results have a gate or are rotated"),
         ("Rows0", PanelRows(op=RowOp.TAKE, blocks=1, function=7), "function=7: Post has 1 to 4"),
         ("Rows0", PanelRows(op=RowOp.SEND, blocks=1, norm=1, columns=65), "a norm over 65 columns"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, blocks=8, norm=1, columns=65), "a norm over 65 columns"),
         ("Rows0", PanelRows(op=RowOp.TAKE, blocks=1, attention=1, keys=1), "results of attention go to T"),
         ("Send0", PanelSend(chunks=1, source=3), "source=3 is none"),
         ("Send0", PanelSend(chunks=1, source=ChunkSource.T, each=1), "all of them must be there"),
-        ("Send0", PanelSend(chunks=1, source=ChunkSource.QUERIES, keys=1, rows=1, head_dim=65), "head_dim=65"),
+        ("Send0", PanelSend(chunks=1, source=ChunkSource.T, others=2), "rows of a product have no heads"),
+        ("Send0", PanelSend(chunks=1, source=ChunkSource.QUERIES, keys=1, rows=16, head_dim=65), "head_dim=65"),
+        (
+            "Send0",
+            PanelSend(chunks=1, source=ChunkSource.QUERIES, keys=1, rows=48, wide=1),
+            "up to 32 if heads have 128",
+        ),
         ("Heads0", PanelHeads(heads=2, keys=513), "keys=513"),
+        ("Heads0", PanelHeads(heads=2, keys=1, groups=0), "groups=0"),
+        ("Heads0", PanelHeads(heads=2, keys=1, key_rows=80), "key_rows=80: a lane has up to 192"),
+        ("Heads0", PanelHeads(heads=2, keys=1, keys_slot=252), "2 blocks of 64 rows from cell 252 on: T has 256"),
         ("Heads0", PanelHeads(heads=2, keys=1, first=4, lanes=5), "lanes 4 to 8"),
         ("Engine0", EngineOp(columns=9, depth=1), "9 columns of pairs"),
         ("Engine0", EngineOp(depth=1, rows=24), "rows=24: a lane has up to 64, a multiple of 16"),
         ("Engine0", EngineOp(), "makes no results"),
         ("LPDDR", ChunkTransfer(0, 80, False, ("Rows0",), 8320), "constants come from LPDDR"),
-        ("DDR", ChunkTransfer(0, 80, False, ("Rows0",), 80), "blocks of X from DDR"),
+        ("DDR", ChunkTransfer(0, 80, False, ("Rows0",), 80), "blocks of rows from DDR"),
     ],
 )
 def test_what_units_cannot_execute(unit: str, uop: Any, reason: str) -> None:

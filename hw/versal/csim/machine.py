@@ -22,12 +22,12 @@ from ....isa.overlays.file import without_hardware
 from ....isa.overlays.xnn import XNN, XNN_BASE
 from ....isa.overlays.xnn2 import XNN2
 from ....isa.overlays.xnn8 import XNN8
-from ....isa.overlays.xnn8.formats import PanelRows
 from ....isa.packet import Words
 from ....isa.program import Program
 from ...sim.machine import Machine
 from .build import build
 from .csim_deadlock import NativeReport, settle, stalled
+from .xnn8_limits import beyond
 
 Array = npt.NDArray[np.float32]
 
@@ -137,8 +137,10 @@ class Native:
         for the run."""
         if machine_of(program) != self.machine:
             raise BoardError(f"the C++ machine of {self.machine} does not run programs for {program.overlay.name}")
-        if any(isinstance(m, PanelRows) and m.attention and m.narrow for p in program.packets for m in p.mops):
-            raise BoardError("board csim: heads of 32 columns are not in the C++ sources of xnn8 yet")
+        if self.machine == XNN8.name and (
+            missing := beyond([mop for packet in program.packets for mop in packet.mops])
+        ):
+            raise BoardError(f"board csim: {missing}: not in the C++ sources of xnn8 yet")
         image = np.ascontiguousarray(program.image if words is None else words)
         ops = op_words(program)
         what = _NativeProgram(

@@ -107,7 +107,7 @@ tiles_uops:
                 before = word;
             }
         }
-        const unsigned keys = op.rows * op.lanes, slices = (keys + 31) / 32;
+        const unsigned keys = op.key_rows * op.lanes, slices = (keys + 31) / 32;
     tiles_slices:
         for (unsigned n = 0; op.attention && n < 3 * slices; ++n) {
             const bool of_keys = n < slices || (n - slices) % 2 == 0;

@@ -1,7 +1,7 @@
 // DDR and LPDDR: one uOP after the other, each by four ports of 256 bit.
 //
 // Of weights a port moves a quarter of each column of pairs, of X the lanes whose number is its own, modulo four: of a
-// block the 4x4 blocks of two lanes in turn, 16 words each. Constants take one port.
+// block the 4x4 blocks of two lanes in turn, 16 words each; those of 16 rows, and then their exponents, lie side by side. Constants take one port.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pl/decoder.h"
 #include "units.h"
@@ -17,6 +17,7 @@ void expand(const OffChip &mop, std::uint16_t iteration, hls::stream<Transfer> &
 namespace {
 
 constexpr unsigned burst = 16;  // words of a lane, in turn with those of another
+constexpr unsigned group_parts = 4, group_words = group_parts * burst + 1;  // of 16 rows: bursts, and exponents
 constexpr unsigned words_per_unit = 2, floats_per_word = 8;
 constexpr unsigned piece_quarters = 128;  // words of the weights of a column of pairs
 
@@ -81,43 +82,46 @@ ddr_uops:
         const unsigned blocks = uop.end == to_w ? 0 : uop.size / floats_per_word / of_block;
     ddr_blocks:
         for (unsigned block = 0; block < blocks; ++block) {
-            const unsigned start = uop.addr * words_per_unit + block * of_block, parts = of_lane * 4 / burst;
-            // Exponents come first, and are stored last.
-        ddr_parts:
-            for (unsigned n = 0; n < 2 * (parts + 1); ++n) {
-                const unsigned which = n % 2, lane = number + ports * which, at = lane - uop.first;
-                if (lane < uop.first || at >= uop.lanes) continue;
-                const unsigned part = uop.end == to_x ? n / 2 : (n / 2 + 1) % (parts + 1);
-                const unsigned count = part ? burst : of_lane / 16;
-                const unsigned from = part ? start + at * of_lane * 4 + (part - 1) * burst
-                    : start + rows * 4 + at * count;
-                if (uop.end == to_x) {
-                    RSN_STALLS();
-                    port.read_request(from, count);
-                load_words:
-                    for (unsigned w = 0; w < count; ++w) {
+            const unsigned start = uop.addr * words_per_unit + block * of_block;
+            // Exponents of 16 rows come first, and are stored last.
+        ddr_groups:
+            for (unsigned group = 0; group < of_lane / 16; ++group) {
+            ddr_parts:
+                for (unsigned n = 0; n < 2 * (group_parts + 1); ++n) {
+                    const unsigned which = n % 2, lane = number + ports * which, at = lane - uop.first;
+                    if (lane < uop.first || at >= uop.lanes) continue;
+                    const unsigned part = uop.end == to_x ? n / 2 : (n / 2 + 1) % (group_parts + 1);
+                    const unsigned count = part ? burst : 1;
+                    const unsigned from = start + (at * (of_lane / 16) + group) * group_words
+                        + (part ? part - 1 : group_parts) * burst;
+                    if (uop.end == to_x) {
+                        RSN_STALLS();
+                        port.read_request(from, count);
+                    load_words:
+                        for (unsigned w = 0; w < count; ++w) {
 #pragma HLS PIPELINE II=ii::burst style=stp
-                        const Shorts word = port.read();
-                        for (unsigned e = 0; e < engines; ++e) {
+                            const Shorts word = port.read();
+                            for (unsigned e = 0; e < engines; ++e) {
 #pragma HLS UNROLL
-                            if ((uop.engines >> e & 1) && which) loads[e][1] << word;
-                            if ((uop.engines >> e & 1) && !which) loads[e][0] << word;
+                                if ((uop.engines >> e & 1) && which) loads[e][1] << word;
+                                if ((uop.engines >> e & 1) && !which) loads[e][0] << word;
+                            }
                         }
-                    }
-                } else {
-                    RSN_STALLS();
-                    port.write_request(from, count);
-                store_words:
-                    for (unsigned w = 0; w < count; ++w) {
+                    } else {
+                        RSN_STALLS();
+                        port.write_request(from, count);
+                    store_words:
+                        for (unsigned w = 0; w < count; ++w) {
 #pragma HLS PIPELINE II=ii::burst style=stp
-                        Shorts word = {};
-                        for (unsigned e = 0; e < engines; ++e) {
+                            Shorts word = {};
+                            for (unsigned e = 0; e < engines; ++e) {
 #pragma HLS UNROLL
-                            if (uop.engines == 1u << e) word = which ? stores[e][1].read() : stores[e][0].read();
+                                if (uop.engines == 1u << e) word = which ? stores[e][1].read() : stores[e][0].read();
+                            }
+                            port.write(word);
                         }
-                        port.write(word);
+                        port.write_response();
                     }
-                    port.write_response();
                 }
             }
         }

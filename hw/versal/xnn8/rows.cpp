@@ -9,7 +9,8 @@ namespace rsn::xnn8::pl {
 
 namespace {
 
-constexpr unsigned x_blocks = 16;
+constexpr unsigned x_blocks = 16, cell_words = 64;  // words of X of 16 rows
+constexpr unsigned send_reads = 0, heads_reads = 1;  // bits of a field
 constexpr int product_bits = 30, offset_bits = 38;
 constexpr int none = -1000;  // below all exponents
 constexpr int inverse_127 = 33026;  // in units of 2^-22
@@ -186,17 +187,18 @@ rows_uops:
             else free[1].read();
         }
         const bool has_rows = op.blocks && lane >= op.first && lane < unsigned{op.first} + op.lanes;
-        const unsigned groups_of_rows = op.rows / 4;
+        const unsigned groups_of_rows = op.rows / 4, first_block = block_of(op.slot, op.rows);
+        const bool takes_t = op.op == take && op.memory == in_t;
         if (!has_rows) {
         idle_gains:
-            for (unsigned b = 0; op.gains && b < op.blocks; ++b) gains.take(op.slot + b, constants);
+            for (unsigned b = 0; op.gains && b < op.blocks; ++b) gains.take(first_block + b, constants);
             // A lane without rows tells its readers as the others do: they count alike.
             const unsigned written = !op.blocks || op.op == load || op.op == store ? 0
-                : op.op == walk ? op.blocks : op.to_t ? (op.blocks + op.narrow) >> op.narrow : 0;
+                : op.op == walk ? op.blocks : takes_t ? (op.blocks + op.narrow) >> op.narrow : 0;
         rows_tokens:
             for (unsigned i = 0; i < written; ++i) {
-                if (op.op == take && op.reader) filled[1] << Token(1);
-                else filled[0] << Token(1);
+                if (takes_t && op.readers >> heads_reads & 1) filled[1] << Token(1);
+                if (!takes_t || op.readers >> send_reads & 1) filled[0] << Token(1);
             }
             continue;
         }
@@ -209,11 +211,11 @@ rows_uops:
         int largest = lowest;
         uint32_t widest = 0;
     walk_gains:
-        for (unsigned b = 0; walks && b < op.blocks; ++b) largest = larger(largest, gains.exponent[op.slot + b]);
+        for (unsigned b = 0; walks && b < op.blocks; ++b) largest = larger(largest, gains.exponent[first_block + b]);
     walk_widest:
         for (unsigned b = 0; walks && b < op.blocks; ++b) {
             const auto size = static_cast<uint32_t>(
-                rounded(int64_t{gains.most[op.slot + b]}, largest - gains.exponent[op.slot + b]));
+                rounded(int64_t{gains.most[first_block + b]}, largest - gains.exponent[first_block + b]));
             if (size > widest) widest = size;
         }
     walk_statistics:
@@ -226,9 +228,9 @@ rows_uops:
 #pragma HLS PIPELINE II=ii::sums style=flp
                 for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                    const int exponent = sums[r][groups * (op.slot + b) + group].exponent;
+                    const int exponent = sums[r][groups * (first_block + b) + group].exponent;
                     tops[r] = larger(tops[r], exponent);
-                    bound_tops[r] = larger(bound_tops[r], exponent + gains.exponent[op.slot + b] + product_bits);
+                    bound_tops[r] = larger(bound_tops[r], exponent + gains.exponent[first_block + b] + product_bits);
                 }
             }
             int64_t all[4] = {}, squares[4] = {};
@@ -239,7 +241,7 @@ rows_uops:
 #pragma HLS PIPELINE II=ii::sums style=flp
                 for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                    const Sums of = sums[r][groups * (op.slot + b) + group];
+                    const Sums of = sums[r][groups * (first_block + b) + group];
                     all[r] += rounded(int64_t{of.sum} << guard, tops[r] - of.exponent);
                     squares[r] += rounded((int64_t{of.carried} << 32 | of.squares) << 2 * guard,
                         2 * (tops[r] - of.exponent));
@@ -266,8 +268,8 @@ rows_uops:
 #pragma HLS PIPELINE II=ii::sums style=flp
                 for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                    const Sums of = sums[r][groups * (op.slot + b) + group];
-                    const int exponent = of.exponent + gains.exponent[op.slot + b];
+                    const Sums of = sums[r][groups * (first_block + b) + group];
+                    const int exponent = of.exponent + gains.exponent[first_block + b];
                     const int64_t most = rounded(int64_t{of.most}, bound_tops[r] - product_bits - exponent);
                     if (most > bounds[r]) bounds[r] = most;
                 }
@@ -296,29 +298,32 @@ rows_uops:
 
         if (op.op == load) {
         load_blocks:
-            for (unsigned block = op.slot; block < unsigned{op.slot} + op.blocks; ++block) {
+            for (unsigned block = first_block; block < first_block + op.blocks; ++block) {
                 if (op.gains) gains.take(block, constants);
-                int8_t exponents[block_columns] = {};
+                int8_t exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
-            load_exponents:
-                for (unsigned i = 0; i < op.rows / 16; ++i) {
-                    const Shorts word = loads.read();
-                    for (unsigned n = 0; n < 16; ++n) {
-#pragma HLS UNROLL
-                        exponents[16 * i + n] = static_cast<int8_t>(word[n]);
-                    }
-                }
-            load_cells:
-                for (unsigned i = 0; i < groups_of_rows * x_words; ++i) {
+                unsigned left = 0, i = 0;  // words before the next exponents; of integers
+            load_words:
+                for (unsigned n = 0; n < op.rows / cell_rows * (cell_words + 1); ++n) {
 #pragma HLS PIPELINE II=ii::x style=flp
+                    const Shorts word = loads.read();
+                    if (!left) {
+                        for (unsigned r = 0; r < cell_rows; ++r) {
+#pragma HLS UNROLL
+                            exponents[r] = static_cast<int8_t>(word[r]);
+                        }
+                        left = cell_words;
+                        continue;
+                    }
+                    --left;
                     const unsigned at = x_word(i / 32 * 2, i % 32), group = at / x_words;
-                    XCell cell = {loads.read(), {}};
+                    XCell cell = {word, {}};
                     for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                        cell.exponent[r] = exponents[4 * group + r];
+                        cell.exponent[r] = exponents[4 * (group % 4) + r];
                     }
                     add_up(cell, gains, block, group, at % x_words, under_way_sums, sums);
-                    const bool told = i + 1 == groups_of_rows * x_words;
+                    const bool told = ++i == groups_of_rows * x_words;
                     x << CellWrite<XCell>{false, told, static_cast<uint16_t>(block * groups * x_words + at), cell};
                 }
                 x_done.read();
@@ -326,15 +331,25 @@ rows_uops:
         } else if (op.op == store) {
         store_blocks:
             for (unsigned block = 0; block < op.blocks; ++block) {
-                Exponent exponents[block_columns] = {};
+                Exponent exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
                 EightRows<Exponent, Exponent> of_rows = {};
 #pragma HLS ARRAY_PARTITION variable=of_rows.first complete
 #pragma HLS ARRAY_PARTITION variable=of_rows.second complete
                 Shorts word;
+                unsigned i = 0;  // of the beats of 16 rows
             store_cells:
-                for (unsigned i = 0; i < groups_of_rows * 2 * x_words; ++i) {
+                for (unsigned beat = 0; beat < op.rows / cell_rows * (2 * cell_words + 1); ++beat) {
 #pragma HLS PIPELINE II=ii::cells style=flp
+                    if (i == 2 * cell_words) {
+                        for (unsigned r = 0; r < cell_rows; ++r) {
+#pragma HLS UNROLL
+                            word[r] = exponents[r];
+                        }
+                        stores << word;
+                        i = 0;
+                        continue;
+                    }
                     const unsigned n = i % group_beats, half = upper(n), first = 8 * (i / group_beats) + 4 * half;
                     if (n % 4 == 0 && n < 8) {
                         const RowExponents read = stored_exponents.read();
@@ -349,19 +364,12 @@ rows_uops:
                         exponents[first + four] = static_cast<Exponent>(made);
                     }
                     if (n % 2) stores << word;
-                }
-            store_exponents:
-                for (unsigned i = 0; i < op.rows / 16; ++i) {
-                    for (unsigned n = 0; n < 16; ++n) {
-#pragma HLS UNROLL
-                        word[n] = exponents[16 * i + n];
-                    }
-                    stores << word;
+                    ++i;
                 }
             }
         } else if (op.op == take) {
         take_gains:
-            for (unsigned block = 0; op.gains && block < op.blocks; ++block) gains.take(op.slot + block, constants);
+            for (unsigned block = 0; op.gains && block < op.blocks; ++block) gains.take(first_block + block, constants);
             XCell x_cell = {};
             TCell t_cell = {};
             EightRows<uint32_t, Exponent> of_rows = {};
@@ -372,17 +380,17 @@ rows_uops:
             Place at = {};
             const unsigned count = op.blocks * op.rows / 8 * group_beats;
         take_to_x:
-            for (unsigned i = 0; !op.to_t && i < count; ++i) {
+            for (unsigned i = 0; !takes_t && i < count; ++i) {
 #pragma HLS PIPELINE II=ii::x style=flp
                 const unsigned n = i % group_beats;
                 take_values(n, 16, places, ends, values, at, of_rows, x_cell);
-                const unsigned block = op.slot + at.column, group = 2 * at.group + upper(n), four = four_columns(n);
+                const unsigned block = first_block + at.column, group = 2 * at.group + upper(n), four = four_columns(n);
                 if (n % 2 == 0) continue;
                 add_up(x_cell, gains, block, group, four, under_way_sums, sums);
                 const unsigned address = (block * groups + group) * x_words + four;
                 x << CellWrite<XCell>{false, i + 1 == count, static_cast<uint16_t>(address), x_cell};
             }
-            if (!op.to_t) {
+            if (!takes_t) {
                 x_done.read();
                 continue;
             }
@@ -401,7 +409,7 @@ rows_uops:
                 if (n == 0) before = at.column;
                 if (i < count) {
                     take_values(n, 8, places, ends, values, at, of_rows, t_cell);
-                    const unsigned address = ((op.slot + at.column) * groups + 2 * at.group + upper(n)) * t_words
+                    const unsigned address = ((first_block + at.column) * groups + 2 * at.group + upper(n)) * t_words
                         + n / 8;
                     const bool told = n + 1 == group_beats;
                     if (n % 4 == 3) t << CellWrite<TCell>{false, told, static_cast<uint16_t>(address), t_cell};
@@ -413,13 +421,14 @@ rows_uops:
                 if (whole < op.blocks && !groups_left[whole]) {
                     ++whole;
                     // hls-allow state-order: readers take tokens by themselves
-                    if (op.reader) filled[1] << Token(1);
-                    else filled[0] << Token(1);  // hls-allow state-order: the same
+                    if (op.readers >> heads_reads & 1) filled[1] << Token(1);
+                    // hls-allow state-order: the same
+                    if (op.readers >> send_reads & 1) filled[0] << Token(1);
                 }
             }
         } else {
         walk_blocks:
-            for (unsigned block = op.slot; block < unsigned{op.slot} + op.blocks; ++block) {
+            for (unsigned block = first_block; block < first_block + op.blocks; ++block) {
                 TCell out = {};
                 const unsigned count = groups_of_rows * x_words;
                 const auto address = [&](unsigned i) { return block * groups * x_words + i; };

@@ -49,7 +49,8 @@ inline unsigned head_cell(unsigned slot, unsigned head, bool narrow, unsigned gr
 
 // The largest exponents of heads from `slot` on, of all lanes. before: rows of the sequence in other lanes.
 template <typename Op>
-void exponents_of(const Op &op, unsigned slot, unsigned count, bool has_rows, unsigned before, unsigned shown,
+void exponents_of(const Op &op, unsigned rows, unsigned slot, unsigned count, bool has_rows, unsigned before,
+                  unsigned shown,
                   hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<Exponent> &own,
                   hls::stream<Exponent> &of_all, Exponent (&top)[pairs]) {
 #pragma HLS INLINE
@@ -57,7 +58,7 @@ each_head:
     for (unsigned head = 0; head < count; ++head) {
         Exponent most = lowest;
         const auto address = [&](unsigned i) { return head_cell(slot, head, op.narrow, i, 0); };
-        read_cells(reads, cells, has_rows ? op.rows / 4u : 0, address, [&](unsigned i, const TCell &cell) {
+        read_cells(reads, cells, has_rows ? rows / 4u : 0, address, [&](unsigned i, const TCell &cell) {
             for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
                 const bool shows = before + 4 * i + r < shown;
@@ -96,16 +97,19 @@ send_uops:
 #pragma HLS ARRAY_PARTITION variable=top complete
 #pragma HLS ARRAY_PARTITION variable=top_of_rows complete dim=1
         const unsigned before_lane = (lane - op.first) * op.rows, own_rows = op.rows / 2;
+        const unsigned slot = block_of(op.slot, op.rows);
         if (op.source == queries) {
-            exponents_of(op, op.slot, op.chunks, has_rows, before_lane, op.count, t_reads, t_cells, own, of_all, top);
-            exponents_of(op, op.keys_slot, op.chunks, has_rows, before_lane, op.keys, t_reads, t_cells, own, of_all,
-                         top_of_keys);
+            exponents_of(op, op.rows, slot, op.chunks, has_rows, before_lane, op.count, t_reads, t_cells, own, of_all,
+                         top);
+            exponents_of(op, op.key_rows, block_of(op.keys_slot, op.key_rows), op.chunks, has_rows, before_lane, op.keys,
+                         t_reads, t_cells, own, of_all, top_of_keys);
             record.kind = static_cast<uint8_t>(ChunkKind::QUERIES);
             record.heads = op.chunks;
             record.lanes = op.lanes;
             record.narrow = op.narrow;
             record.keys = op.keys;
             record.causal = op.causal;
+            record.key_rows = op.key_rows;
             record.first_row = static_cast<uint16_t>(before_lane);
         } else {
             record.columns = op.columns;
@@ -122,7 +126,7 @@ send_uops:
             } else if (op.source == from_t) {
             row_exponents:
                 for (unsigned chunk = 0; chunk < op.chunks; ++chunk) {
-                    const auto address = [&](unsigned i) { return ((op.slot + chunk) * groups + i) * t_words; };
+                    const auto address = [&](unsigned i) { return ((slot + chunk) * groups + i) * t_words; };
                     read_cells(t_reads, t_cells, op.rows / 4u, address, [&](unsigned i, const TCell &cell) {
                         for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
@@ -156,7 +160,7 @@ send_uops:
                 record.second_shift = static_cast<uint8_t>(shifts.second);
                 const auto group_of = [&](unsigned i) { return i % 2 * own_rows / 4 + i / 16; };
                 const auto address = [&](unsigned i) {
-                    return head_cell(op.slot, chunk, op.narrow, group_of(i), i / 2 % 8);
+                    return head_cell(slot, chunk, op.narrow, group_of(i), i / 2 % 8);
                 };
                 read_cells(t_reads, t_cells, chunk_cells, address, [&](unsigned i, const TCell &cell) {
                     Exponent tops[4];
@@ -174,7 +178,7 @@ send_uops:
                 // Results of different operations never wait side by side.
                 // hls-allow state-order: Post ends what came before by itself
                 if (last && before && has_rows) taken.read();
-                const unsigned block = op.slot + chunk;
+                const unsigned block = slot + chunk;
                 const auto address = [&](unsigned i) {
                     return (block * groups + i / 8) * t_words + i % 2 * (t_words / 2) + i / 2 % 4;
                 };
@@ -267,25 +271,25 @@ heads_uops:
         for (unsigned i = 0; i < op.wait; ++i) filled.read();
         if (!op.heads) continue;
         const bool has_rows = lane >= op.first && lane < unsigned{op.first} + op.lanes;
-        const unsigned before_lane = (lane - op.first) * op.rows;
+        const unsigned before_lane = (lane - op.first) * op.key_rows;
+        const unsigned slots[2] = {block_of(op.keys_slot, op.key_rows), block_of(op.values, op.key_rows)};
         Exponent top[2][pairs];
 #pragma HLS ARRAY_PARTITION variable=top complete dim=0
     heads_exponents:
         for (unsigned part = 0; part < 2; ++part) {
-            exponents_of(op, part ? op.values : op.keys_slot, op.heads, has_rows, before_lane, op.keys, reads, cells,
-                         own,
+            exponents_of(op, op.key_rows, slots[part], op.heads, has_rows, before_lane, op.keys, reads, cells, own,
                          of_all, top[part]);
         }
     heads_of_values:
         for (unsigned head = 0; has_rows && head < op.heads; ++head) of_values << top[1][head];
         const unsigned turns = (op.heads + op.lanes - 1u) / op.lanes;
-        const unsigned slices = (op.rows * op.lanes + slice_keys - 1u) / slice_keys;
+        const unsigned slices = (op.key_rows * op.lanes + slice_keys - 1u) / slice_keys;
     heads_slices:
         for (unsigned n = 0; has_rows && n < 3 * slices; ++n) {
             const bool of_keys = n < slices || (n - slices) % 2 == 0;
             const unsigned slice = n < slices ? n : (n - slices) / 2, inners = of_keys ? 8 : 4;
             if (n + 1 == 3 * slices) safe.read();
-            const SlicePlace place(op.rows, slice);
+            const SlicePlace place(op.key_rows, slice);
             unsigned first_head[2];  // that this lane serves, of both halves of the slice
             for (unsigned half = 0; half < 2; ++half)
                 first_head[half] = (lane - op.first + op.lanes - place.behind[half] % op.lanes) % op.lanes;
@@ -299,7 +303,7 @@ heads_uops:
                 const unsigned group = place.group[half] + octet % 2 * 2 + asked.pair;
                 const unsigned k = of_keys ? asked.inner : asked.outer;
                 asked.next(turns, inners, op.lanes);
-                return head_cell(of_keys ? op.keys_slot : op.values, head, op.narrow, group, k);
+                return head_cell(slots[!of_keys], head, op.narrow, group, k);
             };
             read_slowly(reads, cells, 64 * turns, address, [&](unsigned, const TCell &cell) {
                 const unsigned octet = of_keys ? taken.outer : taken.inner, half = octet / 2 % 2;
@@ -345,12 +349,12 @@ rotate_uops:
         if (uop.last) break;
         const Heads op = Heads::decode(uop.words);
         const unsigned turns = (op.heads + op.lanes - 1u) / op.lanes;
-        const unsigned slices = (op.rows * op.lanes + slice_keys - 1u) / slice_keys;
+        const unsigned slices = (op.key_rows * op.lanes + slice_keys - 1u) / slice_keys;
     rotate_slices:
         for (unsigned n = 0; op.heads && n < 3 * slices; ++n) {
             const bool of_keys = n < slices || (n - slices) % 2 == 0;
             const unsigned slice = n < slices ? n : (n - slices) / 2;
-            const SlicePlace place(op.rows, slice);
+            const SlicePlace place(op.key_rows, slice);
             unsigned first_head[2][lanes], lane_of[2][pairs], turn_of[pairs];
 #pragma HLS ARRAY_PARTITION variable=first_head complete dim=0
 #pragma HLS ARRAY_PARTITION variable=lane_of complete dim=0

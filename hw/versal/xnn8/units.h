@@ -47,6 +47,13 @@ enum RowsOp : uint8_t { load, store, walk, take };
 enum Added : uint8_t { nothing, raw, as_normalised };
 enum Source : uint8_t { from_x8, from_t, queries };
 enum End : uint8_t { to_w, to_constants, to_x, from_x };
+enum Memory : uint8_t { in_x, in_t };
+constexpr unsigned cell_rows = 16;  // of a block of 64 columns, in which slots are counted
+
+// The block that begins with a cell. rows: of a lane, the same in a whole program.
+constexpr unsigned block_of(unsigned slot, unsigned rows) {
+    return rows == 16 ? slot : rows == 32 ? slot / 2 : rows == 48 ? slot / 3 : slot / 4;
+}
 
 template <typename Elements>
 struct Cell {

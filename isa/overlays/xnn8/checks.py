@@ -20,24 +20,31 @@ from ...expansion import ExpandedProgram
 from ...versal.off_chip import ChunkTransfer
 from ...versal.off_chip import legal as legal_chunk
 from .formats import (
+    ANGLE_CELLS,
     CONSTANTS,
+    ENGINES,
     LANE_ROWS,
     LANES,
     PAIRS,
     ROW_PAIR,
     ROW_STEP,
-    T_BLOCKS,
-    X_BLOCKS,
+    T_CELLS,
+    WIDE_ROWS,
+    X_CELLS,
     AddedResidual,
     ChunkSource,
     EngineOp,
+    LaneMemory,
     PanelHeads,
     PanelRows,
     PanelSend,
     PanelWeights,
     RowOp,
+    cells,
+    slices,
 )
 from .functions import TABLES
+from .lanes import HEADS, SEND, blocks_of_results, pitch_of, results_of, shared
 from .numbers import BLOCK
 
 
@@ -49,9 +56,9 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
             if uop.peers == ("W",) or not uop.peers:
                 return
             if (unit.name == "LPDDR") != (uop.piece == CONSTANTS):
-                yield "constants come from LPDDR, blocks of X from DDR"
-            elif uop.piece != CONSTANTS and uop.piece % (ROW_STEP * ROW_PAIR // 2):
-                yield f"a block of X that is no multiple of {ROW_STEP} rows"
+                yield "constants come from LPDDR, blocks of rows from DDR"
+            elif uop.piece != CONSTANTS and uop.piece % (ROW_STEP * ROW_PAIR):
+                yield "a block of X that is no multiple of 32 rows, or of T that is none of 64"
         case PanelWeights():
             if not uop.chunks or not uop.engines:
                 yield "sends no weights, or to no engine"
@@ -67,9 +74,8 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
             yield from _lanes(uop)
             yield from _send(uop)
         case PanelHeads():
-            yield from _lanes(uop)
-            yield from _columns(uop.heads)
-            yield from _heads(uop, uop.heads, uop.keys_slot, uop.values)
+            yield from _span(uop)
+            yield from _heads(uop, uop.heads)
         case EngineOp():
             yield from _lanes(uop)
             yield from _columns(uop.columns)
@@ -77,13 +83,31 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
                 yield "makes no results"
             if uop.leaves and not uop.attention:
                 yield "waits for results of attention, and makes none"
+            if uop.attention:
+                yield from _keys(uop)
+                yield from _wide(uop)
+
+
+def _span(uop: Any) -> Iterator[str]:
+    if not 1 <= uop.lanes <= LANES - uop.first:
+        yield f"lanes {uop.first} to {uop.first + uop.lanes - 1}: an engine has {LANES}"
 
 
 def _lanes(uop: Any) -> Iterator[str]:
-    if not 1 <= uop.lanes <= LANES - uop.first:
-        yield f"lanes {uop.first} to {uop.first + uop.lanes - 1}: an engine has {LANES}"
+    yield from _span(uop)
     if not 1 <= uop.rows <= LANE_ROWS or uop.rows % ROW_STEP:
         yield f"rows={uop.rows}: a lane has up to {LANE_ROWS}, a multiple of {ROW_STEP}"
+
+
+def _wide(uop: Any) -> Iterator[str]:
+    if uop.wide and uop.rows > WIDE_ROWS:
+        yield f"rows={uop.rows}: a lane has up to {WIDE_ROWS} if heads have 128 columns"
+
+
+def _keys(uop: Any) -> Iterator[str]:
+    most = ENGINES * LANE_ROWS
+    if not 1 <= uop.key_rows <= most or uop.key_rows % ROW_STEP or uop.key_rows % (8 * slices(uop.key_rows)):
+        yield f"key_rows={uop.key_rows}: a lane has up to {most}, in equal slices of a multiple of 8"
 
 
 def _columns(columns: int) -> Iterator[str]:
@@ -91,63 +115,113 @@ def _columns(columns: int) -> Iterator[str]:
         yield f"{columns} columns of pairs: an engine has {PAIRS}"
 
 
-def _blocks(memory: str, slot: int, blocks: int, there: int) -> Iterator[str]:
-    if not 1 <= blocks <= there - slot:
-        yield f"{blocks} blocks from block {slot} on: {memory} has {there}"
+def _blocks(memory: str, slot: int, blocks: int, rows: int, there: int) -> Iterator[str]:
+    if blocks < 1 or slot + blocks * cells(rows) > there:
+        yield f"{blocks} blocks of {rows} rows from cell {slot} on: {memory} has {there} of {ROW_STEP} rows"
 
 
-def _of_heads(heads: int, narrow: int) -> int:
+def _heads(uop: Any, heads: int) -> Iterator[str]:
+    """Reasons about heads of attention, and their keys and values."""
+    yield from _columns(heads)
+    yield from _keys(uop)
+    if uop.narrow and uop.wide:
+        yield "heads of 32 and of 128 columns"
+    if not uop.groups:
+        yield "groups=0: a head shares its keys at least with itself"
+    elif uop.key_rows:
+        for slot, blocks in _of_keys(uop, heads):
+            yield from _blocks("T", slot, blocks, uop.key_rows, T_CELLS)
+    if not 1 <= uop.keys <= uop.lanes * uop.key_rows:
+        yield f"keys={uop.keys}: these lanes have 1 to {uop.lanes * uop.key_rows}"
+
+
+def _of_keys(uop: Any, heads: int) -> Iterator[tuple[int, int]]:
+    """Yield the first cells of keys and values that an operation reads, and the number of blocks. heads: that share
+    them."""
+    blocks = -(-(int(shared(uop, heads).max()) + 1) * pitch_of(uop) // BLOCK)
+    for name in ("keys_slot", "values"):
+        if hasattr(uop, name):
+            yield getattr(uop, name), blocks
+
+
+def _of_heads(uop: Any, heads: int) -> int:
     """Blocks of some heads."""
-    return -(-heads * (BLOCK >> narrow) // BLOCK)
+    return -(-heads * pitch_of(uop) // BLOCK)
 
 
-def _heads(uop: Any, heads: int, *slots: int) -> Iterator[str]:
-    for slot in slots:
-        yield from _blocks("T", slot, _of_heads(heads, uop.narrow), T_BLOCKS)
-    if not 1 <= uop.keys <= uop.lanes * uop.rows:
-        yield f"keys={uop.keys}: these lanes have 1 to {uop.lanes * uop.rows}"
+CELLS = {LaneMemory.X: X_CELLS, LaneMemory.T: T_CELLS, LaneMemory.ANGLES: ANGLE_CELLS}
 
 
 def _rows(uop: PanelRows) -> Iterator[str]:
     taking = uop.op == RowOp.TAKE
+    if uop.memory > max(LaneMemory):
+        yield f"memory={uop.memory} is none"
+        return
+    memory = LaneMemory(uop.memory)
+    if memory is LaneMemory.ANGLES and uop.op != RowOp.LOAD:
+        yield "Angles is only loaded"
+    in_t = memory is LaneMemory.T
     if uop.attention:
-        yield from _heads(uop, uop.blocks, uop.slot, uop.values)
-    else:
-        in_t = taking and uop.to_t
-        yield from _blocks("T" if in_t else "X", uop.slot, uop.blocks, T_BLOCKS if in_t else X_BLOCKS)
+        yield from _heads(uop, uop.blocks)
+        yield from _wide(uop)
+    if taking and uop.blocks % results_of(uop) and not uop.attention:
+        yield f"{uop.blocks} columns of pairs, of which {results_of(uop)} are taken together"
+    loads_t = uop.op == RowOp.LOAD and in_t
+    if loads_t:
+        yield from _keys(uop)
+        if uop.key_rows % uop.rows:
+            yield f"key_rows={uop.key_rows} of parts of {uop.rows} rows of a lane"
+    blocks = blocks_of_results(uop, uop.blocks) if taking else uop.blocks
+    of_lane = uop.key_rows if loads_t else uop.rows
+    yield from _blocks(memory.name.capitalize(), uop.slot, blocks, of_lane, CELLS[memory])
     if taking:
         yield from _columns(uop.blocks)
+    if uop.op == RowOp.SEND and memory is not LaneMemory.X:
+        yield "only X is sent by Rows"
     if uop.first and uop.op in (RowOp.SEND, RowOp.TAKE) and not uop.attention:
         yield "begins with the first lane, but for loads, stores, and results of attention"
-    if uop.attention and (not taking or not uop.to_t or uop.residual or uop.function):
+    if in_t and uop.op != RowOp.STORE and not uop.readers:
+        yield "writes T for no reader"
+    behind = uop.residual or uop.function or uop.gated or uop.norm or uop.rotated
+    if uop.attention and (not taking or not in_t or behind):
         yield "results of attention go to T as they are"
     if uop.tell and not uop.attention:
         yield "tells that results of attention have left, and takes none"
     if uop.residual > max(AddedResidual):
         yield f"residual={uop.residual} is none"
-    if uop.residual and (not taking or uop.to_t):
-        yield "only results that go to X are added to X"
+    if uop.residual and (not taking or in_t or uop.gated):
+        yield "only results that go to X without a gate are added to X"
+    if (uop.gated or uop.rotated) and not taking:
+        yield "only results have a gate or are rotated"
+    if uop.rotated and not uop.attention:
+        span = pitch_of(uop) // BLOCK if uop.wide else 1
+        yield from _blocks("Angles", 0, span, uop.rows, ANGLE_CELLS)
     if uop.function > len(TABLES):
         yield f"function={uop.function}: Post has 1 to {len(TABLES)}"
-    if uop.norm and (uop.op not in (RowOp.SEND, RowOp.STORE) or not 1 <= uop.columns <= BLOCK * uop.blocks):
-        yield f"a norm over {uop.columns} columns of {uop.blocks} blocks that leave X"
+    if uop.norm:
+        most = min(pitch_of(uop), BLOCK * blocks) if taking else BLOCK * blocks
+        if uop.op == RowOp.LOAD or (in_t and not taking) or not 1 <= uop.columns <= most:
+            yield f"a norm over {uop.columns} columns of {blocks} blocks that leave X, or of heads"
 
 
 def _send(uop: PanelSend) -> Iterator[str]:
     match uop.source:
         case ChunkSource.QUERIES:
-            yield from _columns(uop.chunks)
-            yield from _heads(uop, uop.chunks, uop.slot, uop.keys_slot)
+            yield from _heads(uop, uop.chunks)
+            yield from _wide(uop)
+            yield from _blocks("T", uop.slot, _of_heads(uop, uop.chunks), uop.rows, T_CELLS)
             if not 1 <= uop.count <= uop.lanes * uop.rows:
                 yield f"count={uop.count}: these lanes have 1 to {uop.lanes * uop.rows}"
-            if not 1 <= uop.head_dim <= BLOCK >> uop.narrow:
-                yield f"head_dim={uop.head_dim}: a head has 1 to {BLOCK >> uop.narrow} columns"
+            if not 1 <= uop.head_dim <= pitch_of(uop):
+                yield f"head_dim={uop.head_dim}: a head has 1 to {pitch_of(uop)} columns"
         case ChunkSource.X8 | ChunkSource.T:
-            there = X_BLOCKS if uop.source == ChunkSource.X8 else T_BLOCKS
-            yield from _blocks("X8" if uop.source == ChunkSource.X8 else "T", uop.slot, uop.chunks, there)
+            there = X_CELLS if uop.source == ChunkSource.X8 else T_CELLS
+            yield from _blocks(ChunkSource(uop.source).name, uop.slot, uop.chunks, uop.rows, there)
             if uop.first:
                 yield "begins with the first lane, but for queries"
             yield from _columns(uop.columns)
+            if uop.wide or uop.narrow or uop.others:
+                yield "rows of a product have no heads"
         case _:
             yield f"source={uop.source} is none"
     if uop.each and uop.source != ChunkSource.X8:
@@ -156,6 +230,13 @@ def _send(uop: PanelSend) -> Iterator[str]:
 
 FACTORS_CELL = "the factors of X8", 0
 """Of each row in X8 there is one factor, whichever blocks hold it."""
+
+
+def _tiles(memory: str, slot: int, blocks: int, rows: int) -> Iterator[list[tuple[str, int]]]:
+    """Yield the cells of each block. rows: of a lane."""
+    step = cells(rows)
+    for at in range(slot, slot + blocks * step, step):
+        yield [(memory, i) for i in range(at, at + step)]
 
 
 class BlockWrite(NamedTuple):
@@ -181,14 +262,20 @@ class LaneWrites:
         made, number, waited = cls(), 0, (0, 0)
         for op, uop in enumerate(uops):
             waited = waited[0] + uop.wait, waited[1] + uop.wait_heads
-            sends, takes = uop.op == RowOp.SEND, uop.op == RowOp.TAKE and uop.to_t
-            blocks = _of_heads(uop.blocks, uop.narrow) if uop.attention else uop.blocks
-            for slot in range(uop.slot, uop.slot + blocks) if sends or takes else ():
+            sends = uop.op == RowOp.SEND
+            if not uop.blocks or not (sends or (uop.memory == LaneMemory.T and uop.op != RowOp.STORE)):
+                continue
+            blocks = blocks_of_results(uop, uop.blocks) if uop.op == RowOp.TAKE else uop.blocks
+            rows = uop.key_rows if uop.op == RowOp.LOAD else uop.rows
+            for tile in _tiles("X8" if sends else "T", uop.slot, blocks, rows):
                 written = BlockWrite(number, op, waited)
-                made.cells["X8" if sends else "T", slot].append(written)
-                if sends and slot == uop.slot:
-                    made.cells[FACTORS_CELL].append(written)
-                made.tokens[0 if sends else uop.reader].append(number)
+                if sends and tile[0] == ("X8", uop.slot):
+                    tile.append(FACTORS_CELL)
+                for cell in tile:
+                    made.cells[cell].append(written)
+                for reader in (SEND, HEADS):
+                    if (1 << SEND if sends else uop.readers) >> reader & 1:
+                        made.tokens[reader].append(number)
                 number += 1
         return made
 
@@ -221,17 +308,18 @@ def _read(uop: Any) -> Iterator[tuple[tuple[str, int], int]]:
     match uop:
         case PanelSend(source=ChunkSource.X8):
             yield FACTORS_CELL, uop.wait + uop.each
-            for i in range(uop.chunks):
-                yield ("X8", uop.slot + i), uop.wait + (i + 1) * uop.each
+            for i, tile in enumerate(_tiles("X8", uop.slot, uop.chunks, uop.rows), 1):
+                yield from ((cell, uop.wait + i * uop.each) for cell in tile)
         case PanelSend(source=ChunkSource.T):
-            yield from ((("T", uop.slot + i), uop.wait) for i in range(uop.chunks))
+            for tile in _tiles("T", uop.slot, uop.chunks, uop.rows):
+                yield from ((cell, uop.wait) for cell in tile)
         case _:
-            heads, slots = (
-                (uop.heads, (uop.keys_slot, uop.values))
-                if isinstance(uop, PanelHeads)
-                else (uop.chunks, (uop.slot, uop.keys_slot))
-            )
-            yield from ((("T", slot + i), uop.wait) for slot in slots for i in range(_of_heads(heads, uop.narrow)))
+            heads = uop.heads if isinstance(uop, PanelHeads) else uop.chunks
+            read = [(slot, blocks, uop.key_rows) for slot, blocks in _of_keys(uop, heads)] if heads else []
+            if isinstance(uop, PanelSend):
+                read.append((uop.slot, _of_heads(uop, heads), uop.rows))
+            for part in read:
+                yield from ((cell, uop.wait) for tile in _tiles("T", *part) for cell in tile)
 
 
 def _reads(expansion: ExpandedProgram, writes: LaneWrites, reader: int, name: str, rows: str) -> Iterator[Finding]:
@@ -244,11 +332,11 @@ def _reads(expansion: ExpandedProgram, writes: LaneWrites, reader: int, name: st
             cell = writes.cells.get((memory, slot), [])
             at = bisect_right(cell, seen, key=lambda write: write.number)
             if not at:
-                text = f"{name} uOP {number} reads block {slot} of {memory}, which {rows} has not certainly written"
+                text = f"{name} uOP {number} reads cell {slot} of {memory}, which {rows} has not certainly written"
                 yield Finding("Y01", text, expansion.where(name, number), help="let it wait for more blocks")
             elif at < len(cell) and cell[at].waited[reader] <= number:
                 text = (
-                    f"{name} uOP {number} reads block {slot} of {memory}, over which {rows} uOP {cell[at].op} may write"
+                    f"{name} uOP {number} reads cell {slot} of {memory}, over which {rows} uOP {cell[at].op} may write"
                 )
                 help = f"let that uOP wait for more operations of {name}, or this one for more blocks"
                 yield Finding("Y02", text, expansion.where(name, number), help=help)

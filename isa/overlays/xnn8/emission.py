@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...fields import Record
+from ...layout import UNIT
 from ...overlay import Overlay
 from ...program import KernelPatch
 from ...versal.tokens import SlotTokens
@@ -19,23 +20,25 @@ from .formats import (
     ENGINES,
     ROW_PAIR,
     WEIGHT_WORD,
-    X_BLOCKS,
+    X_CELLS,
     AddedResidual,
     ChunkEnd,
     ChunkSource,
     EngineOp,
+    LaneMemory,
     OffChipChunks,
     PanelHeads,
     PanelRows,
     PanelSend,
     PanelWeights,
     RowOp,
+    cells,
 )
 from .lanes import SEND
 from .numbers import BLOCK, NormConstants
 
-T = X_BLOCKS
-"""Where the blocks of T begin among the cells of the tokens, behind those of X8."""
+T = X_CELLS
+"""Where T begins among the cells of the tokens, behind X8."""
 
 
 class PanelNorm(NamedTuple):
@@ -68,9 +71,10 @@ class StoredWeights(NamedTuple):
 
 
 class HeadsRound(NamedTuple):
-    """A round of attention: up to eight heads in T. queries, keys, values, results: first blocks. heads: their number.
-    head_dim: columns that count. rows, shown: of a sequence, all and those whose keys count. masked: the run-time
-    parameter len[b] of a sequence says how many of these do. causal: of these, those up to each row."""
+    """A round of attention: up to eight heads in T. queries, keys, values, results: first cells. heads: their number.
+    head_dim: columns that count. rows, shown: of a sequence, all and those whose keys count. groups: heads that share
+    keys and values. skip: of those, how many come before the first head. masked: the run-time parameter len[b] of a
+    sequence says how many keys count. causal: of these, those up to each row."""
 
     queries: int
     keys: int
@@ -80,46 +84,95 @@ class HeadsRound(NamedTuple):
     head_dim: int
     rows: int
     shown: int
+    groups: int = 1
+    skip: int = 0
     masked: bool = False
     causal: bool = False
 
     @property
-    def narrow(self) -> int:
-        """1 for heads of 32 columns."""
-        return int(self.head_dim <= BLOCK // 2)
+    def pitch(self) -> int:
+        """Columns from a head to the next."""
+        return max(BLOCK // 2, 1 << (self.head_dim - 1).bit_length())
 
-    def blocks(self, first: int) -> range:
-        """The blocks from `first` on."""
-        return range(first, first + -(-self.heads * (BLOCK >> self.narrow) // BLOCK))
+    @property
+    def widths(self) -> dict[str, int]:
+        """The fields that state the columns of heads."""
+        return {"narrow": int(self.pitch < BLOCK), "wide": int(self.pitch > BLOCK)}
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """The fields that state which heads share keys and values."""
+        return {"groups": self.groups, "skip": self.skip}
+
+    def blocks(self, *, shared: bool) -> int:
+        """How many blocks heads take. shared: those of keys and values."""
+        heads = 1 + (self.skip + self.heads - 1) // self.groups if shared else self.heads
+        return -(-heads * self.pitch // BLOCK)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Destination:
-    """Where results of a product go. slot: first block, in T or X. reader: of T. residual, function: as Rows has them.
-    gains: constants bring them."""
+    """Where results of a product go. slot: first cell, in T or X. readers: of T. residual, function: as Rows has them.
+    gains: constants bring them. gated: pairs of columns make one. norm: of each head. pitch: of heads that are
+    normalised or rotated. rotated: by Angles."""
 
     slot: int
     in_t: bool = False
-    reader: int = SEND
+    readers: tuple[int, ...] = (SEND,)
     residual: AddedResidual = AddedResidual.NONE
     function: int = 0
     gains: bool = False
+    gated: bool = False
+    norm: PanelNorm | None = None
+    pitch: int = BLOCK
+    rotated: bool = False
+
+    def constants(self, columns: int) -> int:
+        """How many vectors `columns` blocks of sums take: scales and bias of each; for each block that is stored, those
+        of a normalised residual, of a norm of heads, and gains."""
+        more = (self.residual == AddedResidual.NORMALISED) + (self.norm is not None) + self.gains
+        return columns + columns // (1 + self.gated) * more
 
     @property
-    def constants(self) -> int:
-        """Of each block: scale and bias; of a normalised residual; gains."""
-        return 1 + (self.residual == AddedResidual.NORMALISED) + self.gains
+    def fields(self) -> dict[str, int]:
+        """Of an operation of Rows."""
+        return {
+            "memory": LaneMemory.T if self.in_t else LaneMemory.X,
+            "slot": self.slot,
+            "readers": sum(1 << reader for reader in self.readers),
+            "residual": self.residual,
+            "function": self.function,
+            "gains": int(self.gains),
+            "gated": int(self.gated),
+            "rotated": int(self.rotated),
+            "narrow": int(self.pitch < BLOCK),
+            "wide": int(self.pitch > BLOCK),
+            **({} if self.norm is None else self.norm.fields),
+        }
 
 
 class PlacedSequence(NamedTuple):
-    """A sequence in a panel. first, lanes: of its engine. rows: of a lane, the same in all of a program. number: of the
-    sequence in the batch."""
+    """A sequence in a panel, or a part of one that is spread over engines and has all their lanes. first, lanes: of its
+    engine. rows: of a lane, the same in all of a program. number: of the sequence in the batch. part, parts:
+    which of how many."""
 
     engine: int
     first: int
     lanes: int
     rows: int
     number: int
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """Its lanes, as fields."""
+        return {"first": self.first, "lanes": self.lanes, "rows": self.rows}
+
+    @property
+    def key_rows(self) -> int:
+        """Keys in a lane: of the whole sequence."""
+        return self.rows * self.parts
 
 
 class IntegerEmitter:
@@ -145,16 +198,25 @@ class IntegerEmitter:
     def _add(self, unit: str, mop: Record) -> None:
         self.sequences[unit].append(mop)
 
-    def _constants(self, at: StoredConstants, blocks: int, engines: Iterable[int]) -> None:
+    def _constants(self, addr: int, vectors: int, engines: Iterable[int]) -> None:
+        """Bring `vectors` pairs of vectors, from an address on in units of 64 bytes."""
         mask = sum(1 << engine for engine in engines)
-        size = blocks * at.each * CONSTANTS
-        self._add("LPDDR", OffChipChunks(addr=at.addr, size=size, end=ChunkEnd.CONSTANTS, engines=mask))
+        self._add("LPDDR", OffChipChunks(addr=addr, size=vectors * CONSTANTS, end=ChunkEnd.CONSTANTS, engines=mask))
 
-    def _waits(self, engine: int, cells: Iterable[int], told: int | None) -> dict[str, int]:
-        """What Rows waits for before it writes over cells, of which it tells one of the readers."""
-        cells = list(cells)
+    @property
+    def _cells(self) -> int:
+        """Of a block."""
+        return cells(self._placed[0].rows)
+
+    def _tiles(self, first: int, blocks: int, each: int | None = None) -> list[tuple[int, ...]]:
+        """The cells of blocks from cell `first` on. each: cells of a block; None: those of rows of this panel."""
+        each = each or self._cells
+        return [tuple(range(at, at + each)) for at in range(first, first + blocks * each, each)]
+
+    def _waits(self, engine: int, blocks: Sequence[tuple[int, ...]], told: Iterable[int]) -> dict[str, int]:
+        """What Rows waits for before it writes over blocks, of which it tells some of the readers."""
         send, heads = (
-            tokens.write(cells) if i == told else tokens.overwrite(cells)
+            tokens.write(blocks) if i in told else tokens.overwrite(cell for block in blocks for cell in block)
             for i, tokens in enumerate(self._tokens[engine])
         )
         return {"wait": send, "wait_heads": heads}
@@ -164,16 +226,22 @@ class IntegerEmitter:
         firsts = sorted({of.first for of in self._placed})
         return [[of for of in self._placed if of.first == first] for first in firsts]
 
-    def load(self, addresses: Sequence[int], blocks: int, gains: StoredConstants | None) -> None:
-        """Load the rows of the sequences to X from block 0 on. addresses: of the sequences of the batch, in units of 64
-        bytes. gains: of these blocks."""
+    def load(
+        self,
+        addresses: Sequence[int],
+        blocks: int,
+        gains: StoredConstants | None,
+        memory: LaneMemory = LaneMemory.X,
+    ) -> None:
+        """Load the rows of the sequences to X or Angles from block 0 on. addresses: of the sequences of the batch, in
+        units of 64 bytes. gains: of these blocks."""
         for number, some in enumerate(self._rounds()):
             takes = gains is not None and not number
             if gains is not None and takes:
-                self._constants(gains, blocks, self._lanes)
+                self._constants(gains.addr, blocks * gains.each, self._lanes)
             for of in some:
-                lanes = {"first": of.first, "lanes": of.lanes, "rows": of.rows}
-                self._add(f"Rows{of.engine}", PanelRows(op=RowOp.LOAD, blocks=blocks, gains=int(takes), **lanes))
+                fields = {"memory": memory, "blocks": blocks, "gains": int(takes), **of.fields}
+                self._add(f"Rows{of.engine}", PanelRows(op=RowOp.LOAD, **fields))
                 self._blocks(addresses[of.number], ChunkEnd.LOAD, of, blocks)
 
     def store(
@@ -184,23 +252,51 @@ class IntegerEmitter:
         fields = {} if norm is None else norm.fields
         for some in self._rounds():
             if affine is not None:
-                self._constants(affine, blocks, [of.engine for of in some])
+                self._constants(affine.addr, blocks * affine.each, [of.engine for of in some])
             for of in some:
-                lanes = {"first": of.first, "lanes": of.lanes, "rows": of.rows}
-                self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, blocks=blocks, **lanes, **fields))
+                self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, blocks=blocks, **of.fields, **fields))
                 self._blocks(addresses[of.number], ChunkEnd.STORE, of, blocks)
 
     def _blocks(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int) -> None:
-        rows = of.lanes * of.rows
-        size = blocks * rows * ROW_PAIR // 2
-        lanes = {"rows": rows, "first": of.first, "lanes": of.lanes}
-        self._add("DDR", OffChipChunks(addr=addr, size=size, end=end, engines=1 << of.engine, **lanes))
+        """Move blocks of X of one part of a sequence. A block has all rows of the sequence."""
+        self._moved(addr, end, of, blocks, of.lanes * of.rows * ROW_PAIR // 2)
+
+    def _moved(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int, size: int) -> None:
+        """Move blocks of a part of a sequence, which takes `size` words of each."""
+        fields: dict[str, int] = {"end": end, "engines": 1 << of.engine, "rows": of.lanes * of.rows}
+        fields |= {"first": of.first, "lanes": of.lanes}
+        if of.parts == 1:
+            self._add("DDR", OffChipChunks(addr=addr, size=blocks * size, **fields))
+        else:
+            at = addr + of.part * size // UNIT
+            fields |= {"chunks": blocks, "chunk_stride": of.parts * size // UNIT}
+            self._add("DDR", OffChipChunks(addr=at, size=size, **fields))
+
+    def put_apart(self, addr: int, slot: int, blocks: int) -> None:
+        """Store blocks of T, from cell `slot` on, of all parts of a sequence. addr: where, in units of 64 bytes."""
+        for of in self._placed:
+            fields = {"memory": LaneMemory.T, "slot": slot, "blocks": blocks, **of.fields}
+            self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, **fields))
+            self._moved(addr, ChunkEnd.STORE_T, of, blocks, of.lanes * of.rows * ROW_PAIR // 4)
+
+    def fetch(self, addr: int, slot: int, blocks: int, readers: tuple[int, ...]) -> None:
+        """Load what `put_apart` has stored to T of all engines, from cell `slot` on. readers: of it."""
+        of = self._placed[0]
+        rows, each = of.lanes * of.rows, cells(of.key_rows)
+        engines = sum(1 << engine for engine in self._lanes)
+        fields: dict[str, int] = {"end": ChunkEnd.LOAD_T, "engines": engines, "rows": rows, "lanes": of.lanes}
+        self._add("DDR", OffChipChunks(addr=addr, size=blocks * of.parts * rows * ROW_PAIR // 4, **fields))
+        for engine in self._lanes:
+            waits = self._waits(engine, self._tiles(T + slot, blocks, each), readers)
+            take = {"memory": LaneMemory.T, "slot": slot, "blocks": blocks, "key_rows": of.key_rows, **of.fields}
+            told = sum(1 << reader for reader in readers)
+            self._add(f"Rows{engine}", PanelRows(op=RowOp.LOAD, readers=told, **take, **waits))
 
     def walk(self, blocks: int, norm: PanelNorm | None) -> None:
         """Send blocks of X to X8, from block 0 on."""
         fields = {} if norm is None else norm.fields
         for engine, lanes in self._lanes.items():
-            waits = self._waits(engine, range(blocks), SEND)
+            waits = self._waits(engine, self._tiles(0, blocks), (SEND,))
             self._add(f"Rows{engine}", PanelRows(op=RowOp.SEND, blocks=blocks, **lanes, **waits, **fields))
 
     def product(
@@ -214,15 +310,15 @@ class IntegerEmitter:
         *,
         each: bool,
     ) -> None:
-        """Compute up to 512 columns of a product. source: X8 or T. slot: first block of its rows. constants: where
-        those of the results begin, in units of 64 bytes. each: the rows are being walked."""
+        """Compute up to 512 columns of a product. source: X8 or T. slot: first cell of its rows. constants: where those
+        of the results begin, in units of 64 bytes. each: the rows are being walked."""
         columns = len(weights.shifts)
         shifts = {f"shift{i}": shift for i, shift in enumerate(weights.shifts)}
-        cells = range(slot, slot + chunks) if source is ChunkSource.X8 else range(T + slot, T + slot + chunks)
+        tiles = self._tiles(slot if source is ChunkSource.X8 else T + slot, chunks)
         rows = {"source": source, "slot": slot, "chunks": chunks, "each": int(each), "columns": columns, **shifts}
         for engine, lanes in self._lanes.items():
             send = self._tokens[engine][SEND]
-            wait = send.read_each(cells) if each else send.read(cells)
+            wait = send.read_each(tiles) if each else send.read(cell for tile in tiles for cell in tile)
             self._add(f"Send{engine}", PanelSend(wait=wait, **lanes, **rows))
             self._add(f"Engine{engine}", EngineOp(columns=columns, depth=chunks, **lanes))
         engines = sum(1 << engine for engine in self._lanes)
@@ -233,20 +329,11 @@ class IntegerEmitter:
         ):
             if count:
                 self._add(bank, OffChipChunks(addr=addr, size=chunks * count * WEIGHT_WORD, end=ChunkEnd.WEIGHTS))
-        self._constants(StoredConstants(constants, to.constants), columns, self._lanes)
-        in_t = range(T + to.slot, T + to.slot + columns) if to.in_t else range(0)
-        take = {
-            "blocks": columns,
-            "slot": to.slot,
-            "to_t": int(to.in_t),
-            "reader": to.reader,
-            "residual": to.residual,
-            "function": to.function,
-            "gains": int(to.gains),
-        }
+        self._constants(constants, to.constants(columns), self._lanes)
+        made = self._tiles(T + to.slot, columns // (1 + to.gated)) if to.in_t else []
         for engine, lanes in self._lanes.items():
-            waits = self._waits(engine, in_t, to.reader if to.in_t else None)
-            self._add(f"Rows{engine}", PanelRows(op=RowOp.TAKE, **lanes, **take, **waits))
+            waits = self._waits(engine, made, to.readers if to.in_t else ())
+            self._add(f"Rows{engine}", PanelRows(op=RowOp.TAKE, blocks=columns, **lanes, **to.fields, **waits))
 
     def attention(self, heads: HeadsRound, *, last: bool) -> None:
         """Compute a round of attention for each sequence. last: a product follows, or nothing."""
@@ -258,22 +345,39 @@ class IntegerEmitter:
 
     def _heads(self, heads: HeadsRound, at: PlacedSequence, ends: int) -> None:
         send, reader = self._tokens[at.engine]
-        lanes = {"lanes": at.lanes, "first": at.first, "rows": at.rows}
-        of = {"narrow": heads.narrow, "keys": heads.shown, **lanes}
-        queries, keys, values, results = (
-            [T + i for i in heads.blocks(first)] for first in (heads.queries, heads.keys, heads.values, heads.results)
+        of = {**heads.widths, **heads.shares, "keys": heads.shown, "key_rows": at.key_rows}
+        lanes, first = {"first": at.first, "lanes": at.lanes}, at.part * at.lanes * at.rows
+        apart = sum(1 << x.engine for x in self._placed if x.number == at.number and x.engine != at.engine)
+        queries, results = (
+            self._tiles(T + slot, heads.blocks(shared=False)) for slot in (heads.queries, heads.results)
         )
-        names = {"keys_slot": heads.keys, "head_dim": heads.head_dim, "count": heads.rows, "causal": int(heads.causal)}
-        wait = send.read([*queries, *keys])
-        mop = PanelSend(source=ChunkSource.QUERIES, slot=heads.queries, chunks=heads.heads, wait=wait, **of, **names)
+        keys, values = (
+            self._tiles(T + slot, heads.blocks(shared=True), cells(at.key_rows)) for slot in (heads.keys, heads.values)
+        )
+        mop = PanelSend(
+            source=ChunkSource.QUERIES,
+            slot=heads.queries,
+            keys_slot=heads.keys,
+            chunks=heads.heads,
+            head_dim=heads.head_dim,
+            count=min(heads.rows - first, at.lanes * at.rows),
+            causal=int(heads.causal),
+            first_row=first,
+            others=apart,
+            wait=send.read(cell for tile in (*queries, *keys) for cell in tile),
+            **of,
+            **at.fields,
+        )
         self._add(f"Send{at.engine}", mop)
-        wait = reader.read([*keys, *values])
-        mop_heads = PanelHeads(keys_slot=heads.keys, values=heads.values, heads=heads.heads, wait=wait, **of)
-        self._add(f"Heads{at.engine}", mop_heads)
-        self._add(f"Engine{at.engine}", EngineOp(attention=1, leaves=ends, columns=heads.heads, **lanes))
-        waits = self._waits(at.engine, results, SEND)
-        take = {"slot": heads.results, "to_t": 1, "values": heads.values, "tell": ends}
-        self._add(f"Rows{at.engine}", PanelRows(op=RowOp.TAKE, attention=1, blocks=heads.heads, **of, **take, **waits))
+        wait = reader.read(cell for tile in (*keys, *values) for cell in tile)
+        slots = {"keys_slot": heads.keys, "values": heads.values, "heads": heads.heads}
+        self._add(f"Heads{at.engine}", PanelHeads(wait=wait, **slots, **of, **lanes))
+        wide = {"wide": heads.widths["wide"], "key_rows": at.key_rows}
+        self._add(f"Engine{at.engine}", EngineOp(attention=1, leaves=ends, columns=heads.heads, **wide, **at.fields))
+        waits = self._waits(at.engine, results, (SEND,))
+        take = {"memory": LaneMemory.T, "slot": heads.results, "values": heads.values, "tell": ends}
+        rows = PanelRows(op=RowOp.TAKE, attention=1, blocks=heads.heads, **of, **at.fields, **take, **waits)
+        self._add(f"Rows{at.engine}", rows)
         for kind in ("Send", "Heads", "Rows") if heads.masked else ():
             unit = f"{kind}{at.engine}"
             patch = KernelPatch(unit, len(self.sequences[unit]) - 1, "keys", 0, heads.shown)

@@ -22,11 +22,11 @@ from .formats import (
     HALVES,
     LANE_ROWS,
     RECORD_WORDS,
-    SLICES,
     ChunkKind,
     ChunkRecord,
     EngineOp,
     PanelWeights,
+    slices,
     slices_of_keys,
 )
 from .numbers import BLOCK
@@ -162,7 +162,7 @@ class EngineUnit(Unit):
     def _attention(self, uop: EngineOp) -> Steps:
         heads = uop.columns
         queries: list[tuple[Any, ChunkRecord]] = []
-        slices: list[Any] = []
+        taken: list[Any] = []
 
         def keep(n: int, chunks: Sequence[Any]) -> None:
             for chunk in chunks:
@@ -170,30 +170,33 @@ class EngineUnit(Unit):
                 queries.append((x.reshape(uop.rows * uop.lanes, -1), record))
 
         yield Burst(heads, gets=(self._rows,), do=keep)
-        share = slices_of_keys(uop.rows, uop.lanes) / SLICES * uop.rows / LANE_ROWS
+        count = slices(uop.key_rows)
+        # of wide heads, a pair multiplies as many rows as a tile does of others
+        share_of_rows = (uop.rows << uop.wide) / LANE_ROWS
+        share = slices_of_keys(uop.key_rows, uop.lanes) / count * share_of_rows
         for rate, operands in (("maxima_us", 1), ("weights_us", 2)):
-            for _ in range(SLICES):
+            for _ in range(count):
                 words = operands * heads
-                yield Step(rate, share, gets=(self._heads,), words=words, parts=words, do=slices.append)
+                yield Step(rate, share, gets=(self._heads,), words=words, parts=words, do=taken.append)
 
         def leave() -> tuple[Any]:
-            keys, values = np.concatenate(slices[SLICES:], -2).swapaxes(0, 1)
+            keys, values = np.concatenate(taken[count:], -2).swapaxes(0, 1)
             sums = np.stack([self._head(*queries[i], keys[i], values[i], uop) for i in range(heads)])
             return (sums.reshape(HALVES * heads, -1, sums.shape[-1]),)
 
         words = HALVES * heads
-        yield Step("round_us", uop.rows / LANE_ROWS, puts=(self._results,), words=words, parts=words, do=leave)
+        yield Step("round_us", share_of_rows, puts=(self._results,), words=words, parts=words, do=leave)
         if uop.leaves:
             yield Step(gets=(self._told,))
 
     def _head(self, q: Any, record: ChunkRecord, keys: Any, values: Any, uop: EngineOp) -> npt.NDArray[np.int32]:
         """Sums of weighted values of a head, and of weights, (rows, columns + 1). keys, values: (lanes, keys of a lane,
         columns)."""
-        of_keys, of_values = (x.reshape(uop.rows * uop.lanes, -1) for x in (keys, values))
+        of_keys, of_values = (x.reshape(uop.key_rows * uop.lanes, -1) for x in (keys, values))
         key = np.arange(len(of_keys))
         shows = key < record.keys
         if record.causal:
-            shows = shows & (key <= key[:, None])
+            shows = shows & (key <= record.first_row + np.arange(len(q))[:, None])
         shifts = np.array(record.first_shift), np.array(record.second_shift)
         weights = numbers.weights(numbers.sums(q, of_keys.T), shifts, shows)
         made = numbers.sums(weights, of_values)

@@ -24,27 +24,39 @@ PAIRS = 8
 """Pairs of tiles in an array row, each with 64 columns of results, or a head."""
 SLICE_KEYS = 32
 """Keys that a tile computes with at a time in attention."""
-SLICES = 2
-"""Parts in which the keys of a sequence pass on here: of each lane, half of them."""
-X_BLOCKS, T_BLOCKS = 16, 64
-"""Blocks of 64 columns in X, of 16 bits (128 KiB in a lane), and in T, of 8 bits (256 KiB)."""
+X_CELLS, T_CELLS, ANGLE_CELLS = 64, 256, 4
+"""Cells of a lane: 16 rows of a block of 64 columns. In X of 16 bits (128 KiB), in T of 8 bits (256 KiB), in Angles of
+16 bits (8 KiB). So a lane with fewer rows holds more columns."""
+WIDE_ROWS = 32
+"""The most rows of a lane whose heads have 128 columns: both tiles of a pair share them."""
 RECORD_WORDS = 8
 WEIGHT_WORD = BLOCK * BLOCK // 4
 """Words of 32 bits in the part of a chunk of weights that one column of pairs gets, 64 x 64: a word of W's streams."""
 CONSTANTS = 80
 """Words of 32 bits in two vectors of a block, with their exponents."""
 ROW_PAIR = BLOCK + 1
-"""Words of 32 bits in two rows of a block of X: 64 integers of 16 bits each, and an exponent."""
+"""Words of 32 bits in two rows of a block of X: 64 integers of 16 bits each, and an exponent; in four rows of T."""
+
+
+def slices(key_rows: int) -> int:
+    """Return in how many parts, equally long, the keys of a lane pass on here. key_rows: its keys."""
+    return 2 * -(-key_rows // (2 * SLICE_KEYS))
+
+
+def cells(rows: int) -> int:
+    """Return how many cells of a lane a block takes. rows: of the lane, a multiple of 16."""
+    return rows // ROW_STEP
+
 
 HALVES = 2
 """Words of a head in the stream of results, each with half of its rows: what the buffers of a pair hold, as they hold a
 block of a product."""
 
 
-def slices_of_keys(rows: int, lanes: int) -> int:
-    """Return the slices of `SLICE_KEYS` keys of a sequence. The last one may be filled up. rows: of each of its
+def slices_of_keys(key_rows: int, lanes: int) -> int:
+    """Return the slices of `SLICE_KEYS` keys of a sequence. The last one may be filled up. key_rows: of each of its
     lanes."""
-    return -(-rows * lanes // SLICE_KEYS)
+    return -(-key_rows * lanes // SLICE_KEYS)
 
 
 class ChunkEnd(IntEnum):
@@ -54,17 +66,19 @@ class ChunkEnd(IntEnum):
     CONSTANTS = 1
     LOAD = 2
     STORE = 3
+    LOAD_T = 4
+    STORE_T = 5
 
 
 class OffChipChunks(Record, words=5, name="OffChip"):
-    """Move `chunks` pieces: weights to W, constants or blocks of X to lanes, or blocks of X from the lanes of one
-    engine."""
+    """Move `chunks` pieces: weights to W, constants or blocks of X or T to lanes, or blocks of X or T from the lanes of
+    one engine."""
 
     addr: int = bits(0, 0, 32, "first word, in units of 64 bytes")
     size: int = bits(1, 0, 23, "words of 32 bits of one chunk")
-    end: int = bits(1, 23, 2, "weights to W, constants to lanes, blocks of X to lanes, blocks of X from lanes")
-    engines: int = bits(1, 25, 3, "whose lanes: bit i selects engine i; ignored for weights")
-    rows: int = bits(4, 0, 10, "of a block of X, of the lanes together")
+    end: int = bits(1, 23, 3, "weights to W, constants to lanes, blocks of X to or from lanes, of T to or from lanes")
+    engines: int = bits(1, 26, 3, "whose lanes: bit i selects engine i; ignored for weights")
+    rows: int = bits(4, 0, 10, "of a block of X or T, of the lanes of an engine together")
     first: int = bits(4, 10, 3, "first of these lanes")
     lanes: int = bits(4, 13, 4, "their number: each has a port of the memory with one other", default=LANES)
     reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
@@ -76,13 +90,15 @@ def off_chip_uops(mop: OffChipChunks, iteration: int) -> Iterator[ChunkTransfer]
     """Yield the uOPs of one repetition of a mOP, one for each chunk. iteration: number of the repetition, from 0."""
     end = ChunkEnd(mop.end)
     peers = tuple(f"Rows{i}" for i in range(ENGINES) if mop.engines >> i & 1)
-    piece = {ChunkEnd.WEIGHTS: WEIGHT_WORD, ChunkEnd.CONSTANTS: CONSTANTS}.get(end, mop.rows * ROW_PAIR // 2)
+    of_rows = mop.rows * ROW_PAIR // (4 if end in (ChunkEnd.LOAD_T, ChunkEnd.STORE_T) else 2)
+    piece = {ChunkEnd.WEIGHTS: WEIGHT_WORD, ChunkEnd.CONSTANTS: CONSTANTS}.get(end, of_rows)
+    stores = end in (ChunkEnd.STORE, ChunkEnd.STORE_T)
     if end is ChunkEnd.WEIGHTS:
         peers = ("W",)
-    elif end is ChunkEnd.STORE and len(peers) > 1:
+    elif stores and len(peers) > 1:
         peers = ("",)
     for addr in starts(mop, iteration):
-        yield ChunkTransfer(addr, mop.size, end is ChunkEnd.STORE, peers, max(1, piece))
+        yield ChunkTransfer(addr, mop.size, stores, peers, max(1, piece))
 
 
 class PanelWeights(Record, words=1, name="W"):
@@ -98,13 +114,22 @@ class RowOp(IntEnum):
     """What Rows does."""
 
     LOAD = 0
-    """Blocks from DDR to X."""
+    """Blocks from DDR to a memory."""
     STORE = 1
-    """Blocks of X to DDR."""
+    """Blocks of X or T to DDR."""
     SEND = 2
     """Blocks of X to X8, as rows of a product."""
     TAKE = 3
     """Results of the engine to X or T, through Post."""
+
+
+class LaneMemory(IntEnum):
+    """What Rows writes, or stores to DDR."""
+
+    X = 0
+    T = 1
+    ANGLES = 2
+    """The factors of rotations: of each pair of columns, its own, then its partner's."""
 
 
 class AddedResidual(IntEnum):
@@ -116,34 +141,40 @@ class AddedResidual(IntEnum):
     """By the statistics of the latest SEND."""
 
 
-class PanelRows(Record, words=6, name="Rows"):
-    """Move blocks of 64 columns into X, out of it, or from the engine to X or T."""
+class PanelRows(Record, words=7, name="Rows"):
+    """Move blocks of 64 columns into the memories of a lane, out of them, or from the engine to X or T."""
 
     op: int = bits(0, 0, 2, "load, store, send, take")
-    rows: int = bits(5, 0, 7, "of a lane", default=LANE_ROWS)
-    blocks: int = bits(0, 2, 5, "blocks of X; of results, columns of pairs; 0: it only waits")
-    slot: int = bits(0, 7, 6, "first block in X, or in T")
-    lanes: int = bits(0, 13, 4, "lanes that have rows", default=LANES)
-    first: int = bits(0, 17, 3, "first of these lanes, for loads, stores, and results of attention")
-    attention: int = bits(0, 20, 1, "results are sums of a head for each column of pairs")
-    to_t: int = bits(0, 21, 1, "results go to T, not to X")
-    reader: int = bits(0, 22, 1, "of T: 1 Heads, for keys and values; 0 Send")
-    residual: int = bits(0, 23, 2, "added: nothing, X as it is, X normalised")
-    function: int = bits(0, 25, 3, "of results: 0 none, or a number of functions.TABLES from 1 on")
-    gains: int = bits(0, 28, 1, "constants bring the gains of what is written to X")
-    norm: int = bits(0, 29, 1, "what leaves X is normalised")
-    rms: int = bits(0, 30, 1, "its mean is taken for 0")
-    tell: int = bits(0, 31, 1, "tell the engine when results of attention have left it")
+    memory: int = bits(0, 2, 2, "that is loaded, stored, or takes results: X, T, Angles")
+    rows: int = bits(1, 25, 7, "of a lane", default=LANE_ROWS)
+    blocks: int = bits(0, 4, 7, "blocks of the memory; of results, columns of pairs; 0: it only waits")
+    slot: int = bits(5, 0, 8, "first cell")
+    lanes: int = bits(0, 11, 4, "lanes that have rows", default=LANES)
+    first: int = bits(0, 15, 3, "first of these lanes, for loads, stores, and results of attention")
+    attention: int = bits(0, 18, 1, "results are sums of a head for each column of pairs")
+    readers: int = bits(0, 19, 2, "of what T takes: bit 0 Send, bit 1 Heads, for keys and values", default=1)
+    residual: int = bits(0, 21, 2, "added: nothing, X as it is, X normalised")
+    function: int = bits(0, 23, 3, "of results: 0 none, or a number of functions.TABLES from 1 on")
+    gains: int = bits(0, 26, 1, "constants bring the gains of what is written to X")
+    norm: int = bits(0, 27, 1, "what leaves X is normalised; of results, each head")
+    rms: int = bits(0, 28, 1, "its mean is taken for 0")
+    tell: int = bits(0, 29, 1, "tell the engine when results of attention have left it")
+    gated: int = bits(0, 30, 1, "of two columns of pairs, the first, behind the function, times the second")
+    rotated: int = bits(0, 31, 1, "results are rotated by Angles")
     wait: int = bits(1, 0, 8, "operations of Send to wait for")
     wait_heads: int = bits(1, 8, 8, "operations of Heads to wait for")
-    values: int = bits(1, 16, 6, "block in T of the values of attention")
-    narrow: int = bits(1, 22, 1, "heads have 32 columns, not 64")
-    keys: int = bits(2, 0, 10, "keys of the sequence that count")
-    columns: int = bits(2, 10, 15, "columns of a norm that count")
-    root_exponent: int = bits(2, 25, 7, "of the root of that number", signed=True)
+    values: int = bits(5, 8, 8, "cell in T of the values of attention")
+    narrow: int = bits(2, 22, 1, "heads have 32 columns, not 64")
+    wide: int = bits(2, 23, 1, "heads have 128 columns, not 64")
+    groups: int = bits(2, 24, 6, "heads that share keys and values", default=1)
+    skip: int = bits(6, 8, 6, "heads that come before the first one, of those whose values begin at `values`")
+    keys: int = bits(5, 16, 11, "keys of the sequence that count")
+    key_rows: int = bits(6, 0, 8, "of a lane, of values", default=LANE_ROWS)
+    columns: int = bits(2, 0, 15, "columns of a norm that count")
+    root_exponent: int = bits(2, 15, 7, "of the root of that number", signed=True)
     added: int = bits(3, 0, 31, "what is added to the sum of squares")
     root: int = bits(4, 0, 31, "root of the number of columns")
-    added_low: int = bits(1, 23, 9, "minus its exponent")
+    added_low: int = bits(1, 16, 9, "minus its exponent")
 
     @staticmethod
     def of_norm(constants: NormConstants, *, rms: bool) -> dict[str, int]:
@@ -184,42 +215,51 @@ class ChunkSource(IntEnum):
     QUERIES = 2
 
 
-class PanelSend(ColumnShifts, words=4, name="Send"):
+class PanelSend(ColumnShifts, words=6, name="Send"):
     """Send chunks of 64 columns of rows to the engine: the rows of a product for one block of 512 columns, or queries
     of up to eight heads."""
 
     source: int = bits(0, 0, 2, "X8, rows of T, queries in T")
-    slot: int = bits(0, 2, 6, "first block")
-    chunks: int = bits(0, 8, 7, "blocks; of queries, heads; 0: it only waits")
-    lanes: int = bits(0, 15, 4, "lanes that have rows", default=LANES)
-    first: int = bits(0, 19, 3, "first of these lanes, of queries")
-    wait: int = bits(0, 22, 8, "blocks that Rows has written to wait for, before the first")
-    each: int = bits(0, 30, 1, "wait for one more before each chunk")
-    narrow: int = bits(0, 31, 1, "heads have 32 columns, not 64")
-    keys_slot: int = bits(2, 10, 6, "block in T of the keys")
-    head_dim: int = bits(2, 16, 7, "columns of a head that count")
-    keys: int = bits(3, 0, 10, "keys of the sequence that count")
-    count: int = bits(3, 10, 10, "rows of the sequence")
-    rows: int = bits(3, 20, 7, "of a lane", default=LANE_ROWS)
-    causal: int = bits(3, 27, 1, "of queries: keys behind their row do not count")
-    columns: int = bits(3, 28, 4, "of a product: columns of pairs that have results", default=PAIRS)
+    slot: int = bits(2, 19, 8, "first cell")
+    chunks: int = bits(2, 10, 9, "blocks; of queries, heads; 0: it only waits")
+    lanes: int = bits(0, 6, 4, "lanes that have rows", default=LANES)
+    first: int = bits(0, 10, 3, "first of these lanes, of queries")
+    wait: int = bits(0, 13, 8, "blocks that Rows has written to wait for, before the first")
+    each: int = bits(0, 2, 1, "wait for one more before each chunk")
+    narrow: int = bits(0, 3, 1, "heads have 32 columns, not 64")
+    wide: int = bits(0, 4, 1, "heads have 128 columns, not 64")
+    others: int = bits(0, 28, 3, "engines that have other rows of the sequence: bit i selects engine i")
+    keys_slot: int = bits(3, 0, 8, "cell in T of the keys")
+    head_dim: int = bits(3, 8, 8, "columns of a head that count")
+    groups: int = bits(3, 16, 6, "heads that share keys", default=1)
+    skip: int = bits(3, 22, 6, "heads that come before the first one, of those whose keys begin at `keys_slot`")
+    keys: int = bits(4, 0, 11, "keys of the sequence that count")
+    count: int = bits(4, 11, 10, "rows of the sequence in these lanes")
+    rows: int = bits(0, 21, 7, "of a lane", default=LANE_ROWS)
+    key_rows: int = bits(4, 21, 8, "of a lane, of keys", default=LANE_ROWS)
+    causal: int = bits(0, 5, 1, "of queries: keys behind their row do not count")
+    first_row: int = bits(5, 0, 11, "of the sequence in these lanes")
+    columns: int = bits(2, 27, 4, "of a product: columns of pairs that have results", default=PAIRS)
 
 
-class PanelHeads(Record, words=2, name="Heads"):
-    """Send keys, then keys and values, in slices of 32, to the columns of pairs: one head to each."""
+class PanelHeads(Record, words=3, name="Heads"):
+    """Send keys, then keys and values, in slices of up to 32, to the columns of pairs: one head to each."""
 
-    keys_slot: int = bits(0, 0, 6, "block in T of the keys")
-    values: int = bits(0, 6, 6, "block in T of the values")
-    first: int = bits(0, 12, 3, "first lane of the sequence")
-    lanes: int = bits(0, 15, 4, "its lanes", default=LANES)
-    heads: int = bits(0, 19, 4, "heads; 0: it only waits", default=PAIRS)
-    narrow: int = bits(0, 23, 1, "heads have 32 columns, not 64")
-    wait: int = bits(0, 24, 8, "blocks that Rows has written to wait for")
-    keys: int = bits(1, 0, 10, "keys of the sequence that count")
-    rows: int = bits(1, 10, 7, "of a lane", default=LANE_ROWS)
+    keys_slot: int = bits(0, 0, 8, "cell in T of the keys")
+    values: int = bits(0, 8, 8, "cell in T of the values")
+    first: int = bits(1, 0, 3, "first lane of the sequence")
+    lanes: int = bits(1, 3, 4, "its lanes", default=LANES)
+    heads: int = bits(0, 24, 4, "heads; 0: it only waits", default=PAIRS)
+    narrow: int = bits(0, 28, 1, "heads have 32 columns, not 64")
+    wide: int = bits(0, 29, 1, "heads have 128 columns, not 64")
+    groups: int = bits(2, 0, 6, "heads that share keys and values", default=1)
+    skip: int = bits(2, 6, 6, "heads that come before the first one, of those whose keys begin at `keys_slot`")
+    wait: int = bits(0, 16, 8, "blocks that Rows has written to wait for")
+    keys: int = bits(1, 7, 11, "keys of the sequence that count")
+    key_rows: int = bits(1, 18, 8, "of a lane, of keys", default=LANE_ROWS)
 
 
-class EngineOp(Record, words=1, name="Engine"):
+class EngineOp(Record, words=2, name="Engine"):
     """Take weights for blocks of 512 columns of a product, or heads for a round of attention. What the tiles do with a
     chunk is said by its record; this counts what is passed on to them."""
 
@@ -227,10 +267,12 @@ class EngineOp(Record, words=1, name="Engine"):
     first: int = bits(0, 1, 3, "first lane that has rows, in attention")
     lanes: int = bits(0, 4, 4, "lanes that have rows", default=LANES)
     columns: int = bits(0, 8, 4, "columns of pairs that have results", default=PAIRS)
-    depth: int = bits(0, 12, 7, "chunks of a block of results")
-    times: int = bits(0, 19, 5, "blocks of results, one after the other", default=1)
-    rows: int = bits(0, 24, 7, "of a lane", default=LANE_ROWS)
-    leaves: int = bits(0, 31, 1, "wait until the results of attention have left: a product follows")
+    depth: int = bits(0, 12, 9, "chunks of a block of results")
+    rows: int = bits(0, 21, 7, "of a lane", default=LANE_ROWS)
+    leaves: int = bits(0, 28, 1, "wait until the results of attention have left: a product follows")
+    wide: int = bits(0, 29, 1, "heads have 128 columns, of which each tile of a pair has half")
+    times: int = bits(1, 0, 5, "blocks of results, one after the other", default=1)
+    key_rows: int = bits(1, 5, 8, "of a lane, of keys", default=LANE_ROWS)
 
 
 class ChunkKind(IntEnum):
@@ -251,14 +293,15 @@ class ChunkRecord(ColumnShifts, words=RECORD_WORDS):
     clears: int = bits(0, 2, 1, "sums begin at 0")
     head: int = bits(0, 3, 3, "column of pairs that keeps the queries")
     narrow: int = bits(0, 6, 1, "heads have 32 columns, not 64")
-    keys: int = bits(0, 7, 10, "keys that count")
-    first_shift: int = bits(0, 17, 5, "of the difference of two scores")
-    second_shift: int = bits(0, 22, 6, "of its product with log2 e")
-    causal: int = bits(0, 28, 1, "keys behind the row do not count")
+    keys: int = bits(0, 7, 11, "keys that count")
+    first_shift: int = bits(0, 18, 5, "of the difference of two scores")
+    second_shift: int = bits(0, 23, 6, "of its product with log2 e")
+    causal: int = bits(0, 29, 1, "keys behind the row do not count")
     heads: int = bits(3, 0, 4, "chunks of queries, one for each head")
     lanes: int = bits(3, 4, 4, "lanes of the sequence")
-    rows: int = bits(3, 8, 7, "of a lane")
+    rows: int = bits(3, 8, 7, "of a lane", default=LANE_ROWS)
+    wide: int = bits(3, 15, 1, "heads have 128 columns, not 64: both tiles of a pair have the same rows")
+    key_rows: int = bits(3, 16, 8, "of a lane, of keys", default=LANE_ROWS)
     columns: int = bits(3, 26, 4, "of a product: columns of pairs that have results", default=PAIRS)
     idle: int = bits(3, 30, 1, "the lane has no rows: its tiles take what others do, and make no results")
-    wide: int = bits(3, 15, 1, "heads have 128 columns, not 64: both tiles of a pair have the same rows")
-    first_row: int = bits(3, 16, 10, "row of the sequence with which the chunk of a lane begins")
+    first_row: int = bits(4, 0, 11, "row of the sequence with which the chunk of a lane begins")

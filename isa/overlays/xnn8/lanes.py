@@ -1,15 +1,15 @@
 """The row lanes of an engine: Rows (X, its walks, and Post), Send (rows to the tiles), Heads (keys and values).
 
-Rows writes all memories of a lane: X, X8, T. Send reads X8 and T, Heads reads T. Both take a token for each block that
-was written for them, and give one back for each operation that has ended, which Rows waits for before it writes over
-what they read.
+Rows writes all memories of a lane: X, X8, T, Angles. Send reads X8 and T, Heads reads T. Both take a token for each
+block that was written for them, and give one back for each operation that has ended, which Rows waits for before it
+writes over what they read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,32 +20,37 @@ from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit, Wiring
 from . import numbers
 from .formats import (
+    ANGLE_CELLS,
+    ENGINES,
     HALVES,
     LANE_ROWS,
     LANES,
     RECORD_WORDS,
+    ROW_STEP,
     SLICE_KEYS,
-    SLICES,
-    T_BLOCKS,
-    X_BLOCKS,
+    T_CELLS,
+    X_CELLS,
     AddedResidual,
     ChunkKind,
     ChunkRecord,
     ChunkSource,
+    LaneMemory,
     PanelHeads,
     PanelRows,
     PanelSend,
     RowOp,
+    cells,
+    slices,
     slices_of_keys,
 )
 from .functions import TABLES
 from .numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Integers, RowFactor, Statistics
-from .stored import PackedConstants, Words, row_words, rows_of_words
+from .stored import PackedConstants, Words, row_words, rows_of_words, short_row_words, short_rows_of_words
 
-FILLED, FREE, FACTORS = "filled", "free", "factors"
+FILLED, FREE, FACTORS, EXPONENTS = "filled", "free", "factors", "exponents"
 """Labels of the streams between Rows and the readers of its memories."""
 SEND, HEADS = range(2)
-"""Readers of the memories, as the field `reader` of Rows has them."""
+"""Readers of the memories: bits of the field `readers` of Rows."""
 
 
 def _results(rows: int) -> int:
@@ -70,16 +75,22 @@ def _moved(rows: int) -> int:
     return rows * (BLOCK + 1) // 8
 
 
+def _moved_short(rows: int) -> int:
+    """The same between T and DDR."""
+    return -(-rows * (BLOCK + 1) // 16)
+
+
 CHUNK = (LANE_ROWS * BLOCK // 2 + 4 * RECORD_WORDS) // 16
 """Cycles for a chunk of rows: each tile of a pair gets 32 columns and a record, 16 bytes a cycle. The buffer of a tile
 is filled as a whole, however many rows there are."""
 
 
 def _keys(uop: PanelHeads) -> float:
-    """Cycles in which half of the keys or values of a sequence pass on. A column of pairs takes 16 bytes a cycle; a
-    lane, which serves one column at a time, has 32."""
-    keys = SLICE_KEYS * slices_of_keys(uop.rows, uop.lanes)
-    return keys * BLOCK // 32 * max(2, -(-uop.heads // uop.lanes)) / SLICES
+    """Cycles in which a part of the keys or values of a sequence passes on. A column of pairs takes 16 bytes a cycle,
+    or 32 if each tile of a pair has its half of a wide head; a lane, which serves one column at a time, has 32."""
+    keys = SLICE_KEYS * slices_of_keys(uop.key_rows, uop.lanes)
+    of_lane = -(-uop.heads // uop.lanes) << uop.wide
+    return keys * BLOCK // 32 * max(2, of_lane) / slices(uop.key_rows)
 
 
 def _factors(rows: int) -> float:
@@ -88,39 +99,84 @@ def _factors(rows: int) -> float:
     return (10 * rows + 110) / 750
 
 
+class LaneRows(NamedTuple):
+    """Rows in lanes of an engine, side by side. rows: of a lane."""
+
+    first: int
+    lanes: int
+    rows: int
+
+    @property
+    def all(self) -> int:
+        """The rows of all lanes."""
+        return self.lanes * self.rows
+
+
 class LaneBlocks:
-    """A memory of blocks of the lanes of an engine. count: its blocks. integers: (rows of all lanes, count, 64).
-    exponents: (rows of all lanes, count, 1). Whether blocks exist is not checked here."""
+    """A memory of the lanes of an engine. count: its cells. Whether cells exist is not checked here."""
 
     def __init__(self, count: int) -> None:
-        self.integers = np.zeros((LANES * LANE_ROWS, count, BLOCK), np.int64)
-        self.exponents = np.full((LANES * LANE_ROWS, count, 1), numbers.LOWEST, np.int64)
+        self._integers = np.zeros((LANES, count, ROW_STEP, BLOCK), np.int64)
+        self._exponents = np.full((LANES, count, ROW_STEP, 1), numbers.LOWEST, np.int64)
 
-    def of(self, rows: slice, first: int, count: int) -> BlockNumbers:
-        """Return `count` blocks of some rows, from block `first` on, as a view: (rows, count, 64) and their exponents,
-        (rows, count, 1)."""
-        blocks = slice(first, first + count)
-        return BlockNumbers(self.integers[rows, blocks], self.exponents[rows, blocks])
+    @staticmethod
+    def _blocks(x: Integers, at: LaneRows, slot: int, count: int) -> Integers:
+        """A view of blocks of some rows, (lanes, blocks, rows of a lane, ...)."""
+        some = x[at.first : at.first + at.lanes, slot : slot + count * cells(at.rows)]
+        return some.reshape(at.lanes, count, at.rows, -1)
 
-    def put(self, rows: slice, slot: int, x: BlockNumbers) -> None:
-        """Write one block of some rows. slot: its number. x: (rows, 1, 64), with exponents (rows, 1, 1)."""
-        into = self.of(rows, slot, 1)
-        into.integers[:], into.exponents[:] = x
+    def of(self, at: LaneRows, slot: int, count: int) -> BlockNumbers:
+        """Return `count` blocks of some rows, from cell `slot` on: (rows, count, 64) and their exponents, (rows, count,
+        1)."""
+        parts = (self._blocks(x, at, slot, count).swapaxes(1, 2) for x in (self._integers, self._exponents))
+        return BlockNumbers(*(x.reshape(at.all, count, -1) for x in parts))
 
-    def heads(self, rows: slice, slot: int, heads: int, count: int, *, narrow: int) -> tuple[Integers, Integers]:
+    def put(self, at: LaneRows, slot: int, x: BlockNumbers) -> None:
+        """Write blocks of some rows, from cell `slot` on. x: (rows, blocks, 64), with exponents (rows, blocks, 1)."""
+        for memory, new in zip((self._integers, self._exponents), x, strict=True):
+            blocks = new.shape[-2]
+            into = self._blocks(memory, at, slot, blocks)
+            into[:] = new.reshape(at.lanes, at.rows, blocks, -1).swapaxes(1, 2)
+
+    def heads(
+        self, at: LaneRows, slot: int, which: Integers, count: int, pitch: int, least: Integers | None = None
+    ) -> tuple[Integers, Integers]:
         """Return heads of a sequence as attention takes them: integers of 8 bits (heads, rows, columns of a head), and
-        the exponent of each, (heads, 1, 1). heads: from block `slot` on. count: rows that count; the others are 0.
-        narrow: 1 for heads of 32 columns, 0 for those of 64."""
-        pitch = BLOCK >> narrow
-        x = self.of(rows, slot, -(-heads * pitch // BLOCK))
-        shows = np.arange(x.integers.shape[0]) < count
-        made, exponents = numbers.of_heads(BlockNumbers(x.integers[None], x.exponents[None]), pitch, shows[None])
-        return made[0, :heads], exponents[0, :heads]
+        the exponent of each, (heads, 1, 1). which: their numbers, of those from cell `slot` on. count: rows that count;
+        the others are 0. pitch: columns from a head to the next. least: as for `numbers.of_heads`, of all heads."""
+        x = self.of(at, slot, -(-(int(which.max()) + 1) * pitch // BLOCK))
+        shows = np.arange(at.all) < count
+        made, exponents = numbers.of_heads(BlockNumbers(x.integers[None], x.exponents[None]), pitch, shows[None], least)
+        return made[0, which], exponents[0, which]
 
 
-def rows_of(uop: PanelRows | PanelSend | PanelHeads) -> slice:
-    """The rows of the lanes of an operation, among those of an engine."""
-    return slice(uop.rows * uop.first, uop.rows * (uop.first + uop.lanes))
+def rows_of(uop: PanelRows | PanelSend) -> LaneRows:
+    """The rows of an operation."""
+    return LaneRows(uop.first, uop.lanes, uop.rows)
+
+
+def keys_of(uop: PanelRows | PanelSend | PanelHeads) -> LaneRows:
+    """The rows of keys and values of an operation."""
+    return LaneRows(uop.first, uop.lanes, uop.key_rows)
+
+
+def pitch_of(uop: PanelRows | PanelSend | PanelHeads) -> int:
+    """Columns from a head of an operation to the next."""
+    return BLOCK << uop.wide >> uop.narrow
+
+
+def shared(uop: PanelRows | PanelSend | PanelHeads, heads: int) -> Integers:
+    """Of each of some heads, the number of the one whose keys and values it takes."""
+    return (uop.skip + np.arange(heads)) // uop.groups
+
+
+def turned(angles: BlockNumbers) -> tuple[Integers, Integers]:
+    """The factors of a rotation, as `numbers.rotated` takes them. angles: of each pair of columns, its own and that of
+    the partner, which has the other sign in the first column."""
+    pairs = angles.integers.reshape(*angles.integers.shape[:-1], -1, 2)
+    own, partner = pairs[..., :1], pairs[..., 1:]
+    each = np.concatenate([own, own], -1), np.concatenate([-partner, partner], -1)
+    return each[0].reshape(angles.integers.shape), each[1].reshape(angles.integers.shape)
 
 
 def normalised(x: BlockNumbers, affine: PackedConstants, norm: Statistics | None) -> BlockNumbers:
@@ -138,14 +194,15 @@ class PanelRowsUnit(Unit):
         i = spec.index
         self._loads, self._stores = self.source("DDR"), self.sink("DDR")
         self._constants = self.source("LPDDR")
-        self._results, self._told = self.source(f"Engine{i}"), self.sink(f"Engine{i}")
+        self._results, self._engine_told = self.source(f"Engine{i}"), self.sink(f"Engine{i}")
         self._factors = self.source(f"Send{i}", FACTORS)
         self._filled = self.sink(f"Send{i}", FILLED), self.sink(f"Heads{i}", FILLED)
         self._free = self.source(f"Send{i}", FREE), self.source(f"Heads{i}", FREE)
         if net.data:
-            self.x, self.t = LaneBlocks(X_BLOCKS), LaneBlocks(T_BLOCKS)
-            self.gains = LaneBlocks(X_BLOCKS).of(slice(0, 1), 0, X_BLOCKS)
-            self.x8 = np.zeros((LANES * LANE_ROWS, X_BLOCKS, BLOCK), np.int64)
+            self.x, self.t, self.x8 = LaneBlocks(X_CELLS), LaneBlocks(T_CELLS), LaneBlocks(X_CELLS)
+            self.angles = LaneBlocks(ANGLE_CELLS)
+            self.gains: list[BlockNumbers | None] = [None] * X_CELLS
+            """Of the block that begins with each cell of X."""
         self.factor: RowFactor | None = None
         """Of the rows in X8."""
         self._norm: Statistics | None = None
@@ -177,20 +234,42 @@ class PanelRowsUnit(Unit):
         yield self._vectors(taken)
 
         def keep() -> None:
-            self.gains.integers[:, slot], self.gains.exponents[:, slot] = taken[0].first
+            self.gains[slot] = taken[0].first
 
         yield Step(do=keep)
 
+    def _told(self, uop: PanelRows) -> Steps:
+        """Tell the readers of T of a block that was written."""
+        yield Step(puts=tuple(filled for i, filled in enumerate(self._filled) if uop.readers >> i & 1))
+
     def _load(self, uop: PanelRows) -> Steps:
-        rows = rows_of(uop)
-        for slot in range(uop.slot, uop.slot + uop.blocks):
+        if uop.memory == LaneMemory.T:
+            yield from self._load_t(uop)
+            return
+        memory = LaneMemory(uop.memory)
+        for slot in slots_of(uop):
 
             def keep(words: Words, slot: int = slot) -> None:
-                self.x.put(rows, slot, rows_of_words(words, 1))
+                (self.x if memory is LaneMemory.X else self.angles).put(rows_of(uop), slot, rows_of_words(words, 1))
 
             yield Step("lane_word", _moved(uop.rows), gets=(self._loads,), do=keep)
             if uop.gains:
                 yield from self._gains(slot)
+
+    def _load_t(self, uop: PanelRows) -> Steps:
+        """Load blocks that several engines have stored: all rows of the sequence."""
+        at = keys_of(uop)
+        parts = uop.key_rows // uop.rows
+        for slot in range(uop.slot, uop.slot + uop.blocks * cells(uop.key_rows), cells(uop.key_rows)):
+
+            def keep(n: int, words: Any, slot: int = slot) -> None:
+                found = [short_rows_of_words(np.asarray(part)) for part in words]
+                self.t.put(at, slot, BlockNumbers(*(np.concatenate(x) for x in zip(*found, strict=True))))
+
+            yield Burst(
+                parts, "lane_word", _moved_short(uop.rows), gets=(self._loads,), do=keep, needs_whole_token=True
+            )
+            yield from self._told(uop)
 
     def _statistics(self, uop: PanelRows, into: list[Statistics | None]) -> Steps:
         """The norm of the rows, which follows from what was summed up as X was stored. It goes to `into`."""
@@ -205,101 +284,186 @@ class PanelRowsUnit(Unit):
         norm: list[Statistics | None] = []
         if uop.norm:
             yield from self._statistics(uop, norm)
-        rows = rows_of(uop)
-        for slot in range(uop.slot, uop.slot + uop.blocks):
+        rows, in_t = rows_of(uop), uop.memory == LaneMemory.T
+        for slot in slots_of(uop):
             taken: list[PackedConstants] = []
             if uop.norm:
                 yield self._vectors(taken)
 
             def make(slot: int = slot, taken: list[PackedConstants] = taken) -> tuple[Words]:
+                if in_t:
+                    return (short_row_words(self.t.of(rows, slot, 1)),)
                 x = self.x.of(rows, slot, 1)
                 return (row_words(normalised(x, taken[0], norm[0]) if taken else x),)
 
-            yield Step("lane_word", _moved(uop.rows), puts=(self._stores,), do=make)
+            cycles = (_moved_short if in_t else _moved)(uop.rows)
+            yield Step("lane_word", cycles, puts=(self._stores,), do=make)
 
     def _send(self, uop: PanelRows) -> Steps:
         norm: list[Statistics | None] = []
         yield from self._statistics(uop, norm)
-        rows, blocks = rows_of(uop), slice(uop.slot, uop.slot + uop.blocks)
+        rows = rows_of(uop)
         made: list[Integers] = []
-        for number in range(uop.blocks):
+        for number, slot in enumerate(slots_of(uop)):
 
-            def walk(number: int = number) -> None:
+            def walk(number: int = number, slot: int = slot) -> None:
                 if not made:
                     (self._norm,) = norm
-                    gains = BlockNumbers(self.gains.integers[0, blocks], self.gains.exponents[0, blocks])
+                    gains = BlockNumbers(*(np.concatenate(x) for x in zip(*self._known(uop), strict=True)))
                     x, self.factor = numbers.sent(self.x.of(rows, uop.slot, uop.blocks), gains, self._norm)
                     made.append(x)
-                self.x8[rows, uop.slot + number] = made[0][:, number]
+                integers = made[0][:, number : number + 1]
+                self.x8.put(rows, slot, BlockNumbers(integers, np.zeros_like(integers[..., :1])))
 
             yield Step("lane_word", _walked(uop.rows), do=walk)
             yield Step(puts=(self._filled[SEND],))
 
+    def _known(self, uop: PanelRows) -> list[BlockNumbers]:
+        """The gains of blocks of X. Raises `ProgramError` for a block that none were brought for."""
+        found = [gains for slot in slots_of(uop) if (gains := self.gains[slot]) is not None]
+        if len(found) < uop.blocks:
+            raise ProgramError(f"{self.name}: rows of X are sent without gains")
+        return found
+
     def _take(self, uop: PanelRows) -> Steps:
-        rows = rows_of(uop)
         factors: list[RowFactor] = []
         if not uop.attention:
             yield Step(gets=(self._factors,), do=lambda x: factors.append(RowFactor(*x)))
-        cycles = (_added if uop.residual or not uop.to_t else _results)(uop.rows)
-        heads = 1 + uop.narrow if uop.attention else 1
-        for number in range(0, uop.blocks, heads):
-            slot = uop.slot + number // heads
+        for done in range(0, uop.blocks, results_of(uop)):
+            count = min(results_of(uop), uop.blocks - done)
+            made = blocks_of_results(uop, count)
+            slot = uop.slot + blocks_of_results(uop, done) * cells(uop.rows)
             taken: list[PackedConstants] = []
             results: list[Integers] = []
-            for _ in range((not uop.attention) + (uop.residual == AddedResidual.NORMALISED)):
+            kinds = (uop.residual == AddedResidual.NORMALISED) + (uop.norm and not uop.attention)
+            for _ in range((0 if uop.attention else count) + made * kinds):
                 yield self._vectors(taken)
             words = HALVES if uop.attention else 1
             yield Burst(
-                words * min(heads, uop.blocks - number),
+                words * count,
                 "lane_word",
-                cycles / words,
+                _post_cycles(uop) / words,
                 gets=(self._results,),
                 do=lambda n, x, results=results: results.extend(np.asarray(y).astype(np.int64) for y in x),
             )
-            make = partial(self._of_sums, uop, number) if uop.attention else partial(self._of_products, uop, slot)
+            if uop.norm:
+                yield Step("row_factors", _factors(uop.rows) * heads_of_results(uop))
+                yield Step("lane_word", made * _added(uop.rows))
+            make = partial(self._of_sums, uop, done) if uop.attention else partial(self._of_products, uop, slot, made)
 
             def keep(slot: int = slot, make: Any = make, results: Any = results, taken: Any = taken) -> None:
                 v, exponent = make(results, taken, factors)
-                values = numbers.stored(v, exponent, T_BITS if uop.to_t else X_BITS)
-                (self.t if uop.to_t else self.x).put(rows, slot, values)
+                values = numbers.stored(v, exponent, T_BITS if uop.memory == LaneMemory.T else X_BITS)
+                (self.t if uop.memory == LaneMemory.T else self.x).put(rows_of(uop), slot, values)
 
             yield Step(do=keep)
-            if uop.to_t:
-                yield Step(puts=(self._filled[uop.reader],))
-            elif uop.gains:
-                yield from self._gains(slot)
+            for i in range(made):
+                if uop.memory == LaneMemory.T:
+                    yield from self._told(uop)
+                elif uop.gains:
+                    yield from self._gains(slot + i * cells(uop.rows))
         if uop.tell:
-            yield Step(puts=(self._told,))
+            yield Step(puts=(self._engine_told,))
 
     def _of_products(
-        self, uop: PanelRows, slot: int, results: Any, taken: list[PackedConstants], factors: list[RowFactor]
+        self,
+        uop: PanelRows,
+        slot: int,
+        blocks: int,
+        results: Any,
+        taken: list[PackedConstants],
+        factors: list[RowFactor],
     ) -> tuple[Integers, Integers]:
-        """A block of a product, with what is added to it. Returns (rows, 1, 64) and exponents."""
-        constants = taken[0]
-        shifts = np.array([[constants.shift]])
-        drained = results[0].reshape(-1, 1, BLOCK)
-        addends = [numbers.scaled(drained, shifts, constants.first, factors[0]), numbers.kept(constants.second)]
+        """Blocks of a product, with what is done behind it. Returns (rows, blocks, 64) and exponents."""
+        count = len(results)
+        scales, biases, shifts = joined_constants(taken[:count])
+        drained = np.stack([x.reshape(-1, BLOCK) for x in results], 1)
+        addends = [numbers.scaled(drained, shifts, scales, factors[0]), numbers.kept(biases)]
+        more = taken[count:]
         if uop.residual:
             x = self.x.of(rows_of(uop), slot, 1)
-            addends.append(
-                numbers.kept(normalised(x, taken[1], self._norm) if uop.residual == AddedResidual.NORMALISED else x)
-            )
+            if uop.residual == AddedResidual.NORMALISED:
+                x = normalised(x, more.pop(0), self._norm)
+            addends.append(numbers.kept(x))
         v, exponent = numbers.added(*addends)
+        parts = [(v, exponent)]
+        if uop.gated:
+            parts = [(v[:, i : i + 1], exponent[:, i : i + 1]) for i in range(2)]
+        v, exponent = parts[0]
         if uop.function:
             v = numbers.activated(v, exponent, [*TABLES.values()][uop.function - 1])
+        if uop.gated:
+            v, exponent = numbers.gated((v, exponent), parts[1])
+        if uop.norm:
+            gain, shift, _ = joined_constants(more)
+            v, exponent = numbers.heads_normalised(
+                v, exponent, pitch_of(uop), gain, shift, uop.constants, rms=bool(uop.rms)
+            )
+        if uop.rotated:
+            number = (slot - uop.slot) // cells(uop.rows) % max(1, pitch_of(uop) // BLOCK)
+            angles = self.angles.of(rows_of(uop), number * cells(uop.rows), blocks)
+            v, exponent = numbers.rotated(v, exponent, *turned(angles))
         return v, exponent
 
     def _of_sums(
         self, uop: PanelRows, head: int, results: Any, taken: list[PackedConstants], factors: list[RowFactor]
     ) -> tuple[Integers, Integers]:
-        """A block of heads, of which a result has the sums of values and, in the last column, those of weights."""
-        rows = rows_of(uop)
-        of_heads = np.concatenate(results).reshape(len(results) // HALVES, rows.stop - rows.start, -1)
-        _, exponents = self.t.heads(rows, uop.values, head + len(of_heads), uop.keys, narrow=uop.narrow)
+        """A block of heads, of which a result has the sums of values and, in the last column, those of weights; or two
+        blocks of a wide head."""
+        of_heads = np.concatenate(results).reshape(len(results) // HALVES, uop.lanes * uop.rows, -1)
+        which = shared(uop, head + len(of_heads))
+        _, exponents = self.t.heads(keys_of(uop), uop.values, which, uop.keys, pitch_of(uop))
         made = []
         for i, sums in enumerate(of_heads):
-            made.append(numbers.of_weights(sums[:, :-1], sums[:, -1:], exponents[head + i], LANES * LANE_ROWS))
-        return numbers.joined(*(np.stack(x, 1) for x in zip(*made, strict=True)))
+            v, exponent = numbers.of_weights(sums[:, :-1], sums[:, -1:], exponents[head + i], MOST_KEYS)
+            units = v.reshape(len(v), -1, min(pitch_of(uop), BLOCK))
+            made.append((units, exponent[:, None].repeat(units.shape[1], 1)))
+        return numbers.joined(*(np.concatenate(x, 1) for x in zip(*made, strict=True)))
+
+
+MOST_KEYS = ENGINES * LANES * LANE_ROWS
+"""Keys of a sequence, at most."""
+
+
+def slots_of(uop: PanelRows) -> range:
+    """The first cells of the blocks of an operation, other than results."""
+    step = cells(uop.rows)
+    return range(uop.slot, uop.slot + uop.blocks * step, step)
+
+
+def results_of(uop: PanelRows) -> int:
+    """How many results Post takes at a time: of narrow heads, of a gate, and of a wide head that is normalised, two."""
+    if uop.attention:
+        return 1 + uop.narrow
+    return (1 + uop.gated) * (1 + (uop.norm & uop.wide))
+
+
+def blocks_of_results(uop: PanelRows, count: int) -> int:
+    """How many blocks become of `count` results."""
+    if uop.attention:
+        return -(-count * pitch_of(uop) // BLOCK)
+    return count // (1 + uop.gated)
+
+
+def heads_of_results(uop: PanelRows) -> int:
+    """How many heads Post normalises at a time."""
+    return 1 + uop.narrow
+
+
+def _post_cycles(uop: PanelRows) -> int:
+    """Cycles in which a lane takes a result."""
+    if uop.attention:
+        return _results(uop.rows << uop.wide)
+    if uop.norm or uop.gated:  # a gate takes both its results at the same time, from two streams
+        return _results(uop.rows)
+    return _added(uop.rows) if uop.residual or uop.rotated or uop.memory == LaneMemory.X else _results(uop.rows)
+
+
+def joined_constants(of: list[PackedConstants]) -> tuple[BlockNumbers, BlockNumbers, Integers]:
+    """The constants of blocks: first and second vectors, (blocks, 64), and shifts, (blocks, 1)."""
+    vectors = ([getattr(x, name) for x in of] for name in ("first", "second"))
+    first, second = (BlockNumbers(*(np.concatenate(x) for x in zip(*some, strict=True))) for some in vectors)
+    return first, second, np.array([[x.shift] for x in of])
 
 
 class LaneReader(Unit):
@@ -329,13 +493,25 @@ class SendUnit(LaneReader):
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self._engine, self._factors = self.sink(f"Engine{spec.index}"), self.sink(self._rows, FACTORS)
+        others = [i for i in range(ENGINES) if i != spec.index]
+        self._tell = {i: self.sink(f"Send{i}", EXPONENTS) for i in others}
+        self._hear = {i: self.source(f"Send{i}", EXPONENTS) for i in others}
 
     def kernel(self, uop: PanelSend) -> Steps:
         yield from self.wait(uop.wait)
         if not uop.chunks:
             return
         made: list[Any] = []
+        heard: list[Any] = []
         queries = uop.source == ChunkSource.QUERIES
+        if queries and uop.others:
+            others = [i for i in self._tell if uop.others >> i & 1]
+
+            def told() -> tuple[Any, ...]:
+                return (self._exponents(uop),) * len(others)
+
+            yield Step(puts=tuple(self._tell[i] for i in others), do=told)
+            yield Step(gets=tuple(self._hear[i] for i in others), do=lambda *x: heard.extend(x))
         if not queries:
             if uop.each:  # the first of them tells that factors are known
                 yield from self.wait(1)
@@ -354,7 +530,7 @@ class SendUnit(LaneReader):
                 yield from self.wait(1)
 
             def chunk(number: int = number) -> tuple[Any]:
-                return (self._query if queries else self._chunk)(uop, number, made)
+                return self._query(uop, number, made, heard) if queries else self._chunk(uop, number, made)
 
             yield Step("lane_word", CHUNK, puts=(self._engine,), do=chunk)
         yield Step(puts=(self.free,))
@@ -366,14 +542,20 @@ class SendUnit(LaneReader):
         record = ChunkRecord(kind=kind, clears=int(not number), rows=uop.rows, columns=uop.columns, **shifts)
         if uop.source == ChunkSource.T:
             return (packed_chunk(made[0][:, number], record),)
-        return (packed_chunk(self.rows.x8[rows_of(uop), uop.slot + number], record),)
+        x = self.rows.x8.of(rows_of(uop), uop.slot + number * cells(uop.rows), 1)
+        return (packed_chunk(x.integers, record),)
 
-    def _query(self, uop: PanelSend, head: int, made: list[Any]) -> tuple[Any]:
-        """The queries of a head, with the shifts of its scores."""
+    def _exponents(self, uop: PanelSend) -> Integers:
+        """The exponents of the queries in these lanes, (heads, 1, 1)."""
+        return self.rows.t.heads(rows_of(uop), uop.slot, np.arange(uop.chunks), uop.count, pitch_of(uop))[1]
+
+    def _query(self, uop: PanelSend, head: int, made: list[Any], heard: list[Any]) -> tuple[Any]:
+        """The queries of a head, with the shifts of its scores. heard: exponents of queries in other engines."""
         if not made:
-            rows, t = rows_of(uop), self.rows.t
-            made += t.heads(rows, uop.slot, uop.chunks, uop.count, narrow=uop.narrow)
-            _, of_keys = t.heads(rows, uop.keys_slot, uop.chunks, uop.keys, narrow=uop.narrow)
+            t, pitch = self.rows.t, pitch_of(uop)
+            least = np.max(heard, 0) if heard else None
+            made += t.heads(rows_of(uop), uop.slot, np.arange(uop.chunks), uop.count, pitch, least)
+            _, of_keys = t.heads(keys_of(uop), uop.keys_slot, shared(uop, uop.chunks), uop.keys, pitch)
             made += numbers.score_shifts(made[1] + of_keys, uop.head_dim)
         first, second = (int(x[head].item()) for x in made[2:])
         record = ChunkRecord(
@@ -383,15 +565,18 @@ class SendUnit(LaneReader):
             lanes=uop.lanes,
             rows=uop.rows,
             narrow=uop.narrow,
+            wide=uop.wide,
             keys=uop.keys,
             causal=uop.causal,
             first_shift=first,
             second_shift=min(second, 63),
+            key_rows=uop.key_rows,
+            first_row=uop.first_row,
         )
         return (packed_chunk(made[0][head], record),)
 
     def effect_key(self, uop: PanelSend) -> Hashable:
-        return uop.source == ChunkSource.QUERIES, uop.chunks, uop.wait, uop.each, uop.rows
+        return uop.source == ChunkSource.QUERIES, uop.chunks, uop.wait, uop.each, uop.rows, uop.wide, uop.others
 
 
 def packed_chunk(rows: Integers, record: ChunkRecord) -> npt.NDArray[np.int8]:
@@ -412,22 +597,22 @@ class HeadsUnit(LaneReader):
         if not uop.heads:
             return
         made: list[Any] = []
-        cycles = _keys(uop)
+        cycles, count = _keys(uop), slices(uop.key_rows)
         for passed, slots in enumerate(((uop.keys_slot,), (uop.keys_slot, uop.values))):
-            for number in range(SLICES):
+            for number in range(count):
 
-                def slices(number: int = number, passed: int = passed) -> tuple[Any]:
+                def part(number: int = number, passed: int = passed) -> tuple[Any]:
                     if not made:
-                        rows, t = rows_of(uop), self.rows.t
+                        which, t = shared(uop, uop.heads), self.rows.t
                         for slot in (uop.keys_slot, uop.values):
-                            heads, _ = t.heads(rows, slot, uop.heads, uop.keys, narrow=uop.narrow)
-                            shape = uop.heads, uop.lanes, SLICES, uop.rows // SLICES, -1
+                            heads, _ = t.heads(keys_of(uop), slot, which, uop.keys, pitch_of(uop))
+                            shape = uop.heads, uop.lanes, count, uop.key_rows // count, -1
                             made.append(heads.reshape(shape).astype(np.int8))
                     return (np.stack([x[:, :, number] for x in made[: passed + 1]], 1),)
 
                 words = len(slots) * uop.heads
-                yield Step("lane_word", len(slots) * cycles, puts=(self._engine,), words=words, parts=words, do=slices)
+                yield Step("lane_word", len(slots) * cycles, puts=(self._engine,), words=words, parts=words, do=part)
         yield Step(puts=(self.free,))
 
     def effect_key(self, uop: PanelHeads) -> Hashable:
-        return uop.lanes, uop.heads, uop.wait, uop.rows
+        return uop.lanes, uop.heads, uop.wait, uop.key_rows, uop.wide

@@ -39,7 +39,9 @@ from .formats import (
     LANE_ROWS,
     LANES,
     PAIRS,
+    T_CELLS,
     WEIGHT_WORD,
+    X_CELLS,
     EngineOp,
     OffChipChunks,
     PanelHeads,
@@ -49,13 +51,13 @@ from .formats import (
     off_chip_uops,
 )
 from .functions import TABLES
-from .lanes import FACTORS, FILLED, FREE, HeadsUnit, PanelRowsUnit, SendUnit
+from .lanes import EXPONENTS, FACTORS, FILLED, FREE, HeadsUnit, PanelRowsUnit, SendUnit
 from .numbers import BLOCK
 from .resources import DEVICE, needs
 
 ROWS = LANES * LANE_ROWS
-TOKENS = 256
-"""Depth of streams of tokens: more than the blocks that T and X8 hold."""
+TOKENS = T_CELLS + X_CELLS
+"""Depth of streams of tokens: the most blocks that T and X8 hold."""
 CHUNKS = 2
 """Chunks of rows or weights between PL and tiles: the double buffer of a tile."""
 WEIGHT_WORDS = 2 * PAIRS
@@ -64,13 +66,14 @@ VECTORS = 32
 """Constants in front of a lane."""
 FILL = 100
 FACTOR_CYCLES = 750
-SHORT_BLOCK = TokenType("block of X", ROWS, BLOCK // 2 + 1, 1, "a word is a block of 16-bit integers of up to 512 rows")
+SHORT_BLOCK = TokenType("block", ROWS, BLOCK // 2 + 1, 1, "a word is a block of 16 or 8 bits of up to 512 rows")
 WEIGHT_TOKEN = TokenType("weights", 1, WEIGHT_WORD, 1, "a word is 64x64 integers of 8 bits")
 CONSTANTS_TOKEN = TokenType("constants", 1, CONSTANTS, 1, "a word is two vectors of 64 integers of 16 bits")
 CHUNK_TOKEN = TokenType("chunk", 1, 1, 1, "a word is a chunk: of rows, 64 columns of 8 bits; of weights, 64 rows")
 SLICE_TOKEN = TokenType("slice", 1, 1, 1, "a word is 32 keys or values of a head, of each lane")
 RESULT_TOKEN = TokenType("result", 1, 1, 1, "a word is what the buffers of a pair hold: 64 columns, or half of a head")
 TOKEN_TYPE = TokenType("token", 1, 1, 1, "a word says that a block was written, or an operation has ended")
+EXPONENTS_TOKEN = TokenType("exponents", 1, PAIRS, 1, "a word is the exponents of the queries of up to eight heads")
 FACTORS_TOKEN = TokenType("factors", ROWS, 1, 1, "a word is the factors of the rows of a product")
 
 RATES = {
@@ -115,7 +118,7 @@ def _units() -> tuple[UnitSpec, ...]:
     store = Capability("store", Where.STORE, rate="ddr_write_gbs", elements=per_byte)
     of_lanes = (
         *(Capability(op, Where.SEND) for op in ("layernorm", "rmsnorm")),
-        *(Capability(op, Where.RECEIVE) for op in ("bias", "residual", *TABLES)),
+        *(Capability(op, Where.RECEIVE) for op in ("bias", "residual", *TABLES, "gate", "rotary")),
     )
     sizes = {"tile_rows": (LANE_ROWS, ROWS), "tile_depth": (BLOCK, BLOCK), "tile_columns": (BLOCK, PAIRS * BLOCK)}
     matmul = Capability("matmul", limits=sizes, rate="chunk_us", elements=ROWS * BLOCK * PAIRS * BLOCK)
@@ -143,6 +146,9 @@ def _streams() -> Iterator[Stream]:
             yield Stream(rows, reader, TOKENS, FILLED, TOKEN_TYPE)
             yield Stream(reader, rows, TOKENS, FREE, TOKEN_TYPE)
         yield Stream(send, rows, CHUNKS, FACTORS, FACTORS_TOKEN)
+        for other in range(ENGINES):
+            if other != i:
+                yield Stream(send, f"Send{other}", 1, EXPONENTS, EXPONENTS_TOKEN)
         yield Stream("W", engine, CHUNKS, token=CHUNK_TOKEN)
         yield Stream(send, engine, CHUNKS, token=CHUNK_TOKEN)
         yield Stream(heads, engine, CHUNKS * PAIRS, token=SLICE_TOKEN)

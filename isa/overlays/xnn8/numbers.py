@@ -258,10 +258,13 @@ def of_rows(x: BlockNumbers) -> tuple[Integers, RowFactor]:
     return rounded(x.integers, top - x.exponents), RowFactor(np.full_like(top, 1 << 14), top - 14)
 
 
-def of_heads(x: BlockNumbers, pitch: int, shows: npt.NDArray[np.bool_] | None = None) -> tuple[Integers, Integers]:
+def of_heads(
+    x: BlockNumbers, pitch: int, shows: npt.NDArray[np.bool_] | None = None, least: Integers | None = None
+) -> tuple[Integers, Integers]:
     """A T as attention takes it: int8 (batch, heads, rows, pitch), and the exponent of each head and sequence, (batch,
     heads, 1, 1): its largest one. x: (batch, rows, blocks, columns). pitch: columns from a head to the next, 32 or a
-    multiple of 64. shows: (batch, rows), rows whose exponents count; others are 0. None: all."""
+    multiple of 64. shows: (batch, rows), rows whose exponents count; others are 0. None: all. least: exponents of the
+    first heads in rows that are elsewhere, (heads, 1, 1)."""
     unit = min(pitch, BLOCK)
     batch, rows = x.integers.shape[:2]
     of_units = x.exponents.repeat(BLOCK // unit, -2).reshape(batch, rows, -1, pitch // unit, 1)
@@ -270,6 +273,9 @@ def of_heads(x: BlockNumbers, pitch: int, shows: npt.NDArray[np.bool_] | None = 
         hidden = ~shows[:, :, None, None, None]
         of_units, integers = np.where(hidden, LOWEST, of_units), np.where(hidden, 0, integers)
     top = of_units.max((1, 3), keepdims=True)
+    if least is not None:
+        first = top[:, :, : len(least)]
+        np.maximum(first, least.reshape(1, 1, -1, 1, 1), out=first)
     integers = rounded(integers, top - of_units).reshape(batch, rows, -1, pitch)
     return integers.transpose(0, 2, 1, 3), top.reshape(batch, -1, 1, 1)
 
@@ -351,6 +357,32 @@ def joined(v: Integers, exponent: Integers) -> tuple[Integers, Integers]:
     top = of_blocks.max(-2, keepdims=True)
     made = rounded(v.reshape(*of_blocks.shape[:-1], -1), top - of_blocks)
     return made.reshape(*made.shape[:-2], BLOCK), top[..., 0]
+
+
+def heads_normalised(
+    v: Integers,
+    exponent: Integers,
+    pitch: int,
+    gain: BlockNumbers,
+    shift: BlockNumbers,
+    constants: NormConstants,
+    *,
+    rms: bool,
+) -> tuple[Integers, Integers]:
+    """A norm of each head: 31 bits and a sign, and exponents. v: 31 bits and a sign, (..., blocks, columns), which are
+    stored with 16 bits first. pitch: columns from a head to the next, 32 or a multiple of 64. gain, shift: 16 bits,
+    (blocks, columns)."""
+    unit = min(pitch, BLOCK)
+
+    def split(x: Integers, exponents: Integers) -> tuple[Integers, Integers]:
+        shape = (*x.shape[:-2], -1, pitch // unit)
+        return x.reshape(*shape, unit), exponents.repeat(BLOCK // unit, -2).reshape(*shape, 1)
+
+    head = stored(*split(v, exponent), X_BITS)
+    of_gain, of_shift = (BlockNumbers(*split(*x)) for x in (gain, shift))
+    made, exponents = normalised(head, of_gain, of_shift, statistics(head, constants, rms=rms))
+    shape = (*v.shape[:-2], -1)
+    return joined(made.reshape(*shape, unit), exponents.reshape(*shape, 1))
 
 
 # -- attention, in the tiles

@@ -70,21 +70,44 @@ def weights_of_words(words: Words, columns: int) -> npt.NDArray[np.int8]:
     return x.transpose(0, 2, 4, 5, 3, 1, 6).reshape(columns, BLOCK, BLOCK)
 
 
+ROW_GROUP, SHORT_ROW_GROUP = 16, 64
+"""Rows of X, and of T, whose integers lie side by side, with their exponents behind them: 65 words of a port of X, 65
+units of 64 bytes of T."""
+
+
 def row_words(x: BlockNumbers) -> Words:
-    """Rows of X, block by block: of each block the integers, then the exponents. Blocks of 8x8 go along the
-    columns, and in each four blocks of 4x4. x: (rows, blocks, 64) and (rows, blocks, 1); a multiple of eight rows."""
+    """Rows of X, block by block: of each 16 rows the integers, then the exponents. Blocks of 8x8 go along the columns,
+    and in each four blocks of 4x4. x: (rows, blocks, 64) and (rows, blocks, 1); a multiple of 16 rows."""
     rows, blocks = x.integers.shape[:2]
-    integers = x.integers.reshape(rows // 8, 2, 4, blocks, 8, 2, 4).transpose(3, 0, 4, 1, 5, 2, 6).reshape(blocks, -1)
-    exponents = x.exponents[..., 0].T
-    return np.concatenate([integers, exponents], -1).astype(np.int16).reshape(-1).view(np.float32)
+    groups = rows // ROW_GROUP
+    integers = x.integers.reshape(groups, 2, 2, 4, blocks, 8, 2, 4).transpose(4, 0, 1, 5, 2, 6, 3, 7)
+    exponents = x.exponents.reshape(groups, ROW_GROUP, blocks).transpose(2, 0, 1)
+    parts = integers.reshape(blocks, groups, -1), exponents
+    return np.concatenate(parts, -1).astype(np.int16).reshape(-1).view(np.float32)
 
 
 def rows_of_words(words: Words, blocks: int) -> BlockNumbers:
     """The inverse of `row_words`. blocks: of 64 columns."""
-    x = np.ascontiguousarray(words).view(np.int16).astype(np.int64).reshape(blocks, -1)
-    rows = x.shape[1] // (BLOCK + 1)
-    integers = x[:, : rows * BLOCK].reshape(blocks, rows // 8, 8, 2, 2, 4, 4).transpose(1, 3, 5, 0, 2, 4, 6)
-    return BlockNumbers(integers.reshape(rows, blocks, BLOCK), x[:, rows * BLOCK :].T[..., None])
+    x = np.ascontiguousarray(words).view(np.int16).astype(np.int64).reshape(blocks, -1, ROW_GROUP * (BLOCK + 1))
+    groups = x.shape[1]
+    integers = x[..., : ROW_GROUP * BLOCK].reshape(blocks, groups, 2, 8, 2, 2, 4, 4).transpose(1, 2, 4, 6, 0, 3, 5, 7)
+    exponents = x[..., ROW_GROUP * BLOCK :].transpose(1, 2, 0)
+    rows = groups * ROW_GROUP
+    return BlockNumbers(integers.reshape(rows, blocks, BLOCK), exponents.reshape(rows, blocks, 1))
+
+
+def short_row_words(x: BlockNumbers) -> Words:
+    """Rows of a block of T: of each 64 rows the integers, then the exponents. x: (rows, 1, 64) and (rows, 1, 1); rows
+    are a multiple of 64."""
+    parts = (y.reshape(len(y) // SHORT_ROW_GROUP, -1) for y in x)
+    return np.concatenate([*parts], -1).astype(np.int8).reshape(-1).view(np.float32)
+
+
+def short_rows_of_words(words: Words) -> BlockNumbers:
+    """The inverse of `short_row_words`."""
+    x = np.ascontiguousarray(words).view(np.int8).astype(np.int64).reshape(-1, SHORT_ROW_GROUP * (BLOCK + 1))
+    integers, exponents = x[:, : SHORT_ROW_GROUP * BLOCK], x[:, SHORT_ROW_GROUP * BLOCK :]
+    return BlockNumbers(integers.reshape(-1, 1, BLOCK), exponents.reshape(-1, 1, 1))
 
 
 def matrix_words(values: Floats) -> Words:

@@ -11,7 +11,7 @@ from rsn.base.errors import BoardError, DeadlockError
 from rsn.hw.sim.machine import Machine, simulate
 from rsn.isa.overlays.xnn8 import numbers
 from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound, PanelNorm
-from rsn.isa.overlays.xnn8.formats import AddedResidual, ChunkSource, EngineOp
+from rsn.isa.overlays.xnn8.formats import AddedResidual, ChunkSource, EngineOp, cells
 from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
 from rsn.isa.overlays.xnn8.numbers import X_BITS, BlockNumbers, NormConstants
 from rsn.isa.overlays.xnn8.stored import columns_of
@@ -48,7 +48,7 @@ class Layer(HandMade):
         shifts = np.full((columns, 1), numbers.drain_shift(127 * 127 * 64 * chunks))
         scale, bias = self.vector(columns, 1e-4, 2e-4), self.vector(columns, -0.1, 0.1)
         kinds = [[[*pair, int(shifts[0, 0])] for pair in zip(columns_of(scale), columns_of(bias), strict=True)]]
-        while len(kinds) < to.constants:
+        while len(kinds) * columns < to.constants(columns):
             others = (columns_of(self.vector(columns, *limits)) for limits in ((0.5, 2), (-0.1, 0.1)))
             kinds.append([[*pair, 0] for pair in zip(*others, strict=True)])
         (stored,) = self.weights(weight, shifts, of_ddr)
@@ -104,14 +104,15 @@ def test_an_encoder_layer(
         residual = AddedResidual.RAW
     of_ddr = data.draw(st.integers(0, heads))
     hand.begin(heads, of_norm)
+    eight = 8 * cells(rows)
     for i, reader in enumerate((HEADS, HEADS, SEND)):
-        hand.product(ChunkSource.X8, 0, heads, Destination(8 * i, True, reader), heads, of_ddr)
+        hand.product(ChunkSource.X8, 0, heads, Destination(eight * i, True, (reader,)), heads, of_ddr)
     shown = data.draw(st.integers(1, count))
-    hand.emit.attention(HeadsRound(16, 0, 8, 24, heads, 64, count, shown, causal=causal), last=True)
-    hand.product(ChunkSource.T, 24, heads, Destination(0, residual=residual, gains=True), heads, of_ddr)
+    hand.emit.attention(HeadsRound(2 * eight, 0, eight, 3 * eight, heads, 64, count, shown, causal=causal), last=True)
+    hand.product(ChunkSource.T, 3 * eight, heads, Destination(0, residual=residual, gains=True), heads, of_ddr)
     hand.emit.walk(heads, of_norm)
-    hand.product(ChunkSource.X8, 0, heads, Destination(32, True, SEND, function=function), 4, 1)
-    hand.product(ChunkSource.T, 32, 4, Destination(0, residual=AddedResidual.RAW, gains=True), heads, of_ddr)
+    hand.product(ChunkSource.X8, 0, heads, Destination(4 * eight, True, (SEND,), function=function), 4, 1)
+    hand.product(ChunkSource.T, 4 * eight, 4, Destination(0, residual=AddedResidual.RAW, gains=True), heads, of_ddr)
     hand.store(heads, of_norm)
     check_alike(hand, stalls)
 
@@ -120,7 +121,7 @@ def test_all_lanes_and_weights_longer_than_fifos() -> None:
     hand = Layer(1, 3, 1, 8, 16)
     hand.begin(16, PanelNorm(NormConstants.of(1024, 1e-5)))
     for i in range(2):
-        hand.product(ChunkSource.X8, 0, 16, Destination(8 * i, residual=AddedResidual.RAW), 8, 3)
+        hand.product(ChunkSource.X8, 0, 16, Destination(8 * cells(48) * i, residual=AddedResidual.RAW), 8, 3)
     hand.store(16)
     check_alike(hand)
 

@@ -1,0 +1,115 @@
+"""What the C++ machine of xnn8 does not compute yet, of what its overlay states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ....isa.fields import Record
+from ....isa.overlays.xnn8.formats import (
+    ROW_STEP,
+    ChunkEnd,
+    ChunkSource,
+    EngineOp,
+    LaneMemory,
+    OffChipChunks,
+    PanelHeads,
+    PanelRows,
+    PanelSend,
+    RowOp,
+    cells,
+)
+from ....isa.overlays.xnn8.lanes import blocks_of_results
+
+X_BLOCKS, T_BLOCKS = 16, 64
+"""Blocks in X and T, however many rows a lane has: hw/versal/xnn8/units.h."""
+COMPUTED = (RowOp.LOAD, RowOp.STORE, RowOp.SEND, RowOp.TAKE)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    rows: int
+    """Of a lane, in the whole program."""
+
+    def of(self, mop: Record) -> Iterator[str]:
+        """Yield what an instruction asks for beyond the C++ sources."""
+        match mop:
+            case OffChipChunks(end=ChunkEnd.LOAD_T | ChunkEnd.STORE_T):
+                yield "T in off-chip memory"
+            case PanelRows() if mop.blocks:
+                yield from self._rows(mop)
+            case PanelSend() if mop.chunks:
+                yield from self._send(mop)
+            case PanelHeads() if mop.heads:
+                yield from self._heads(mop)
+                yield from self._blocks("T", max(mop.keys_slot, mop.values), mop.heads, T_BLOCKS)
+            case EngineOp(attention=1):
+                yield from self._keys(mop)
+
+    def _rows(self, mop: PanelRows) -> Iterator[str]:
+        if mop.op not in COMPUTED:
+            yield f"{RowOp(mop.op).name} of Rows"
+        if mop.rotated or mop.memory == LaneMemory.ANGLES:
+            yield "rotations"
+        if mop.gated:
+            yield "gates"
+        yield from self._lanes(mop)
+        if mop.op == RowOp.TAKE:
+            if mop.norm:
+                yield "norms of heads"
+            if mop.attention:
+                yield from self._heads(mop)
+        elif mop.memory == LaneMemory.T:
+            yield "T in off-chip memory"
+        blocks = blocks_of_results(mop, mop.blocks) if mop.op == RowOp.TAKE else mop.blocks
+        in_t = mop.memory == LaneMemory.T
+        yield from self._blocks("T" if in_t else "X", mop.slot, blocks, T_BLOCKS if in_t else X_BLOCKS)
+
+    def _send(self, mop: PanelSend) -> Iterator[str]:
+        yield from self._lanes(mop)
+        if mop.source == ChunkSource.QUERIES:
+            yield from self._heads(mop)
+            if mop.others or mop.first_row:
+                yield "a sequence over several engines"
+            yield from self._blocks("T", mop.keys_slot, mop.chunks, T_BLOCKS)
+        there = X_BLOCKS if mop.source == ChunkSource.X8 else T_BLOCKS
+        yield from self._blocks("X8" if mop.source == ChunkSource.X8 else "T", mop.slot, mop.chunks, there)
+
+    def _heads(self, mop: PanelRows | PanelSend | PanelHeads) -> Iterator[str]:
+        if mop.groups != 1 or mop.skip:
+            yield "heads that share keys"
+        if isinstance(mop, PanelHeads):
+            yield from self._widths(mop)
+        yield from self._keys(mop)
+
+    def _keys(self, mop: PanelRows | PanelSend | PanelHeads | EngineOp) -> Iterator[str]:
+        if mop.wide:
+            yield "heads of 128 columns"
+        if mop.key_rows != self.rows:
+            yield "a sequence over several engines"
+
+    def _lanes(self, mop: PanelRows | PanelSend) -> Iterator[str]:
+        if mop.rows != self.rows:
+            yield "lanes with other numbers of rows"
+        yield from self._widths(mop)
+
+    def _widths(self, mop: PanelRows | PanelSend | PanelHeads) -> Iterator[str]:
+        if mop.narrow:
+            yield "heads of 32 columns"
+        if mop.wide:
+            yield "heads of 128 columns"
+
+    def _blocks(self, memory: str, slot: int, blocks: int, there: int) -> Iterator[str]:
+        each = cells(self.rows)
+        if slot % each:
+            yield f"a block of {memory} that begins at cell {slot}, with {self.rows} rows in a lane"
+        if slot // each + blocks > there:
+            yield f"more than {there} blocks of {memory}"
+
+
+def beyond(mops: Sequence[Record]) -> str | None:
+    """Return what instructions of xnn8 ask for that the C++ machine does not compute, by name; None if there is
+    nothing."""
+    rows = [mop.rows for mop in mops if isinstance(mop, PanelRows) and mop.blocks]
+    limits = _Limits(rows[0] if rows else ROW_STEP)
+    return next((what for mop in mops for what in limits.of(mop)), None)

@@ -1,0 +1,72 @@
+"""What the C++ machine of xnn8 does not compute is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rsn.hw.versal.csim.xnn8_limits import beyond
+from rsn.isa.fields import Record
+from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound
+from rsn.isa.overlays.xnn8.formats import ChunkEnd, ChunkSource, LaneMemory, RowOp
+from rsn.isa.overlays.xnn8.lanes import HEADS
+
+from .test_csim_xnn8 import Layer
+
+SHARED = "heads that share keys"
+APART = "a sequence over several engines"
+
+
+def layer(head_dim: int = 64) -> dict[str, list[Record]]:
+    """The instructions of a product, and of attention with two lanes of 32 rows."""
+    hand = Layer(1, 1, 1, 2, 32)
+    hand.begin(1, None)
+    hand.product(ChunkSource.X8, 0, 1, Destination(0, True, (HEADS,)), 1, 0)
+    hand.emit.attention(HeadsRound(4, 0, 2, 6, 1, head_dim, 64, 64), last=True)
+    hand.store(1)
+    return hand.emit.sequences
+
+
+def missing(units: dict[str, list[Record]]) -> str | None:
+    return beyond([mop for mops in units.values() for mop in mops])
+
+
+def test_an_encoder_layer_is_not_refused() -> None:
+    assert missing(layer()) is None
+
+
+def test_heads_of_32_columns_are_refused() -> None:
+    assert missing(layer(32)) == "heads of 32 columns"
+
+
+@pytest.mark.parametrize(
+    ("unit", "which", "fields", "what"),
+    [
+        ("Rows0", {"op": RowOp.TAKE}, {"rotated": 1}, "rotations"),
+        ("Rows0", {"op": RowOp.LOAD}, {"memory": LaneMemory.ANGLES}, "rotations"),
+        ("Rows0", {"op": RowOp.TAKE}, {"gated": 1}, "gates"),
+        ("Rows0", {"op": RowOp.TAKE}, {"norm": 1}, "norms of heads"),
+        ("Rows0", {"op": RowOp.STORE}, {"memory": LaneMemory.T}, "T in off-chip memory"),
+        ("Rows0", {"op": RowOp.LOAD}, {"memory": LaneMemory.T}, "T in off-chip memory"),
+        ("Rows0", {"op": RowOp.LOAD}, {"slot": 32}, "more than 16 blocks of X"),
+        ("Rows0", {"op": RowOp.TAKE}, {"slot": 3}, "a block of T that begins at cell 3, with 32 rows in a lane"),
+        ("Rows0", {"op": RowOp.SEND}, {"rows": 16}, "lanes with other numbers of rows"),
+        ("Rows0", {"attention": 1}, {"groups": 2}, SHARED),
+        ("Rows0", {"attention": 1}, {"key_rows": 64}, APART),
+        ("Send0", {"source": 2}, {"skip": 1}, SHARED),
+        ("Send0", {"source": 2}, {"others": 2}, APART),
+        ("Send0", {"source": 2}, {"first_row": 64}, APART),
+        ("Send0", {"source": 2}, {"wide": 1}, "heads of 128 columns"),
+        ("Heads0", {}, {"groups": 2}, SHARED),
+        ("Heads0", {}, {"wide": 1}, "heads of 128 columns"),
+        ("Engine0", {"attention": 1}, {"wide": 1}, "heads of 128 columns"),
+        ("DDR", {"end": ChunkEnd.LOAD}, {"end": ChunkEnd.LOAD_T}, "T in off-chip memory"),
+    ],
+)
+def test_what_it_lacks_is_refused_by_name(unit: str, which: dict[str, Any], fields: dict[str, int], what: str) -> None:
+    units = layer()
+    mops = units[unit]
+    at = next(i for i, mop in enumerate(mops) if all(getattr(mop, k) == v for k, v in which.items()))
+    mops[at] = mops[at].replace(**fields)
+    assert missing(units) == what
