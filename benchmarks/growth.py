@@ -82,6 +82,22 @@ def llama(layers: int, seq: int) -> Callable[[], tuple[nn.Module, dict[str, Any]
     return make
 
 
+def vit(batch: int) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
+    """Return a function that makes ViT-Base, 12 layers of 197 rows, and its arguments by name. batch: images."""
+
+    def make() -> tuple[nn.Module, dict[str, Any]]:
+        from transformers import ViTConfig, ViTModel
+
+        with torch.device("meta"):
+            module = ViTModel(ViTConfig(), add_pooling_layer=False)
+        module = module.to_empty(device="cpu").eval()
+        for parameter in module.parameters():
+            parameter.data.fill_(0.5)
+        return module, {"pixel_values": torch.zeros(batch, 3, 224, 224)}
+
+    return make
+
+
 CASES = (
     MeasuredModel("encoder B=6 L=512", bert(1, 6, 512), 17.98, 13.5),
     MeasuredModel("2 encoders B=6 L=512", bert(2, 6, 512)),
@@ -89,6 +105,7 @@ CASES = (
     MeasuredModel("24 layers B=4 L=384", bert(24, 4, 384), 220, 154),
     MeasuredModel("24 layers B=2 L=384", bert(24, 2, 384), 122, 77.5),
     MeasuredModel("24 layers B=1 L=384", bert(24, 1, 384), 95, 39.5),
+    MeasuredModel("ViT-Base B=6", vit(6)),
     MeasuredModel("Llama 1B layer L=384", llama(1, 384), None, 7.4),
     MeasuredModel("Llama 1B 4 layers L=384", llama(4, 384), None, 4 * 7.4),
 )
@@ -201,7 +218,7 @@ def _clocks(cases: Sequence[MeasuredModel], overlay: Overlay, mhz: Sequence[floa
     for case in cases:
         try:
             times = {clock: modelled(case, machine)[2].latency_s * 1e3 for clock, machine in machines.items()}
-        except RsnError as error:  # a decoder, on xnn8
+        except RsnError as error:
             click.echo(f"{case.name} on {overlay.name}: {error}", err=True)
             continue
         found.append({"name": case.name, "ms": times})

@@ -70,34 +70,42 @@ class PlacedProduct(NamedTuple):
 
 
 @dataclass
-class TBlocks:
-    """Which activation each cell of T holds. rows: of a lane. held: its name, by the number of the cell; None for a
-    free one."""
+class LaneCells:
+    """Which activation each cell of X or T holds. memory: its name. count: of cells. held: names of activations, by the
+    number of the cell; None for a free one."""
 
-    rows: int
-    held: list[str | None] = field(default_factory=lambda: [None] * T_CELLS)
+    memory: str
+    count: int
+    held: list[str | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held = [None] * self.count
 
     def place(self, layer: Layer, blocks: int, name: str, rows: int) -> int:
         """Return the number of the first cell of `blocks` free blocks side by side, which then hold `name`. layer: that
         makes or reads it. rows: of a lane. Raises `UnsupportedError`, naming the layer, where there is no room."""
         count = blocks * cells(rows)
-        for first in range(T_CELLS - count + 1):
+        for first in range(self.count - count + 1):
             if not any(self.held[first : first + count]):
                 self.held[first : first + count] = [name] * count
                 return first
         free = self.held.count(None)
         raise UnsupportedError(
-            f"{layer.place}: {name} takes {blocks} blocks of 64 columns and {rows} rows of a lane; {free} of {T_CELLS} "
-            f"cells of T, of 16 rows, are free"
+            f"{layer.place}: {name} takes {blocks} blocks of 64 columns and {rows} rows of a lane; of {self.memory}, "
+            f"{free} of {self.count} cells of 16 rows are free"
         )
 
     def first(self, name: str) -> int:
-        """Return the number of the first cell of an activation. Raises `ValueError` for one that T does not hold."""
+        """Return the number of the first cell of an activation. Raises `ValueError` for one that is not there."""
         return self.held.index(name)
 
     def free(self, name: str) -> None:
-        """Give back the cells of an activation; of one that T does not hold there are none."""
-        self.held = [None if held == name else held for held in self.held]
+        """Give back the cells of an activation; of one that is not there are none."""
+        self.rename(name, None)
+
+    def rename(self, name: str, new: str | None) -> None:
+        """Let the cells of an activation hold another one, as large."""
+        self.held = [new if held == name else held for held in self.held]
 
 
 class LanesOfSequences(NamedTuple):
@@ -131,13 +139,13 @@ class IntegerPanels:
         self._made: dict[str, Make] = {}
         self._ends = dict.fromkeys(overlay.banks, 0)
         self._check()
-        self._x: str | None = None
-        """The activation in X, without its norm."""
+        self._x = LaneCells("X", X_CELLS)
+        """Activations without their norms."""
         self._walked: SentRows | None = None
         """What X8 holds, and whose norm Rows has."""
         self._angles: Integers | None = None
         """What Angles holds."""
-        self._t = TBlocks(at.rows)
+        self._t = LaneCells("T", T_CELLS)
         self._apart: dict[str, int] = {}
         """Addresses of keys and values that the engines give to each other."""
         of_keys = [(x.k, x.v) for x in self.net.layers if isinstance(x, AttentionLayer)]
@@ -161,10 +169,7 @@ class IntegerPanels:
                     (f"{layer.groups} heads that share keys and values", 2 * layer.groups > MOST_SHARED),
                 )
             else:
-                facts = (
-                    ("a gate with a residual", layer.gated and layer.residual is not None),
-                    ("a sum without a product", not layer.multiplies and not is_view(layer)),
-                )
+                facts = (("a gate with a residual", layer.gated and layer.residual is not None),)
             for what, is_there in facts:
                 if is_there:
                     raise UnsupportedError(f"{layer.place}: {what}; that is not compiled for xnn8 yet")
@@ -206,6 +211,9 @@ class IntegerPanels:
         for layer in net.layers:
             for name in self._reads(layer):
                 self._left[name] = self._left.get(name, 0) + 1
+        for out in net.outputs:
+            raw = self.of.sent[out.name].raw if out.name in self.of.sent else out.name
+            self._left[raw] = self._left.get(raw, 0) + 1
         asks = {x.q for x in net.layers if isinstance(x, AttentionLayer)}
         for layer in net.layers:
             if isinstance(layer, AttentionLayer):
@@ -217,6 +225,8 @@ class IntegerPanels:
             elif layer.y in asks:
                 self._queries[layer.y] = layer
                 continue
+            elif not layer.multiplies and not is_view(layer):
+                yield from self._sum(layer)
             elif not is_view(layer):
                 yield from self._product(layer)
                 if self.at.parts > 1 and layer.y in self._keys:
@@ -229,42 +239,39 @@ class IntegerPanels:
             return [layer.q, layer.k, layer.v]
         if is_view(layer):
             return []
-        names = [layer.x] + ([layer.residual] if layer.residual is not None else [])
+        names = [layer.x] * (layer.multiplies or layer.is_sum)
+        names += [layer.residual] if layer.residual is not None else []
         return [self.of.sent[name].raw if name in self.of.sent else name for name in names]
 
-    def _read(self, layer: Layer) -> None:
-        """Count the reads of a layer as done, and give back blocks of T that nothing else reads."""
+    def _read(self, layer: Layer) -> list[str]:
+        """Count the reads of a layer as done, and give back cells of T that nothing else reads. Returns what nothing
+        else reads."""
+        done = []
         for name in self._reads(layer):
             self._left[name] -= 1
             if not self._left[name]:
                 self._t.free(name)
+                done.append(name)
+        return done
 
     def _bring(self, layer: Layer, raw: str) -> Iterator[tuple[Layer, Emit]]:
         """Let X hold an activation."""
-        if self._x == raw:
+        if raw in self._x.held:
             return
-        if raw not in self.net.inputs or (self._x is not None and self._left.get(self._x)):
-            raise UnsupportedError(
-                f"{layer.place}: it reads {raw} while X holds {self._x or 'nothing'}; X of xnn8 holds one activation"
-            )
-        blocks = self._blocks_of_x(layer, raw)
+        if raw not in self.net.inputs:
+            raise UnsupportedError(f"{layer.place}: it reads {raw}, which is not in X of xnn8 any more")
+        blocks = self._blocks_of_x(raw)
+        slot = self._x.place(layer, blocks, raw, self.at.rows)
         addresses, gains = self._rows(raw, Role.INPUT), self._gains(raw)
         at = (
             None
             if gains is None
             else self._vectors(f"{raw}.gains", [[PackedConstants(g, g)] for g in columns_of(gains)])
         )
-        yield layer, partial(self.emitter.load, addresses, blocks, at)
-        self._x, self._walked = raw, None
+        yield layer, partial(self.emitter.load, addresses, slot, blocks, at)
 
-    def _blocks_of_x(self, layer: Layer, raw: str) -> int:
-        blocks = -(-self.of.sent[raw].columns // BLOCK)
-        most = X_CELLS // cells(self.at.rows)
-        if blocks > most:
-            raise UnsupportedError(
-                f"{layer.place}: rows of {blocks * BLOCK} columns; X of xnn8 has {most * BLOCK} for {self.at.rows} rows"
-            )
-        return blocks
+    def _blocks_of_x(self, raw: str) -> int:
+        return -(-self.of.sent[raw].columns // BLOCK)
 
     def _gains(self, raw: str) -> BlockNumbers | None:
         """The gains by which rows of an activation in X are sent; None if they are not."""
@@ -286,14 +293,19 @@ class IntegerPanels:
         yield from self._bring(layer, sent.raw)
         if self._walked is sent:
             return
-        yield layer, partial(self.emitter.walk, self._blocks_of_x(layer, sent.raw), self._norm(sent))
+        blocks, slot = self._blocks_of_x(sent.raw), self._x.first(sent.raw)
+        yield layer, partial(self.emitter.walk, slot, blocks, self._norm(sent))
         self._walked = sent
 
     def _product(self, layer: Gemm) -> Iterator[tuple[Layer, Emit]]:
         sent = self.of.sent.get(layer.x)
         walks = sent is not None and self._walked is not sent
+        slot = 0
         if sent is not None:
             yield from self._walk(layer, layer.x)
+            slot = self._x.first(sent.raw)
+            if self._left[sent.raw] == 1:  # only its copy in X8 is read
+                self._x.free(sent.raw)
         residual, affine = AddedResidual.NONE, None
         if layer.residual is not None:
             added = self.of.sent[layer.residual]
@@ -302,30 +314,34 @@ class IntegerPanels:
                 yield from self._walk(layer, layer.residual)
             yield from self._bring(layer, added.raw)
             if residual is AddedResidual.NORMALISED:
-                if self._walked is None or self._walked.norm is not added.norm:
+                walked = self._walked
+                if walked is None or (walked.raw, walked.norm) != (added.raw, added.norm):
                     raise UnsupportedError(f"{layer.place}: a residual with a norm that its rows are not sent with")
                 affine = added.affine
         source = ChunkSource.X8 if sent is not None else ChunkSource.T
-        slot, chunks = (
-            (0 if sent is not None else self._t.first(layer.x)),
-            len(self.of.products[layer.y].weight) // BLOCK,
-        )
-        self._read(layer)
+        slot = self._t.first(layer.x) if sent is None else slot
+        chunks = len(self.of.products[layer.y].weight) // BLOCK
+        done = self._read(layer)
         if layer.rotary is not None:
             yield from self._turn(layer)
-        to, vectors = self._destination(layer, residual, affine)
+        to, vectors = self._destination(layer, residual, affine, done)
         blocks = self._placed(layer, to, vectors)
         yield layer, partial(self._emit, source, slot, chunks, blocks, to, walks)
 
     def _destination(
-        self, layer: Gemm, residual: AddedResidual, affine: Pairs | None
+        self, layer: Gemm, residual: AddedResidual, affine: Pairs | None, done: Sequence[str]
     ) -> tuple[Destination, list[Pairs]]:
-        """Where results go, and the pairs of vectors that they take beside scales and bias."""
+        """Where results go, and the pairs of vectors that they take beside scales and bias. done: what only this layer
+        still reads."""
         function = 0 if layer.activation is None else 1 + [*TABLES].index(layer.activation.value)
-        to = Destination(0, residual=residual, function=function, gated=layer.gated)
+        added = None if layer.residual is None else self.of.sent[layer.residual].raw
+        at = 0 if added is None else self._x.first(added)
+        to = Destination(0, residual=residual, residual_slot=at, function=function, gated=layer.gated)
         pairs = [affine] if affine else []
         if layer.y in self.of.columns:
             columns = self.of.columns[layer.y]
+            for name in done:
+                self._x.free(name)
             readers = (HEADS,) if layer.y in self._keys and self.at.parts == 1 else (SEND,)
             slot = self._t.place(layer, len(columns.places) // BLOCK, layer.y, self.at.rows)
             to = replace(to, slot=slot, in_t=True, readers=readers, pitch=columns.pitch if layer.in_heads else BLOCK)
@@ -335,12 +351,38 @@ class IntegerPanels:
                 to = replace(to, norm=PanelNorm(constants, layer.norm.rms))
                 pairs.append(self.of.head_norms[layer.y])
             return to, pairs
-        if self._x is not None and self._left.get(self._x):
-            raise UnsupportedError(f"{layer.place}: {self._x} is read later; X of xnn8 holds one activation")
-        self._blocks_of_x(layer, layer.y)
-        self._x, self._walked = layer.y, None
         gains = self._gains(layer.y)
-        return replace(to, gains=gains is not None), pairs + ([(gains, gains)] if gains else [])
+        to = replace(to, slot=self._in_x(layer, added, done), gains=gains is not None)
+        return to, pairs + ([(gains, gains)] if gains else [])
+
+    def _in_x(self, layer: Gemm, added: str | None, done: Sequence[str]) -> int:
+        """The first cell of X for the result of a layer: in place of what it is added to, if nothing else reads that.
+        Gives back the cells of what nothing else reads."""
+        if added in done:
+            self._x.rename(str(added), layer.y)
+        for name in done:
+            self._x.free(name)
+        if added in done:
+            return self._x.first(layer.y)
+        return self._x.place(layer, self._blocks_of_x(layer.y), layer.y, self.at.rows)
+
+    def _sum(self, layer: Gemm) -> Iterator[tuple[Layer, Emit]]:
+        """A sum of two activations in X, or a copy of one."""
+        names = list(dict.fromkeys([layer.x] * layer.is_sum + [str(layer.residual)]))
+        for name in names:
+            sent = self.of.sent[name]
+            if sent.norm is not None:
+                raise UnsupportedError(f"{layer.place}: a sum without a product, of what is normalised; xnn8 has none")
+            yield from self._bring(layer, sent.raw)
+        source, *others = (self._x.first(self.of.sent[name].raw) for name in names)
+        residual = AddedResidual.RAW if others else AddedResidual.NONE
+        to, vectors = self._destination(layer, residual, None, self._read(layer))
+        to = replace(to, residual_slot=others[0] if others else 0)
+        addr = 0
+        if to.gains:
+            ((gains, _),) = vectors
+            addr = self._vectors(f"{layer.y}.gains", [[PackedConstants(g, g)] for g in columns_of(gains)]).addr
+        yield layer, partial(self.emitter.sum, source, to, self._blocks_of_x(layer.y), addr)
 
     def _placed(self, layer: Gemm, to: Destination, more: Sequence[Pairs]) -> list[PlacedProduct]:
         """The product in blocks of 512 columns, with weights and constants in memory."""
@@ -386,7 +428,7 @@ class IntegerPanels:
     ) -> None:
         step = PAIRS // (1 + to.gated) * cells(self.at.rows)
         for number, block in enumerate(blocks):
-            part = replace(to, slot=to.slot + step * number)
+            part = replace(to, slot=to.slot + step * number, residual_slot=to.residual_slot + step * number)
             each = walks and not number
             self.emitter.product(source, slot, chunks, block.weights, block.constants, part, each=each)
 
@@ -409,7 +451,7 @@ class IntegerPanels:
             return row_words(BlockNumbers(table, np.full((*table.shape[:2], 1), -14)))
 
         at = self._weight(f"{layer.y}.angles", "ddr", len(table) * blocks * ROW_PAIR // 2, words)
-        yield layer, partial(self.emitter.load, [at] * self.net.batch, blocks, None, LaneMemory.ANGLES)
+        yield layer, partial(self.emitter.load, [at] * self.net.batch, 0, blocks, None, LaneMemory.ANGLES)
 
     def _put_apart(self, layer: Gemm) -> Emit:
         """Let the engines give their keys or values to each other."""
@@ -465,14 +507,17 @@ class IntegerPanels:
         """Store the activation in X if it is a result of the network."""
         for name in (out.name for out in self.net.outputs):
             sent = self.of.sent.get(name)
-            if sent is None or sent.raw != self._x or any(b.name == name for b in self.buffers):
+            if sent is None or sent.raw not in self._x.held or any(b.name == name for b in self.buffers):
                 continue
-            blocks = -(-sent.columns // BLOCK)
+            blocks, slot = self._blocks_of_x(sent.raw), self._x.first(sent.raw)
             norm, affine = self._norm(sent), None
             if norm is not None:
                 pairs = zip(*(columns_of(x) for x in sent.affine), strict=True)
                 affine = self._vectors(f"{name}.affine", [[PackedConstants(*pair)] for pair in pairs])
-            yield partial(self.emitter.store, self._rows(name, Role.OUTPUT), blocks, norm, affine)
+            yield partial(self.emitter.store, self._rows(name, Role.OUTPUT), slot, blocks, norm, affine)
+            self._left[sent.raw] -= 1
+            if not self._left[sent.raw]:
+                self._x.free(sent.raw)
 
     # -- the program
 

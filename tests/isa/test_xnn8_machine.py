@@ -53,7 +53,7 @@ def test_linear_layer(engines: int, lanes: int, chunks: int, columns: int, of_dd
     shifts = np.array([[numbers.drain_shift(int(most))] for most in largest])
     norm = NormConstants.of(64 * chunks, 1e-5)
     hand.load(x, gain)
-    hand.emit.walk(chunks, PanelNorm(norm))
+    hand.emit.walk(0, chunks, PanelNorm(norm))
     vectors = [[*pair, int(shift)] for *pair, shift in zip(*map(columns_of, (scale, bias)), shifts[:, 0], strict=True)]
     for i, stored in enumerate(hand.weights(weight, shifts, of_ddr)):
         at = slice(PAIRS * i, PAIRS * i + len(stored.shifts))
@@ -83,7 +83,7 @@ def test_attention(lanes: int, each: int, rows: int, count: int, heads: int, hea
     blocks = -(-heads * pitch // 64)
     x, gain = numbers.blocks_of(rng.normal(size=(hand.rows, 128)), X_BITS), vector(rng, 2, 0.5, 2)
     hand.load(x, gain)
-    hand.emit.walk(2, None)
+    hand.emit.walk(0, 2, None)
     sent, factor = numbers.sent(x, gain)
     kept = []
 
@@ -147,11 +147,11 @@ def test_tokens_order_memories() -> None:
     hand.load(x, vector(np.random.default_rng(0), 2, 1, 2))
     stored = hand.weights(np.ones((128, 128), np.int64), np.zeros((2, 1), np.int64), 0)[0]
     constants = hand.constants([[x, x, 0] for x in columns_of(vector(np.random.default_rng(1), 2, 1, 2))]).addr
-    hand.emit.walk(2, None)
+    hand.emit.walk(0, 2, None)
     for i, reader in enumerate((HEADS, HEADS, SEND)):
         hand.emit.product(ChunkSource.X8, 0, 2, stored, constants, Destination(8 * i, True, (reader,)), each=False)
     hand.emit.attention(HeadsRound(16, 0, 8, 16, 2, 64, 64, 64), last=True)
-    hand.emit.walk(2, None)
+    hand.emit.walk(0, 2, None)
     hand.emit.product(ChunkSource.T, 16, 2, stored, constants, Destination(0), each=False)
     hand.emit.product(ChunkSource.X8, 0, 2, stored, constants, Destination(0, True), each=False)
     hand.emit.finish()
@@ -200,6 +200,9 @@ def test_rows_in_x8_have_one_factor() -> None:
         ("Rows0", PanelRows(op=RowOp.TAKE, blocks=2, rotated=1, wide=1), "2 blocks of 64 rows from cell 0 on: Angles"),
         ("Rows0", PanelRows(op=RowOp.TAKE, memory=LaneMemory.T, blocks=1, readers=0), "writes T for no reader"),
         ("Rows0", PanelRows(op=RowOp.LOAD, memory=LaneMemory.T, blocks=1, rows=48), "key_rows=64 of parts of 48 rows"),
+        ("Rows0", PanelRows(op=RowOp.SUM, blocks=1, source=61), "1 blocks of 64 rows from cell 61 on: X has 64"),
+        ("Rows0", PanelRows(op=RowOp.SUM, blocks=1, residual=2), "blocks of X are added as they are, to X"),
+        ("Rows0", PanelRows(op=5, blocks=1), "op=5 is none"),
         ("Rows0", PanelRows(op=RowOp.STORE, blocks=1, rotated=1), "only results have a gate or are rotated"),
         ("Rows0", PanelRows(op=RowOp.TAKE, blocks=1, function=7), "function=7: Post has 1 to 4"),
         ("Rows0", PanelRows(op=RowOp.SEND, blocks=1, norm=1, columns=65), "a norm over 65 columns"),
@@ -234,7 +237,7 @@ def test_a_record_that_says_something_else_is_refused() -> None:
     """An engine whose products are longer than those of the rows that it gets."""
     hand = HandMade(1, 1, 1)
     hand.load(numbers.blocks_of(np.ones((64, 128)), X_BITS), vector(np.random.default_rng(0), 2, 1, 2))
-    hand.emit.walk(2, None)
+    hand.emit.walk(0, 2, None)
     stored = hand.weights(np.ones((128, 64), np.int64), np.zeros((1, 1), np.int64), 0)[0]
     one = columns_of(vector(np.random.default_rng(1), 1, 1, 2))[0]
     for each in (True, False):

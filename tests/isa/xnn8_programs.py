@@ -50,7 +50,7 @@ class HandMade:
         """Load rows (all sequences, blocks, 64)."""
         parts = (BlockNumbers(*(y[i : i + self.pitch] for y in x)) for i in range(0, self.rows, self.pitch))
         vectors = [(g, g, 0) for g in columns_of(gains)]
-        self.emit.load([self.put("ddr", row_words(part)) for part in parts], len(vectors), self.constants(vectors))
+        self.emit.load([self.put("ddr", row_words(part)) for part in parts], 0, len(vectors), self.constants(vectors))
 
     def constants(self, *vectors: Sequence[Any]) -> StoredConstants:
         """Store constants. vectors: of each kind, by block: two vectors and a shift."""
@@ -81,7 +81,7 @@ class HandMade:
                 for low, high in ((0.5, 2.0), (-1.0, 1.0))
             )
             affine = self.constants([[*pair, 0] for pair in zip(columns_of(gain), columns_of(shift), strict=True)])
-        self.emit.store([first + i * size // UNIT for i in range(len(self.placed))], blocks, norm, affine)
+        self.emit.store([first + i * size // UNIT for i in range(len(self.placed))], 0, blocks, norm, affine)
         self._output = (first * UNIT, size, blocks)
 
     @cached_property

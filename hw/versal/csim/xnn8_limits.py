@@ -62,6 +62,11 @@ class _Limits:
         elif mop.memory == LaneMemory.T:
             yield "T in off-chip memory"
         blocks = blocks_of_results(mop, mop.blocks) if mop.op == RowOp.TAKE else mop.blocks
+        apart = abs(mop.slot - mop.residual_slot)
+        if mop.residual and 0 < apart < blocks * cells(self.rows):
+            yield "a residual that lies partly where results go"
+        if mop.residual:
+            yield from self._blocks("X", mop.residual_slot, blocks, X_BLOCKS)
         in_t = mop.memory == LaneMemory.T
         yield from self._blocks("T" if in_t else "X", mop.slot, blocks, T_BLOCKS if in_t else X_BLOCKS)
 

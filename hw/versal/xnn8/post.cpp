@@ -253,7 +253,7 @@ residual_uops:
                 if (stores) at = {static_cast<uint8_t>(block), static_cast<uint8_t>(n)};
                 else if (n % 2) ++at.group;
                 else at = asks.read();  // for a packet
-                const unsigned first = (block_of(op.slot, op.rows) + at.column) * groups + 2 * at.group, c = stores ? 0 : at.column;
+                const unsigned first = (block_of(stores ? op.slot : op.residual_slot, op.rows) + at.column) * groups + 2 * at.group, c = stores ? 0 : at.column;
                 EightRows<uint32_t, Exponent> end = {};
 #pragma HLS ARRAY_PARTITION variable=end.first complete
 #pragma HLS ARRAY_PARTITION variable=end.second complete

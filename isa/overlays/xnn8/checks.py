@@ -157,6 +157,9 @@ def _rows(uop: PanelRows) -> Iterator[str]:
     if uop.memory > max(LaneMemory):
         yield f"memory={uop.memory} is none"
         return
+    if uop.op > max(RowOp):
+        yield f"op={uop.op} is none"
+        return
     memory = LaneMemory(uop.memory)
     if memory is LaneMemory.ANGLES and uop.op != RowOp.LOAD:
         yield "Angles is only loaded"
@@ -178,7 +181,7 @@ def _rows(uop: PanelRows) -> Iterator[str]:
         yield from _columns(uop.blocks)
     if uop.op == RowOp.SEND and memory is not LaneMemory.X:
         yield "only X is sent by Rows"
-    if uop.first and uop.op in (RowOp.SEND, RowOp.TAKE) and not uop.attention:
+    if uop.first and uop.op in (RowOp.SEND, RowOp.TAKE, RowOp.SUM) and not uop.attention:
         yield "begins with the first lane, but for loads, stores, and results of attention"
     if in_t and uop.op != RowOp.STORE and not uop.readers:
         yield "writes T for no reader"
@@ -189,8 +192,14 @@ def _rows(uop: PanelRows) -> Iterator[str]:
         yield "tells that results of attention have left, and takes none"
     if uop.residual > max(AddedResidual):
         yield f"residual={uop.residual} is none"
-    if uop.residual and (not taking or in_t or uop.gated):
+    if uop.residual and (in_t or uop.gated or uop.op not in (RowOp.TAKE, RowOp.SUM)):
         yield "only results that go to X without a gate are added to X"
+    if uop.residual:
+        yield from _blocks("X", uop.residual_slot, blocks, uop.rows, X_CELLS)
+    if uop.op == RowOp.SUM:
+        yield from _blocks("X", uop.source, blocks, uop.rows, X_CELLS)
+        if memory is not LaneMemory.X or uop.residual == AddedResidual.NORMALISED or uop.function:
+            yield "blocks of X are added as they are, to X"
     if (uop.gated or uop.rotated) and not taking:
         yield "only results have a gate or are rotated"
     if uop.rotated and not uop.attention:
@@ -200,7 +209,7 @@ def _rows(uop: PanelRows) -> Iterator[str]:
         yield f"function={uop.function}: Post has 1 to {len(TABLES)}"
     if uop.norm:
         most = min(pitch_of(uop), BLOCK * blocks) if taking else BLOCK * blocks
-        if uop.op == RowOp.LOAD or (in_t and not taking) or not 1 <= uop.columns <= most:
+        if uop.op in (RowOp.LOAD, RowOp.SUM) or (in_t and not taking) or not 1 <= uop.columns <= most:
             yield f"a norm over {uop.columns} columns of {blocks} blocks that leave X, or of heads"
 
 

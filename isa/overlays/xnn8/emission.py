@@ -19,6 +19,7 @@ from .formats import (
     CONSTANTS,
     ENGINES,
     ROW_PAIR,
+    T_CELLS,
     WEIGHT_WORD,
     X_CELLS,
     AddedResidual,
@@ -39,6 +40,8 @@ from .numbers import BLOCK, NormConstants
 
 T = X_CELLS
 """Where T begins among the cells of the tokens, behind X8."""
+FACTORS = T + T_CELLS
+"""The factors of the rows in X8, as one more cell."""
 
 
 class PanelNorm(NamedTuple):
@@ -113,13 +116,14 @@ class HeadsRound(NamedTuple):
 @dataclass(frozen=True)
 class Destination:
     """Where results of a product go. slot: first cell, in T or X. readers: of T. residual, function: as Rows has them.
-    gains: constants bring them. gated: pairs of columns make one. norm: of each head. pitch: of heads that are
-    normalised or rotated. rotated: by Angles."""
+    residual_slot: first cell of X that is added. gains: constants bring them. gated: pairs of columns make one. norm:
+    of each head. pitch: of heads that are normalised or rotated. rotated: by Angles."""
 
     slot: int
     in_t: bool = False
     readers: tuple[int, ...] = (SEND,)
     residual: AddedResidual = AddedResidual.NONE
+    residual_slot: int = 0
     function: int = 0
     gains: bool = False
     gated: bool = False
@@ -141,6 +145,7 @@ class Destination:
             "slot": self.slot,
             "readers": sum(1 << reader for reader in self.readers),
             "residual": self.residual,
+            "residual_slot": self.residual_slot,
             "function": self.function,
             "gains": int(self.gains),
             "gated": int(self.gated),
@@ -229,32 +234,33 @@ class IntegerEmitter:
     def load(
         self,
         addresses: Sequence[int],
+        slot: int,
         blocks: int,
         gains: StoredConstants | None,
         memory: LaneMemory = LaneMemory.X,
     ) -> None:
-        """Load the rows of the sequences to X or Angles from block 0 on. addresses: of the sequences of the batch, in
-        units of 64 bytes. gains: of these blocks."""
+        """Load the rows of the sequences to X or Angles from cell `slot` on. addresses: of the sequences of the batch,
+        in units of 64 bytes. gains: of these blocks."""
         for number, some in enumerate(self._rounds()):
             takes = gains is not None and not number
             if gains is not None and takes:
                 self._constants(gains.addr, blocks * gains.each, self._lanes)
             for of in some:
-                fields = {"memory": memory, "blocks": blocks, "gains": int(takes), **of.fields}
+                fields = {"memory": memory, "slot": slot, "blocks": blocks, "gains": int(takes), **of.fields}
                 self._add(f"Rows{of.engine}", PanelRows(op=RowOp.LOAD, **fields))
                 self._blocks(addresses[of.number], ChunkEnd.LOAD, of, blocks)
 
     def store(
-        self, addresses: Sequence[int], blocks: int, norm: PanelNorm | None, affine: StoredConstants | None
+        self, addresses: Sequence[int], slot: int, blocks: int, norm: PanelNorm | None, affine: StoredConstants | None
     ) -> None:
-        """Store the rows of the sequences, from block 0 of X on. addresses: as for `load`. norm, affine: of the norm of
-        what is stored, both or none."""
-        fields = {} if norm is None else norm.fields
+        """Store the rows of the sequences, from cell `slot` of X on. addresses: as for `load`. norm, affine: of the
+        norm of what is stored, both or none."""
+        fields = {"slot": slot, "blocks": blocks, **({} if norm is None else norm.fields)}
         for some in self._rounds():
             if affine is not None:
                 self._constants(affine.addr, blocks * affine.each, [of.engine for of in some])
             for of in some:
-                self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, blocks=blocks, **of.fields, **fields))
+                self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, **of.fields, **fields))
                 self._blocks(addresses[of.number], ChunkEnd.STORE, of, blocks)
 
     def _blocks(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int) -> None:
@@ -271,6 +277,11 @@ class IntegerEmitter:
             at = addr + of.part * size // UNIT
             fields |= {"chunks": blocks, "chunk_stride": of.parts * size // UNIT}
             self._add("DDR", OffChipChunks(addr=at, size=size, **fields))
+
+    def _walked(self, slot: int, blocks: int) -> list[tuple[int, ...]]:
+        """The cells of blocks of X8, with the factors of their rows."""
+        first, *others = self._tiles(slot, blocks)
+        return [(*first, FACTORS), *others]
 
     def put_apart(self, addr: int, slot: int, blocks: int) -> None:
         """Store blocks of T, from cell `slot` on, of all parts of a sequence. addr: where, in units of 64 bytes."""
@@ -292,12 +303,21 @@ class IntegerEmitter:
             told = sum(1 << reader for reader in readers)
             self._add(f"Rows{engine}", PanelRows(op=RowOp.LOAD, readers=told, **take, **waits))
 
-    def walk(self, blocks: int, norm: PanelNorm | None) -> None:
-        """Send blocks of X to X8, from block 0 on."""
+    def sum(self, source: int, to: Destination, blocks: int, constants: int) -> None:
+        """Add blocks of X, from cell `source` on, to those that `to` names, if it names any. constants: where gains
+        begin, in units of 64 bytes."""
+        if to.gains:
+            self._constants(constants, blocks, self._lanes)
+        for engine, lanes in self._lanes.items():
+            fields = {"source": source, "blocks": blocks, **to.fields}
+            self._add(f"Rows{engine}", PanelRows(op=RowOp.SUM, **lanes, **fields))
+
+    def walk(self, slot: int, blocks: int, norm: PanelNorm | None) -> None:
+        """Send blocks of X to X8, from cell `slot` on."""
         fields = {} if norm is None else norm.fields
         for engine, lanes in self._lanes.items():
-            waits = self._waits(engine, self._tiles(0, blocks), (SEND,))
-            self._add(f"Rows{engine}", PanelRows(op=RowOp.SEND, blocks=blocks, **lanes, **waits, **fields))
+            waits = self._waits(engine, self._walked(slot, blocks), (SEND,))
+            self._add(f"Rows{engine}", PanelRows(op=RowOp.SEND, slot=slot, blocks=blocks, **lanes, **waits, **fields))
 
     def product(
         self,
@@ -314,7 +334,7 @@ class IntegerEmitter:
         of the results begin, in units of 64 bytes. each: the rows are being walked."""
         columns = len(weights.shifts)
         shifts = {f"shift{i}": shift for i, shift in enumerate(weights.shifts)}
-        tiles = self._tiles(slot if source is ChunkSource.X8 else T + slot, chunks)
+        tiles = self._walked(slot, chunks) if source is ChunkSource.X8 else self._tiles(T + slot, chunks)
         rows = {"source": source, "slot": slot, "chunks": chunks, "each": int(each), "columns": columns, **shifts}
         for engine, lanes in self._lanes.items():
             send = self._tokens[engine][SEND]

@@ -121,6 +121,8 @@ class RowOp(IntEnum):
     """Blocks of X to X8, as rows of a product."""
     TAKE = 3
     """Results of the engine to X or T, through Post."""
+    SUM = 4
+    """The sum of two blocks of X, or one block, to X, through Post."""
 
 
 class LaneMemory(IntEnum):
@@ -141,10 +143,10 @@ class AddedResidual(IntEnum):
     """By the statistics of the latest SEND."""
 
 
-class PanelRows(Record, words=7, name="Rows"):
+class PanelRows(Record, words=8, name="Rows"):
     """Move blocks of 64 columns into the memories of a lane, out of them, or from the engine to X or T."""
 
-    op: int = bits(0, 0, 2, "load, store, send, take")
+    op: int = bits(7, 0, 3, "load, store, send, take, sum")
     memory: int = bits(0, 2, 2, "that is loaded, stored, or takes results: X, T, Angles")
     rows: int = bits(1, 25, 7, "of a lane", default=LANE_ROWS)
     blocks: int = bits(0, 4, 7, "blocks of the memory; of results, columns of pairs; 0: it only waits")
@@ -154,6 +156,8 @@ class PanelRows(Record, words=7, name="Rows"):
     attention: int = bits(0, 18, 1, "results are sums of a head for each column of pairs")
     readers: int = bits(0, 19, 2, "of what T takes: bit 0 Send, bit 1 Heads, for keys and values", default=1)
     residual: int = bits(0, 21, 2, "added: nothing, X as it is, X normalised")
+    residual_slot: int = bits(7, 3, 8, "first cell of X that is added")
+    source: int = bits(7, 11, 8, "of a sum: first cell of X to which it is added")
     function: int = bits(0, 23, 3, "of results: 0 none, or a number of functions.TABLES from 1 on")
     gains: int = bits(0, 26, 1, "constants bring the gains of what is written to X")
     norm: int = bits(0, 27, 1, "what leaves X is normalised; of results, each head")

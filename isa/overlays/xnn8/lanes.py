@@ -219,6 +219,7 @@ class PanelRowsUnit(Unit):
             RowOp.STORE: self._store,
             RowOp.SEND: self._send,
             RowOp.TAKE: self._take,
+            RowOp.SUM: self._sum,
         }[RowOp(uop.op)](uop)
 
     def effect_key(self, uop: PanelRows) -> Hashable:
@@ -365,6 +366,22 @@ class PanelRowsUnit(Unit):
         if uop.tell:
             yield Step(puts=(self._engine_told,))
 
+    def _sum(self, uop: PanelRows) -> Steps:
+        rows = rows_of(uop)
+        for slot in slots_of(uop):
+
+            def add(slot: int = slot) -> None:
+                at = slot - uop.slot
+                addends = [self.x.of(rows, uop.source + at, 1)]
+                if uop.residual:
+                    addends.append(self.x.of(rows, uop.residual_slot + at, 1))
+                self.x.put(rows, slot, numbers.stored(*numbers.added(*map(numbers.kept, addends)), X_BITS))
+
+            # both addends come through the only read port
+            yield Step("lane_word", _added(uop.rows) * (2 if uop.residual else 1), do=add)
+            if uop.gains:
+                yield from self._gains(slot)
+
     def _of_products(
         self,
         uop: PanelRows,
@@ -381,7 +398,7 @@ class PanelRowsUnit(Unit):
         addends = [numbers.scaled(drained, shifts, scales, factors[0]), numbers.kept(biases)]
         more = taken[count:]
         if uop.residual:
-            x = self.x.of(rows_of(uop), slot, 1)
+            x = self.x.of(rows_of(uop), slot - uop.slot + uop.residual_slot, 1)
             if uop.residual == AddedResidual.NORMALISED:
                 x = normalised(x, more.pop(0), self._norm)
             addends.append(numbers.kept(x))

@@ -40,7 +40,7 @@ class Layer(HandMade):
         self.load(
             numbers.blocks_of(self.rng.normal(size=(self.rows, 64 * blocks)), X_BITS), self.vector(blocks, 0.5, 2)
         )
-        self.emit.walk(blocks, norm)
+        self.emit.walk(0, blocks, norm)
 
     def product(self, source: ChunkSource, slot: int, chunks: int, to: Destination, columns: int, of_ddr: int) -> None:
         """A product of up to 512 columns."""
@@ -78,6 +78,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     norm=st.sampled_from([None, False, True]),
     residual=st.sampled_from(AddedResidual),
     function=st.integers(0, 4),
+    apart=st.booleans(),
     stalls=st.sampled_from([0, 0, 1]),
     data=st.data(),
 )
@@ -92,11 +93,13 @@ def test_an_encoder_layer(
     norm: bool | None,
     residual: AddedResidual,
     function: int,
+    apart: bool,
     stalls: int,
     data: st.DataObject,
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
-    is added to X. norm: None for none, True for one without a mean."""
+    is added to X. norm: None for none, True for one without a mean. apart: the
+    first sum lies behind its addend in X."""
     hand = Layer(seed, engines, sequences, lanes, rows)
     count = data.draw(st.integers(1, lanes * rows))
     of_norm = None if norm is None else PanelNorm(NormConstants.of(64 * heads - 5, 1e-5), norm)
@@ -109,10 +112,13 @@ def test_an_encoder_layer(
         hand.product(ChunkSource.X8, 0, heads, Destination(eight * i, True, (reader,)), heads, of_ddr)
     shown = data.draw(st.integers(1, count))
     hand.emit.attention(HeadsRound(2 * eight, 0, eight, 3 * eight, heads, 64, count, shown, causal=causal), last=True)
-    hand.product(ChunkSource.T, 3 * eight, heads, Destination(0, residual=residual, gains=True), heads, of_ddr)
-    hand.emit.walk(heads, of_norm)
-    hand.product(ChunkSource.X8, 0, heads, Destination(4 * eight, True, (SEND,), function=function), 4, 1)
-    hand.product(ChunkSource.T, 4 * eight, 4, Destination(0, residual=AddedResidual.RAW, gains=True), heads, of_ddr)
+    added = eight if apart else 0
+    hand.product(ChunkSource.T, 3 * eight, heads, Destination(added, residual=residual, gains=True), heads, of_ddr)
+    hand.emit.walk(added, heads, of_norm)
+    hidden = Destination(4 * eight, True, (SEND,), function=function)
+    hand.product(ChunkSource.X8, added, heads, hidden, 4, 1)
+    last = Destination(0, residual=AddedResidual.RAW, residual_slot=added, gains=True)
+    hand.product(ChunkSource.T, 4 * eight, 4, last, heads, of_ddr)
     hand.store(heads, of_norm)
     check_alike(hand, stalls)
 
@@ -121,7 +127,8 @@ def test_all_lanes_and_weights_longer_than_fifos() -> None:
     hand = Layer(1, 3, 1, 8, 16)
     hand.begin(16, PanelNorm(NormConstants.of(1024, 1e-5)))
     for i in range(2):
-        hand.product(ChunkSource.X8, 0, 16, Destination(8 * cells(48) * i, residual=AddedResidual.RAW), 8, 3)
+        to = Destination(8 * cells(48) * i, residual=AddedResidual.RAW, residual_slot=8 * cells(48) * i)
+        hand.product(ChunkSource.X8, 0, 16, to, 8, 3)
     hand.store(16)
     check_alike(hand)
 

@@ -49,6 +49,8 @@ def test_heads_of_32_columns_are_refused() -> None:
         ("Rows0", {"op": RowOp.TAKE}, {"norm": 1}, "norms of heads"),
         ("Rows0", {"op": RowOp.STORE}, {"memory": LaneMemory.T}, "T in off-chip memory"),
         ("Rows0", {"op": RowOp.LOAD}, {"memory": LaneMemory.T}, "T in off-chip memory"),
+        ("Rows0", {"op": RowOp.SEND}, {"op": RowOp.SUM}, "SUM of Rows"),
+        ("Rows0", {"op": RowOp.TAKE}, {"memory": 0, "residual": 1, "residual_slot": 32}, "more than 16 blocks of X"),
         ("Rows0", {"op": RowOp.LOAD}, {"slot": 32}, "more than 16 blocks of X"),
         ("Rows0", {"op": RowOp.TAKE}, {"slot": 3}, "a block of T that begins at cell 3, with 32 rows in a lane"),
         ("Rows0", {"op": RowOp.SEND}, {"rows": 16}, "lanes with other numbers of rows"),
