@@ -166,6 +166,7 @@ def compile(
     experts: str | Experts | None = ...,
     verify: str = ...,
     whole: Literal[True] = ...,
+    smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
 ) -> Compiled: ...
 @overload
 def compile(
@@ -183,6 +184,7 @@ def compile(
     experts: str | Experts | None = ...,
     verify: str = ...,
     whole: bool,
+    smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
 ) -> Compiled | CompiledPieces: ...
 @overload
 def compile(
@@ -216,6 +218,7 @@ def compile(
     experts: str | Experts | None = ...,
     verify: str = ...,
     whole: bool = ...,
+    smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
 ) -> Compiled | CompiledPieces | Family: ...
 def compile(
     model: nn.Module | ExportedProgram | str | os.PathLike[str],
@@ -232,6 +235,7 @@ def compile(
     experts: str | Experts | None = None,
     verify: str = "first",
     whole: bool = True,
+    smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = None,
 ) -> Compiled | CompiledPieces | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
@@ -260,6 +264,9 @@ def compile(
     cut, the machine runs the pieces that it can, and PyTorch the rest; a `Fallback` warning says why. The result is
     then a `CompiledPieces`, and has no lengths.
 
+    smooth: with an overlay that computes in integers, calls for factors of SmoothQuant (docs/xnn8.md); like
+    `example_inputs`, and of their shapes.
+
     Weights in float16 or bfloat16 are widened to float32, with a warning; arguments and results keep the model's types
     (docs/models.md, "Half precision").
 
@@ -274,12 +281,16 @@ def compile(
         dynamic_shapes = exported_programs.shapes_of(model)
     if dynamic_shapes is not None and lengths is not None:
         raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
+    if dynamic_shapes is not None and smooth is not None:
+        raise ScheduleError("smooth has calls of one shape, and dynamic_shapes makes programs for several")
     if lengths is not None and not whole:
         raise ScheduleError(
             "lengths are of one program, and whole=False may make several of a model: a model that runs as a whole "
             "takes lengths without whole=False, and one in pieces takes sizes as rsn.Length, with dynamic_shapes"
         )
-    usual = pipelines.Pipeline.named(overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths)
+    usual = pipelines.Pipeline.named(
+        overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths, smooth=smooth
+    )
     usual = _with_experts(usual, experts, board)
     example, module = _kept(_examples(example_inputs)), capture.module_of(model)
     borders = precision.Borders.of(module, example)
@@ -288,10 +299,14 @@ def compile(
         example = precision.widened_example(example)
     # Makes the copy in float32 of a model in half precision.
     followed = changes.Followed(module, checksums, keeps=exported_programs.is_program_module(module))
-    reference = integers.reference_of if usual.overlay.integers else verifications.of_module
+    reference = (
+        integers.reference_of(lambda: followed.module, smooth)
+        if usual.overlay.integers
+        else verifications.of_module(lambda: followed.module)
+    )
     verification = verifications.Verification(
         verifications.verify_named(verify),
-        reference(lambda: followed.module),
+        reference,
         model,
         followed.exists,
     )

@@ -170,7 +170,7 @@ class CompileOptions(Options):
         of=OVERLAYS,
     )
     smooth: str | None = option(
-        "with --overlay xnn8 and --compare: FILE.py:CALLABLE that returns calls, for factors of SmoothQuant",
+        "with --overlay xnn8: FILE.py:CALLABLE that returns calls, for factors of SmoothQuant",
         "--smooth",
         of=OVERLAYS,
     )
@@ -215,8 +215,8 @@ def compile_command(spec: str, options: CompileOptions) -> None:
         return
     if options.output is None:
         raise click.UsageError("Missing option '-o' / '--output'.")
-    if options.smooth is not None:
-        raise click.UsageError(f"--smooth: only with --overlay {INTEGERS} and --compare")
+    if options.smooth is not None and options.overlay != INTEGERS:
+        raise click.UsageError(f"--smooth: only with --overlay {INTEGERS}")
     named = stream_program_named(spec)
     if named is not None and is_region(named):
         refuse(MODELS, OVERLAYS, MACHINES, WEIGHTS)
@@ -370,6 +370,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
             lengths=None if options.lengths is None else _integers(options.lengths),
             checks_rows=False,
             progress=steps.share,
+            smooth=None if options.smooth is None else models.load_calls(options.smooth),
         )
         stack.enter_context(gc_frozen())  # PyTorch's modules, which the line before has loaded, stay
         steps.done(STEPS[0])

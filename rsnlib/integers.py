@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,10 +70,10 @@ class IntegerModel:
     """A module whose products and attention are computed in integers; PyTorch computes what the machine does not. Call
     it as the module; it returns what the module returns."""
 
-    def __init__(self, traced: Traced, smooth: Mapping[str, Floats], borders: precision.Borders | None = None) -> None:
-        """traced: with `PASSES`. smooth: as for `IntegerNetwork.of`, which may raise `UnsupportedError`. borders: data
-        types of arguments and results of a model in half precision."""
-        self._host, self.network = traced.host, IntegerNetwork.of(traced.network, smooth)
+    def __init__(self, traced: Traced, borders: precision.Borders | None = None) -> None:
+        """traced: with `PASSES`. borders: data types of arguments and results of a model in half precision. Raises as
+        `IntegerNetwork.of`."""
+        self._host, self.network = traced.host, IntegerNetwork.of(traced.network)
         self._borders = borders
         self.visible: Visible | None = None
         """The rows that the masks of the latest call showed; None without masks."""
@@ -101,17 +101,17 @@ def in_integers(
     module, example, borders = precision.in_float32(module_of(model), example_inputs)
     traced = trace(module, example, PASSES, fixes=True)
     check_told(traced)
-    return IntegerModel(traced, {} if smooth is None else _smoothing(traced, smooth, borders), borders)
+    return IntegerModel(traced if smooth is None else smoothed(traced, smooth), borders)
 
 
-def reference_of(module: Callable[[], nn.Module]) -> Reference:
+def reference_of(module: Callable[[], nn.Module], smooth: Sequence[Examples] | None = None) -> Reference:
     """Return the reference of calls of a module compiled for overlay xnn8: what these integers are without a machine.
-    module: as for `verification.of_module`."""
+    module: as for `verification.of_module`. smooth: as for `in_integers`."""
 
     def compute(args: tuple[Any, ...], kwargs: dict[str, Any], kind: ReferenceKind) -> Any:
         model = module()
         example = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments) if kwargs else args
-        return in_integers(model, example)(*args, **kwargs)
+        return in_integers(model, example, smooth=smooth)(*args, **kwargs)
 
     return compute
 
@@ -246,16 +246,21 @@ class _Run:
         return numbers.stored(*numbers.joined(*(x.reshape(len(x), rows, -1, x.shape[-1]) for x in units)), T_BITS)
 
 
-def _smoothing(traced: Traced, batches: Iterable[Examples], borders: precision.Borders | None) -> dict[str, Floats]:
+def smoothed(traced: Traced, calls: Iterable[Examples]) -> Traced:
+    """Return a traced module with factors of SmoothQuant. calls: as for `in_integers`, which may be in half precision.
+    Raises `TensorError` for calls that do not fit."""
+    return replace(traced, network=replace(traced.network, smooth=_smoothing(traced, calls)))
+
+
+def _smoothing(traced: Traced, batches: Iterable[Examples]) -> dict[str, npt.NDArray[np.float64]]:
     """Factors of the columns of each activation that products read from X: root of its largest magnitude over that of
     the weights, without the shift of its norm, which is no part of the rows."""
     network = traced.network
-    unsmoothed = IntegerNetwork.of(network, {})
+    unsmoothed = IntegerNetwork.of(replace(network, smooth={}))
     most: dict[str, Floats] = {}
     for batch in batches:
-        args, kwargs = ((), batch) if isinstance(batch, dict) else (batch, {})
-        if borders is not None:
-            args, kwargs = borders.widened(traced.host.interface.signature, args, kwargs)
+        wide = precision.widened_example(batch)
+        args, kwargs = ((), wide) if isinstance(wide, dict) else (wide, {})
         inputs, spans, _ = traced.host.prologue(*args, **kwargs)
         values = dict(inputs)
         for layer in network.layers:
@@ -265,7 +270,7 @@ def _smoothing(traced: Traced, batches: Iterable[Examples], borders: precision.B
             rows = values[name] if spans is None else values[name][_shown(spans, values[name].shape[:2])]
             found = np.abs(rows - sent.shift).reshape(-1, sent.columns).max(0)
             most[name] = np.maximum(most.get(name, 0), found)
-    made = {}
+    made: dict[str, npt.NDArray[np.float64]] = {}
     for name, found in most.items():
         readers = [x for x in network.readers.get(name, ()) if isinstance(x, Gemm) and x.multiplies and x.x == name]
         widest = np.max([np.abs(x.weight).max(1) for x in readers], 0) if readers else np.zeros(len(found))

@@ -28,7 +28,7 @@ from ..scheduler.pack import check_lists
 from ..scheduler.schedule import PAPER, Schedule
 from .fold import fold, fold_shapes
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split, split_again
-from .integers import check_told, for_integers
+from .integers import check_told, for_integers, smoothed
 from .partition import Traced
 from .passes import USUAL, Passes
 from .trace import trace
@@ -41,7 +41,9 @@ class Pipeline:
     overlay: the machine. schedule: a schedule, or `Best` to search for one. passes: of the compiler. lengths: number of
     rows of each sequence, where they differ; None where they do not. checks_rows: check with the example that the host
     part uses no rows beyond `lengths`; False leaves that to the first call. progress: called with the share of a
-    search's budget that is spent, 0 to 1. Raises `UnsupportedError` for an overlay that nothing can be compiled for.
+    search's budget that is spent, 0 to 1. smooth: calls for factors of SmoothQuant, for an overlay that computes in
+    integers; None for no factors. Raises `UnsupportedError` for an overlay that nothing can be compiled for, and for
+    `smooth` with an overlay that computes in floats.
     """
 
     overlay: Overlay
@@ -50,9 +52,12 @@ class Pipeline:
     lengths: Sequence[int] | None = None
     checks_rows: bool = True
     progress: Progress = lambda share: None
+    smooth: Sequence[Examples] | None = None
 
     def __post_init__(self) -> None:
         require_compilable(self.overlay)
+        if self.smooth is not None and not self.overlay.integers:
+            raise UnsupportedError(f"smooth: overlay {self.overlay.name} does not compute in integers")
 
     @classmethod
     def named(
@@ -63,13 +68,14 @@ class Pipeline:
         budget_s: float = 30.0,
         passes: Passes | None = None,
         lengths: Sequence[int] | None = None,
+        smooth: Sequence[Examples] | None = None,
     ) -> Pipeline:
         """Return a pipeline for an overlay and a schedule by name. overlay: name, or path of an overlay file. schedule:
         name, path of a file, or object. budget_s: seconds of the search for "best". passes: None for the usual ones.
-        lengths: as for the class. Raises `ProgramError` for an unknown overlay, `ScheduleError` for an unknown
+        lengths, smooth: as for the class. Raises `ProgramError` for an unknown overlay, `ScheduleError` for an unknown
         schedule."""
         chosen = schedule_named(schedule, budget_s)
-        return cls(overlay=find(overlay), schedule=chosen, passes=passes or USUAL, lengths=lengths)
+        return cls(overlay=find(overlay), schedule=chosen, passes=passes or USUAL, lengths=lengths, smooth=smooth)
 
     @cached_property
     def _passes(self) -> Passes:
@@ -102,11 +108,13 @@ class Pipeline:
         traced = trace(model, example, self._passes, again=again, fixes=True)
         if self.overlay.integers:
             check_told(traced)
-        return self.with_lengths(traced, example)
+        return self.completed(traced, example)
 
-    def with_lengths(self, traced: Traced, example: Examples) -> Traced:
-        """Return a traced module with `lengths` applied, if there are any: the last step of `trace`. Raises as
-        `Traced.with_lengths` does."""
+    def completed(self, traced: Traced, example: Examples) -> Traced:
+        """Return a traced module with `lengths` and `smooth` applied, if there are any: the last step of `trace`.
+        Raises as `Traced.with_lengths` and `integers.smoothed` do."""
+        if self.smooth is not None:
+            traced = smoothed(traced, self.smooth)
         if self.lengths is None:
             return traced
         return traced.with_lengths(self.lengths, example if self.checks_rows else None)

@@ -273,7 +273,9 @@ class LayerGraph:
     lengths: rows of each sequence, where they differ; rows beyond are neither stored nor computed. Empty: all `seq`.
     seqs: rows of each sequence of those inputs that have another number than `seq`, such as the text that a decoder
     attends to. A result has the rows of what it is computed from, an attention those of its queries; lengths exclude
-    seqs. state_columns: of a folded graph, where each column of an input that keeps its contents is stored.
+    seqs. state_columns: of a folded graph, where each column of an input that keeps its contents is stored. smooth: for
+    an overlay that computes in integers: what columns of rows are divided by, before they become integers, and rows of
+    weights multiplied by, positive (columns,); by activation, none for those that have no entry.
     """
 
     batch: int
@@ -284,6 +286,7 @@ class LayerGraph:
     lengths: tuple[int, ...] = ()
     seqs: Mapping[str, int] = field(default_factory=dict)
     state_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
+    smooth: Mapping[str, Float64] = field(default_factory=dict)
 
     @property
     def depth(self) -> int:

@@ -631,7 +631,7 @@ def lower(network: LayerGraph, overlay: Overlay) -> Lowered:
     """Lower a matched network, which is not folded, to the instructions of an overlay that computes in integers: as
     `placements` has its sequences, in the fastest way for which memories have room. Raises `UnsupportedError`, naming
     the layer, for what it cannot compute, and `RoomError` for a bank that is too small."""
-    of, refusals = IntegerNetwork.of(network, {}), []
+    of, refusals = IntegerNetwork.of(network), []
     for at in placements(network, overlay):
         try:
             return IntegerPanels(of, overlay, at).lowered()

@@ -119,12 +119,12 @@ class IntegerNetwork:
     rotations: Mapping[str, tuple[Integers, Integers]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, network: LayerGraph, smooth: Mapping[str, Floats]) -> IntegerNetwork:
-        """Quantise a matched network. smooth: for activations in X, what the rows of products are divided by, and the
-        rows of their weights multiplied with, positive (columns,). Raises `UnsupportedError`, naming the layer, for
-        what xnn8 cannot compute."""
+    def of(cls, network: LayerGraph) -> IntegerNetwork:
+        """Quantise a matched network. Raises `UnsupportedError`, naming the layer, for what xnn8 cannot compute. Its
+        factors of activations in T are not used: these have no gains."""
         for layer in network.layers:
             _check(layer)
+        smooth = network.smooth
         columns = _in_t(network)
         for layer in network.layers:
             if isinstance(layer, Gemm) and layer.in_heads and layer.y not in columns:

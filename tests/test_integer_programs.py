@@ -200,6 +200,26 @@ def test_changes_files_and_texts(tmp_path: Path) -> None:
     assert loads(dumps(compiled.program)).buffers == compiled.program.buffers
 
 
+def test_smoothed(tmp_path: Path) -> None:
+    """With factors of SmoothQuant, a call is what the integers with these factors are, also behind a change."""
+    model, x, calls = Before(96, 3).eval(), torch.randn(2, 20, 96), [(3 * torch.randn(2, 20, 96),)]
+    with torch.no_grad():
+        model.norms[0].weight[5] = 30
+    compiled = rsn.compile(model, (x,), overlay="xnn8", smooth=calls)
+    for scale in (1, 2):
+        with torch.no_grad():
+            model.q.weight.mul_(scale)
+            wanted = rsn.in_integers(model, (x,), smooth=calls)(x)
+            assert torch.equal(compiled(x), wanted)
+            assert not torch.equal(rsn.in_integers(model, (x,))(x), wanted)
+    compiled.save(tmp_path / "a.rsnmodel")
+    assert torch.equal(rsn.load(tmp_path / "a.rsnmodel")(x), compiled(x))
+    with pytest.raises(rsn.errors.UnsupportedError, match="smooth: overlay xnn2 does not compute in integers"):
+        rsn.compile(model, (x,), overlay="xnn2", smooth=calls)
+    with pytest.raises(rsn.errors.ScheduleError, match="calls of one shape"):
+        rsn.compile(model, (x,), overlay="xnn8", smooth=calls, dynamic_shapes={"x": {0: rsn.Batch(1, 2)}})
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "options", "message"),
     [

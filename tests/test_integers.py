@@ -256,7 +256,7 @@ def test_command(tmp_path: Path) -> None:
     assert found["quantisation"]["largest"] == 0
     assert 0.999 < found["xnn8"]["worst"] < 1
     for options, message in (
-        (("--smooth", smooth, "-o", "a.rsn"), "--smooth: only with --overlay xnn8 and --compare"),
+        (("--smooth", smooth, "-o", "a.rsn", "--overlay", "xnn2"), "--smooth: only with --overlay xnn8"),
         (("--compare", spec, "-o", "a.rsn"), "-o: with --compare, overlay xnn8 makes no program"),
         (("--compare", spec, "--smooth", spec.replace("encoder", "wrong")), "wrong must return a list of calls"),
         (("--compare", spec, "--smooth", "calls"), "must be FILE.py:CALLABLE"),

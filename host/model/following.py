@@ -59,7 +59,7 @@ class Recipe:
         """
         try:
             if graph is not None:
-                return self._shared(self.pipeline.with_lengths(graph(), self.example))
+                return self._shared(self.pipeline.completed(graph(), self.example))
         except (UnsupportedError, TensorError):  # the rewritten graph was valid for the old weights only
             pass
         return self.trace()
