@@ -326,7 +326,16 @@ class IntegerPanels:
             yield from self._turn(layer)
         to, vectors = self._destination(layer, residual, affine, done)
         blocks = self._placed(layer, to, vectors)
-        yield layer, partial(self._emit, source, slot, chunks, blocks, to, walks)
+        rows = self._rows(layer.y, Role.OUTPUT) if self._passes(layer) else []
+        yield layer, partial(self._emit, source, slot, chunks, blocks, to, walks, rows)
+        if rows:
+            self._x.free(layer.y)
+
+    def _passes(self, layer: Gemm) -> bool:
+        """Whether a result passes through X on its way to DDR, a block of the product at a time: nothing reads it here,
+        and it is wider than such a block."""
+        is_plain = layer.y in self.of.sent and self.of.sent[layer.y].norm is None and layer.residual is None
+        return is_plain and layer.y not in self.net.readers and layer.width > PAIRS * BLOCK
 
     def _destination(
         self, layer: Gemm, residual: AddedResidual, affine: Pairs | None, done: Sequence[str]
@@ -364,7 +373,8 @@ class IntegerPanels:
             self._x.free(name)
         if added in done:
             return self._x.first(layer.y)
-        return self._x.place(layer, self._blocks_of_x(layer.y), layer.y, self.at.rows)
+        blocks = 2 * PAIRS if self._passes(layer) else self._blocks_of_x(layer.y)
+        return self._x.place(layer, blocks, layer.y, self.at.rows)
 
     def _sum(self, layer: Gemm) -> Iterator[tuple[Layer, Emit]]:
         """A sum of two activations in X, or a copy of one."""
@@ -424,13 +434,27 @@ class IntegerPanels:
         return 0 if self.at.parts > 1 and layer.y in self._beside else columns // 2
 
     def _emit(
-        self, source: ChunkSource, slot: int, chunks: int, blocks: Sequence[PlacedProduct], to: Destination, walks: bool
+        self,
+        source: ChunkSource,
+        slot: int,
+        chunks: int,
+        blocks: Sequence[PlacedProduct],
+        to: Destination,
+        walks: bool,
+        rows: Sequence[int],
     ) -> None:
-        step = PAIRS // (1 + to.gated) * cells(self.at.rows)
+        """Emit a product. rows: where each sequence of a result that passes through X begins; none if it stays."""
+        made = PAIRS // (1 + to.gated)
+        step = made * cells(self.at.rows)
         for number, block in enumerate(blocks):
-            part = replace(to, slot=to.slot + step * number, residual_slot=to.residual_slot + step * number)
+            at = step * (number % 2 if rows else number)
+            part = replace(to, slot=to.slot + at, residual_slot=to.residual_slot + at)
             each = walks and not number
             self.emitter.product(source, slot, chunks, block.weights, block.constants, part, each=each)
+            if rows:
+                before = number * made * self.at.pitch * ROW_PAIR // 2 // UNIT
+                count = len(block.weights.shifts) // (1 + to.gated)
+                self.emitter.store([row + before for row in rows], part.slot, count, None, None)
 
     def _turn(self, layer: Gemm) -> Iterator[tuple[Layer, Emit]]:
         """Let Angles hold the factors of a rotation."""

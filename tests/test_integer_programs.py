@@ -97,6 +97,11 @@ class Parallel(torch.nn.Module):  # type: ignore[misc]
         pytest.param(lambda: encoder(1, 128, 2, 256), (2, 600, 128), marks=pytest.mark.long),
         pytest.param(lambda: Before(64, 2, causal=True), (1, 1100, 64), marks=pytest.mark.long),
         (lambda: torch.nn.Sequential(torch.nn.Linear(70, 600), torch.nn.ReLU(), torch.nn.Linear(600, 30)), (3, 9, 70)),
+        # results that pass through X, of one engine and of all
+        pytest.param(lambda: torch.nn.Sequential(Before(64, 1), torch.nn.Linear(64, 1600)), (2, 40, 64)),
+        pytest.param(
+            lambda: torch.nn.Sequential(Before(64, 1), torch.nn.Linear(64, 5000)), (1, 1100, 64), marks=pytest.mark.long
+        ),
     ],
 )
 def test_calls_are_the_integers(model: Any, shape: tuple[int, ...]) -> None:
