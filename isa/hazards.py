@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from ..base.finding import Finding
 from .expansion import Accesses, ExpandedProgram, Ints, region_name
-from .layout import BLOCK, BLOCK_COLS, BLOCK_ROWS
+from .layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, INTEGER_ROWS
 from .program import Buffer, Layout, Role
 
 MAX_PIECES = 16_000_000
@@ -233,8 +233,6 @@ class _Bank:
 def _visible_elements(b: Buffer, starts: Ints, ends: Ints) -> int:
     """How many of the elements starts[i]..ends[i] of a buffer lie in blocks or rows of its view."""
     view = b.view or b.shape
-    if b.layout is Layout.INTEGERS:
-        return int((ends - starts).sum())  # rows of a block lie side by side with their exponents
     if len(b.shape) == 1 or len(view) == 1:
         return int((np.minimum(ends, view[0]) - starts).clip(0).sum()) if len(view) == 1 else int((ends - starts).sum())
     rows, cols = view[-2:]
@@ -246,6 +244,10 @@ def _visible_elements(b: Buffer, starts: Ints, ends: Ints) -> int:
         row, col = np.divmod(np.arange(b.size // BLOCK), width)
         touched = np.any(in_view.reshape(-1, BLOCK_ROWS), axis=1)
         seen = touched[row] & (col * BLOCK_COLS < cols)
+    elif b.layout is Layout.INTEGERS:
+        groups, blocks = b.item_shape[0] // INTEGER_ROWS, b.shape[1] // BLOCK_COLS
+        touched = np.any(in_view.reshape(-1, 1, groups, INTEGER_ROWS), axis=3)
+        grain, seen = b.size // (len(touched) * groups * blocks), touched.repeat(blocks, 1).reshape(-1)
     else:
         grain, seen = b.shape[1], in_view
     sums = np.concatenate([[0], np.cumsum(seen)])

@@ -21,9 +21,13 @@ class Layout(Enum):
     """Row-major."""
     INTEGERS = "integers"
     """Of overlay xnn8: integers of 16 bits in blocks of 64 columns, each with an exponent for each row; each sequence
-    by itself, of it block by block, and of a block 32 rows at a time (`isa/overlays/xnn8/stored.py`)."""
+    by itself, of it block by block, and of a block 16 rows at a time (`isa/overlays/xnn8/stored.py`)."""
 
 
+INTEGER_ROWS = 16
+"""Rows of a block of integers that lie side by side, with their exponents behind them."""
+ITEM_ROWS = 2 * INTEGER_ROWS
+"""Rows of an item of integers are a multiple of it, so that each block begins with an address unit."""
 BLOCK_ROWS = 128
 BLOCK_COLS = 64
 BLOCK = BLOCK_ROWS * BLOCK_COLS

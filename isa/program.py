@@ -11,7 +11,7 @@ from typing import Any
 
 from ..base.errors import ProgramError, TensorError
 from .fields import Record
-from .layout import ALIGNED, BLOCK_ROWS, padded
+from .layout import ALIGNED, BLOCK_ROWS, ITEM_ROWS, padded
 from .layout import Array as Array
 from .layout import Layout as Layout
 from .overlay import Overlay
@@ -79,7 +79,7 @@ class Buffer:
         """Whether the stored shape can hold the view, and `rows` suits both."""
         view, shape = self.view, self.shape
         if self.layout is Layout.INTEGERS and (
-            view is None or self.rows or len(view) != 3 or len(shape) != 2 or self.item_shape[0] % 32 or shape[1] % 64
+            view is None or len(view) != 3 or len(shape) != 2 or self.item_shape[0] % ITEM_ROWS or shape[1] % 64
         ):
             return False
         if view is None:

@@ -89,19 +89,24 @@ class IntegerModel:
 
 
 def in_integers(
-    model: nn.Module, example_inputs: Examples, *, smooth: Iterable[Examples] | None = None
+    model: nn.Module,
+    example_inputs: Examples,
+    *,
+    smooth: Iterable[Examples] | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> IntegerModel:
     """Return a module in the integers of overlay xnn8.
 
-    example_inputs: by position or by name; calls must have their shapes. smooth: calls with such shapes, from which
-    factors are chosen that divide columns of rows and multiply rows of weights (SmoothQuant, Xiao et al., 2023, with
-    migration strength 1/2). Raises `UnsupportedError` for a module beyond the overlay, naming the layer, and as `trace`
-    does.
+    example_inputs: by position or by name; calls must have their shapes. lengths: as for `rsn.compile`. smooth: calls
+    with such shapes, from which factors are chosen that divide columns of rows and multiply rows of weights
+    (SmoothQuant, Xiao et al., 2023, with migration strength 1/2). Raises `UnsupportedError` for a module beyond the
+    overlay, naming the layer, and as `trace` does; `ScheduleError` for lengths that do not fit.
     """
     module, example, borders = precision.in_float32(module_of(model), example_inputs)
     traced = trace(module, example, PASSES, fixes=True)
     check_told(traced)
-    return IntegerModel(traced if smooth is None else smoothed(traced, smooth), borders)
+    traced = traced if smooth is None else smoothed(traced, smooth)
+    return IntegerModel(traced if lengths is None else traced.with_lengths(lengths, example), borders)
 
 
 def reference_of(module: Callable[[], nn.Module], smooth: Sequence[Examples] | None = None) -> Reference:
@@ -135,9 +140,13 @@ def computed(numbers_of: IntegerNetwork, inputs: Mapping[str, Array], spans: Key
         some = slice(at, at + step)
         keys = None if spans is None or not len(spans.lengths) else spans.lengths[some]
         starts = None if spans is None or spans.starts is None else spans.starts[some]
-        run = _Run(numbers_of, {name: x[some] for name, x in inputs.items()}, keys, starts)
+        rows = np.array(network.lengths[some], np.int64) if network.lengths else None
+        run = _Run(numbers_of, {name: x[some] for name, x in inputs.items()}, keys, starts, rows)
         parts.append({out.name: run.values(out.name) for out in network.outputs})
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    made = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for x in made.values() if network.lengths else ():
+        x[np.arange(x.shape[1]) >= np.array(network.lengths)[:, None]] = 0
+    return made
 
 
 class _Run:
@@ -149,8 +158,9 @@ class _Run:
         inputs: Mapping[str, Array],
         lengths: npt.NDArray[np.int64] | None,
         starts: npt.NDArray[np.int64] | None,
+        rows: npt.NDArray[np.int64] | None,
     ) -> None:
-        self._of, self._lengths, self._starts = of, lengths, starts
+        self._of, self._lengths, self._starts, self._rows_of = of, lengths, starts, rows
         self._kept = {name: numbers.blocks_of(x, X_BITS) for name, x in inputs.items()}
         self._norms: dict[str, numbers.Statistics] = {}
         for layer in of.network.layers:
@@ -227,11 +237,13 @@ class _Run:
         columns = self._of.columns[layer.q]
         q, k, v = (self._kept[name] for name in (layer.q, layer.k, layer.v))
         rows, keys = q.integers.shape[1], k.integers.shape[1]
-        lengths = np.full(len(k.integers), keys) if self._lengths is None or not layer.masked else self._lengths
+        own = np.full(len(k.integers), keys) if self._rows_of is None else self._rows_of
+        lengths = own if self._lengths is None or not layer.masked else self._lengths
         valid = reference.valid_keys(layer, rows, keys, lengths, self._starts)
         shows = np.ones((1, 1, 1, 1), np.bool_) if valid is None else valid.numpy()
         of_keys = np.broadcast_to(shows, (len(lengths), 1, rows, keys)).max(2)[:, 0]
-        of_q, e_q = numbers.of_heads(q, columns.pitch)
+        asks = None if self._rows_of is None else np.arange(rows) < self._rows_of[:, None]
+        of_q, e_q = numbers.of_heads(q, columns.pitch, asks)
         (of_k, e_k), (of_v, e_v) = (numbers.of_heads(x, columns.pitch, of_keys) for x in (k, v))
         of_q, e_q = of_q[:, : layer.heads], e_q[:, : layer.heads]
         which = np.arange(layer.heads) // layer.groups

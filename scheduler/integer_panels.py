@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import UnsupportedError
-from ..isa.layout import ALIGNED, UNIT, padded
+from ..isa.layout import ALIGNED, ITEM_ROWS, UNIT, padded
 from ..isa.overlay import Overlay
 from ..isa.overlays.xnn8.emission import (
     Destination,
@@ -41,7 +42,6 @@ from ..isa.overlays.xnn8.formats import (
     ChunkSource,
     LaneMemory,
     cells,
-    slices,
 )
 from ..isa.overlays.xnn8.functions import TABLES
 from ..isa.overlays.xnn8.lanes import HEADS, SEND
@@ -109,23 +109,13 @@ class LaneCells:
 
 
 class LanesOfSequences(NamedTuple):
-    """How sequences lie in lanes. sequences: of an engine, at most. lanes: of a sequence in an engine. rows: of a lane.
-    parts: engines over which a sequence is spread."""
+    """How sequences lie in lanes. panels: the sequences of each, or parts of one. rows: of a lane. pitch: rows of a
+    sequence off chip. parts: engines over which a sequence is spread."""
 
-    sequences: int
-    lanes: int
+    panels: tuple[tuple[PlacedSequence, ...], ...]
     rows: int
+    pitch: int
     parts: int = 1
-
-    @property
-    def pitch(self) -> int:
-        """Rows that a sequence has in all lanes."""
-        return self.lanes * self.rows * self.parts
-
-    @property
-    def panel(self) -> int:
-        """Sequences of a panel, at most."""
-        return ENGINES * self.sequences if self.parts == 1 else 1
 
 
 class IntegerPanels:
@@ -158,8 +148,8 @@ class IntegerPanels:
 
     def _check(self) -> None:
         net = self.net
-        if net.lengths or net.seqs:
-            raise UnsupportedError("sequences of different lengths; they are not compiled for xnn8 yet")
+        if net.seqs:
+            raise UnsupportedError("inputs with sequences of another length; they are not compiled for xnn8 yet")
         for layer in net.layers:
             facts: tuple[tuple[str, bool], ...]
             if isinstance(layer, AttentionLayer):
@@ -169,7 +159,11 @@ class IntegerPanels:
                     (f"{layer.groups} heads that share keys and values", 2 * layer.groups > MOST_SHARED),
                 )
             else:
-                facts = (("a gate with a residual", layer.gated and layer.residual is not None),)
+                again = is_view(layer) and self.of.sent[str(layer.residual)].norm is not None
+                facts = (
+                    ("a gate with a residual", layer.gated and layer.residual is not None),
+                    ("a norm of what is normalised already", again),
+                )
             for what, is_there in facts:
                 if is_there:
                     raise UnsupportedError(f"{layer.place}: {what}; that is not compiled for xnn8 yet")
@@ -194,7 +188,7 @@ class IntegerPanels:
         pitch, stored = self.at.pitch, padded(columns, BLOCK)
         net = self.net
         shape, view = (net.batch * pitch, stored), (net.batch, net.seq, columns)
-        at = self._place("ddr", Buffer(name, "ddr", 0, shape, Layout.INTEGERS, role, view))
+        at = self._place("ddr", Buffer(name, "ddr", 0, shape, Layout.INTEGERS, role, view, net.lengths))
         item = pitch * stored // BLOCK * (BLOCK + 1) // 2 // UNIT
         return [at + i * item for i in range(net.batch)]
 
@@ -469,7 +463,8 @@ class IntegerPanels:
         self._angles = turns
         blocks = pitch // BLOCK
         table = np.zeros((self.at.pitch, blocks, BLOCK), np.int64)
-        table[: self.net.seq] = turns[: self.net.seq].reshape(-1, blocks, BLOCK)
+        count = min(self.net.seq, len(table))
+        table[:count] = turns[:count].reshape(-1, blocks, BLOCK)
 
         def words() -> npt.NDArray[np.float32]:
             return row_words(BlockNumbers(table, np.full((*table.shape[:2], 1), -14)))
@@ -545,22 +540,6 @@ class IntegerPanels:
 
     # -- the program
 
-    def panels(self) -> list[list[PlacedSequence]]:
-        """Return the sequences of each panel, spread over the engines."""
-        _, lanes, rows, parts = self.at
-        if parts > 1:
-            return [
-                [PlacedSequence(part, 0, lanes, rows, number, part, parts) for part in range(parts)]
-                for number in range(self.net.batch)
-            ]
-        return [
-            [
-                PlacedSequence(i % ENGINES, i // ENGINES * lanes, lanes, rows, int(number))
-                for i, number in enumerate(numbers)
-            ]
-            for numbers in np.array_split(np.arange(self.net.batch), -(-self.net.batch // self.at.panel))
-        ]
-
     def lowered(self) -> Lowered:
         """Emit all panels, and return the network as instructions, with its weights. Raises `UnsupportedError`, naming
         it, for a result that X never holds, `RoomError` if a bank is too small, and as `steps`."""
@@ -571,7 +550,7 @@ class IntegerPanels:
         check_room(self.buffers, self.overlay, f"{self.net.batch} sequences of {self.net.seq} rows", "lpddr", "ddr")
         uops: dict[str, dict[str, list[tuple[int, int]]]] = {}
         sequences = self.emitter.sequences
-        for panel in self.panels():
+        for panel in self.at.panels:
             self.emitter.begin(panel)
             for layer, emit in steps:
                 before = {unit: len(mops) for unit, mops in sequences.items()}
@@ -607,25 +586,75 @@ def _whole(name: str) -> str:
 
 def placements(network: LayerGraph, overlay: Overlay) -> list[LanesOfSequences]:
     """Return the ways in which sequences can lie in lanes, those that take less time first."""
-    found = []
-    for each in range(1, LANES + 1):
-        lanes = LANES // each
-        # a block of a sequence is a whole number of groups of rows off chip
-        rows = padded(-(-network.seq // lanes), ROW_STEP if lanes % 2 == 0 else 2 * ROW_STEP)
-        found.append(LanesOfSequences(each, lanes, rows))
-    for parts in range(2, ENGINES + 1):
-        rows = padded(-(-network.seq // (LANES * parts)), ROW_STEP)
-        if (parts - 1) * LANES * rows < network.seq:
-            found.append(LanesOfSequences(1, LANES, rows, parts))
     is_wide = any(isinstance(x, AttentionLayer) and x.head_dim > BLOCK for x in network.layers)
     most = WIDE_ROWS if is_wide else LANE_ROWS
-    fit = [at for at in found if at.rows <= most]
+    if network.lengths:
+        found = [_ragged(network.rows, rows) for rows in range(ROW_STEP, most + 1, ROW_STEP)]
+    else:
+        found = [_alike(network, each, most) for each in range(1, LANES + 1)]
+    found += [_spread(network, parts, most) for parts in range(2, ENGINES + 1)]
+    fit = [at for at in found if at is not None]
     if not fit:
         raise UnsupportedError(
             f"sequences of {network.seq} rows; xnn8 has up to {ENGINES * LANES * most}"
             + " if heads have more than 64 columns" * is_wide
         )
     return sorted(fit, key=lambda at: _seconds(network, overlay.seconds, at))
+
+
+def _lane_rows(rows: int, lanes: int) -> int:
+    """The rows of each of some lanes for a sequence: off chip, a block of it is a whole number of groups of rows."""
+    return padded(-(-rows // lanes), ROW_STEP if lanes % 2 == 0 else ITEM_ROWS)
+
+
+def _alike(network: LayerGraph, each: int, most: int) -> LanesOfSequences | None:
+    """Up to `each` sequences of an engine, side by side; None if a lane has no room for its rows."""
+    lanes = LANES // each
+    rows = _lane_rows(network.seq, lanes)
+    if rows > most:
+        return None
+    parts = np.array_split(np.arange(network.batch), -(-network.batch // (ENGINES * each)))
+    panels = (
+        tuple(PlacedSequence(i % ENGINES, i // ENGINES * lanes, lanes, rows, int(n)) for i, n in enumerate(part))
+        for part in parts
+    )
+    return LanesOfSequences(tuple(panels), rows, lanes * rows)
+
+
+def _spread(network: LayerGraph, parts: int, most: int) -> LanesOfSequences | None:
+    """A sequence after the other, over up to `parts` engines; None if a lane has no room, or an engine no rows."""
+    rows = padded(-(-network.seq // (LANES * parts)), ROW_STEP)
+    of_engine = LANES * rows
+    if rows > most or (parts - 1) * of_engine >= network.seq:
+        return None
+    panels = []
+    for number, count in enumerate(network.rows):
+        own = -(-count // of_engine)
+        of = (PlacedSequence(i, 0, LANES, rows, number, i, own, count, of_engine * parts) for i in range(own))
+        panels.append(tuple(of))
+    return LanesOfSequences(tuple(panels), rows, of_engine * parts, parts)
+
+
+def _ragged(counts: Sequence[int], rows: int) -> LanesOfSequences | None:
+    """Sequences in as many lanes of `rows` rows as each needs, the longest first, each in the first engine that has
+    room; None if one takes more than an engine. counts: rows of the sequences."""
+    lanes = [padded(-(-count // rows), ITEM_ROWS // gcd(rows, ITEM_ROWS)) for count in counts]
+    if max(lanes) > LANES:
+        return None
+    pitch = max(lanes) * rows
+    engines: list[list[PlacedSequence]] = []
+    for number in sorted(range(len(counts)), key=lambda i: -lanes[i]):
+        ends = [sum(of.lanes for of in engine) for engine in engines]
+        at = next((i for i, end in enumerate(ends) if end + lanes[number] <= LANES), len(engines))
+        if at == len(engines):
+            engines.append([])
+            ends.append(0)
+        of = PlacedSequence(at % ENGINES, ends[at], lanes[number], rows, number, length=counts[number], pitch=pitch)
+        engines[at].append(of)
+    panels = (
+        tuple(of for engine in engines[i : i + ENGINES] for of in engine) for i in range(0, len(engines), ENGINES)
+    )
+    return LanesOfSequences(tuple(panels), rows, pitch)
 
 
 def _seconds(network: LayerGraph, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
@@ -641,14 +670,15 @@ def _seconds(network: LayerGraph, seconds: Mapping[str, float], at: LanesOfSeque
             total += -(-n // (PAIRS * BLOCK)) * max(-(-k // BLOCK) * chunk, post)
             continue
         key_rows = at.rows * at.parts
-        each = slices(key_rows) * at.lanes * (at.rows / LANE_ROWS) * key_rows / slices(key_rows) / (LANE_ROWS // 2)
-        rounds = at.sequences * -(-layer.heads // PAIRS) * (1 + (layer.head_dim > BLOCK))
+        each = at.rows / LANE_ROWS * key_rows / (LANE_ROWS // 2)
+        lanes = sum(max(sum(x.lanes for x in panel if x.engine == i) for i in range(ENGINES)) for panel in at.panels)
+        rounds = lanes / len(at.panels) * -(-layer.heads // PAIRS) * (1 + (layer.head_dim > BLOCK))
         total += rounds * each * (seconds["maxima_us"] + seconds["weights_us"])
         if at.parts > 1:
             moved = 2 * at.pitch * (layer.kv_heads or layer.heads) * layer.head_dim
             # LPDDR alone has weights meanwhile, so both memories work
             total += moved * (seconds["ddr_write_gbs"] + seconds["ddr_read_gbs"]) / 2
-    return total * -(-network.batch // at.panel)
+    return total * len(at.panels)
 
 
 def lower(network: LayerGraph, overlay: Overlay) -> Lowered:

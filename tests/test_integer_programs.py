@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,29 @@ def test_changes_files_and_texts(tmp_path: Path) -> None:
     assert loads(dumps(compiled.program)).buffers == compiled.program.buffers
 
 
+@pytest.mark.parametrize(
+    ("lengths", "hidden"),
+    [([60, 1, 33, 17, 40], 64), pytest.param([700, 300, 513], 64, marks=pytest.mark.long), ([100, 64, 10, 99], 128)],
+)
+def test_sequences_of_different_lengths(lengths: list[int], hidden: int) -> None:
+    """Each has the lanes that it needs; what lies behind its end changes nothing."""
+    torch.manual_seed(0)
+    model, x = Before(hidden, 1).eval(), torch.randn(len(lengths), max(lengths), hidden)
+    compiled, wanted = (
+        f(model, (x,), lengths=lengths) for f in (partial(rsn.compile, overlay="xnn8"), rsn.in_integers)
+    )
+    with torch.no_grad():
+        got, expected = compiled(x), wanted(x)
+        assert torch.equal(got, expected)
+        for i, n in enumerate(lengths):
+            assert not got[i, n:].any()
+            x[i, n:] = 100
+        assert torch.equal(compiled(x), expected)
+        alone = rsn.in_integers(model, (x[:1, : lengths[0]],))(x[:1, : lengths[0]])
+    assert torch.equal(expected[:1, : lengths[0]], alone)
+    assert not check(compiled.program)
+
+
 def test_smoothed(tmp_path: Path) -> None:
     """With factors of SmoothQuant, a call is what the integers with these factors are, also behind a change."""
     model, x, calls = Before(96, 3).eval(), torch.randn(2, 20, 96), [(3 * torch.randn(2, 20, 96),)]
@@ -237,13 +261,13 @@ def test_smoothed(tmp_path: Path) -> None:
             {},
             "takes 79 blocks .* of T, 256 of 256 cells",
         ),
-        (lambda: encoder(1, 64, 2, 64), (2, 8, 64), {"lengths": [8, 4]}, "sequences of different lengths"),
+        (lambda: torch.nn.Sequential(encoder(1, 64, 1, 64), Before(64, 1)), (1, 8, 64), {}, "normalised already"),
         (lambda: encoder(1, 64, 2, 64), (1, 8, 64), {"schedule": "best"}, "has one schedule"),
     ],
 )
 def test_what_is_refused(model: Any, shape: tuple[int, ...], options: Any, message: str) -> None:
     with pytest.raises(rsn.errors.RsnError, match=message):
-        rsn.compile(model(), (torch.randn(shape),), overlay="xnn8", **options)
+        rsn.compile(model().eval(), (torch.randn(shape),), overlay="xnn8", **options)
 
 
 def test_pieces_are_refused() -> None:

@@ -46,11 +46,11 @@ class HandMade:
         self._held[bank].append(np.pad(words, (0, -len(words) % UNIT)))
         return at
 
-    def load(self, x: BlockNumbers, gains: BlockNumbers) -> None:
+    def load(self, x: BlockNumbers, gains: BlockNumbers | None) -> None:
         """Load rows (all sequences, blocks, 64)."""
         parts = (BlockNumbers(*(y[i : i + self.pitch] for y in x)) for i in range(0, self.rows, self.pitch))
-        vectors = [(g, g, 0) for g in columns_of(gains)]
-        self.emit.load([self.put("ddr", row_words(part)) for part in parts], 0, len(vectors), self.constants(vectors))
+        stored = None if gains is None else self.constants([(g, g, 0) for g in columns_of(gains)])
+        self.emit.load([self.put("ddr", row_words(part)) for part in parts], 0, x.integers.shape[1], stored)
 
     def constants(self, *vectors: Sequence[Any]) -> StoredConstants:
         """Store constants. vectors: of each kind, by block: two vectors and a shift."""

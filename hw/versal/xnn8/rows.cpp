@@ -155,6 +155,8 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<RowEnds> &ends, hls::stream<Values> &values, hls::stream<RowExponents> &stored_exponents,
           hls::stream<Values> &stored_values) {
     Gains gains = {};
+no_gains:
+    for (unsigned b = 0; b < x_blocks; ++b) gains.exponent[b] = lowest;
     Sums sums[4][x_blocks * groups] = {};
     SumsUnderWay under_way_sums = {};
 #pragma HLS AGGREGATE variable=sums compact=bit

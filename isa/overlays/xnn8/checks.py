@@ -198,7 +198,7 @@ def _rows(uop: PanelRows) -> Iterator[str]:
         yield from _blocks("X", uop.residual_slot, blocks, uop.rows, X_CELLS)
     if uop.op == RowOp.SUM:
         yield from _blocks("X", uop.source, blocks, uop.rows, X_CELLS)
-        if memory is not LaneMemory.X or uop.residual == AddedResidual.NORMALISED or uop.function:
+        if memory is not LaneMemory.X or uop.residual == AddedResidual.NORMALISED:
             yield "blocks of X are added as they are, to X"
     if (uop.gated or uop.rotated) and not taking:
         yield "only results have a gate or are rotated"

@@ -159,7 +159,8 @@ class Destination:
 class PlacedSequence(NamedTuple):
     """A sequence in a panel, or a part of one that is spread over engines and has all their lanes. first, lanes: of its
     engine. rows: of a lane, the same in all of a program. number: of the sequence in the batch. part, parts:
-    which of how many."""
+    which of how many. length: rows of the sequence; None for those that a round of attention states. pitch: rows of a
+    block of a sequence off chip; 0 for those of its lanes."""
 
     engine: int
     first: int
@@ -168,6 +169,8 @@ class PlacedSequence(NamedTuple):
     number: int
     part: int = 0
     parts: int = 1
+    length: int | None = None
+    pitch: int = 0
 
     @property
     def fields(self) -> dict[str, int]:
@@ -264,18 +267,20 @@ class IntegerEmitter:
                 self._blocks(addresses[of.number], ChunkEnd.STORE, of, blocks)
 
     def _blocks(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int) -> None:
-        """Move blocks of X of one part of a sequence. A block has all rows of the sequence."""
+        """Move blocks of X of one part of a sequence, of which each has all rows that there are off chip."""
         self._moved(addr, end, of, blocks, of.lanes * of.rows * ROW_PAIR // 2)
 
     def _moved(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int, size: int) -> None:
         """Move blocks of a part of a sequence, which takes `size` words of each."""
-        fields: dict[str, int] = {"end": end, "engines": 1 << of.engine, "rows": of.lanes * of.rows}
+        rows = of.lanes * of.rows
+        fields: dict[str, int] = {"end": end, "engines": 1 << of.engine, "rows": rows}
         fields |= {"first": of.first, "lanes": of.lanes}
-        if of.parts == 1:
+        pitch = of.pitch or rows * of.parts
+        if pitch == rows:
             self._add("DDR", OffChipChunks(addr=addr, size=blocks * size, **fields))
         else:
             at = addr + of.part * size // UNIT
-            fields |= {"chunks": blocks, "chunk_stride": of.parts * size // UNIT}
+            fields |= {"chunks": blocks, "chunk_stride": size * pitch // rows // UNIT}
             self._add("DDR", OffChipChunks(addr=at, size=size, **fields))
 
     def _walked(self, slot: int, blocks: int) -> list[tuple[int, ...]]:
@@ -296,7 +301,12 @@ class IntegerEmitter:
         rows, each = of.lanes * of.rows, cells(of.key_rows)
         engines = sum(1 << engine for engine in self._lanes)
         fields: dict[str, int] = {"end": ChunkEnd.LOAD_T, "engines": engines, "rows": rows, "lanes": of.lanes}
-        self._add("DDR", OffChipChunks(addr=addr, size=blocks * of.parts * rows * ROW_PAIR // 4, **fields))
+        size = of.parts * rows * ROW_PAIR // 4
+        if of.pitch in (0, of.parts * rows):
+            fields["size"] = blocks * size
+        else:
+            fields |= {"size": size, "chunks": blocks, "chunk_stride": of.pitch * ROW_PAIR // 4 // UNIT}
+        self._add("DDR", OffChipChunks(addr=addr, **fields))
         for engine in self._lanes:
             waits = self._waits(engine, self._tiles(T + slot, blocks, each), readers)
             take = {"memory": LaneMemory.T, "slot": slot, "blocks": blocks, "key_rows": of.key_rows, **of.fields}
@@ -365,7 +375,8 @@ class IntegerEmitter:
 
     def _heads(self, heads: HeadsRound, at: PlacedSequence, ends: int) -> None:
         send, reader = self._tokens[at.engine]
-        of = {**heads.widths, **heads.shares, "keys": heads.shown, "key_rows": at.key_rows}
+        shown = min(heads.shown, at.length or heads.shown)
+        of = {**heads.widths, **heads.shares, "keys": shown, "key_rows": at.key_rows}
         lanes, first = {"first": at.first, "lanes": at.lanes}, at.part * at.lanes * at.rows
         apart = sum(1 << x.engine for x in self._placed if x.number == at.number and x.engine != at.engine)
         queries, results = (
@@ -380,7 +391,7 @@ class IntegerEmitter:
             keys_slot=heads.keys,
             chunks=heads.heads,
             head_dim=heads.head_dim,
-            count=min(heads.rows - first, at.lanes * at.rows),
+            count=min((at.length or heads.rows) - first, at.lanes * at.rows),
             causal=int(heads.causal),
             first_row=first,
             others=apart,
@@ -400,7 +411,7 @@ class IntegerEmitter:
         self._add(f"Rows{at.engine}", rows)
         for kind in ("Send", "Heads", "Rows") if heads.masked else ():
             unit = f"{kind}{at.engine}"
-            patch = KernelPatch(unit, len(self.sequences[unit]) - 1, "keys", 0, heads.shown)
+            patch = KernelPatch(unit, len(self.sequences[unit]) - 1, "keys", 0, shown)
             self.patches[f"len[{at.number}]"].append(patch)
 
     def finish(self) -> None:

@@ -201,8 +201,9 @@ class PanelRowsUnit(Unit):
         if net.data:
             self.x, self.t, self.x8 = LaneBlocks(X_CELLS), LaneBlocks(T_CELLS), LaneBlocks(X_CELLS)
             self.angles = LaneBlocks(ANGLE_CELLS)
-            self.gains: list[BlockNumbers | None] = [None] * X_CELLS
-            """Of the block that begins with each cell of X."""
+            none = BlockNumbers(np.zeros((1, BLOCK), np.int64), np.full((1, 1), numbers.LOWEST, np.int64))
+            self.gains = [none] * X_CELLS
+            """Of the block that begins with each cell of X; 0 where none were brought, for statistics alone."""
         self.factor: RowFactor | None = None
         """Of the rows in X8."""
         self._norm: Statistics | None = None
@@ -310,7 +311,8 @@ class PanelRowsUnit(Unit):
             def walk(number: int = number, slot: int = slot) -> None:
                 if not made:
                     (self._norm,) = norm
-                    gains = BlockNumbers(*(np.concatenate(x) for x in zip(*self._known(uop), strict=True)))
+                    known = [self.gains[slot] for slot in slots_of(uop)]
+                    gains = BlockNumbers(*(np.concatenate(x) for x in zip(*known, strict=True)))
                     x, self.factor = numbers.sent(self.x.of(rows, uop.slot, uop.blocks), gains, self._norm)
                     made.append(x)
                 integers = made[0][:, number : number + 1]
@@ -318,13 +320,6 @@ class PanelRowsUnit(Unit):
 
             yield Step("lane_word", _walked(uop.rows), do=walk)
             yield Step(puts=(self._filled[SEND],))
-
-    def _known(self, uop: PanelRows) -> list[BlockNumbers]:
-        """The gains of blocks of X. Raises `ProgramError` for a block that none were brought for."""
-        found = [gains for slot in slots_of(uop) if (gains := self.gains[slot]) is not None]
-        if len(found) < uop.blocks:
-            raise ProgramError(f"{self.name}: rows of X are sent without gains")
-        return found
 
     def _take(self, uop: PanelRows) -> Steps:
         factors: list[RowFactor] = []
@@ -375,7 +370,10 @@ class PanelRowsUnit(Unit):
                 addends = [self.x.of(rows, uop.source + at, 1)]
                 if uop.residual:
                     addends.append(self.x.of(rows, uop.residual_slot + at, 1))
-                self.x.put(rows, slot, numbers.stored(*numbers.added(*map(numbers.kept, addends)), X_BITS))
+                v, exponent = numbers.added(*map(numbers.kept, addends))
+                if uop.function:
+                    v = numbers.activated(v, exponent, [*TABLES.values()][uop.function - 1])
+                self.x.put(rows, slot, numbers.stored(v, exponent, X_BITS))
 
             # both addends come through the only read port
             yield Step("lane_word", _added(uop.rows) * (2 if uop.residual else 1), do=add)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...layout import INTEGER_ROWS
 from .numbers import BLOCK, X_BITS, BlockNumbers, Floats, blocks_of, values_of
 
 Words = npt.NDArray[np.float32]
@@ -70,7 +71,7 @@ def weights_of_words(words: Words, columns: int) -> npt.NDArray[np.int8]:
     return x.transpose(0, 2, 4, 5, 3, 1, 6).reshape(columns, BLOCK, BLOCK)
 
 
-ROW_GROUP, SHORT_ROW_GROUP = 16, 64
+ROW_GROUP, SHORT_ROW_GROUP = INTEGER_ROWS, 64
 """Rows of X, and of T, whose integers lie side by side, with their exponents behind them: 65 words of a port of X, 65
 units of 64 bytes of T."""
 

@@ -35,11 +35,10 @@ class Layer(HandMade):
     def vector(self, blocks: int, low: float, high: float) -> BlockNumbers:
         return numbers.blocks_of(self.rng.uniform(low, high, 64 * blocks), X_BITS)
 
-    def begin(self, blocks: int, norm: PanelNorm | None) -> None:
+    def begin(self, blocks: int, norm: PanelNorm | None, *, gains: bool = True) -> None:
         """Load rows and walk them."""
-        self.load(
-            numbers.blocks_of(self.rng.normal(size=(self.rows, 64 * blocks)), X_BITS), self.vector(blocks, 0.5, 2)
-        )
+        x = numbers.blocks_of(self.rng.normal(size=(self.rows, 64 * blocks)), X_BITS)
+        self.load(x, self.vector(blocks, 0.5, 2) if gains else None)
         self.emit.walk(0, blocks, norm)
 
     def product(self, source: ChunkSource, slot: int, chunks: int, to: Destination, columns: int, of_ddr: int) -> None:
@@ -79,6 +78,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     residual=st.sampled_from(AddedResidual),
     function=st.integers(0, 4),
     apart=st.booleans(),
+    gains=st.booleans(),
     stalls=st.sampled_from([0, 0, 1]),
     data=st.data(),
 )
@@ -94,19 +94,20 @@ def test_an_encoder_layer(
     residual: AddedResidual,
     function: int,
     apart: bool,
+    gains: bool,
     stalls: int,
     data: st.DataObject,
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
     is added to X. norm: None for none, True for one without a mean. apart: the
-    first sum lies behind its addend in X."""
+    first sum lies behind its addend in X. gains: of what is loaded."""
     hand = Layer(seed, engines, sequences, lanes, rows)
     count = data.draw(st.integers(1, lanes * rows))
     of_norm = None if norm is None else PanelNorm(NormConstants.of(64 * heads - 5, 1e-5), norm)
     if of_norm is None and residual is AddedResidual.NORMALISED:
         residual = AddedResidual.RAW
     of_ddr = data.draw(st.integers(0, heads))
-    hand.begin(heads, of_norm)
+    hand.begin(heads, of_norm, gains=gains)
     eight = 8 * cells(rows)
     for i, reader in enumerate((HEADS, HEADS, SEND)):
         hand.product(ChunkSource.X8, 0, heads, Destination(eight * i, True, (reader,)), heads, of_ddr)
