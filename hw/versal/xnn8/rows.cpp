@@ -302,56 +302,43 @@ rows_uops:
         load_blocks:
             for (unsigned block = first_block; block < first_block + op.blocks; ++block) {
                 if (op.gains) gains.take(block, constants);
-                int8_t exponents[cell_rows] = {};
+            load_groups:
+                for (unsigned first = 0; first < groups_of_rows; first += cell_rows / 4) {
+                    int8_t exponents[cell_rows];
 #pragma HLS ARRAY_PARTITION variable=exponents complete
-                unsigned left = 0, i = 0;  // words before the next exponents; of integers
-            load_words:
-                for (unsigned n = 0; n < op.rows / cell_rows * (cell_words + 1); ++n) {
+                    const Shorts of_rows = loads.read();
+                    for (unsigned r = 0; r < cell_rows; ++r) {
+#pragma HLS UNROLL
+                        exponents[r] = static_cast<int8_t>(of_rows[r]);
+                    }
+                load_cells:
+                    for (unsigned i = 0; i < cell_words; ++i) {
 #pragma HLS PIPELINE II=ii::x style=flp
-                    const Shorts word = loads.read();
-                    if (!left) {
-                        for (unsigned r = 0; r < cell_rows; ++r) {
+                        const unsigned at = x_word(first + i / 32 * 2, i % 32), group = at / x_words;
+                        XCell cell = {loads.read(), {}};
+                        for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                            exponents[r] = static_cast<int8_t>(word[r]);
+                            cell.exponent[r] = exponents[4 * (group % 4) + r];
                         }
-                        left = cell_words;
-                        continue;
+                        add_up(cell, gains, block, group, at % x_words, under_way_sums, sums);
+                        const bool told = i + 1 == cell_words && first + cell_rows / 4 == groups_of_rows;
+                        x << CellWrite<XCell>{false, told, static_cast<uint16_t>(block * groups * x_words + at), cell};
                     }
-                    --left;
-                    const unsigned at = x_word(i / 32 * 2, i % 32), group = at / x_words;
-                    XCell cell = {word, {}};
-                    for (unsigned r = 0; r < 4; ++r) {
-#pragma HLS UNROLL
-                        cell.exponent[r] = exponents[4 * (group % 4) + r];
-                    }
-                    add_up(cell, gains, block, group, at % x_words, under_way_sums, sums);
-                    const bool told = ++i == groups_of_rows * x_words;
-                    x << CellWrite<XCell>{false, told, static_cast<uint16_t>(block * groups * x_words + at), cell};
                 }
                 x_done.read();
             }
         } else if (op.op == store) {
         store_blocks:
-            for (unsigned block = 0; block < op.blocks; ++block) {
+            for (unsigned group = 0; group < op.blocks * op.rows / cell_rows; ++group) {
                 Exponent exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
                 EightRows<Exponent, Exponent> of_rows = {};
 #pragma HLS ARRAY_PARTITION variable=of_rows.first complete
 #pragma HLS ARRAY_PARTITION variable=of_rows.second complete
                 Shorts word;
-                unsigned i = 0;  // of the beats of 16 rows
             store_cells:
-                for (unsigned beat = 0; beat < op.rows / cell_rows * (2 * cell_words + 1); ++beat) {
+                for (unsigned i = 0; i < 2 * cell_words; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-                    if (i == 2 * cell_words) {
-                        for (unsigned r = 0; r < cell_rows; ++r) {
-#pragma HLS UNROLL
-                            word[r] = exponents[r];
-                        }
-                        stores << word;
-                        i = 0;
-                        continue;
-                    }
                     const unsigned n = i % group_beats, half = upper(n), first = 8 * (i / group_beats) + 4 * half;
                     if (n % 4 == 0 && n < 8) {
                         const RowExponents read = stored_exponents.read();
@@ -366,8 +353,12 @@ rows_uops:
                         exponents[first + four] = static_cast<Exponent>(made);
                     }
                     if (n % 2) stores << word;
-                    ++i;
                 }
+                for (unsigned r = 0; r < cell_rows; ++r) {
+#pragma HLS UNROLL
+                    word[r] = exponents[r];
+                }
+                stores << word;
             }
         } else if (op.op == take) {
         take_gains:

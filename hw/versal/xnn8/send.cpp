@@ -104,7 +104,7 @@ send_uops:
             exponents_of(op, op.key_rows, block_of(op.keys_slot, op.key_rows), op.chunks, has_rows, before_lane, op.keys,
                          t_reads, t_cells, own, of_all, top_of_keys);
             record.kind = static_cast<uint8_t>(ChunkKind::QUERIES);
-            record.heads = op.chunks;
+            record.heads = static_cast<uint8_t>(op.chunks);
             record.lanes = op.lanes;
             record.narrow = op.narrow;
             record.keys = op.keys;
