@@ -41,7 +41,7 @@ from ...versal.logic import (
 )
 from ...versal.pieces import NO_CELLS, Cells, piece
 from ...versal.placement import ALL_OUTPUT_CHANNELS, INPUT_CHANNELS, wide_plios
-from .formats import ENGINES, LANE_ROWS, LANES, PAIRS, T_BLOCKS, X_BLOCKS
+from .formats import ENGINES, LANE_ROWS, LANES, PAIRS, T_CELLS, X_CELLS, cells
 from .functions import ENTRIES, TABLES
 from .network import CONSUMERS, PORTS, STREAMS, processes
 from .numbers import BLOCK
@@ -73,12 +73,12 @@ ELEMENTS = {
 """Bits of the elements of streams (hw/versal/xnn8/units.h, numbers.h); those of uOPs follow from their format."""
 
 MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
-    ("X", CELL, X_BLOCKS * ROW_GROUPS * BLOCK // 4, 1, "URAM"),
-    ("T", CELL, T_BLOCKS * ROW_GROUPS * BLOCK // 8, 1, "URAM"),
-    ("X8, with factors of rows", CELL, X_BLOCKS * ROW_GROUPS * BLOCK // 8 + ROW_GROUPS, 1, "BRAM"),
-    ("sums of rows", 32 + 32 + 8 + 32 + 8, X_BLOCKS * ROW_GROUPS, 4, ""),
-    ("gains", WORD, X_BLOCKS * BLOCK // 16, 1, ""),
-    ("gains", 32 + 16, X_BLOCKS, 1, ""),
+    ("X", CELL, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 4, 1, "URAM"),
+    ("T", CELL, (T_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 8, 1, "URAM"),
+    ("X8, with factors of rows", CELL, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 8 + ROW_GROUPS, 1, "BRAM"),
+    ("sums of rows", 32 + 32 + 8 + 32 + 8, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS, 4, ""),
+    ("gains", WORD, (X_CELLS // cells(LANE_ROWS)) * BLOCK // 16, 1, ""),
+    ("gains", 32 + 16, (X_CELLS // cells(LANE_ROWS)), 1, ""),
     ("rows that are sent", 80, ROW_GROUPS, 4, ""),
     ("constants of columns", WORD, PAIRS * BLOCK // 16, 2 * 2, ""),
     ("constants of columns", 3 * 16, PAIRS, 2, ""),
