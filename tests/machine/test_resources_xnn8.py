@@ -44,7 +44,7 @@ def test_memories_hold_what_the_sources_declare(root: Path) -> None:
 
 def test_a_stream_of_each_element_is_counted() -> None:
     assert all(xnn8.element_bits(XNN8, element) > 0 for element, *_ in STREAMS)
-    assert xnn8.element_bits(XNN8, "Uop<Rows::words>") == 6 * 32 + 1
+    assert xnn8.element_bits(XNN8, "Uop<Rows::words>") == 8 * 32 + 1
     with pytest.raises(KeyError, match="Nothing"):
         xnn8.element_bits(XNN8, "Nothing")
 

@@ -128,7 +128,7 @@ def test_all_lanes_and_weights_longer_than_fifos() -> None:
     hand = Layer(1, 3, 1, 8, 16)
     hand.begin(16, PanelNorm(NormConstants.of(1024, 1e-5)))
     for i in range(2):
-        to = Destination(8 * cells(48) * i, residual=AddedResidual.RAW, residual_slot=8 * cells(48) * i)
+        to = Destination(8 * cells(16) * i, residual=AddedResidual.RAW, residual_slot=8 * cells(16) * i)
         hand.product(ChunkSource.X8, 0, 16, to, 8, 3)
     hand.store(16)
     check_alike(hand)
