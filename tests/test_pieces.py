@@ -338,7 +338,6 @@ SIZES |= {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 GROUPS = SIZES | {"num_key_value_heads": 2, "intermediate_size": 128}
 CHOSEN = GROUPS | {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
 FAMILIES = [  # class, configuration, overlay, experts, share of the FLOPs on the machine
-    ("FalconForCausalLM", SIZES, "xnn", None, 99),
     ("MixtralForCausalLM", CHOSEN, "xnn", "static", 99),
     ("MixtralForCausalLM", CHOSEN, "xnn", None, 35),
     ("Olmo2ForCausalLM", GROUPS, "xnn2", None, 90),
