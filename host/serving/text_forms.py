@@ -56,7 +56,7 @@ SAMPLING = (
     MODEL,
     RequestField("temperature", number(0), 1.0, "0 always takes the most probable token"),
     RequestField("top_p", number(0, 1), 1.0, "only the most probable tokens that together have this probability"),
-    RequestField("top_k", whole(0), 0, "only so many of the most probable tokens; 0 takes all. Not of OpenAI"),
+    RequestField("top_k", whole(0), 0, "take only this many of the most probable tokens; 0: all. OpenAI lacks it"),
     RequestField("presence_penalty", number(-2, 2), 0.0, "taken from the logits of tokens that the answer has already"),
     RequestField("frequency_penalty", number(-2, 2), 0.0, "the same, as often as the answer has them"),
     RequestField("logit_bias", BIASES, None, "added to the logits of tokens"),
@@ -77,7 +77,7 @@ COMPLETIONS = (
     RequestField("max_tokens", whole(1), 16, "the most tokens of an answer"),
     RequestField("echo", FLAG, False, "the text begins with the prompt; not with `logprobs`"),
     RequestField(
-        "logprobs", whole(0, MAX_LOGPROBS), None, "logarithms of the probabilities of so many tokens at each place"
+        "logprobs", whole(0, MAX_LOGPROBS), None, "also give the log probabilities of this many tokens at each place"
     ),
     RequestField("best_of", whole(1, MAX_CHOICES), None, "as many as `n`; others are not supported"),
     *SAMPLING,
@@ -88,7 +88,12 @@ CHAT = (
     RequestField("max_completion_tokens", whole(1), None, "the most tokens of an answer; else as there is room"),
     RequestField("max_tokens", whole(1), None, "the same, under its older name"),
     RequestField("logprobs", FLAG, False, "each token comes with the logarithm of its probability"),
-    RequestField("top_logprobs", whole(0, MAX_LOGPROBS), None, "and with so many others; only with `logprobs`"),
+    RequestField(
+        "top_logprobs",
+        whole(0, MAX_LOGPROBS),
+        None,
+        "also give this many other tokens at each place; only with `logprobs`",
+    ),
     *SAMPLING,
     *(RequestField(name, nothing([])) for name in ("tools", "functions")),
     RequestField("tool_choice", nothing("none", "auto")),

@@ -43,7 +43,12 @@ AGAIN_S = 0.02
 EMBEDDINGS = (
     RequestField("input", ANYTHING, None, f"a string, a list of tokens, or up to {MAX_TEXTS} of either in a list"),
     MODEL,
-    RequestField("dimensions", whole(1), None, "the first so many columns; vectors of length 1 get this length again"),
+    RequestField(
+        "dimensions",
+        whole(1),
+        None,
+        "keep this many columns, from the first on; vectors of length 1 are scaled to length 1 again",
+    ),
     RequestField("encoding_format", one_of("float", "base64"), "float", "`base64`: of float32, little-endian"),
     USER,
 )
