@@ -291,7 +291,7 @@ def test_another_program_takes_the_place_of_one(device: Faulty) -> None:
 def forgetful(device: Faulty, call: str, number: int) -> np.ndarray:
     """What comes out when one call of the runner's is left out."""
     built = attention()
-    board = XrtBoard(Session(dataclasses.replace(VCK190, timeout_s=0.3), device))
+    board = XrtBoard(Session(dataclasses.replace(VCK190, timeout_s=0.3), device, now=device.clock))
     device.next(call, lambda real: None, number)
     board.load(built.program, built.weights)
     return board.run(built.program.image, {"x": tensors.pack(built.program.buffer("x"), X)})[0]["y"]
@@ -322,7 +322,7 @@ def test_a_reset_in_mid_iteration_leaves_the_array_stuck(device: Faulty) -> None
         device.inner.reset_graph()
         return run()
 
-    board = XrtBoard(Session(dataclasses.replace(VCK190, timeout_s=0.3), device))
+    board = XrtBoard(Session(dataclasses.replace(VCK190, timeout_s=0.3), device, now=device.clock))
     board.load(base().program, base().weights)
     device.next("run_graph", stopped)
     with pytest.raises(BoardTimeout, match=r"did not end in 0\.3 s"):
