@@ -15,12 +15,12 @@ import argparse
 import copy
 import random
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ WIDTHS = (32, 64)
 BOUND = 1e-5
 KINDS = ("right", "refused", "without a product", "wrong")
 """What may become of a structure."""
+PROGRESS = 50
+"""Structures between two lines of progress."""
 AMPLIFIED = 4.0
 """How many times PyTorch's own rounding passes, where the network amplifies it."""
 TOY = "toy"
@@ -547,6 +549,10 @@ def chosen(seed: int, way: str | None = None) -> tuple[str, ...]:
     return (way,) if way else tuple(random.Random(f"ways {seed}").sample(WAYS, 2))
 
 
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100)
@@ -560,16 +566,21 @@ def main() -> None:
     if options.show:
         print(*map(drawn, seeds), sep="\n\n")
     ways = [chosen(seed, options.way) for seed in seeds]
-    with ProcessPoolExecutor(options.processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        found = list(chain.from_iterable(pool.map(_tried, seeds, ways, chunksize=16)))
+    found: list[tuple[int, str, str]] = []
     table: dict[str, Counter[str]] = {}
-    for seed, way, result in found:
-        table.setdefault(way, Counter())[result.partition(":")[0]] += 1
-        if result.startswith("wrong"):
-            print(f"seed {seed}, {way}: {result}", shrunk(drawn(seed), way), sep="\n", flush=True)
+    with ProcessPoolExecutor(options.processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for number, results in enumerate(pool.map(_tried, seeds, ways, chunksize=10), 1):
+            found += results
+            for seed, way, result in results:
+                table.setdefault(way, Counter())[result.partition(":")[0]] += 1
+                if result.startswith("wrong"):
+                    print(f"seed {seed}, {way}: {result}", shrunk(drawn(seed), way), sep="\n", flush=True)
+            if number % PROGRESS == 0:
+                counts = sum(table.values(), Counter[str]())
+                print(f"{number} structures: " + _counted(counts), file=sys.stderr, flush=True)
     print(f"{len(seeds)} structures, each in {len(ways[0])} ways")
     for way, counts in sorted(table.items()):
-        print(f"{way:20} " + ", ".join(f"{counts[x]} {x}" for x in KINDS))
+        print(f"{way:20} {_counted(counts)}")
     reasons = Counter(result for _, _, result in found if result.startswith("refused"))
     for reason, count in reasons.most_common():
         print(f"{count:6} {reason.removeprefix('refused: ')}")
