@@ -19,14 +19,43 @@ def _mean(x: Tensor, axes: list[int]) -> Tensor:
     return torch.div(x.sum(axes, keepdim=True), count, rounding_mode="trunc").to(x.dtype)
 
 
+def _bounded(exact: Tensor, wrapped: Tensor) -> Tensor:
+    """Integers that end at the limits of their type, as onnxruntime computes them. exact: in float64, whose rounding
+    may take a number of 64 bits to a limit that is near. wrapped: in the type, right between its limits."""
+    low, high = _limits(wrapped)
+    return torch.where(exact >= high, high, torch.where(exact <= low, low, wrapped))
+
+
 def _product(x: Tensor, axes: list[int]) -> Tensor:
-    for axis in axes:
-        x = x.prod(axis, keepdim=True, dtype=x.dtype)
-    return x
+    def of(x: Tensor) -> Tensor:
+        for axis in axes:
+            x = x.prod(axis, keepdim=True, dtype=x.dtype)
+        return x
+
+    if x.is_floating_point():
+        return of(x)
+    return _bounded(of(x.double()).nan_to_num(nan=0.0), of(x))  # not a number: 0 times what is beyond float64
 
 
-def _sum(x: Tensor, axes: list[int]) -> Tensor:
-    return x.sum(axes, keepdim=True, dtype=x.dtype)
+def _sum(x: Tensor, axes: list[int], term: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+    """The sum of `term` of the elements."""
+
+    def of(x: Tensor) -> Tensor:
+        return term(x).sum(axes, keepdim=True, dtype=x.dtype)
+
+    return of(x) if x.is_floating_point() else _bounded(of(x.double()), of(x))
+
+
+def _of_floats(function: Callable[[Tensor, list[int]], Tensor]) -> Callable[[Tensor, list[int]], Tensor]:
+    """A reduction of floats, for integers as well: it is computed in float64, and its fraction is dropped."""
+
+    def compute(x: Tensor, axes: list[int]) -> Tensor:
+        if x.is_floating_point():
+            return function(x, axes)
+        exact = function(x.double(), axes)
+        return _bounded(exact, exact.to(x.dtype))
+
+    return compute
 
 
 def _extreme(
@@ -59,11 +88,11 @@ REDUCTIONS: dict[str, Callable[[Tensor, list[int]], Tensor]] = {
     "ReduceProd": _product,
     "ReduceMax": _extreme(torch.amax, lambda x: _limits(x)[0]),
     "ReduceMin": _extreme(torch.amin, lambda x: _limits(x)[1]),
-    "ReduceL1": lambda x, axes: _sum(x.abs(), axes),
-    "ReduceL2": lambda x, axes: _sum(x * x, axes).sqrt().to(x.dtype),
-    "ReduceSumSquare": lambda x, axes: _sum(x * x, axes),
-    "ReduceLogSum": lambda x, axes: _sum(x, axes).log().to(x.dtype),
-    "ReduceLogSumExp": lambda x, axes: (x if x.is_floating_point() else x.double()).logsumexp(axes, True).to(x.dtype),
+    "ReduceL1": lambda x, axes: _sum(x, axes, torch.abs),
+    "ReduceL2": _of_floats(lambda x, axes: _sum(x, axes, torch.square).sqrt()),
+    "ReduceSumSquare": lambda x, axes: _sum(x, axes, torch.square),
+    "ReduceLogSum": _of_floats(lambda x, axes: _sum(x, axes).log()),
+    "ReduceLogSumExp": _of_floats(lambda x, axes: x.logsumexp(axes, True)),
 }
 """Reductions of some axes, which stay with one element."""
 

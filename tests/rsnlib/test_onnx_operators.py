@@ -19,7 +19,7 @@ from onnx import TensorProto, defs, helper, numpy_helper  # noqa: E402 - onnx fi
 import rsn  # noqa: E402
 from rsn.base.errors import RsnError, TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.onnx_module import OnnxModule, load_onnx  # noqa: E402
-from rsn.rsnlib.onnx_operators import contrib, layers, page, shapes  # noqa: E402
+from rsn.rsnlib.onnx_operators import contrib, layers, page, reductions, shapes  # noqa: E402
 from rsn.rsnlib.onnx_operators.normal import QUANTISED  # noqa: E402
 from rsn.rsnlib.onnx_operators.table import REQUIRED, TABLE  # noqa: E402
 from rsn.tests.effort import cases, in_both  # noqa: E402
@@ -88,6 +88,24 @@ def test_a_sum_of_float16_that_cancels_is_as_exact_as_its_terms() -> None:
     assert compared(wanted + 8, wanted, rounding(case)).startswith("wrong")
     for name, kind in (("Max", np.float16), ("Sum", np.float32)):
         assert rounding(Case(name, [np.ones(2, kind)] * 2)) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_reduction_of_integers_ends_at_the_limits_of_their_type(dtype: Any) -> None:
+    """As onnxruntime's; they would wrap in PyTorch."""
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    half = high // 2 + 1
+    x = torch.tensor([[high, high, -1], [-half, -1, 3], [2, 3, -4], [low, low, 0]], dtype=dtype)
+    given = {name: compute(x, [1])[:, 0].tolist() for name, compute in reductions.REDUCTIONS.items()}
+    assert given["ReduceProd"] == [low, high, -24, 0]
+    assert given["ReduceSum"] == [high, 2 - half, 1, low]
+    assert given["ReduceL1"] == [high, half + 4, 9, high]
+    assert given["ReduceSumSquare"] == [high, high, 29, high]
+    assert given["ReduceL2"] == [high, half, 5, high]
+    assert reductions.REDUCTIONS["ReduceLogSum"](x[:1], [1]).item() == int(np.log(float(2 * high)))
+    many = torch.full((1, 40), low, dtype=dtype)
+    many[0, 7] = 0
+    assert reductions.REDUCTIONS["ReduceProd"](many, [1]).item() == 0
 
 
 def model_of(
