@@ -415,8 +415,8 @@ class Runner(Closing):
                 raise
         else:
             if self._figures:
-                waited = [began - r.arrived for r in batch.requests]
-                self._figures.ran(waited, time.monotonic() - began, batch.fill, run)
+                self._figures.waited([began - r.arrived for r in batch.requests])
+                self._figures.ran(time.monotonic() - began, batch.fill, run)
             with self._lock:
                 self._backoff = 0.0
                 self._become(self._health.to(State.READY))

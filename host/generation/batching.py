@@ -373,6 +373,8 @@ class Generation(Closing):
             else:
                 self._become(self._health.to(State.READY))
                 if self._figures:
-                    self._figures.ran(waited_s, time.monotonic() - began, fill, self._decoder.last_run)
+                    self._figures.waited(waited_s)
+                    if self._decoder.last_run is not None:  # else another slot has read this prompt already
+                        self._figures.ran(time.monotonic() - began, fill, self._decoder.last_run)
                 return result
         raise AssertionError("unreachable")

@@ -66,16 +66,18 @@ class Figures:
         """Count a request that has ended. outcome: one of `OUTCOMES`."""
         self._metrics._requests.labels(self._name, outcome).inc()
 
-    def ran(self, waited_s: Sequence[float], took_s: float, fill: float, run: Run | None) -> None:
-        """Record a successful run. waited_s: seconds that each of its requests was in the queue; took_s: seconds of the
-        run, by the wall clock; fill: share of the program's sequences that were used, 0 to 1; run: its modelled time is
-        recorded, if it has one."""
+    def waited(self, seconds: Sequence[float]) -> None:
+        """Record how long requests that have begun were in the queue. seconds: of each."""
+        for one in seconds:
+            self._metrics._waiting.labels(self._name).observe(one)
+
+    def ran(self, took_s: float, fill: float, run: Run) -> None:
+        """Record a successful run. took_s: seconds of the run, by the wall clock; fill: share of the program's
+        sequences that were used, 0 to 1; run: its time is recorded, if it is modelled."""
         m, name = self._metrics, self._name
-        for seconds in waited_s:
-            m._waiting.labels(name).observe(seconds)
         m._running.labels(name).observe(took_s)
         m._fill.labels(name).observe(fill)
-        if run is not None and run.clock == "modelled":
+        if run.clock == "modelled":
             m._modelled.labels(name).observe(run.latency_s)
 
     def failed(self) -> None:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -229,6 +229,33 @@ def test_figures_of_texts() -> None:
     assert figure("batch_fill_count") == figure("running_seconds_count") == decoder.calls - 3
     assert figure("waiting_seconds_count") == 2
     assert figure("health", rsn_health="closed") == 1
+
+
+class Sharing(Scripted):
+    """It runs nothing for a prompt that another slot has."""
+
+    def prefill_chunk(self, slot: int, tokens: Sequence[int]) -> Any:
+        is_known = any(held[: len(tokens)] == list(tokens) for held in self.held.values())
+        logits = super().prefill_chunk(slot, tokens)
+        if is_known:
+            self.last_run = None
+        return logits
+
+
+def test_a_prompt_that_another_slot_has_is_no_run() -> None:
+    registry, decoder = CollectorRegistry(), Sharing(slots=2)
+    with Generation(decoder, metrics=Metrics(registry), name="letters") as generation:
+        decoder.go.clear()
+        answers = [generation.submit([1, 2], Sampling(max_tokens=3)) for _ in range(2)]
+        decoder.go.set()
+        list(answers[0]), list(answers[1])
+    prompts, steps = 2, decoder.calls - 2
+    figures = {
+        name: registry.get_sample_value(f"rsn_{name}_count", {"runner": "letters"})
+        for name in ("running_seconds", "batch_fill", "modelled_seconds", "waiting_seconds")
+    }
+    runs = prompts - 1 + steps
+    assert figures == dict.fromkeys(figures, runs) | {"waiting_seconds": prompts}
 
 
 def test_headers_and_idle_connections_have_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:

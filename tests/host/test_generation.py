@@ -46,6 +46,7 @@ from rsn.host.generation import Decoder, Generation, Sampling, Stream
 from rsn.host.generation.batching import Event
 from rsn.host.serving.health import State
 from rsn.host.serving.policy import QueueFull
+from rsn.hw.sim.machine import Run
 from rsn.tests.effort import cases, examples, full, in_full, long, sampled
 from rsn.tests.test_generate import END, OF_GEMMA, SIZES, TOKENS, made
 
@@ -70,7 +71,7 @@ class Scripted:
         self.calls, self.fails, self.widest, self.closed = 0, set(fails), 0, False
         self.go = threading.Event()
         self.go.set()
-        self.last_run = None
+        self.last_run: Run | None = None
 
     def prepare(self, tokens: int) -> bool:
         return True
@@ -80,6 +81,7 @@ class Scripted:
         self.calls += 1
         if self.calls in self.fails:
             raise BoardError("the board is gone")
+        self.last_run = Run(1e-3, {}, {}, {})
 
     def check(self, prompt: Sequence[int]) -> None:
         if not 0 < len(prompt) <= self.capacity or max(prompt) >= TOKENS:
