@@ -9,7 +9,7 @@ import copy
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -471,10 +471,13 @@ class Interface:
         return self.result_structure.unflatten(values)
 
 
-def run(nodes: Iterable[Node], environment: Environment) -> None:
+def run(
+    nodes: Iterable[Node], environment: Environment, used_up: Mapping[Node, Iterable[Node]] = MappingProxyType({})
+) -> None:
     """Run operators in order, without gradients. nodes: the operators. environment: holds the values of their operands
-    by node, and receives their results. Raises `TensorError`, naming the operator, for operands that an operator cannot
-    take, such as an index that is out of range."""
+    by node, and receives their results. used_up: by operator, those whose values nobody reads behind it, which
+    `environment` then loses. Raises `TensorError`, naming the operator, for operands that an operator cannot take, such
+    as an index that is out of range."""
     with torch.no_grad():
         for node in nodes:
             args, kwargs = map_arg((node.args, node.kwargs), environment.__getitem__)
@@ -482,6 +485,24 @@ def run(nodes: Iterable[Node], environment: Environment) -> None:
                 environment[node] = node.target(*args, **kwargs)
             except (IndexError, RuntimeError, ValueError) as error:
                 raise TensorError(f"{site(node)}: {str(error).strip().partition(chr(10))[0]}") from error
+            for read in used_up.get(node, ()):
+                del environment[read]
+
+
+def used_up(steps: Sequence[tuple[Node, Sequence[Node]]], later: Iterable[Node]) -> dict[Node, list[Node]]:
+    """Return which values nobody reads any more behind each step: for `run`, so that a call keeps no others. steps: in
+    order, each as the node that it ends with, and the nodes that it reads or makes. later: nodes that are read behind
+    the last step."""
+    found, kept = {}, set(later)
+    for last, nodes in reversed(steps):
+        found[last] = [node for node in dict.fromkeys(nodes) if node not in kept]
+        kept.update(nodes)
+    return found
+
+
+def steps_of(nodes: Iterable[Node]) -> list[tuple[Node, Sequence[Node]]]:
+    """Return operators as steps for `used_up`."""
+    return [(node, (*node.all_input_nodes, node)) for node in nodes]
 
 
 def computed(node: Node, environment: Environment) -> torch.Tensor:

@@ -38,7 +38,19 @@ from ..base.errors import ScheduleError, TensorError, UnsupportedError
 from ..scheduler.graph import AttentionLayer, Gemm, Layer, LayerGraph, Output, behind
 from ..scheduler.memory import RoomError
 from ..scheduler.pack import ListTooLong
-from .capture import Environment, Interface, arguments, draws, is_static, lifted, module_path, run, site
+from .capture import (
+    Environment,
+    Interface,
+    arguments,
+    draws,
+    is_static,
+    lifted,
+    module_path,
+    run,
+    site,
+    steps_of,
+    used_up,
+)
 from .experts.replace import ExpertsPlan
 from .fallback import Refusal
 from .flops import FlopCounter
@@ -128,11 +140,22 @@ class Split:
         environment = self.constants | self.interface.bind(args, kwargs)
         for number, (piece, program) in enumerate(zip(self.pieces, programs, strict=True)):
             if program is None:
-                run(piece.nodes, environment)
+                run(piece.nodes, environment, self._used_up)
             else:
                 given = yield number, tuple(environment[node] for node in piece.takes)
                 environment.update(zip(piece.gives, given, strict=True))
+                del given
+                for node in self._used_up[piece.gives[-1]]:
+                    del environment[node]
         return self.interface.unbind(environment)
+
+    @cached_property
+    def _used_up(self) -> dict[Node, list[Node]]:
+        steps: list[tuple[Node, Sequence[Node]]] = []
+        for piece in self.pieces:
+            own = [(piece.gives[-1], (*piece.takes, *piece.gives))] if piece.gives else steps_of(piece.nodes)
+            steps += own
+        return used_up(steps, (*self.interface.arguments, *self.interface.result.all_input_nodes))
 
     def run(self, programs: Sequence[Callable[..., Any] | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the module. programs: the function to call for each piece, from the values of `takes` to those of

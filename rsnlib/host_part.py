@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..base.errors import CacheFull, TensorError, UnsupportedError
 from ..scheduler.graph import Array, Rotary
 from ..scheduler.tables import stored_table
 from .beyond import check_rows_beyond
-from .capture import Environment, Interface, run, shape_of
+from .capture import Environment, Interface, run, shape_of, steps_of, used_up
 from .key_spans import KeySpans, RowsOfCaches, rows_of
 from .mask import FORBIDDEN, PLAIN, Pattern, key_spans
 from .rotate import Factors
@@ -115,6 +116,29 @@ class HostPart:
         """Return the number of rows of each sequence of an input or output of the network, given its name."""
         return self.seqs.get(name, self.seq)
 
+    @cached_property
+    def _returned(self) -> frozenset[Node]:
+        """What the result and writes to arguments are made from."""
+        writes = (x for _, value in self.interface.writes for x in value.all_input_nodes)
+        return frozenset((*self.interface.result.all_input_nodes, *writes, *self.interface.written))
+
+    @cached_property
+    def _needed(self) -> frozenset[Node]:
+        """The values of which the prologue passes on those that it has."""
+        after = (x for node in self.after for x in node.all_input_nodes)
+        return self._returned.union(after, (node for node, _ in self.states.values()))
+
+    @cached_property
+    def _used_before(self) -> dict[Node, list[Node]]:
+        sources = (node for node, _ in self.sources.values())
+        factors = (x for table in self.tables.values() for x in (table.factors.own, table.factors.partner))
+        places = (*self.rows_taken, *(node for node, _ in self.prompts))
+        return used_up(steps_of(self.before), self._needed.union(sources, factors, self.masks, places))
+
+    @cached_property
+    def _used_after(self) -> dict[Node, list[Node]]:
+        return used_up(steps_of(self.after), self._returned)
+
     def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], KeySpans | None, Environment]:
         """Run the operators before the machine, on the module's arguments.
 
@@ -126,13 +150,9 @@ class HostPart:
         """
         arguments = self.interface.bind(args, kwargs)
         environment = self.constants | arguments
-        run(self.before, environment)
+        run(self.before, environment, self._used_before)
         spans = self._spans(environment)
-        needed = {x for node in (*self.after, self.interface.result) for x in node.all_input_nodes}
-        needed.update(node for node, _ in self.states.values())
-        needed.update(x for _, value in self.interface.writes for x in value.all_input_nodes)
-        needed.update(self.interface.written)
-        state = {node: value for node, value in environment.items() if node in needed}
+        state = {node: value for node, value in environment.items() if node in self._needed}
         if self.lengths and self.lengths not in self._checked and check_rows_beyond(self, arguments):
             self._checked.add(self.lengths)
         return self.inputs(environment), spans, state
@@ -258,7 +278,7 @@ class HostPart:
         """
         environment = dict(state)
         self.take(outputs, environment)
-        run(self.after, environment)
+        run(self.after, environment, self._used_after)
         return self.interface.unbind(environment, rows)
 
     def take(self, outputs: Mapping[str, Array], environment: Environment) -> None:

@@ -15,7 +15,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import UnsupportedError
+from ..base.errors import TensorError, UnsupportedError
 from ..isa.fields import Record
 from ..isa.layout import Layout, padded
 from ..isa.overlay import Overlay
@@ -109,11 +109,20 @@ class MoePrograms:
         """Return all weights as the machine stores them, (weight_elements,): tiles, in the order in which Mac takes
         them.
 
-        router: (E, H). gate_up: (E, 2 I, H), the gate first. down: (E, H, I). E: experts. H: `width` of the sizes. I:
-        their `inner`. The caller checks these shapes."""
+        router: (E, H). gate_up: (E, 2 I, H), the gate first. down: (E, H, I). All float32. E: experts. H: `width` of
+        the sizes. I: their `inner`. Raises `TensorError` for other shapes and types."""
+        s = self.sizes
+        shapes = {
+            "router": (router, (s.experts, s.width)),
+            "gate_up": (gate_up, (s.experts, 2 * s.inner, s.width)),
+            "down": (down, (s.experts, s.width, s.inner)),
+        }
+        for name, (given, shape) in shapes.items():
+            if given.shape != shape or given.dtype != np.float32:
+                raise TensorError(f"{s.path}: {name} is {given.dtype} {given.shape}; the layer takes float32 {shape}")
         out = np.empty(self.weight_elements, np.float32)
         out[: self.router_elements] = self._tiles(router.T, self.width, self.logits).reshape(-1)
-        at, inner = self.router_elements, self.sizes.inner
+        at, inner = self.router_elements, s.inner
         for wide, back in zip(gate_up, down, strict=True):
             gate, up = (self._tiles(half.T, self.width, self.inner) for half in (wide[:inner], wide[inner:]))
             size = 2 * gate.size

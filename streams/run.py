@@ -375,16 +375,11 @@ class Together:
     live: bool
 
 
-def stream_depths(region: Region, depths: Mapping[str, int] | None = None) -> tuple[dict[int, int], dict[int, int]]:
-    """Return depth and packing of every stream that has ends, in elements, by the stream's number. depths: by the name
-    of a declared stream or array, to take in place of the declared ones; None for none. Names of no stream are not
-    read.
-    """
-    deep, packing = dict[int, int](), dict[int, int]()
-    for s in sorted({s for instance in region.instances for node in instance.body for s, _, _ in node.needs}):
-        decl = region.stream(s)[0]
-        deep[s], packing[s] = (depths or {}).get(decl.name, decl.depth), decl.packing
-    return deep, packing
+def stream_depths(region: Region) -> tuple[dict[int, int], dict[int, int]]:
+    """Return depth and packing of every stream that has ends, in elements, by the stream's number."""
+    ends = sorted({s for instance in region.instances for node in instance.body for s, _, _ in node.needs})
+    declared = {s: region.stream(s)[0] for s in ends}
+    return {s: decl.depth for s, decl in declared.items()}, {s: decl.packing for s, decl in declared.items()}
 
 
 def fire_together(bodies: Sequence[Body], depths: Mapping[int, int], packing: Mapping[int, int]) -> Together:

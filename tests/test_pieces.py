@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import warnings
+import weakref
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402 - torch first: it may be missing
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import rsn  # noqa: E402
 from rsn.base.errors import BoardError, ScheduleError, TensorError, UnsupportedError  # noqa: E402
@@ -362,3 +364,41 @@ def test_transformers_in_pieces(
         compiled.save(tmp_path / "x.rsnmodel")
     with rsn.load(tmp_path / "x.rsnmodel") as loaded:
         assert near(loaded(**given).logits, got)
+
+
+class LongTail(nn.Module):
+    """A layer for the machine in front of and behind many operators for PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(C, C), nn.Linear(C, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = first = self.first(x)
+        for _ in range(20):
+            y = torch.sinh(y).cos()
+        return self.last(y), first
+
+
+class Alive(TorchDispatchMode):
+    """Counts the results of `aten.sinh` that are alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[weakref.ref[torch.Tensor]] = []
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.sinh.default:
+            self.made.append(weakref.ref(result))
+            self.most = max(self.most, sum(made() is not None for made in self.made))
+        return result
+
+
+def test_a_call_keeps_no_value_that_nobody_reads_any_more() -> None:
+    model, x = LongTail().eval(), torch.randn(2, 8, C)
+    with in_pieces(model, (x,), verify="never") as compiled, Alive() as alive:
+        got = compiled(x)
+    assert all(near(a, b) for a, b in zip(got, model(x), strict=True))
+    assert (len(alive.made), alive.most) == (20, 1)

@@ -240,7 +240,12 @@ class Program:
         """
         where = users_line()
         if isinstance(operator, Map) and len(streams) > 1:
-            streams = (self.add(Zip(), *streams),)
+            zipped: Stream = self.add(Zip(), *streams)
+            try:
+                return self.add(operator, zipped)
+            except StepError:
+                self._remove_last()
+                raise
         for stream in streams:
             self._own(operator.name, stream)
         try:
@@ -260,6 +265,13 @@ class Program:
         if operator.several or len(types) > 1:
             return node.outputs
         return node.outputs[0] if types else None
+
+    def _remove_last(self) -> None:
+        """Take back the operator that was added last, which nobody reads."""
+        node = self.nodes.pop()
+        self._operators[node.operator.name] -= 1
+        for stream in node.inputs:
+            self._readings[stream].pop()
 
     def readers(self, stream: Stream) -> tuple[StreamReader, ...]:
         """Return each input of an operator that reads a stream, in the order in which they were added."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from types import MappingProxyType
 
 from ...base.errors import ProgramError
 from ...base.place import Place
@@ -89,7 +90,8 @@ def _normal(
     latency = 0
     for bodies in outcomes:
         try:
-            most, end = peaks(TimedProgram(waiting(bodies, starts), program.packing, executions))
+            model = TimedProgram(waiting(bodies, starts), program.packing, executions)
+            most, end = peaks(model, program.buffers)
         except TooLong:
             raise TimeError(f"{program.source.file}: error: its beats take too many cycles to be timed") from None
         except TooManyTokens:
@@ -125,22 +127,23 @@ def _place(body: Body) -> Place:
     return node.place
 
 
-def peaks(model: TimedProgram) -> tuple[dict[int, int], int]:
+def peaks(model: TimedProgram, buffers: Mapping[int, int] = MappingProxyType({})) -> tuple[dict[int, int], int]:
     """Return the most slots in use on each stream, by its number, and the latency, on endless FIFOs.
 
-    The latency is that of one run of the model, in cycles. Long streams begin with a limit that is doubled until no put
-    waits for a slot. Raises `TooManyTokens` as `TimedProgram.run`, and `ProgramError` if a beat waits for ever to fire.
+    buffers: depths of those that are not endless, in elements, by the stream's number. The latency is that of one run
+    of the model, in cycles. Long streams begin with a limit that is doubled until no put waits for a slot. Raises
+    `TooManyTokens` as `TimedProgram.run`, and `ProgramError` if a beat waits for ever to fire.
     """
-    depths = {s: n if n < COUNTED else COUNTED - 1 for s, n in model.tokens.items()}
+    depths = {s: n if n < COUNTED else COUNTED - 1 for s, n in model.tokens.items()} | dict(buffers)
     while True:
         run = model.run(depths)
-        if isinstance(run, EndlessWait) and not any(put for _, put in run.waits.values()):
-            raise ProgramError("beats wait for ever to fire on endless streams: each waits for a token of another")
         assert not isinstance(run, Late), "a run without limits"
         if isinstance(run, EndlessWait):
-            full = {s for s, put in run.waits.values() if put}
+            full = {s for s, put in run.waits.values() if put} - buffers.keys()
+            if not full:
+                raise ProgramError("beats wait for ever to fire on endless streams: each waits for a token of another")
         else:
-            full = {s for s, cycles in run.full.items() if cycles}
+            full = {s for s, cycles in run.full.items() if cycles} - buffers.keys()
             if not full:
                 # A stream that is as deep as its tokens, and long, is not counted: it was full with one slot less.
                 return {s: run.peak.get(s, n) for s, n in model.tokens.items()}, run.latency
@@ -155,11 +158,12 @@ def later_starts(program: SizedProgram) -> dict[int, int]:
     In the run on endless FIFOs a token waits at least `slack` cycles on a stream before it is got. A task with slack on
     all its outputs can move towards its targets: a linear program finds by how much, with bits a cycle as weights.
     Returns cycles before the first beat, by number of the instance, for those that move. For programs with several
-    outcomes of the data, with tasks that lead to each other, or with too many beats to be listed it returns none.
+    outcomes of the data, with tasks that lead to each other or load and store while they compute, or with too many
+    beats to be listed it returns none.
     Raises `TimeError` if the time of the program is not known before the run.
     """
     outcomes = program.outcomes.bodies
-    if len(outcomes) != 1:
+    if len(outcomes) != 1 or program.buffers:
         return {}
     try:
         times = together(outcomes[0], program.packing)

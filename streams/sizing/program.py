@@ -104,7 +104,18 @@ class SizedProgram:
 
     @cached_property
     def groups(self) -> dict[str, DeclaredStream]:
-        """The declared streams that have ends, by name."""
+        """The declared streams that have ends, by name. Buffers of tasks that load and store while they compute are not
+        among them: no program states their depths."""
+        return {name: group for name, group in self._with_ends.items() if not group.decl.buffer_of}
+
+    @cached_property
+    def buffers(self) -> dict[int, int]:
+        """The depths of those buffers, in elements, by number of the stream. They are the same in every run."""
+        found = (group for group in self._with_ends.values() if group.decl.buffer_of)
+        return {s: group.decl.depth for group in found for s in group.elements}
+
+    @cached_property
+    def _with_ends(self) -> dict[str, DeclaredStream]:
         tokens: dict[int, int] = {}
         for instance in self.region.instances:
             for node in instance.body:
@@ -127,16 +138,16 @@ class SizedProgram:
     @cached_property
     def packing(self) -> dict[int, int]:
         """Elements of a transfer, by the number of each stream that has ends."""
-        return {s: group.decl.packing for group in self.groups.values() for s in group.elements}
+        return {s: group.decl.packing for group in self._with_ends.values() for s in group.elements}
 
     def of_streams(self, depths: Mapping[str, int]) -> dict[int, int]:
-        """Return depths by number of the stream, those that have ends. depths: in elements, by name, also for the other
-        methods. Raises `ProgramError` for a depth below 1 of a stream that carries tokens."""
+        """Return depths by number of the stream, those that have ends, and those of buffers. depths: in elements, by
+        name, also for the other methods. Raises `ProgramError` for a depth below 1 of a stream that carries tokens."""
         chosen = [(depths[name], group) for name, group in self.groups.items() if name in depths]
         for depth, group in chosen:
             if depth < 1 and group.tokens:
                 raise ProgramError(f"{group.decl.name} has depth {depth}; the least is 1")
-        return {s: depth for depth, group in chosen for s in group.elements}
+        return self.buffers | {s: depth for depth, group in chosen for s in group.elements}
 
     def bits(self, depths: Mapping[str, int]) -> int:
         """Return the bits of all slots with these depths. Raises `KeyError` for a name of no stream that has ends."""
@@ -200,7 +211,7 @@ class SizedProgram:
             stream, put = waits[k]
             k = (self._readers if put else self._writers)[stream]
         cycle = [waits[i] for i in path[path.index(k) :]]
-        return frozenset(self.region.stream(stream)[0].name for stream, put in cycle if put)
+        return frozenset(self.region.stream(stream)[0].name for stream, put in cycle if put) & self.groups.keys()
 
     @cached_property
     def _writers(self) -> dict[int, int]:
@@ -240,7 +251,8 @@ class SizedProgram:
             raise self._error(e.place, message) from None
 
     def together(self, depths: Mapping[str, int]) -> Times | None:
-        """Return the times with these depths. A stream that `depths` does not name has no bound. None if a beat waits
+        """Return the times with these depths. A declared stream that `depths` does not name has no
+        bound. None if a beat waits
         for ever. Raises `TimeError` as `outcomes`, and for a program that is too large.
         """
         return self._all_outcomes(self._models, depths, ())

@@ -9,6 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rsn.cli.main import main
+from rsn.cli.stream_programs import region_of, stream_program
+from rsn.streams.check import report_on
+from rsn.streams.fifos.normal import fast_depths, later_starts
+from rsn.streams.sizing.program import SizedProgram
 
 PROGRAM = """from rsn.streams import *
 s: Stream[i32, 2]
@@ -95,6 +99,35 @@ def test_wrong_choices_are_refused(program: Path, wrong: str) -> None:
     refused = rsn("depths", program, "--set", wrong)
     assert refused.exit_code == 2
     assert f"--set {wrong}: " in refused.stderr
+
+
+BUFFERED = """from rsn.streams import *
+X: f32[8, 4]
+Y: f32[8, 4]
+s: Stream[f32[4], 2]
+@task(mapping=[1], args=[X]{mark})
+def a(x: f32[8, 4]) -> None:
+    for i in range(8):
+        s.put(x[i] * 2.0)
+@task(mapping=[1], args=[Y])
+def b(y: f32[8, 4]) -> None:
+    for i in range(8):
+        y[i] = s.get()
+"""
+
+
+def test_buffers_have_no_depth_to_choose(program: Path) -> None:
+    """No program states their depths."""
+    program.write_text(BUFFERED.replace("{mark}", ", double_buffer=True"))
+    facts = json.loads(rsn("depths", program, "--json").stdout)
+    assert [s["name"] for s in facts["streams"]] == ["s"]
+    assert (facts["declared"]["bits"], facts["declared"]["latency"]) == (256, facts["endless"]["latency"])
+    assert all(step["depths"].keys() == {"s"} for step in facts["steps"])
+    refused = rsn("depths", program, "--set", "a.x=4")
+    assert (refused.exit_code, "the streams with ends are s" in refused.stderr) == (2, True)
+    sized = SizedProgram(report_on(region_of(stream_program(str(program)), None)).region)
+    assert sized.later(fast_depths(sized).levels, sized.together({})) is None
+    assert later_starts(sized) == {}
 
 
 def test_findings_are_shown_instead(program: Path) -> None:

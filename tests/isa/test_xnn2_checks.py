@@ -18,9 +18,10 @@ from rsn.base.finding import Finding
 from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.fields import Record
 from rsn.isa.instruction_path import InstructionPath
-from rsn.isa.lanes import PostTarget, ResultTarget, SlotPart, TileSource, TileTarget, Weight
+from rsn.isa.lanes import HeadFunctions, PostTarget, ResultTarget, SlotPart, TileSource, TileTarget, Weight
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.checks import rules
+from rsn.isa.overlays.xnn2.emission import Emission
 from rsn.isa.overlays.xnn2.machine import FORMATS
 from rsn.isa.overlays.xnn2.mesh import LaneMeshA, LaneMeshB
 from rsn.isa.overlays.xnn2.mme import LaneMme
@@ -587,3 +588,14 @@ def test_formats_have_the_names_of_the_instructions() -> None:
     ]
     with pytest.raises(FieldError, match=r"^Mme\.first: 300 does not fit in 8 bits"):
         LaneMme(first=300)
+
+
+def test_heads_of_another_pitch_are_no_instruction() -> None:
+    """They would be rotated as heads of 64 columns."""
+    for pitch, heads in ((64, 1), (128, 0)):
+        emission = Emission(XNN2)
+        emission.post(0, PostTarget.EVEN, heads=HeadFunctions(pitch, rotate=True))
+        assert emission.made["Post0"][0].heads == heads
+    for pitch in (32, 96, 256):
+        with pytest.raises(ValueError, match=f"a pitch of {pitch} columns; Post has 64 and 128"):
+            Emission(XNN2).post(0, PostTarget.EVEN, heads=HeadFunctions(pitch, rotate=True))

@@ -256,6 +256,8 @@ def test_weights_that_do_not_fit() -> None:
         layer.load(router, down, gate_up)
     with pytest.raises(TensorError, match="router is float64"):
         layer.load(router.astype(np.float64), gate_up, down)
+    with pytest.raises(TensorError, match=r"down is float32 \(5, 40, 1\)"):  # it would be repeated
+        layer.programs.packed(router, gate_up, down[..., :1])
     with pytest.raises(TensorError):
         layer.run(np.zeros((20, 41), np.float32))
     with pytest.raises(TensorError, match="from sizes, not from a module"):

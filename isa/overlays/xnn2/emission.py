@@ -301,11 +301,13 @@ class Emission:
         """Let Post of a lane pass a tile on. to: the value of a `PostTarget`. activation: a name in `ACTIVATIONS`, None
         for none; it comes after `heads`. gate: take two tiles, and pass on the activation of the first times the
         second. heads: the functions that are applied to the heads of the tile, with `gate` to those of the first one;
-        None for none. Their pitch is 64 or 128 columns, which is not checked.
+        None for none; their pitch is 64 or 128 columns.
 
-        Raises `ValueError` for an unknown activation."""
+        Raises `ValueError` for an unknown activation, and for another pitch."""
         fields: dict[str, Any] = {"activation": ACTIVATIONS.index(activation) if activation else IDENTITY}
         if heads is not None:
+            if heads.pitch not in (TILE // 2, TILE):
+                raise ValueError(f"heads with a pitch of {heads.pitch} columns; Post has {TILE // 2} and {TILE}")
             fields |= {"heads": int(heads.pitch < TILE), "rotate": int(heads.rotate), "gains": int(heads.gains)}
             if heads.columns:
                 fields |= {"norm": 1, "columns": heads.columns, "eps": heads.eps, "rms": int(heads.rms)}

@@ -277,3 +277,16 @@ def test_a_tile_of_one_value_is_not_repeated_for_those_after_it() -> None:
         Accum(1, Add)(program.input("a", [1, "n"], tile(program.ragged("r"), 1)))
     with pytest.raises(StreamFault, match=r"\+ of tiles of 1x1 and 3x1"):
         run(program, {"a": [Tile.of([[1.0]]), Tile.of([[1.0], [2.0], [3.0]]), Stop(1), DONE]})
+
+
+def test_a_map_of_several_streams_that_is_refused_leaves_nothing() -> None:
+    """A `Zip` that stayed would be a result of the program, and read its streams."""
+    with Program() as program:
+        a, b = program.input("a", [5], tile(2, 3)), program.input("b", [5], tile(2, 3))
+        with pytest.raises(StepError, match="matmul of"):
+            Map(Matmul())(a, b)
+        assert (program.nodes, program.readers(a), program.readers(b)) == ([], (), ())
+        made = Map(Add())(a, a)
+    assert [node.name for node in program.nodes] == ["Zip", "Map"]
+    assert len(program.readers(a)) == 2
+    assert made in program.streams
