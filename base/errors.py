@@ -170,6 +170,10 @@ class BoardBusy(BoardError):
     """The device is in use by another process, or by another runner of this process."""
 
 
+class WrongBoards(BoardError):
+    """The boards that were given are not those that a model in stages needs: another number, or one twice."""
+
+
 class StateLost(BoardError):
     """A board no longer has what a program keeps in its memory between runs, such as a cache of keys and values."""
 

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from ..base import files
 from ..base.errors import TensorError
 from ..base.files import replacing
-from ..isa.layout import block, unblock
+from ..isa.layout import block, scaled, unblock
 from ..isa.overlays.xnn8.stored import matrix_of_words, matrix_words
 from ..isa.program import Array, Buffer, Layout
 
@@ -100,12 +100,7 @@ def unpack(buffer: Buffer, flat: Array) -> Array:
 
 def _finished(buffer: Buffer, values: Array) -> Array:
     """Return a copy of the values with the buffer's scale and shift applied."""
-    out = np.array(values)
-    if buffer.scale is not None:
-        out *= np.asarray(buffer.scale, np.float32)
-    if buffer.shift is not None:
-        out += np.asarray(buffer.shift, np.float32)
-    return out
+    return scaled(values, buffer.scale, buffer.shift)
 
 
 class _ByBuffer(Mapping[str, Array]):

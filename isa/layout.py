@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 import numpy as np
@@ -45,6 +46,16 @@ ALIGNED = 64
 def padded(n: int, multiple: int) -> int:
     """Round n up to a multiple of `multiple`, which is at least 1."""
     return -(-n // multiple) * multiple
+
+
+def scaled(values: Array, scale: Sequence[float] | Array | None, shift: Sequence[float] | Array | None) -> Array:
+    """Return a copy of the values, (..., columns), times scale, plus shift, each (columns,), or None."""
+    out = np.array(values)
+    if scale is not None:
+        out *= np.asarray(scale, np.float32)
+    if shift is not None:
+        out += np.asarray(shift, np.float32)
+    return out
 
 
 def block(matrix: Array) -> Array:

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..base.errors import CacheFull, TensorError, UnsupportedError
+from ..isa.layout import scaled
 from ..scheduler.graph import Array, Rotary
 from ..scheduler.tables import stored_table
 from .beyond import check_rows_beyond
@@ -81,6 +82,9 @@ class HostPart:
     than 0, that kind. rings: by input of the network, the kind of a cache whose rows move up; the machine replaces the
     oldest row. prompts: for caches in which a call replaces the first rows, the node with their positions, and their
     number. tables: by input with the factors of a rotation for each row, what the host computes them from.
+
+    affine: by output of the network, float32 scale and shift (columns,), each or None, that the host applies, because
+    another board reads the output as it is.
     """
 
     batch: int
@@ -105,6 +109,7 @@ class HostPart:
     tables: Mapping[str, RotaryTable] = field(default_factory=dict)
     counts: Mapping[Node, int] = field(default_factory=dict)
     rings: Mapping[str, int] = field(default_factory=dict)
+    affine: Mapping[str, tuple[Array | None, Array | None]] = field(default_factory=dict)
     _checked: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
@@ -287,7 +292,12 @@ class HostPart:
         for node, (name, view) in self.results.items():
             if name not in outputs:
                 raise TensorError(f"the network's output {name} is missing")
-            environment[node] = _shown(self._flat(name, outputs[name]), view).reshape(shape_of(node))
+            array = outputs[name]
+            if name in self.affine:
+                array = array.copy()
+                for item, rows in zip(array, self.lengths or (self.seq_of(name),) * self.batch, strict=True):
+                    item[:rows] = scaled(item[:rows], *self.affine[name])
+            environment[node] = _shown(self._flat(name, array), view).reshape(shape_of(node))
 
     def _flat(self, name: str, array: Array) -> torch.Tensor:
         rows = self.seq_of(name)

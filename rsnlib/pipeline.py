@@ -26,11 +26,13 @@ from ..scheduler.memory import RoomError, check_weights
 from ..scheduler.norms import norms_at_loads
 from ..scheduler.pack import check_lists
 from ..scheduler.schedule import PAPER, Schedule
+from ..scheduler.stages import raw_outputs
 from .fold import fold, fold_shapes
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split, split_again
 from .integers import check_told, for_integers, smoothed
 from .partition import Traced
 from .passes import USUAL, Passes
+from .stage_plan import plan
 from .trace import trace
 
 
@@ -42,7 +44,9 @@ class Pipeline:
     rows of each sequence, where they differ; None where they do not. checks_rows: check with the example that the host
     part uses no rows beyond `lengths`; False leaves that to the first call. progress: called with the share of a
     search's budget that is spent, 0 to 1. smooth: calls for factors of SmoothQuant, for an overlay that computes in
-    integers; None for no factors. Raises `UnsupportedError` for an overlay that nothing can be compiled for, and for
+    integers; None for no factors. boards: how many the network is cut for; None: the fewest that hold it.
+    cuts: where, instead, as `scheduler.stages.stages` takes them; None to choose. Raises
+    `UnsupportedError` for an overlay that nothing can be compiled for, and for
     `smooth` with an overlay that computes in floats.
     """
 
@@ -53,6 +57,8 @@ class Pipeline:
     checks_rows: bool = True
     progress: Progress = lambda share: None
     smooth: Sequence[Examples] | None = None
+    boards: int | None = 1
+    cuts: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         require_compilable(self.overlay)
@@ -69,18 +75,20 @@ class Pipeline:
         passes: Passes | None = None,
         lengths: Sequence[int] | None = None,
         smooth: Sequence[Examples] | None = None,
+        boards: int | None = 1,
     ) -> Pipeline:
         """Return a pipeline for an overlay and a schedule by name. overlay: name, or path of an overlay file. schedule:
         name, path of a file, or object. budget_s: seconds of the search for "best". passes: None for the usual ones.
-        lengths, smooth: as for the class. Raises `ProgramError` for an unknown overlay, `ScheduleError` for an unknown
-        schedule."""
+        lengths, smooth, boards: as for the class. Raises `ProgramError` for an unknown overlay, `ScheduleError` for an
+        unknown schedule."""
         chosen = schedule_named(schedule, budget_s)
-        return cls(overlay=find(overlay), schedule=chosen, passes=passes or USUAL, lengths=lengths, smooth=smooth)
+        usual = passes or USUAL
+        return cls(overlay=find(overlay), schedule=chosen, passes=usual, lengths=lengths, smooth=smooth, boards=boards)
 
     @cached_property
     def _passes(self) -> Passes:
         """The passes, with a check that the weights fit off-chip memory."""
-        return _within(self.overlay, self.passes)
+        return _within(self.overlay, self.passes, self.boards)
 
     @property
     def without_search(self) -> Pipeline:
@@ -142,6 +150,17 @@ class Pipeline:
         except UnsupportedError as error:
             raise LimitError(str(error)) from error
 
+    def cut(self, traced: Traced) -> tuple[Traced, tuple[int, ...]]:
+        """Return where a network is cut into stages, places as `scheduler.stages.stages` takes them; and the traced
+        module, whose host part then computes what no stage does. Raises as `stage_plan.plan` and `build`."""
+        if self.boards == 1:
+            return traced, ()
+        usual, cuts = self.without_search, self.cuts
+        if cuts is None:
+            cuts = plan(traced.network, self.overlay, self.boards, lambda part: usual.build(part).program)
+        affine = {out.name: (out.scale, out.shift) for out in raw_outputs(traced.network, cuts)}
+        return replace(traced, host=replace(traced.host, affine=affine)), cuts
+
     def rebuild(self, built: Built, network: LayerGraph) -> Built:
         """Compile the same network with other weights, by the schedule already chosen. built: the program with the old
         weights. network: with the new ones. Raises as `scheduler.build.rebuild` does."""
@@ -190,12 +209,14 @@ class Pipeline:
         return self.lengths is None and (self.passes.rules, self.passes.lower) == (USUAL.rules, USUAL.lower)
 
 
-def _within(overlay: Overlay, passes: Passes) -> Passes:
+def _within(overlay: Overlay, passes: Passes, boards: int | None) -> Passes:
     """The same passes for an overlay: its heads are laid out as it needs them, norms go where they cost least, and
-    weights that exceed its bank raise `RoomError` before folding copies them."""
+    weights that exceed its bank, on one board, raise `RoomError` before folding copies them."""
 
     def observe(name: str, made: Any) -> None:
-        if name == "match" and passes.fold in (fold, fold_shapes):  # another fold may need fewer weights
+        if (
+            boards == 1 and name == "match" and passes.fold in (fold, fold_shapes)
+        ):  # another fold may need fewer weights
             # Two layers of the same weight may become one product.
             weights = {id(x.weight): x.weight.size for x in made.layers if isinstance(x, Gemm)}
             check_weights(sum(weights.values()), overlay, Banks.of(overlay).weights)

@@ -16,6 +16,7 @@ from math import prod
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx import Graph, Node
@@ -94,6 +95,10 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str], *, writes: bool 
     interface = host.interface
     made = {*interface.arguments, *host.constants, *host.before, *host.results, *host.after}
     in_place = [value for _, value in interface.writes if value not in made]
+
+    def kept(vector: npt.NDArray[np.float32] | None) -> str | None:
+        return None if vector is None else keep(torch.tensor(vector))
+
     return {
         "batch": host.batch,
         "seq": host.seq,
@@ -113,6 +118,7 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str], *, writes: bool 
         "masks": [[node.name, *astuple(host.patterns.get(node, PLAIN))] for node in host.masks],
         "in_place": operators(in_place),
         "caches": _caches(host),
+        "affine": [[name, *map(kept, affine)] for name, affine in host.affine.items()],
         **described_interface(interface, keep, writes=writes),
     }
 
@@ -316,12 +322,23 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         counted,
         frozenset(map(as_str, as_list(description["added"]))),
         tables=tables,
+        affine={as_str(name): _affine(columns[name], x, tensor) for name, *x in as_list(description.get("affine", []))},
         **(_of_caches(description["caches"], nodes) if "caches" in description else {}),
     )
     if not host.added <= set(sources):
         raise ValueError(f"masks {sorted(host.added)} are no inputs")
     _check(host, in_place)
     return host
+
+
+def _affine(
+    columns: int, fields: Json, tensor: Callable[[str], torch.Tensor]
+) -> tuple[npt.NDArray[np.float32] | None, npt.NDArray[np.float32] | None]:
+    """The scale and shift of an output of this number of columns."""
+    scale, shift = (None if name is None else tensor(as_str(name)).numpy() for name in as_list(fields))
+    if any(x is not None and (x.dtype, x.shape) != (np.float32, (columns,)) for x in (scale, shift)):
+        raise ValueError("a scale or shift does not fit its output")
+    return scale, shift
 
 
 def _laid_out(names: Json, nodes: Mapping[str, Node]) -> frozenset[Node] | None:

@@ -83,7 +83,7 @@ def _rows_of(tiled: Tiled) -> Iterator[tuple[int, Parameter]]:
     batch = tiled.network.batch
     for group, rows in enumerate(tiled.network.state_rows):
         for b in range(batch):
-            yield group * batch + b, Parameter(f"row{rows if group else ''}[{b}]", 0, rows - 1, 0)
+            yield group * batch + b, Parameter(f"{tiled.network.row_parameter(rows)}[{b}]", 0, rows - 1, 0)
 
 
 def _set_rows(tiled: Tiled, unit: UnitSpec) -> tuple[tuple[Record, ...], dict[str, tuple[KernelPatch, ...]]]:

@@ -275,7 +275,8 @@ class LayerGraph:
     attends to. A result has the rows of what it is computed from, an attention those of its queries; lengths exclude
     seqs. state_columns: of a folded graph, where each column of an input that keeps its contents is stored. smooth: for
     an overlay that computes in integers: what columns of rows are divided by, before they become integers, and rows of
-    weights multiplied by, positive (columns,); by activation, none for those that have no entry.
+    weights multiplied by, positive (columns,); by activation, none for those that have no entry. cache_rows: rows of
+    those inputs that keep their contents whose parameter is `row[b]`; 0: of the first.
     """
 
     batch: int
@@ -287,6 +288,7 @@ class LayerGraph:
     seqs: Mapping[str, int] = field(default_factory=dict)
     state_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
     smooth: Mapping[str, Float64] = field(default_factory=dict)
+    cache_rows: int = 0
 
     @property
     def depth(self) -> int:
@@ -350,9 +352,12 @@ class LayerGraph:
 
     @property
     def state_rows(self) -> tuple[int, ...]:
-        """The different numbers of rows of a sequence that inputs which keep their contents have. The first have the
-        parameters `row[b]`, others such as `row16[b]`."""
+        """The different numbers of rows of a sequence that inputs which keep their contents have."""
         return tuple(dict.fromkeys(self.seq_of(name) for name in self.states))
+
+    def row_parameter(self, rows: int) -> str:
+        """The parameters of the inputs that keep their contents and have `rows` rows: `row`, or such as `row16`."""
+        return "row" if rows == (self.cache_rows or self.state_rows[0]) else f"row{rows}"
 
     @property
     def rotated_by(self) -> dict[str, Rotary]:

@@ -23,3 +23,8 @@ ISSUING = {
     "decode": Rate(1, "PL cycles", "structure: cycles per uOP are the decoder's", "instruction issue"),
 }
 """Of the launch of a program, and of its instructions."""
+LINK = {
+    "link_gbs": Rate(1.18, "GB/s", "10 Gb/s Ethernet: 1448 of each 1538 bytes are TCP's", "link between boards"),
+    "link_us": Rate(50.0, "us", "per message, assumed: no link was measured", "link between boards"),
+}
+"""Of the link between the boards of a model in stages."""

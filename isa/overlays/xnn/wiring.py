@@ -21,7 +21,7 @@ from ...layout import UNIT, UNIT_BYTES
 from ...overlay import AttentionPipeline, InstructionFormat, OpList, Overlay, Patterns, ProductGrid
 from ...versal.mme import MAX_OPS
 from ...versal.off_chip import addresses
-from ...versal.rates import ISSUING, MOVING
+from ...versal.rates import ISSUING, LINK, MOVING
 from ...versal.tiles import BLOCK_TOKEN, BLOCK_WORDS, ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 from ...work import Emit, Item, Patched
 from . import formats as f
@@ -144,6 +144,7 @@ RATES = {
     ),
     "norm_us": Rate(162.0, "us", "per 256x512 MemC buffer, fitted on Table 9", "post-op", True),
     **ISSUING,
+    **LINK,
 }
 
 

@@ -28,7 +28,7 @@ from ...overlay import InstructionFormat, OpList, Overlay, one_uop
 from ...versal.mme import HALF_MODES, MATMUL_SIZES, MAX_OPS
 from ...versal.off_chip import ChunkTransfer, addresses, transfer
 from ...versal.off_chip import legal as legal_chunk
-from ...versal.rates import ISSUING, MOVING
+from ...versal.rates import ISSUING, LINK, MOVING
 from ...versal.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE
 from . import mesh, mme, off_chip, operands, results, rows, scratch
 from .checks import rules
@@ -64,6 +64,7 @@ T_SLOTS = (8, 16)
 RATES = {
     **MOVING,
     **ISSUING,
+    **LINK,
     "mme_setup_us": Rate(
         3.0, "us", "XNN's, fitted on its square GEMMs; here assumed at a change of mode", "MME set-up", True
     ),

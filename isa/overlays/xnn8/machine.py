@@ -21,7 +21,7 @@ from ...fields import Record
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, Overlay, one_uop
 from ...versal.off_chip import ChunkBankUnit, addresses, transfer
-from ...versal.rates import ISSUING, MOVING
+from ...versal.rates import ISSUING, LINK, MOVING
 from .checks import legal, rules
 from .engine import (
     CASCADE_US,
@@ -92,6 +92,7 @@ RATES = {
     "weights_us": Rate(WEIGHTS_US, "us", "the same, weights and weighted values, by instructions", "attention"),
     "round_us": Rate(ROUND_US, "us", "beginning and end of a round of 32 rows, by instructions", "attention"),
     **ISSUING,
+    **LINK,
 }
 FORMATS: tuple[tuple[str, type[Record]], ...] = (
     ("DDR", OffChipChunks),

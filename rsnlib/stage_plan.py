@@ -1,0 +1,189 @@
+"""Where a network is cut into stages: the cut whose slowest stage takes least time, each stage within its board.
+
+The chain consists of the parts between the places where a network can be cut (`scheduler.stages.cut_places`). The time
+of a part is that of a program of its own, without its launch; a stage takes its launch and the times of its parts, or
+as long as the link takes for what it gets, if that is longer: the two overlap. Programs of whole stages are a little
+faster, because weights of a part are loaded while the part before computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import UnsupportedError
+from ..hw.sim.machine import Machine, launch_seconds
+from ..isa.overlay import Overlay
+from ..isa.program import Program, Role
+from ..scheduler.graph import Gemm, LayerGraph, Rotary
+from ..scheduler.memory import RoomError
+from ..scheduler.stages import carried_bytes, cut_places, stages
+
+
+@dataclass(frozen=True)
+class ChainPart:
+    """A part of a chain of layers. seconds: modelled. kept: bytes by bank of what a board holds for it all the time:
+    weights, caches, inputs and outputs of the network. shared: bytes by bank of its other activations, whose memory
+    equal parts share. kind: equal for equal parts. link_s: seconds of the
+    link for what comes before it into its stage."""
+
+    seconds: float
+    kept: Mapping[str, int]
+    shared: Mapping[str, int]
+    kind: int = 0
+    link_s: float = 0.0
+
+
+def needed(parts: Sequence[ChainPart]) -> dict[str, int]:
+    """Return the bytes that a stage of these parts needs, by bank."""
+    kinds = {part.kind: part for part in parts}
+    banks = {bank for part in parts for bank in (*part.kept, *part.shared)}
+    return {
+        bank: sum(part.kept.get(bank, 0) for part in parts) + sum(x.shared.get(bank, 0) for x in kinds.values())
+        for bank in banks
+    }
+
+
+def least_slowest(
+    parts: Sequence[ChainPart], boards: int, banks: Mapping[str, int], launch_s: float
+) -> tuple[int, ...] | None:
+    """Return where to cut a chain for so many boards: numbers of parts, ascending; None if no cut fits. Of all cuts
+    into stages that fit their boards it has the least slowest stage, and of these the one whose links take least time
+    together. banks: bytes of each. launch_s: seconds of a launch."""
+    n = len(parts)
+    ends = [0.0, *accumulate(part.seconds for part in parts)]
+    best: list[tuple[float, float, tuple[int, ...]] | None] = [(0.0, 0.0, ()), *[None] * n]
+    fits: dict[tuple[int, int], bool] = {}
+
+    def is_within(first: int, end: int) -> bool:
+        if (first, end) not in fits:
+            fits[first, end] = _fits(parts[first:end], banks)
+        return fits[first, end]
+
+    for _ in range(boards):
+        following: list[tuple[float, float, tuple[int, ...]] | None] = [None] * (n + 1)
+        for end in range(1, n + 1):
+            for first in range(end - 1, -1, -1):
+                if not is_within(first, end):
+                    break  # nor is any longer one
+                before = best[first]
+                if before is None:
+                    continue
+                link_s = parts[first].link_s if first else 0.0
+                slowest = max(before[0], launch_s + ends[end] - ends[first], link_s)
+                found = (slowest, before[1] + link_s, (*before[2], first))
+                old = following[end]
+                if old is None or found[:2] < old[:2]:
+                    following[end] = found
+        best = following
+    last = best[n]
+    return None if last is None else last[2][1:]
+
+
+def link_seconds(overlay: Overlay, size: int) -> float:
+    """Return the seconds that the link between two boards takes for `size` bytes: 0 if the overlay has no rates
+    `link_gbs` and `link_us`."""
+    return overlay.seconds.get("link_us", 0.0) + size * overlay.seconds.get("link_gbs", 0.0)
+
+
+def chain(network: LayerGraph, overlay: Overlay, build: Callable[[LayerGraph], Program]) -> list[ChainPart]:
+    """Return the parts of a folded network. build: makes the program of a part; each kind of part is built once. Raises
+    what `build` raises."""
+    places = cut_places(network)
+    ends = {*network.inputs, *(out.name for out in network.outputs)}
+    known: dict[object, ChainPart] = {}
+    made = []
+    for place, part in zip((0, *places), stages(network, places), strict=True):
+        key = _form(part, ends)
+        if key not in known:
+            program = build(part)
+            fixed = [b for b in program.buffers if b.role in (Role.WEIGHT, Role.STATE) or b.name in ends]
+            kept = {bank: sum(4 * b.size for b in fixed if b.bank == bank) for bank in overlay.banks}
+            shared = {bank: 4 * program.bank_size(bank) - kept[bank] for bank in overlay.banks}
+            known[key] = ChainPart(Machine(program).timing.latency, kept, shared, len(known))
+        made.append(replace(known[key], link_s=link_seconds(overlay, carried_bytes(network, place))))
+    return made
+
+
+def _form(part: LayerGraph, ends: set[str]) -> object:
+    """A key that is equal for parts with equal programs, but for names and numbers in weights. ends: inputs and
+    outputs of the whole network, whose memory is not shared."""
+    names: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    def form(value: Any) -> Any:
+        if isinstance(value, str):
+            return number(value)
+        if isinstance(value, np.ndarray):  # a bias of zeros and a scale of ones take no instruction
+            is_vector = value.ndim == 1
+            return value.shape, bool(value.any()) if is_vector else None, is_vector and bool((value == 1).all())
+        if isinstance(value, Rotary):
+            return value.key if value.source is None else (value.key, number(value.source))
+        return value
+
+    inputs = [(number(name), n, part.seq_of(name), name in ends) for name, n in part.inputs.items()]
+    layers = [
+        (
+            type(layer),
+            *(form(getattr(layer, f.name)) for f in fields(layer) if f.name not in ("path", "fused", "bias")),
+            form(layer.bias) if isinstance(layer, Gemm) else id(layer.bias),
+        )
+        for layer in part.layers
+    ]
+    outputs = [(number(out.name), form(out.scale), form(out.shift), out.name in ends) for out in part.outputs]
+    return tuple(inputs), tuple(layers), tuple(outputs)
+
+
+def fewest(parts: Sequence[ChainPart], banks: Mapping[str, int]) -> int | None:
+    """Return the fewest boards that hold a chain; None if one of its parts alone is too large. banks: bytes of each."""
+    boards, first = 1, 0
+    for end in range(1, len(parts) + 1):
+        if not _fits(parts[first:end], banks):
+            boards, first = boards + 1, end - 1
+            if not _fits(parts[first:end], banks):
+                return None
+    return boards
+
+
+def plan(
+    network: LayerGraph, overlay: Overlay, boards: int | None, build: Callable[[LayerGraph], Program]
+) -> tuple[int, ...]:
+    """Return the places where a folded network is cut for so many boards; None: for the fewest that hold it. build: as
+    for `chain`.
+
+    Raises `RoomError` if so many boards cannot hold it, or a part of it is too large for one, with what it needs;
+    `UnsupportedError` for more boards than parts; and what `build` raises.
+    """
+    places = cut_places(network)
+    parts = chain(network, overlay, build)
+    least = fewest(parts, overlay.banks)
+    if least is None:
+        number = next(i for i, part in enumerate(parts) if not _fits([part], overlay.banks))
+        layer = network.layers[(0, *places)[number]].place
+        raise RoomError(f"{layer}: a layer needs {_told([parts[number]], overlay)}: no board holds it")
+    if boards is not None and boards > len(parts):
+        raise UnsupportedError(f"boards={boards}: this network can be cut into {len(parts)} stages at most")
+    if boards is not None and boards < least:
+        raise RoomError(f"boards={boards}: the model needs {_told(parts, overlay)}: at least {least} boards")
+    cuts = least_slowest(parts, boards or least, overlay.banks, launch_seconds(overlay))
+    assert cuts is not None
+    return tuple(places[part - 1] for part in cuts)
+
+
+def _fits(parts: Sequence[ChainPart], banks: Mapping[str, int]) -> bool:
+    return all(size <= banks[bank] for bank, size in needed(parts).items())
+
+
+def _told(parts: Sequence[ChainPart], overlay: Overlay) -> str:
+    """What parts need together, beside what a board has, as text."""
+    sizes = (
+        f"{size / 1e9:.2f} GB in {bank}, of which a board has {overlay.banks[bank] / 1e9:.2f} GB"
+        for bank, size in sorted(needed(parts).items())
+    )
+    return " and ".join(sizes)

@@ -1,0 +1,104 @@
+"""A network cut into stages: consecutive layers, each for a board of its own.
+
+A stage is a network itself. It takes activations of the stages before, and inputs of the whole network; what later
+stages read of its results are outputs of it. All constants are folded before the cut, so that each layer computes the
+same numbers in a stage as in the whole network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from ..base.errors import ScheduleError
+from .graph import LayerGraph, Output
+from .memory import heads_in
+
+
+def crossing(network: LayerGraph, place: int) -> list[str]:
+    """Return the activations that layers before `place` compute and later ones read, by name, in order. place: a
+    number of layers, from 0."""
+    later = {name for layer in network.layers[place:] for name in layer.operands}
+    return [layer.y for layer in network.layers[:place] if layer.y in later]
+
+
+def carried_bytes(network: LayerGraph, place: int) -> int:
+    """Return the bytes of a call that go over the link at `place`: activations and inputs that later layers read, and
+    outputs of layers before, for the host behind the last stage."""
+    later = {name for layer in network.layers[place:] for name in layer.operands}
+    made = {layer.y: layer.width for layer in network.layers[:place]}
+    inputs = {name: n for name, n in network.inputs.items() if name in later and name not in network.states}
+    needed = later | {out.name for out in network.outputs}
+    columns = inputs | {name: n for name, n in made.items() if name in needed}
+    return sum(4 * sum(network.rows_of(name)) * n for name, n in columns.items())
+
+
+def cut_places(network: LayerGraph) -> tuple[int, ...]:
+    """Return where a folded network can be cut: numbers of layers, ascending, without 0 and all.
+
+    A place counts if no more columns cross there than at the places beside it: between the halves of a transformer
+    layer, not within its attention or its feed-forward. Nowhere is an attention cut from its queries, keys and values,
+    or a cache from its readers: these lie in layouts of their own.
+    """
+    whole, states = set[str](), set(network.states.values())
+    for layer in network.layers:
+        whole.update(name for name, _ in heads_in(layer))
+    columns: list[int | None] = []
+    for place in range(len(network.layers) + 1):
+        names = crossing(network, place)
+        is_inside = any(name in whole or name in states for name in names)
+        columns.append(None if is_inside else sum(network.columns(name) for name in names))
+
+    def is_narrow(place: int) -> bool:
+        here = columns[place]
+        beside = (columns[place - 1], columns[place + 1])
+        return here is not None and here > 0 and all(x is None or x == 0 or here <= x for x in beside)
+
+    return tuple(place for place in range(1, len(network.layers)) if is_narrow(place))
+
+
+def stages(network: LayerGraph, cuts: Sequence[int]) -> tuple[LayerGraph, ...]:
+    """Return the stages of a folded network. cuts: places as `cut_places` returns them, ascending.
+
+    An output of the network that later stages read has no scale and shift in its stage (`raw_outputs`). Raises
+    `ScheduleError` for other places.
+    """
+    known = cut_places(network)
+    ascending = list(cuts) == sorted(set(cuts))
+    wrong = next((place for place in cuts if place not in known), None)
+    if wrong is not None or not ascending:
+        places = ", ".join(map(str, known)) or "none"
+        raise ScheduleError(f"cuts {list(cuts)}: not places where this network can be cut, ascending ({places})")
+    return tuple(_stage(network, first, end) for first, end in pairwise((0, *cuts, len(network.layers))))
+
+
+def raw_outputs(network: LayerGraph, cuts: Sequence[int]) -> tuple[Output, ...]:
+    """Return the outputs of a network whose scale and shift stages do not apply, because later stages read the
+    activation. network, cuts: as for `stages`."""
+    read = {name for place in cuts for name in crossing(network, place)}
+    return tuple(out for out in network.outputs if out.name in read and not (out.scale is None and out.shift is None))
+
+
+def _stage(network: LayerGraph, first: int, end: int) -> LayerGraph:
+    """The layers from `first` up to `end`, exclusive, as a network."""
+    layers = network.layers[first:end]
+    made = {layer.y for layer in layers}
+    inputs = {
+        name: network.inputs[name] if name in network.inputs else network.columns(name)
+        for name in dict.fromkeys(name for layer in layers for name in layer.operands if name not in made)
+    }
+    leaving = [name for name in crossing(network, end) if name in made]
+    given = {out.name: out for out in network.outputs if out.name in made}
+    outputs = (*(Output(name) for name in leaving), *(out for name, out in given.items() if name not in leaving))
+    seqs = {name: n for name in inputs if (n := network.seq_of(name)) != network.seq}
+    return replace(
+        network,
+        inputs=inputs,
+        outputs=outputs,
+        layers=layers,
+        seqs=seqs,
+        cache_rows=network.cache_rows or next(iter(network.state_rows), 0),
+        state_columns={name: x for name, x in network.state_columns.items() if name in inputs},
+        smooth={name: x for name, x in network.smooth.items() if name in inputs or name in made},
+    )
