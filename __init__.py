@@ -37,6 +37,7 @@ __all__ = [
     "in_integers",
     "load",
     "load_checkpoint",
+    "load_stage",
     "quality",
     "sentence_transformer",
     "shown",
@@ -70,6 +71,7 @@ _HOME = {
     "explain": ".compiler:explain",
     "in_integers": ".rsnlib.integers:in_integers",
     "load": ".host.model.loaded:load",
+    "load_stage": ".host.model.stages:load_stage",
     "load_checkpoint": ".rsnlib.checkpoint:load_checkpoint",
     "nn": ".nn",  # not in __all__: `from rsn import *` would take torch
     "quality": ".rsnlib.quality:quality",

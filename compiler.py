@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from .base.deferred import deferred
 from .base.errors import ScheduleError, TensorError, UnsupportedError, require_torch
+from .host.boards.several import BoardName, check_boards
 from .host.model import experts as patched
 from .host.model.compiled import Compiled, modelled_layers
+from .host.model.compiled_stages import BuiltStages, CompiledStages
 from .host.model.family import Family
 from .host.model.following import Recipe
 from .host.model.pieces import CompiledPieces
@@ -102,6 +105,23 @@ def _with_experts(pipeline: Pipeline, experts: str | Experts | None, board: str)
     return replace(pipeline, passes=replace(pipeline.passes, experts=plan))
 
 
+def _boards(boards: int | str | Sequence[BoardName], whole: bool) -> tuple[int | None, Sequence[BoardName] | None]:
+    """The number of boards, None for the fewest, and their names, None if these are not given. Raises `ScheduleError`
+    for what is neither a number, nor "auto", nor names, and `WrongBoards`."""
+    if boards == 1 and not isinstance(boards, bool):
+        return 1, None
+    if not whole:
+        raise ScheduleError("boards: a model in pieces runs on one board; with whole=False leave out boards")
+    if boards == "auto":
+        return None, None
+    if isinstance(boards, int) and not isinstance(boards, bool) and boards > 1:
+        return boards, None
+    if isinstance(boards, int | str) or not boards:
+        raise ScheduleError(f'boards={boards!r}: a number of boards, "auto", or the names of the boards')
+    check_boards(boards, len(boards))
+    return len(boards), tuple(boards)
+
+
 def _built(build: Callable[[Traced], T], traced: Traced) -> T:
     """Compile a traced module. The error for what the machine cannot run also tells of products that are not there."""
     try:
@@ -167,7 +187,27 @@ def compile(
     verify: str = ...,
     whole: Literal[True] = ...,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
+    boards: Literal[1] = ...,
 ) -> Compiled: ...
+@overload
+def compile(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...] | dict[str, Any],
+    *,
+    board: str = ...,
+    overlay: str = ...,
+    schedule: str | os.PathLike[str] | Schedule | Best = ...,
+    budget_s: float = ...,
+    lengths: Sequence[int] | None = ...,
+    dynamic_shapes: None = ...,
+    passes: Passes | None = ...,
+    checksums: bool = ...,
+    experts: str | Experts | None = ...,
+    verify: str = ...,
+    whole: Literal[True] = ...,
+    smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
+    boards: int | str | Sequence[BoardName],
+) -> Compiled | CompiledStages: ...
 @overload
 def compile(
     model: nn.Module,
@@ -201,6 +241,7 @@ def compile(
     experts: str | Experts | None = ...,
     verify: str = ...,
     whole: bool = ...,
+    boards: int | str | Sequence[BoardName] = ...,
 ) -> Family: ...
 @overload
 def compile(
@@ -219,7 +260,8 @@ def compile(
     verify: str = ...,
     whole: bool = ...,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
-) -> Compiled | CompiledPieces | Family: ...
+    boards: int | str | Sequence[BoardName] = ...,
+) -> Compiled | CompiledPieces | CompiledStages | Family: ...
 def compile(
     model: nn.Module | ExportedProgram | str | os.PathLike[str],
     example_inputs: tuple[Any, ...] | dict[str, Any] | None = None,
@@ -236,7 +278,8 @@ def compile(
     verify: str = "first",
     whole: bool = True,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = None,
-) -> Compiled | CompiledPieces | Family:
+    boards: int | str | Sequence[BoardName] = 1,
+) -> Compiled | CompiledPieces | CompiledStages | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
     model: a module, or a program of torch.export, or the file of one (.pt2); its dynamic dimensions become
@@ -264,6 +307,10 @@ def compile(
     cut, the machine runs the pieces that it can, and PyTorch the rest; a `Fallback` warning says why. The result is
     then a `CompiledPieces`, and has no lengths.
 
+    boards: how many boards the layers are cut for (docs/many-boards.md), "auto" for the fewest that hold the model, or
+    the names of the boards. Each stage is on a board of its own; with a number, each is on a `board`. The result is
+    then a `CompiledStages`, unless there is one stage.
+
     smooth: with an overlay that computes in integers, calls for factors of SmoothQuant (docs/xnn8.md); like
     `example_inputs`, and of their shapes.
 
@@ -273,7 +320,8 @@ def compile(
     Raises `MissingError` without PyTorch; `UnsupportedError`, with operator and module path, for what the machine
     cannot run, and for results that would depend on rows beyond `lengths` or on the padding of `dynamic_shapes`;
     `TensorError` for inputs that do not fit; `ScheduleError` for a schedule that does not exist or does not fit the
-    model; `ProgramError` for an unknown overlay; and `BoardError` if the board cannot be used.
+    model; `ProgramError` for an unknown overlay; `RoomError`, an `UnsupportedError`, if the boards cannot hold the
+    model; `WrongBoards` for a board that is named twice; and `BoardError` if a board cannot be used.
     """
     require_torch("compiling a model")
     model, example_inputs = _opened(model, example_inputs)
@@ -288,8 +336,11 @@ def compile(
             "lengths are of one program, and whole=False may make several of a model: a model that runs as a whole "
             "takes lengths without whole=False, and one in pieces takes sizes as rsn.Length, with dynamic_shapes"
         )
+    count, names = _boards(boards, whole)
+    if names is not None and len(names) == 1:
+        raise ScheduleError("boards: for one board, give board")
     usual = pipelines.Pipeline.named(
-        overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths, smooth=smooth
+        overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths, smooth=smooth, boards=count
     )
     usual = _with_experts(usual, experts, board)
     example, module = _kept(_examples(example_inputs)), capture.module_of(model)
@@ -326,8 +377,14 @@ def compile(
         if written and dynamic_shapes is not None:
             raise UnsupportedError(f"the model writes to its arguments ({written}), which dynamic_shapes would pad")
 
-    def program(example: tuple[Any, ...] | dict[str, Any], pipeline: Pipeline) -> Compiled | CompiledPieces:
+    chosen: list[tuple[int, ...]] = []
+    """Where the first program is cut: all programs of a family are, so that they share the weights of each board."""
+
+    def program(
+        example: tuple[Any, ...] | dict[str, Any], pipeline: Pipeline
+    ) -> Compiled | CompiledPieces | CompiledStages:
         seen = followed.look()
+        pipeline = replace(pipeline, cuts=next(iter(chosen), None))
         recipe = Recipe(followed, example, pipeline, getattr(followed.original, "config", None), pool)
         shared = SharedBank.of(followed.original.parameters(), board, overlay)
         # The programs of a family are in float32; its borders are its own, and so is the verification of its calls.
@@ -342,14 +399,26 @@ def compile(
                 warnings.warn(f"a part of this model runs in PyTorch: {reasons}", fallback.Fallback, stacklevel=3)
                 return made
             check(found.host.interface)
-            built = _built(recipe.build, found)  # schedule, lower, pack
+            stages = None
+            if count == 1:
+                built = _built(recipe.build, found)  # schedule, lower, pack
+            else:
+                stages = _built(partial(BuiltStages.of, recipe), found)
+                built = stages.built[0]
+                chosen[:] = [stages.cuts]
         if found.told:
             warnings.warn(found.told, stacklevel=3)
+        if stages is not None and len(stages.built) > 1:
+            n = len(stages.built)
+            banks = [
+                SharedBank.of(followed.original.parameters(), f"{board}, stage {k} of {n}", overlay) for k in range(n)
+            ]
+            return CompiledStages(stages, names or [board] * n, recipe, seen, own[0], banks, own[1])
         return Compiled(found, built, board, recipe, seen, own[0], shared, own[1])
 
     if dynamic_shapes is None:
         return program(example, usual)
-    return Family(
+    family = Family(
         followed,
         example,
         dynamic_shapes,
@@ -357,3 +426,6 @@ def compile(
         borders,
         verification,
     )
+    if count != 1:
+        family.program(*(dim.sizes[-1] for dim in family.dims))
+    return family

@@ -124,9 +124,9 @@ def test_a_program_takes_over(change: Callable[[Block], None]) -> None:
         change(model)
         assert float((model(x) - before).abs().max()) > 1e-2  # or the test would say nothing
         close(compiled(x), model(x))
-        runner, program = compiled._runner, compiled.program
+        runner, program = compiled._on_board.runner, compiled.program
         close(compiled(x), model(x))
-        assert compiled._runner is runner
+        assert compiled._on_board.runner is runner
         assert compiled.program is program
 
 

@@ -13,7 +13,7 @@ from ...rsnlib.key_spans import RowsOfCaches
 from ..boards import Board
 from ..model.file import Saved, SavedProgram, read
 from ..model.hosted import HostedProgram
-from ..model.loaded import typed
+from ..model.stage_calls import typed
 from ..runner import Runner
 from ..tokenizers import tokenizer_of
 from .slots import PromptProgram, Slots

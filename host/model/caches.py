@@ -23,12 +23,13 @@ class Caches:
     board's states are copies of them. A call brings a copy of each cache whose tensor is another one than in the call
     before, or was written to since: by a prompt, by the user, or because the last call failed.
 
-    host: the host part of the model. program: the one on the board.
+    host: the host part of the model. program: the one on the board, of the whole network or of a stage.
     """
 
     def __init__(self, host: HostPart, program: Program) -> None:
         self._host = host
         self._buffers = {b.name: b for b in program.with_role(Role.STATE)}
+        self._rings = {name: kind for name, kind in host.rings.items() if name in self._buffers}
         self._held: dict[str, tuple[weakref.ref[torch.Tensor], tuple[int, int]]] = {}
         self._turns: dict[int, int] = {}
         """Rows that caches of a kind have taken since they were brought."""
@@ -44,13 +45,14 @@ class Caches:
             raise TensorError("two caches share their memory; the machine keeps a copy of each")
         held, self._held = self._held, {}
         brought = {}
-        for name, (node, _) in self._host.states.items():
+        for name in self._buffers:
+            node, _ = self._host.states[name]
             tensor: torch.Tensor = environment[node]
             known = held.get(name)
             if known is None or known[0]() is not tensor or known[1] != _state(tensor):
                 brought[name] = self._stored(name, environment)
         rows: dict[str, int] = {}
-        for kind in dict.fromkeys(self._host.rings.values()):
+        for kind in dict.fromkeys(self._rings.values()):
             rows |= self._turned(kind, environment, spans, brought)
         return brought, rows
 
@@ -63,7 +65,7 @@ class Caches:
         new row replaces the oldest one. Otherwise their order matters, and they are brought again, with their rows
         moved up.
         """
-        names = [name for name, of in self._host.rings.items() if of == kind]
+        names = [name for name, of in self._rings.items() if of == kind]
         count = self._host.seq_of(names[0])
         own = None if spans is None else spans.others.get(kind) if kind else spans
         starts = None if own is None else own.starts
@@ -85,7 +87,8 @@ class Caches:
     def keep(self, environment: dict[Node, Any]) -> None:
         """Note, after a call that succeeded, that the board's states equal the host's tensors. environment: the values
         of that call, by node of the graph. Tensors of inference mode are not noted: each call brings them."""
-        for name, (node, _) in self._host.states.items():
+        for name in self._buffers:
+            node, _ = self._host.states[name]
             tensor = environment[node]
             state = _state(tensor)
             if state is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ...assembler import container
 from ...base.deferred import deferred
 from ...base.durations import duration
-from ...base.errors import BoardError, RsnError, TensorError, UnsupportedError
+from ...base.errors import RsnError, TensorError, UnsupportedError
 from ...hw.sim.explain import Explanation, explain, seconds_of, windows
 from ...hw.sim.machine import Machine, Run, launch_seconds
 from ...isa.program import Program, Role
@@ -23,13 +23,13 @@ from ...rsnlib.summary import Modelled
 from ...scheduler.bounds import bounds
 from ...scheduler.build import Built
 from ...scheduler.schedule import Schedule
-from ..runner import Runner
 from ..tensors import save_tensors
 from .compare import Compared, ComparedModel, compare, show
 from .experts import PatchedExperts
 from .file import ModelVariant, SavedProgram, write
 from .following import FollowingModule, Recipe
 from .hosted import HostedProgram
+from .on_board import OnBoard
 from .shared_bank import SharedBank
 
 if TYPE_CHECKING:
@@ -71,15 +71,11 @@ class Compiled(FollowingModule):
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest call's run; None before the first call."""
         super().__init__(recipe, seen, borders, verification)
-        self._traced, self._built, self._board = self._kept(traced), built, board
+        self._traced, self._built = self._kept(traced), built
         self.visible: Visible | None = None
         """The rows that the masks of the latest call showed; None without masks."""
         self._simulated: Machine | None = None
-        self._shared, self._is_closed = shared, False
-        self._joined = 0 if shared is None else shared.changes
-        self._placed: Built | None = None
-        """The program on the board; None if the board must be opened."""
-        self._runner: Runner
+        self._on_board = OnBoard(board, shared, self._turn)
         self._hosted: HostedProgram
         if board != "sim":  # the first call opens the simulator, which anyone can use at any time
             self._open()
@@ -112,7 +108,7 @@ class Compiled(FollowingModule):
 
     @property
     def _verified(self) -> Built | None:
-        return self._placed
+        return self._on_board.placed
 
     @property
     def shown_rows(self) -> list[Visible]:
@@ -138,37 +134,19 @@ class Compiled(FollowingModule):
         graph = recipe.followed.graphs.get(self) if change == change.NUMBERS else None
         traced = recipe.trace_again(graph)
         built = recipe.rebuild(self._built, traced)
-        if self._shared is not None:
-            self._shared.changed(self._joined)
+        self._on_board.changed()
         self._traced, self._built, self._simulated = self._kept(traced), built, None
 
     def _open(self) -> None:
-        """Open the board for the program, unless it is open. In the bank of weights the program takes the places that
-        it shares with the other programs of the model. Raises `BoardError` after `close`, and as `Runner`."""
-        if self._is_closed:
-            raise BoardError("this runner is closed")
-        placed = self._built
-        if self._shared is not None:
-            self._joined = self._shared.changes
-            placed = self._shared.place(self, self._built)
-        if placed is self._placed:
-            return
-        self.release()
-        self._runner = Runner(placed.program, weights=placed.weights, board=self._board)
-        self._hosted = HostedProgram(self._traced.host, self._runner)
-        self._placed = placed
+        before = self._on_board.placed
+        self._on_board.open(self._built)
+        if self._on_board.placed is not before:
+            self._hosted = HostedProgram(self._traced.host, self._on_board.runner)
 
-    def release(self) -> None:
-        """Release the board until the next call, unless a call is taking place in another thread. The next call opens
-        the board again."""
-        if not self._turn.acquire(blocking=False):
-            return
-        try:
-            if self._placed is not None:
-                self._runner.close()
-            self._placed = None
-        finally:
-            self._turn.release()
+    def forget(self) -> None:
+        """In a forked child: as for `FollowingModule`."""
+        super().forget()
+        self._on_board.turn = self._turn
 
     def _kept(self, traced: Traced) -> Traced:
         """Return the trace without the function that traces its graph again. That function holds the model's weights,
@@ -346,7 +324,7 @@ class Compiled(FollowingModule):
         program alone. in_bank: as for `saved`. Raises as that."""
         with self._turn:
             program = self.saved(in_bank=in_bank)
-            verified = None if self._verification is None else self._verification.when(self._placed)
+            verified = None if self._verification is None else self._verification.when(self._on_board.placed)
             return ModelVariant(sizes, (program,), None, verified)
 
     def saved(self, *, in_bank: bool = False) -> SavedProgram:
@@ -357,15 +335,13 @@ class Compiled(FollowingModule):
             built = self._now()
             if in_bank:
                 self._open()
-                assert self._placed is not None
-                built = self._placed
+                assert self._on_board.placed is not None
+                built = self._on_board.placed
             return SavedProgram(built.program, built.weights, self._traced.host)
 
     def close(self) -> None:
         """Release the board for good: a call raises `BoardError` from then on."""
-        self._is_closed = True
-        if self._placed is not None:
-            self._runner.close()
+        self._on_board.close()
 
 
 def modelled_layers(program: Program, network: LayerGraph, machine: Machine | None = None) -> Modelled:

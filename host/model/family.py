@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...rsnlib.precision import Borders
     from ...rsnlib.verification import Verification
     from .compiled import Compiled
+    from .compiled_stages import CompiledStages
     from .pieces import CompiledPieces
 else:
     padding_check = deferred("rsn.rsnlib.padding_check")
@@ -41,7 +42,7 @@ REMEMBERED = 8
 """How many programs of a model are kept; the one that was used longest ago is dropped first."""
 
 
-Make = Callable[[dict[str, Any], Callable[["ExportedProgram"], None]], "Compiled | CompiledPieces"]
+Make = Callable[[dict[str, Any], Callable[["ExportedProgram"], None]], "Compiled | CompiledPieces | CompiledStages"]
 
 
 class Family(CompiledModule):
@@ -69,10 +70,10 @@ class Family(CompiledModule):
         """Kept alive for programs that are compiled later."""
         self._arguments = Arguments(inspect.signature(self._model.forward), example_inputs, shapes)
         self._make = make
-        self._made: OrderedDict[tuple[int, ...], Compiled | CompiledPieces] = OrderedDict()
+        self._made: OrderedDict[tuple[int, ...], Compiled | CompiledPieces | CompiledStages] = OrderedDict()
         self._lock = threading.RLock()
         """One call at a time, as on a board."""
-        self._latest: Compiled | CompiledPieces | None = None
+        self._latest: Compiled | CompiledPieces | CompiledStages | None = None
         self._filling = padding_check.Filling(followed.module, self._arguments)
         forget_in_children(self)
 
@@ -117,14 +118,14 @@ class Family(CompiledModule):
             self._seen = seen
         return seen
 
-    def program(self, *sizes: int) -> Compiled | CompiledPieces:
+    def program(self, *sizes: int) -> Compiled | CompiledPieces | CompiledStages:
         """Return the program for these sizes, in the order of `dims`; compile it if it is not there. sizes: one of
         those listed for each dimension. Raises what `rsn.compile` raises."""
         with self._lock:
             self._follow()
             return self._program(sizes)
 
-    def _program(self, sizes: tuple[int, ...]) -> Compiled | CompiledPieces:
+    def _program(self, sizes: tuple[int, ...]) -> Compiled | CompiledPieces | CompiledStages:
         with self._lock:
             if sizes not in self._made:
                 example = self._arguments.example_of(sizes)
@@ -147,7 +148,7 @@ class Family(CompiledModule):
         return product(*(d.sizes for d in self._arguments.dims))
 
     @property
-    def programs(self) -> dict[tuple[int, ...], Compiled | CompiledPieces]:
+    def programs(self) -> dict[tuple[int, ...], Compiled | CompiledPieces | CompiledStages]:
         """The programs compiled so far and not dropped again (the latest 8 are kept), by their sizes in the order of
         `dims`."""
         with self._lock:

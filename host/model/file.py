@@ -29,7 +29,7 @@ from ...base.errors import ContainerError, MissingError, RsnError, require_torch
 from ...base.files import check_target, replacing
 from ...base.json_values import Json, as_bool, as_dict, as_index, as_int, as_ints, as_list, as_str
 from ...base.version import __version__
-from ...isa.program import Program, Role, only_weights
+from ...isa.program import Buffer, Program, Role, only_weights
 from ...rsnlib.call_padding import CallPadding, Cut, Factor, Sizes
 from ...rsnlib.shapes import Arguments, Batch, Dim, Length
 from ..tensors import Images, check_dtype, checksum
@@ -55,6 +55,8 @@ CHECKSUM = "rsn.model.blake2b"
 FORMAT = 3
 IN_PIECES = 4
 """The format of a file with a model in pieces, which readers of `FORMAT` alone do not know."""
+IN_STAGES = 5
+"""The format of a file with a model in stages, which other readers do not know."""
 KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
 
 
@@ -71,9 +73,9 @@ class SavedProgram:
 @dataclass(frozen=True, eq=False)
 class ModelVariant:
     """A model for one choice of sizes. sizes: one for each dimension that calls choose, () if there are none. split:
-    its pieces; None for a whole model. programs: of the whole model, which is one, or of each piece in order, None
-    for one that PyTorch runs. verified: when a call was compared with the model in PyTorch last, in UTC; None if none
-    was."""
+    its pieces; None for a whole model. programs: of the whole model, which is one, or one for each stage, which have
+    the same host part; or of each piece in order, None for one that PyTorch runs. verified: when a call was compared
+    with the model in PyTorch last, in UTC; None if none was."""
 
     sizes: Sizes
     programs: tuple[SavedProgram | None, ...]
@@ -82,8 +84,13 @@ class ModelVariant:
 
     @property
     def on_machine(self) -> dict[int, SavedProgram]:
-        """The programs, by the number of the piece, which is 0 for a whole model."""
+        """The programs, by the number of the stage or piece, which is 0 for a whole model."""
         return {i: program for i, program in enumerate(self.programs) if program is not None}
+
+    @property
+    def stages(self) -> int:
+        """The number of its stages, each on a board of its own; 1 for a model that one board runs."""
+        return len(self.programs) if self.split is None else 1
 
     @property
     def interface(self) -> Interface:
@@ -115,6 +122,11 @@ class Saved:
     version: str
     decoder: SavedText | None = None
     encoder: SavedText | None = None
+
+    @property
+    def stages(self) -> int:
+        """The number of stages, each on a board of its own, of all its programs; 1 for a model that one board runs."""
+        return self.parts[0].stages
 
 
 class _Tensors:
@@ -170,8 +182,9 @@ def write(
     check_target(target)
     tensors = _Tensors()
     described = [_part(part, tensors, writes=decoder is not None) for part in parts]
-    is_in_pieces = any("split" in part for part in described)
-    description: dict[str, Json] = {"format": IN_PIECES if is_in_pieces else FORMAT, "version": __version__}
+    kinds = {"split": IN_PIECES, "stages": IN_STAGES}
+    formats = (number for kind, number in kinds.items() if any(kind in part for part in described))
+    description: dict[str, Json] = {"format": next(formats, FORMAT), "version": __version__}
     description["parts"] = described
     description["buckets"] = None if padding is None else _padding(padding)
     description["borders"] = None if borders is None else asdict(borders)
@@ -196,13 +209,22 @@ def _part(part: ModelVariant, tensors: _Tensors, *, writes: bool) -> dict[str, J
         "verified": None if part.verified is None else part.verified.isoformat(),
     }
     if part.split is None:
-        return made | _program(part.on_machine[0], tensors, writes=writes)
-    programs = [None if program is None else _program(program, tensors) for program in part.programs]
+        stages = [_program(program, tensors) for program in part.on_machine.values()]
+        host = {"host": _host(part.on_machine[0].host, tensors, writes=writes)}
+        return made | host | (stages[0] if len(stages) == 1 else {"stages": stages})
+    programs = [
+        None if program is None else _program(program, tensors) | {"host": _host(program.host, tensors)}
+        for program in part.programs
+    ]
     split = saved_split.encode(part.split, programs, lambda x: tensors.keep("constant", x))
     return made | {"programs": programs, "split": split}
 
 
-def _program(part: SavedProgram, tensors: _Tensors, *, writes: bool = False) -> dict[str, Json]:
+def _host(host: HostPart, tensors: _Tensors, *, writes: bool = False) -> Json:
+    return saved_host.encode(host, lambda x: tensors.keep("constant", x), writes=writes)
+
+
+def _program(part: SavedProgram, tensors: _Tensors) -> dict[str, Json]:
     program, images = part.program, {}
     for bank in program.overlay.banks:
         buffers = program.in_bank(bank)
@@ -216,7 +238,6 @@ def _program(part: SavedProgram, tensors: _Tensors, *, writes: bool = False) -> 
         "program": tensors.keep_array("program", _bytes(container.dumps(program))),
         "banks": images,
         "weights": {name: tensors.keep_array("weight", np.array(part.weights[name], np.float32)) for name in others},
-        "host": saved_host.encode(part.host, lambda x: tensors.keep("constant", x), writes=writes),
     }
 
 
@@ -239,16 +260,17 @@ def _cut(cut: Cut | None) -> Json:
     return None if cut is None else [[[f.size, f.dim, f.offset, f.every] for f in axis] for axis in cut.axes]
 
 
-def read(path: str | os.PathLike[str]) -> Saved:
+def read(path: str | os.PathLike[str], stage: int | None = None) -> Saved:
     """Read a model file.
 
     Weights are mapped, not copied: they are read from the file when they are used, and processes that load the same
-    file share them. Raises `ContainerError`, naming the file, if it is cut short, altered, not a model, or of another
+    file share them. stage: number of the only stage that will be used: the weights of others are not read, nor are
+    they checked. Raises `ContainerError`, naming the file, if it is cut short, altered, not a model, or of another
     format; `MissingError` without PyTorch.
     """
     require_torch("loading a model")
     try:
-        description, tensors = _opened(path)
+        description, tensors = _opened(path, stage)
         return _saved(description, tensors)
     except FileNotFoundError:
         raise ContainerError(f"{path}: no such file") from None
@@ -263,8 +285,9 @@ def read(path: str | os.PathLike[str]) -> Saved:
         raise ContainerError(f"{path}: not a model that rsn can read: {type(e).__name__}: {message}") from e
 
 
-def _opened(path: str | os.PathLike[str]) -> tuple[Json, Mapping[str, torch.Tensor]]:
-    """Return the description and the tensors of a file. Tensors are mapped; all checksums are verified."""
+def _opened(path: str | os.PathLike[str], stage: int | None) -> tuple[Json, Mapping[str, torch.Tensor]]:
+    """Return the description and the tensors of a file. Tensors are mapped; checksums are verified, but for weights of
+    which only other stages than `stage` take any."""
     if Path(path).is_dir():
         raise ContainerError(f"this is a folder; a model is one file ({SUFFIX})")
     try:
@@ -278,20 +301,33 @@ def _opened(path: str | os.PathLike[str]) -> tuple[Json, Mapping[str, torch.Tens
             if metadata.get(CHECKSUM) != checksum(metadata[DESCRIPTION].encode()):
                 raise ContainerError("the checksum of its description differs: the file is damaged; copy it again")
             description = as_dict(json.loads(metadata[DESCRIPTION]))
-            if description["format"] not in (FORMAT, IN_PIECES):
+            if description["format"] not in (FORMAT, IN_PIECES, IN_STAGES):
                 written = f"has format {description['format']}, written by rsn {description['version']}"
-                raise ContainerError(
-                    f"{written}; rsn {__version__} reads formats {FORMAT} and {IN_PIECES}: save the model again"
-                )
+                known = f"{FORMAT}, {IN_PIECES} and {IN_STAGES}"
+                raise ContainerError(f"{written}; rsn {__version__} reads formats {known}: save the model again")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as e:
         raise ContainerError(f"not a safetensors file, as a model is ({e}); rsn compile and save make models") from e
-    checksums = as_dict(description["checksums"])
+    checksums, foreign = as_dict(description["checksums"]), _of_others(description, stage)
     with ThreadPoolExecutor() as pool:
-        for (name, _), found in zip(tensors.items(), pool.map(_checksum, tensors.values()), strict=True):
+        own = {name: x for name, x in tensors.items() if name not in foreign}
+        for name, found in zip(own, pool.map(_checksum, own.values()), strict=True):
             if checksums[name] != found:
                 raise ContainerError(f"the checksum of {name} differs: the file is damaged; copy it again")
     return description, tensors
+
+
+def _of_others(description: Json, stage: int | None) -> set[str]:
+    """The names of the tensors that other stages take, but not this one: weights, and unless it is the first or last
+    stage the constants of the host part. None: none, all stages are used."""
+    others, own = set[str](), set[str]()
+    for part in as_list(description["parts"]) if stage is not None else []:
+        stages = as_list(part.get("stages", []))
+        for number, program in enumerate(stages):
+            (own if number == stage else others).update((*program["banks"].values(), *program["weights"].values()))
+        if stage not in (0, len(stages) - 1):
+            others.update(name for name in as_dict(description["checksums"]) if name.startswith("constant/"))
+    return others - own
 
 
 def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
@@ -299,15 +335,16 @@ def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
     parts = tuple(_of_part(part, tensors, arrays) for part in as_list(description["parts"]))
     if not parts:
         raise ValueError("the description has no program")
-    placed = [None if "split" in part else (part["banks"], part["weights"]) for part in description["parts"]]
+    placed = [
+        None if "split" in part else [(program["banks"], program["weights"]) for program in part.get("stages", [part])]
+        for part in description["parts"]
+    ]
+    if len({part.stages for part in parts}) > 1:
+        raise ValueError("its programs have different numbers of stages")
     same = tuple(
         i
         if placed[i] is None
-        else next(
-            j
-            for j, other in enumerate(parts)
-            if placed[j] == placed[i] and _ends(other.on_machine[0].program) == _ends(part.on_machine[0].program)
-        )
+        else next(j for j, other in enumerate(parts) if placed[j] == placed[i] and _ends(other) == _ends(part))
         for i, part in enumerate(parts)
     )
     padding = None if description["buckets"] is None else _of_padding(description["buckets"], parts)
@@ -330,9 +367,10 @@ def _of_text(described: Json, tensors: Mapping[str, torch.Tensor]) -> SavedText:
     return SavedText(as_dict(described["settings"]), files)
 
 
-def _ends(program: Program) -> list[tuple[Any, ...]]:
+def _ends(part: ModelVariant) -> list[tuple[Any, ...]]:
     """Return what programs of one network have in common: inputs and outputs, except their number of rows."""
-    ends = [b for b in program.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
+    buffers = [b for program in part.on_machine.values() for b in program.program.buffers]
+    ends = [b for b in buffers if b.role in (Role.INPUT, Role.OUTPUT)]
     return sorted((b.name, b.role.value, (b.view or b.shape)[-1:], b.scale, b.shift) for b in ends)
 
 
@@ -341,9 +379,13 @@ def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mappi
     verified = None if when is None else datetime.fromisoformat(as_str(when))
     sizes = as_ints(described["sizes"])
     if "split" not in described:
-        return ModelVariant(sizes, (_of_program(described, tensors, arrays),), None, verified)
+        host = saved_host.decode(described["host"], tensors.__getitem__)
+        stages = as_list(described.get("stages", [described]))
+        made = tuple(_of_program(stage, host, tensors, arrays) for stage in stages)
+        _check_ends([x.program for x in made], host)
+        return ModelVariant(sizes, made, None, verified)
     programs = tuple(
-        None if program is None else _of_program(program, tensors, arrays) for program in as_list(described["programs"])
+        None if program is None else _of_piece(program, tensors, arrays) for program in as_list(described["programs"])
     )
     hosts = [None if program is None else program.host for program in programs]
     split = saved_split.decode(described["split"], hosts, tensors.__getitem__)
@@ -352,7 +394,16 @@ def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mappi
     return ModelVariant(sizes, programs, split, verified)
 
 
-def _of_program(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> SavedProgram:
+def _of_piece(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> SavedProgram:
+    host = saved_host.decode(described["host"], tensors.__getitem__)
+    made = _of_program(described, host, tensors, arrays)
+    _check_ends([made.program], host)
+    return made
+
+
+def _of_program(
+    described: Json, host: HostPart, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]
+) -> SavedProgram:
     program = container.loads(tensors[described["program"]].numpy().tobytes(), described["program"])
     images = {bank: arrays[name] for bank, name in as_dict(described["banks"]).items()}
     for bank, image in images.items():
@@ -362,21 +413,35 @@ def _of_program(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Ma
     for name, array in (*images.items(), *others.items()):
         check_dtype(name, array)
     weights = Images(images, program.with_role(Role.WEIGHT), others, program.overlay.address_unit)
-    host = saved_host.decode(described["host"], tensors.__getitem__)
-    _check_ends(program, host)
     return SavedProgram(program, weights, host)
 
 
-def _check_ends(program: Program, host: HostPart) -> None:
-    """Raise `ValueError` unless the host part computes the program's inputs and uses its outputs."""
-    inputs = {b.name: b.view for b in program.with_role(Role.INPUT)}
-    outputs = {b.name: b.view for b in program.with_role(Role.OUTPUT)}
-    states = {b.name: b.view for b in program.with_role(Role.STATE)}
+def _check_ends(programs: Sequence[Program], host: HostPart) -> None:
+    """Raise `ValueError` unless the host part computes the inputs of a network's stages that no stage before gives, and
+    uses the outputs that no later stage takes."""
 
-    def view(name: str, columns: int, seq: int | None = None) -> tuple[int, ...]:
-        rows = host.seq_of(name) if seq is None else seq
-        known = (inputs | outputs).get(name)  # the rows of all sequences may lie together
-        return (host.batch * rows, columns) if known and len(known) == 2 else (host.batch, rows, columns)
+    def items(buffer: Buffer) -> tuple[int, ...] | None:
+        view = buffer.view  # the rows of all sequences may lie together
+        is_flat = view is not None and len(view) == 2 and view[0] % host.batch == 0
+        return (host.batch, view[0] // host.batch, view[1]) if view and is_flat else view
+
+    inputs: dict[str, tuple[int, ...] | None] = {}
+    outputs: dict[str, tuple[int, ...] | None] = {}
+    passed = set[str]()
+    for program in programs:
+        for b in program.with_role(Role.INPUT):
+            if (outputs if b.name in outputs else inputs).setdefault(b.name, items(b)) != items(b):
+                raise ValueError(f"its stages take and give {b.name} in different sizes")
+            passed |= {b.name} & outputs.keys()
+        made = {b.name: items(b) for b in program.with_role(Role.OUTPUT)}
+        if made.keys() & (outputs.keys() | inputs.keys()):
+            raise ValueError(f"several stages give {sorted(made.keys() & (outputs.keys() | inputs.keys()))}")
+        outputs |= made
+    outputs = {name: view for name, view in outputs.items() if name in host.columns or name not in passed}
+    states = {b.name: b.view for program in programs for b in program.with_role(Role.STATE)}
+
+    def view(name: str, columns: int, seq: int | None = None) -> tuple[int, ...] | None:
+        return (host.batch, host.seq_of(name) if seq is None else seq, columns)
 
     given = {
         name: view(name, int(np.prod(of.shape)) // (host.batch * host.seq_of(name)))
@@ -394,7 +459,7 @@ def _check_ends(program: Program, host: HostPart) -> None:
         )
     taking = {kind or "" for kind in (*host.rows_taken.values(), *host.rings.values())}
     rows = {f"row{kind}[{b}]" for kind in taking for b in range(host.batch)}
-    parameters = {p.name for p in program.parameters}
+    parameters = {p.name for program in programs for p in program.parameters}
     if rows != {name for name in parameters if name.startswith("row")} or bool(parameters - rows) != bool(host.masks):
         raise ValueError("of the program and the host part, only one has masks or caches")
 

@@ -1,11 +1,14 @@
-"""A program on a board with what PyTorch computes before and after it: one call of a module."""
+"""A program on a board with what PyTorch computes before and after it: one call of a module. Or the programs of its
+stages, each on a board of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import StateLost
-from ...isa.program import Program
+from ...hw.sim.machine import joined
+from ...isa.program import Array, Program, Role
 from ..runner import Runner
 from .caches import Caches
 
@@ -16,19 +19,36 @@ if TYPE_CHECKING:
     from ...rsnlib.verification import Visible
 
 
-class HostedProgram:
-    """Calls of a program with its host part. Not for several threads at once.
+def stage_inputs(program: Program, known: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the inputs of a program, each in the view of its buffer, in which rows of sequences may lie together.
+    known: inputs and outputs of the network and what goes between its stages, float32, by name."""
+    buffers = program.with_role(Role.INPUT)
+    return {b.name: known[b.name].reshape(b.view or known[b.name].shape) for b in buffers}
 
-    host: the host part. runner: runs the program, which is its only one, on a board; the caller closes it. The board
-    keeps the caches that calls write to, as `Caches` says.
+
+def stage_parameters(programs: Sequence[Program], named: Mapping[str, int]) -> list[dict[str, int]]:
+    """Return the run-time parameters of each stage, by name. named: those of the whole network. One that no program has
+    stays with the first, which refuses it, unless it is 0: constant masks without padding before their rows are no
+    reason for a parameter."""
+    known = [{p.name for p in program.parameters} for program in programs]
+    given = [{name: value for name, value in named.items() if name in own} for own in known]
+    given[0] |= {name: value for name, value in named.items() if value and not any(name in own for own in known)}
+    return given
+
+
+class HostedProgram:
+    """Calls of a network with its host part. Not for several threads at once.
+
+    host: the host part. runners: each runs the only program of a stage, in order, on a board; the caller closes them.
+    The boards keep the caches that calls write to, as `Caches` says.
     """
 
-    def __init__(self, host: HostPart, runner: Runner) -> None:
-        self._host, self._runner = host, runner
-        self._program: Program = runner.program
-        self._caches = Caches(host, self._program)
+    def __init__(self, host: HostPart, *runners: Runner) -> None:
+        self._host, self._runners = host, runners
+        self._programs = [runner.program for runner in runners]
+        self._caches = [Caches(host, program) for program in self._programs]
         self.last_run: Run | None = None
-        """Time, traffic and utilization of the latest call's run; None before the first call."""
+        """Time, traffic and utilization of the latest call's runs, one behind the other; None before the first call."""
         self.visible: Visible | None = None
         """The rows that the masks of the latest call showed; None without masks."""
 
@@ -36,25 +56,26 @@ class HostedProgram:
         """Run the host part before the machine, the machine, and the host part behind it. args, kwargs: of the module,
         by position and by name. rows: the rows of caches that new ones become, as for `Compiled.step`; None for those
         that the module says. Returns the module's result. Raises as `HostPart` and `Runner.run`."""
-        host, program = self._host, self._program
-        inputs, spans, state = host.prologue(*args, **kwargs)
+        host = self._host
+        known, spans, state = host.prologue(*args, **kwargs)
         self.visible = host.visible(spans)
         if rows is not None:
             spans = host.at_rows(spans, rows)
-        known = {p.name for p in program.parameters}
-        parameters = {} if spans is None else spans.parameters()
-        # Constant masks without padding before their rows are no reason for a parameter.
-        parameters = {name: value for name, value in parameters.items() if value or name in known}
-        # In the view of a buffer the rows of sequences may lie together.
-        inputs = {name: x.reshape(program.buffer(name).view or x.shape) for name, x in inputs.items()}
-        try:
-            brought, turned = self._caches.missing(state, spans)
-            result = self._runner.run(inputs | brought, parameters | turned)
-        except StateLost:  # the board was opened again: it takes all caches anew
-            brought, turned = self._caches.missing(state, spans)
-            result = self._runner.run(inputs | brought, parameters | turned)
-        self.last_run = result.run
-        outputs = {name: x.reshape(host.batch, host.seq_of(name), -1) for name, x in result.outputs.items()}
+        parameters = stage_parameters(self._programs, {} if spans is None else spans.parameters())
+        runs = []
+        for runner, caches, named in zip(self._runners, self._caches, parameters, strict=True):
+            inputs = stage_inputs(runner.program, known)
+            try:
+                brought, turned = caches.missing(state, spans)
+                result = runner.run(inputs | brought, named | turned)
+            except StateLost:  # the board was opened again: it takes all caches anew
+                brought, turned = caches.missing(state, spans)
+                result = runner.run(inputs | brought, named | turned)
+            runs.append(result.run)
+            known |= result.outputs
+        self.last_run = joined(runs)
+        outputs = {name: known[name].reshape(host.batch, host.seq_of(name), -1) for name in host.columns}
         returned = host.epilogue(outputs, state, rows)
-        self._caches.keep(state)
+        for caches in self._caches:
+            caches.keep(state)
         return returned

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
-from inspect import Signature
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...base.deferred import deferred
-from ...base.errors import ContainerError, RsnError, TensorError, UnsupportedError
+from ...base.errors import ContainerError, UnsupportedError, WrongBoards
 from ...hw.sim.machine import Run, joined
 from ...isa.program import Program
-from ...rsnlib.call_padding import Fitted
-from ...rsnlib.shapes import Batch, Dim
-from ..boards import Board
+from ...rsnlib.shapes import Dim
+from ..boards.several import BoardName, check_boards
 from ..forks import forget_in_children
 from ..runner import Runner
 from ..serving import ALONE, Serving
 from ..serving.arguments import Argument
-from ..serving.family import SlotProgram
 from ..serving.server import MachineRequest, QueuedCall, Server
 from ..text_settings import TextSettings
 from ..tokenizers import tokenizer_of
 from .file import ModelVariant, Saved, SavedProgram, read
 from .module import BoardModule
+from .stage_calls import SavedCalls, typed
 
 if TYPE_CHECKING:
     import torch
@@ -44,30 +38,39 @@ else:
 def load(
     path: str | os.PathLike[str],
     *,
-    board: str | Callable[[], Board] = "sim",
+    board: BoardName = "sim",
+    boards: Sequence[BoardName] | None = None,
     xclbin: str | os.PathLike[str] | None = None,
 ) -> Loaded:
     """Load a model that `save(path)` wrote; it can then be called or served.
 
-    board: the name of a board, or a function that opens one. xclbin: path of the bitstream for a real board. PyTorch is
+    board: the name of a board, or a function that opens one. boards: one for each stage of a model in stages
+    (docs/many-boards.md), in order. xclbin: path of the bitstream for a real board. PyTorch is
     needed for the host part; the model's code and `transformers` are not. Weights stay in the file until they are used.
 
-    Raises `ContainerError`, naming the file, if it is cut short, altered, or of another format; `MissingError` without
+    Raises `ContainerError`, naming the file, if it is cut short, altered, or of another format; `BoardError` for
+    another number of boards than stages, and for a board that is named twice; `MissingError` without
     PyTorch. Nothing in the file is executed: it names PyTorch operators, and classes of results, which are looked up
     only in modules that the process has already imported and in `transformers`.
     """
     saved = read(path)
     if saved.decoder is not None:
         raise ContainerError(f"{path}: a decoder, for rsn serve --generate or rsn.host.generation.load")
-    return Loaded(saved, board, xclbin)
+    try:
+        check_boards([board] if boards is None else boards, saved.stages)
+    except WrongBoards as e:
+        raise WrongBoards(f"{path}: {e}") from None
+    return Loaded(saved, [board] if boards is None else boards, xclbin)
 
 
 class Loaded(BoardModule):
     """A model from a file. Call it as the model; it returns what the model returns, of the model's class if that can be
     imported, else of a class with the same fields. Any thread may call it. The first call opens the board."""
 
-    def __init__(self, saved: Saved, board: str | Callable[[], Board], xclbin: str | os.PathLike[str] | None) -> None:
-        self._saved, self._board, self._xclbin = saved, board, xclbin
+    def __init__(self, saved: Saved, boards: Sequence[BoardName], xclbin: str | os.PathLike[str] | None) -> None:
+        """boards: one for each stage."""
+        self._saved, self._boards, self._xclbin = saved, tuple(boards), xclbin
+        self._calls = SavedCalls(saved)
         self._parts = {part.sizes: i for i, part in enumerate(saved.parts)}
         self._opened: dict[Hashable, Runner] | None = None
         self._turn = threading.Lock()
@@ -140,7 +143,7 @@ class Loaded(BoardModule):
     @property
     def dims(self) -> tuple[Dim, ...]:
         """The dimensions whose sizes calls choose, such as the batch; empty for a model of one size."""
-        return () if self._saved.padding is None else self._saved.padding.arguments.dims
+        return self._calls.dims
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -194,7 +197,7 @@ class Loaded(BoardModule):
 
     def _open(self, serving: Serving, metrics: Metrics | None, name: str) -> dict[Hashable, Runner]:
         """Open a runner for each group of programs with the same weights, in the order in which calls need them."""
-        groups: dict[Hashable, list[SavedProgram]] = {}
+        groups: dict[tuple[int, int], list[SavedProgram]] = {}
         for number, part in enumerate(self._saved.parts):
             for piece, program in part.on_machine.items():
                 groups.setdefault(self._group(number, piece), []).append(program)
@@ -204,7 +207,7 @@ class Loaded(BoardModule):
                 opened[group] = Runner(
                     [program.program for program in members],
                     weights=members[0].weights,
-                    board=self._board,
+                    board=self._boards[group[1] if self._saved.stages > 1 else 0],
                     xclbin=self._xclbin,
                     serving=serving,
                     metrics=metrics,
@@ -216,9 +219,9 @@ class Loaded(BoardModule):
             raise
         return opened
 
-    def _group(self, number: int, piece: int) -> Hashable:
-        """The group of a program. number: of the part of the file. Pieces have groups of their own: programs with the
-        same weights, or none, may compute different things."""
+    def _group(self, number: int, piece: int) -> tuple[int, int]:
+        """The group of a program. number: of the part of the file. piece: or the stage. Pieces have groups of their
+        own: programs with the same weights, or none, may compute different things."""
         return self._saved.same[number], piece
 
     def _asked_by_name(self, inputs: Mapping[str, Any]) -> QueuedCall:
@@ -233,23 +236,19 @@ class Loaded(BoardModule):
 
         is_widened: arguments that the model takes in half precision are already float32.
         """
-        padding, borders = self._saved.padding, self._saved.borders
-        if borders is not None and not is_widened:
-            args, kwargs = borders.widened(self._signature, args, kwargs)
-        call = Fitted(kwargs, (), ()) if padding is None else padding.fit(args, kwargs)
-        number = self._parts[call.taken]
+        fitted, args, kwargs = self._calls.fitted(args, kwargs, is_widened)
+        number = self._parts[fitted.taken]
         part = self._saved.parts[number]
-        given = args if padding is None else (), dict(call.given)
-        # The network's other sequences are padding, copies of the last one. They need not run if requests may have
-        # fewer sequences than a program.
-        n = None if self._batch is None else call.asked[self._batch]
         if part.split is None:
-            result = yield from _one_program(part.on_machine[0].host, self._group(number, 0), n, *given)
-        else:
-            result = yield from self._pieces(number, part, *given)
+            call = self._calls.begun(fitted, args, kwargs)
+            for stage in part.on_machine:
+                inputs, named = self._calls.request(call)
+                result = yield MachineRequest(self._group(number, stage), inputs, named)
+                call = self._calls.after(call, result.outputs)
+            return self._calls.end(call)
+        result = yield from self._pieces(number, part, args, kwargs)
         with typed():
-            result = result if padding is None else padding.cut(result, call)
-            return result if borders is None else borders.narrowed(result)
+            return self._calls.finished(result, fitted)
 
     def _pieces(self, number: int, part: ModelVariant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QueuedCall:
         """A call of a model in pieces. number: of its part of the file."""
@@ -260,61 +259,20 @@ class Loaded(BoardModule):
                 piece, taken = next(calls)
             while True:
                 group = self._group(number, piece)
-                gives = yield from _one_program(part.on_machine[piece].host, group, None, taken, {})
+                gives = yield from _one_program(part.on_machine[piece].host, group, taken)
                 with typed():
                     piece, taken = calls.send(gives)
         except StopIteration as end:
             return end.value
 
-    @property
-    def _signature(self) -> Signature:
-        padding = self._saved.padding
-        return self._saved.parts[0].interface.signature if padding is None else padding.arguments.signature
 
-    @cached_property
-    def _batch(self) -> int | None:
-        """The index in `dims` of the number of sequences of a request to the machine. None if each request has as many
-        as its program: unless the batch of each program is the network's own, programs have several batch sizes, and
-        each sequence of a program has a slot."""
-        batches = [i for i, dim in enumerate(self.dims) if isinstance(dim, Batch)]
-        if len(batches) != 1:
-            return None
-        (i,) = batches
-        parts = self._saved.parts
-        if any(part.split is not None for part in parts):
-            return None  # what lies between the pieces has the sizes of the programs
-        programs = [part.on_machine[0] for part in parts]
-        own = all(program.host.batch == part.sizes[i] for program, part in zip(programs, parts, strict=True))
-        several = len({part.sizes[i] for part in parts}) > 1
-        return i if own and several and all(SlotProgram.of(program.program).slots for program in programs) else None
-
-
-def _one_program(
-    host: HostPart, group: Hashable, sequences: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> QueuedCall:
-    """A call of one program. sequences: that it asks for; None for those of the program."""
+def _one_program(host: HostPart, group: Hashable, args: tuple[Any, ...]) -> QueuedCall:
+    """A call of the program of a piece, with the values that it takes."""
     with typed():
-        inputs, spans, state = host.prologue(*args, **kwargs)
-    n = host.batch if sequences is None else sequences
-    named = {} if spans is None else spans.parameters(n)
-    result = yield MachineRequest(group, {name: x[:n] for name, x in inputs.items()}, named)
-    # Sequences that were filled in are copies of the last, and so is what the machine would make of them.
-    outputs = {name: np.concatenate([y, np.repeat(y[-1:], host.batch - n, 0)]) for name, y in result.outputs.items()}
+        inputs, spans, state = host.prologue(*args)
+    result = yield MachineRequest(group, inputs, {} if spans is None else spans.parameters())
     with typed():
-        return host.epilogue(outputs, state)
-
-
-@contextmanager
-def typed() -> Iterator[None]:
-    """Context in which a host part runs. Raises `TensorError` for what PyTorch refuses, such as a token id beyond its
-    embedding table."""
-    try:
-        yield
-    except RsnError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        message = str(e).strip().partition("\n")[0]
-        raise TensorError(f"the host part (PyTorch) cannot run with these arguments: {message}") from e
+        return host.epilogue(result.outputs, state)
 
 
 def _argument(name: str, x: torch.Tensor, dims: Mapping[int, str]) -> Argument:

@@ -372,12 +372,12 @@ def test_prompts_and_steps_share_the_weights_of_a_board() -> None:
     with Decoder(made("Llama"), slots=2, capacity=40) as decoder:
         decoder.prefill(0, [1] * 20)
         compiled = [decoder._step, *decoder._prompts.values()]
-        programs = [x._runner.program for x in compiled]
+        programs = [x._on_board.runner.program for x in compiled]
         banks = [tuple(b for b in program.buffers if b.bank == "lpddr") for program in programs]
         assert len(programs) == 3
         assert banks[0] == banks[1] == banks[2]
         assert programs[0].bank_size("lpddr") < 1.2 * decoder._step.program.bank_size("lpddr")
-        held = [x._runner._boards._boards[0]._memories.banks["lpddr"] for x in compiled]  # type: ignore[attr-defined]
+        held = [x._on_board.runner._boards._boards[0]._memories.banks["lpddr"] for x in compiled]  # type: ignore[attr-defined]
         assert held[0] is held[1] is held[2]
 
 

@@ -54,7 +54,7 @@ def layers(seed: int, count: int = 4) -> list[nn.Linear]:
 
 def bank(compiled: Any) -> Any:
     """The memory of a simulated board that has a model's weights."""
-    (board,) = compiled._runner._boards._boards.values()
+    (board,) = compiled._on_board.runner._boards._boards.values()
     return board._memories.banks["lpddr"]
 
 

@@ -1,0 +1,210 @@
+"""`rsn.compile(..., boards=N)`: a model whose layers are cut into stages, each of which runs on a board of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...base.errors import UnsupportedError
+from ...hw.sim.machine import Run
+from ...isa.program import Program
+from ...rsnlib.summary import Modelled
+from ...scheduler.build import Built
+from ...scheduler.stages import stages
+from ..boards.several import BoardName, check_boards
+from .compiled import modelled_layers
+from .file import ModelVariant, SavedProgram, write
+from .following import FollowingModule, Recipe
+from .hosted import HostedProgram
+from .on_board import OnBoard
+from .shared_bank import SharedBank
+from .stage_figures import StageFigures, stage_figures, stage_table
+
+if TYPE_CHECKING:
+    from ...rsnlib.capture import Interface
+    from ...rsnlib.changes import Change
+    from ...rsnlib.key_spans import RowsOfCaches
+    from ...rsnlib.partition import Traced
+    from ...rsnlib.precision import Borders
+    from ...rsnlib.verification import Verification, VerifiedCall, Visible
+    from ...scheduler.graph import LayerGraph
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltStages:
+    """A traced module that is cut into stages. traced: its host part computes what no stage does. cuts: as for
+    `scheduler.stages.stages`. networks, built: of the stages, in order."""
+
+    traced: Traced
+    cuts: tuple[int, ...]
+    networks: tuple[LayerGraph, ...]
+    built: tuple[Built, ...]
+
+    @classmethod
+    def of(cls, recipe: Recipe, traced: Traced, before: BuiltStages | None = None) -> BuiltStages:
+        """Cut a traced module, and build its stages. before: those of the model before a change, whose schedules are
+        kept if they are cut at the same places. Raises as `Pipeline.cut` and `Recipe.build`."""
+        traced, cuts = recipe.pipeline.cut(traced)
+        networks = stages(traced.network, cuts)
+        parts = [replace(traced, network=network) for network in networks]
+        if before is not None and before.cuts == cuts:
+            built = tuple(recipe.rebuild(old, part) for old, part in zip(before.built, parts, strict=True))
+        else:
+            built = tuple(recipe.build(part) for part in parts)
+        return cls(replace(traced, again=None), cuts, networks, built)
+
+    @property
+    def figures(self) -> list[StageFigures]:
+        """What each stage takes. Raises as `stage_figures`."""
+        return stage_figures([built.program for built in self.built], self.traced.host.columns)
+
+    def explain(self) -> str:
+        """Return a table of the stages, and one of the modules, as text."""
+        times = [
+            modelled_layers(built.program, network) for built, network in zip(self.built, self.networks, strict=True)
+        ]
+        layers = {name: seconds for one in times for name, seconds in one.layers.items()}
+        segments = {name: seconds for one in times for name, seconds in one.segments.items()}
+        modelled = Modelled(sum(one.latency_s for one in times), layers, segments)
+        modules = [f"{network.layers[0].place} to {network.layers[-1].place}" for network in self.networks]
+        return "\n".join([*stage_table(self.figures, modules), "", self.traced.explain(modelled)])
+
+
+class CompiledStages(FollowingModule):
+    """A module whose layers are cut into stages, each on a board of its own. Results are those of one board.
+
+    boards: where the stages run, one for each. recipe, seen, borders, verification: as for `FollowingModule`. shared:
+    the weights of the programs of each stage, which its board holds once.
+    """
+
+    def __init__(
+        self,
+        stages: BuiltStages,
+        boards: Sequence[BoardName],
+        recipe: Recipe,
+        seen: int,
+        borders: Borders | None = None,
+        shared: Sequence[SharedBank] | None = None,
+        verification: Verification | None = None,
+    ) -> None:
+        super().__init__(recipe, seen, borders, verification)
+        check_boards(boards, len(stages.built))
+        self._recipe: Recipe
+        self._stages = stages
+        banks = [None] * len(boards) if shared is None else shared
+        self._on_boards = [OnBoard(board, bank, self._turn) for board, bank in zip(boards, banks, strict=True)]
+        self._hosted: HostedProgram
+        self._placed: tuple[Built | None, ...] = ()
+        self.last_run: Run | None = None
+        """Time, traffic and utilization of the latest call's runs, one behind the other, without what links take; None
+        before the first call."""
+        self.visible: Visible | None = None
+        """The rows that the masks of the latest call showed; None without masks."""
+
+    def step(self, rows: RowsOfCaches, *args: Any, **kwargs: Any) -> Any:
+        """As `Compiled.step`."""
+        return self.call_with(None, args, kwargs, rows)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowsOfCaches | None) -> Any:
+        returned = self._hosted.call(args, kwargs, rows)
+        self.last_run, self.visible = self._hosted.last_run, self._hosted.visible
+        return returned
+
+    def _begun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> VerifiedCall | None:
+        # Sequences of stated lengths are not verified: PyTorch has no such calls of the module.
+        return None if self._stages.traced.host.lengths else super()._begun(args, kwargs)
+
+    def _take_over(self, change: Change) -> None:
+        traced = self._recipe.trace()
+        stages = BuiltStages.of(self._recipe, traced, self._stages)
+        if len(stages.built) != len(self._on_boards):
+            raise UnsupportedError(f"the changed model needs {len(stages.built)} boards: compile it again")
+        for on_board in self._on_boards:
+            on_board.changed()
+        self._stages = stages
+
+    def _open(self) -> None:
+        for on_board, built in zip(self._on_boards, self._stages.built, strict=True):
+            on_board.open(built)
+        placed = tuple(on_board.placed for on_board in self._on_boards)
+        if placed != self._placed:
+            self._hosted = HostedProgram(self._stages.traced.host, *(x.runner for x in self._on_boards))
+            self._placed = placed
+
+    @property
+    def _interface(self) -> Interface:
+        return self._stages.traced.host.interface
+
+    @property
+    def _made(self) -> BuiltStages:
+        return self._stages
+
+    @property
+    def stages(self) -> BuiltStages:
+        """The stages of the model, compiled again if it has changed; raises as `at`."""
+        with self._turn:
+            self._follow()
+            return self._stages
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The programs of the stages, in order; raises as `at`."""
+        return tuple(built.program for built in self.stages.built)
+
+    @property
+    def depth(self) -> int:
+        """About how many layers of a transformer the network has (`LayerGraph.depth`)."""
+        return self._stages.traced.network.depth
+
+    @property
+    def shown_rows(self) -> list[Visible]:
+        """The rows that the masks of the latest call showed: none, or one."""
+        return [] if self.visible is None else [self.visible]
+
+    def explain(self) -> str:
+        """Return a table of the stages, with bytes, modelled time and traffic of each, and one of the modules, as text.
+        Raises as `at`."""
+        return self.stages.explain()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a file (`.rsnmodel`) for `rsn.load`: the programs and weights of all stages, and the part
+        that PyTorch runs. Raises as `Compiled.save`."""
+        with self._turn:
+            self._follow()
+            write(path, [self.part()], None, self._borders)
+
+    def part(self, sizes: tuple[int, ...] = (), *, in_bank: bool = False) -> ModelVariant:
+        """Return this model as a part of a model file. sizes: those that it is for, in a shape family; () for a model
+        alone. in_bank: with the weights where all programs of a stage have them. Raises as `at`, and `BoardError` if
+        boards have to be opened for that."""
+        with self._turn:
+            self._follow()
+            built: Sequence[Built | None] = self._stages.built
+            if in_bank:
+                self._open()
+                built = self._placed
+            verified = None if self._verification is None else self._verification.when(self._verified)
+            host = self._stages.traced.host
+            saved = tuple(SavedProgram(x.program, x.weights, host) for x in built if x is not None)
+            return ModelVariant(sizes, saved, None, verified)
+
+    def forget(self) -> None:
+        """In a forked child: as for `FollowingModule`."""
+        super().forget()
+        for on_board in self._on_boards:
+            on_board.turn = self._turn
+
+    def close(self) -> None:
+        """Release the boards for good: a call raises `BoardError` from then on."""
+        for on_board in self._on_boards:
+            on_board.close()
+
+    def __repr__(self) -> str:
+        network, programs = self._stages.traced.network, [built.program for built in self._stages.built]
+        names = ", ".join(dict.fromkeys(program.overlay.name for program in programs))
+        return (
+            f"<rsn.CompiledStages: {len(network.layers)} segments, {network.size}, "
+            f"in {len(programs)} stages on {names}>"
+        )

@@ -1,0 +1,211 @@
+"""Calls of a model from a file: what the host computes before and after its programs, and what goes from one program to
+the next, which may be on another board or in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...base.errors import RsnError, TensorError
+from ...isa.layout import Array
+from ...isa.program import Program, Role
+from ...rsnlib.call_padding import Fitted, Sizes
+from ...rsnlib.shapes import Batch, Dim
+from ..serving.family import SlotProgram
+from .file import Saved
+from .hosted import stage_inputs, stage_parameters
+
+if TYPE_CHECKING:
+    from inspect import Signature
+
+    from torch.fx import Node
+
+    from ...rsnlib.host_part import HostPart
+
+
+@dataclass(frozen=True, eq=False)
+class StageCall:
+    """A call of a model between two of its stages. It can be pickled, so that the next stage may be anywhere.
+
+    stage: number of the stage that is next. taken: the sizes of its program. asked: the sizes of the call. sequences:
+    that run, of those of the program. tensors: the activations and inputs that later stages read, and outputs, float32
+    (sequences, rows, columns), or as programs without slots have them, by name. parameters: run-time parameters by
+    name. values: what the host needs behind the last stage, by the name of its node.
+    """
+
+    stage: int
+    taken: Sizes
+    asked: Sizes
+    sequences: int
+    tensors: Mapping[str, Array]
+    parameters: Mapping[str, int]
+    values: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its tensors."""
+        return sum(x.nbytes for x in (*self.tensors.values(), *self.values.values()) if hasattr(x, "nbytes"))
+
+
+@dataclass(frozen=True)
+class _StageEnds:
+    """What a stage's program takes: names of inputs; whether its sequences have slots. later: what later stages and the
+    host read."""
+
+    program: Program
+    takes: tuple[str, ...]
+    later: Set[str]
+    has_slots: bool
+
+
+class SavedCalls:
+    """The host's part of calls of a model from a file, which is no model in pieces. saved: the file's content."""
+
+    def __init__(self, saved: Saved) -> None:
+        self._saved = saved
+        self._parts = {part.sizes: part for part in saved.parts}
+        self._known: dict[Sizes, list[_StageEnds]] = {}
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """The dimensions whose sizes calls choose, such as the batch; empty for a model of one size."""
+        return () if self._saved.padding is None else self._saved.padding.arguments.dims
+
+    @property
+    def signature(self) -> Signature:
+        """That of the model's call."""
+        padding = self._saved.padding
+        return self._saved.parts[0].interface.signature if padding is None else padding.arguments.signature
+
+    @cached_property
+    def batch(self) -> int | None:
+        """The index in `dims` of the number of sequences of a request to the machine. None if each request has as many
+        as its program: unless the batch of each program is the network's own, programs have several batch sizes, and
+        each sequence of a program has a slot."""
+        batches = [i for i, dim in enumerate(self.dims) if isinstance(dim, Batch)]
+        if len(batches) != 1:
+            return None
+        (i,) = batches
+        parts = self._saved.parts
+        if any(part.split is not None for part in parts):
+            return None  # what lies between the pieces has the sizes of the programs
+        own = all(part.on_machine[0].host.batch == part.sizes[i] for part in parts)
+        several = len({part.sizes[i] for part in parts}) > 1
+        programs = [program for part in parts for program in part.on_machine.values()]
+        return i if own and several and all(SlotProgram.of(program.program).slots for program in programs) else None
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> StageCall:
+        """Compute the host's part before the first stage. args, kwargs: the model's arguments, by position and by name.
+        is_widened: those that the model takes in half precision are float32 already. Raises `TensorError` for arguments
+        that do not fit."""
+        return self.begun(*self.fitted(args, kwargs, is_widened))
+
+    def begun(self, fitted: Fitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StageCall:
+        """As `begin`, from what `fitted` returns."""
+        host = self._parts[fitted.taken].on_machine[0].host
+        with typed():
+            inputs, spans, state = host.prologue(*args, **kwargs)
+        # The network's other sequences are padding, copies of the last one. They need not run if requests may have
+        # fewer sequences than a program.
+        n = host.batch if self.batch is None else fitted.asked[self.batch]
+        return StageCall(
+            0,
+            fitted.taken,
+            fitted.asked,
+            n,
+            {name: x[:n] for name, x in inputs.items()},
+            {} if spans is None else spans.parameters(n),
+            {node.name: value for node, value in state.items() if node not in host.constants},
+        )
+
+    def fitted(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False
+    ) -> tuple[Fitted, tuple[Any, ...], dict[str, Any]]:
+        """Return the sizes of a call, and its arguments in float32, padded to those of a program. The others, and what
+        is raised: as for `begin`."""
+        padding, borders = self._saved.padding, self._saved.borders
+        if borders is not None and not is_widened:
+            args, kwargs = borders.widened(self.signature, args, kwargs)
+        if padding is None:
+            return Fitted({}, (), ()), args, kwargs
+        fitted = padding.fit(args, kwargs)
+        return fitted, (), dict(fitted.given)
+
+    def request(self, call: StageCall) -> tuple[dict[str, Array], dict[str, int]]:
+        """Return the inputs and parameters of the next stage of a call, as `Runner.run` takes them. Raises
+        `TensorError` for a call without an input."""
+        ends = self._ends(call.taken)[call.stage]
+        missing = next((name for name in ends.takes if name not in call.tensors), None)
+        if missing is not None:
+            raise TensorError(f"stage {call.stage}: {missing} is missing in the call")
+        if ends.has_slots:
+            inputs = {name: call.tensors[name] for name in ends.takes}
+        else:
+            inputs = stage_inputs(ends.program, call.tensors)
+        programs = [x.program for x in self._ends(call.taken)]
+        return inputs, stage_parameters(programs, call.parameters)[call.stage]
+
+    def after(self, call: StageCall, outputs: Mapping[str, Array]) -> StageCall:
+        """Return a call behind its next stage. outputs: of that. What no later stage and not the host reads is
+        dropped."""
+        later = self._ends(call.taken)[call.stage].later
+        kept = {name: x for name, x in (*call.tensors.items(), *outputs.items()) if name in later}
+        return replace(call, stage=call.stage + 1, tensors=kept)
+
+    def end(self, call: StageCall) -> Any:
+        """Compute the host's part behind the last stage. Returns the model's result. Raises `TensorError` for a call
+        that lacks an output."""
+        part = self._parts[call.taken]
+        host, n = part.on_machine[0].host, call.sequences
+        outputs: dict[str, Array] = {}
+        for name in host.columns.keys() & call.tensors.keys():
+            y = call.tensors[name]
+            # Sequences that were filled in are copies of the last, and so is what the machine would make of them.
+            y = np.concatenate([y, np.repeat(y[-1:], host.batch - n, 0)]) if n < host.batch else y
+            outputs[name] = y.reshape(host.batch, host.seq_of(name), -1)
+        with typed():
+            result = host.epilogue(outputs, self._state(host, call))
+            return self.finished(result, Fitted({}, call.taken, call.asked))
+
+    def finished(self, result: Any, fitted: Fitted) -> Any:
+        """Return the result of a program, cut to the sizes of its call, in the data types of the model."""
+        padding, borders = self._saved.padding, self._saved.borders
+        result = result if padding is None else padding.cut(result, fitted)
+        return result if borders is None else borders.narrowed(result)
+
+    def _ends(self, sizes: Sizes) -> list[_StageEnds]:
+        """What the stages of the programs for some sizes take, and what is needed behind them."""
+        if sizes not in self._known:
+            stages = self._parts[sizes].on_machine
+            later = frozenset(stages[0].host.columns)
+            found = []
+            for stage in reversed(stages.values()):
+                takes = tuple(b.name for b in stage.program.with_role(Role.INPUT))
+                found.append(_StageEnds(stage.program, takes, later, bool(SlotProgram.of(stage.program).slots)))
+                later |= set(takes)
+            self._known[sizes] = found[::-1]
+        return self._known[sizes]
+
+    @staticmethod
+    def _state(host: HostPart, call: StageCall) -> dict[Node, Any]:
+        """The values that the host needs behind the last stage, and all its constants."""
+        nodes = (*host.interface.arguments, *host.before)
+        return host.constants | {node: call.values[node.name] for node in nodes if node.name in call.values}
+
+
+@contextmanager
+def typed() -> Iterator[None]:
+    """Context in which a host part runs. Raises `TensorError` for what PyTorch refuses, such as a token id beyond its
+    embedding table."""
+    try:
+        yield
+    except RsnError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        message = str(e).strip().partition("\n")[0]
+        raise TensorError(f"the host part (PyTorch) cannot run with these arguments: {message}") from e

@@ -1,0 +1,369 @@
+"""A model over several boards: where it is cut, what the stages compute, files, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import threading
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+import rsn
+from rsn.base.errors import BoardError, ContainerError, ScheduleError, TensorError, UnsupportedError, WrongBoards
+from rsn.host.boards.several import check_boards
+from rsn.host.boards.sim import SimBoard
+from rsn.host.model.compiled_stages import BuiltStages, CompiledStages
+from rsn.host.model.following import Recipe
+from rsn.host.tensors import checksum
+from rsn.rsnlib.changes import Followed
+from rsn.rsnlib.pipeline import Pipeline
+from rsn.rsnlib.stage_plan import ChainPart, fewest, least_slowest, needed
+from rsn.scheduler.memory import RoomError
+from rsn.scheduler.stages import cut_places, stages
+from rsn.tests.effort import examples
+
+
+def bert(layers: int = 2, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        intermediate_size=256,
+        vocab_size=100,
+        **changes,
+    )
+    mask = torch.ones(2, 40, dtype=torch.int64)
+    mask[1, 25:] = 0
+    return transformers.BertModel(config).eval(), {"input_ids": torch.randint(100, (2, 40)), "attention_mask": mask}
+
+
+def llama() -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=256,
+        vocab_size=100,
+        use_cache=False,
+    )
+    return transformers.LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(100, (1, 24))}
+
+
+def bart() -> tuple[nn.Module, dict[str, Any]]:
+    """An encoder whose result goes to all layers of a decoder, which has another number of rows."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        d_model=128,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=256,
+        decoder_ffn_dim=256,
+        vocab_size=100,
+        use_cache=False,
+    )
+    ids = {"input_ids": torch.randint(3, 100, (2, 40)), "decoder_input_ids": torch.randint(3, 100, (2, 20))}
+    return transformers.BartModel(config).eval(), ids
+
+
+def leaves(result: Any) -> list[torch.Tensor]:
+    return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+
+
+def same(one: Any, other: Any) -> bool:
+    pairs = list(zip(leaves(one), leaves(other), strict=True))
+    return bool(pairs) and all(torch.equal(x, y) for x, y in pairs)
+
+
+def difference(got: Any, wanted: Any) -> float:
+    """The largest deviation over the largest magnitude, of all tensors."""
+    pairs = zip(leaves(got), leaves(wanted), strict=True)
+    return max(float((x - y).abs().max() / y.abs().max()) for x, y in pairs)
+
+
+MODELS = {"bert": bert, "llama": llama, "bart": bart}
+
+
+# -- results
+
+
+@pytest.mark.parametrize(("name", "overlay", "boards"), [("bert", "xnn", 3), ("llama", "xnn2", 2), ("bart", "xnn", 4)])
+def test_stages_compute_what_one_board_does(name: str, overlay: str, boards: int) -> None:
+    model, example = MODELS[name]()
+    with (
+        rsn.compile(model, example, overlay=overlay) as whole,
+        rsn.compile(model, example, overlay=overlay, boards=boards) as cut,
+        torch.no_grad(),
+    ):
+        assert isinstance(cut, CompiledStages)
+        assert len(cut.programs) == boards
+        got = cut(**example)
+        assert same(got, whole(**example))
+        shown = example.get("attention_mask", torch.ones(1)).bool()
+        wanted, got = (x[0] if name != "llama" else x.logits for x in (model(**example), got))
+        hidden = shown if shown.ndim == 2 else torch.ones(wanted.shape[:2], dtype=torch.bool)
+        assert difference(got[hidden], wanted[hidden]) < 1e-5
+
+
+@examples(40, 2, deadline=None)
+@given(st.data())
+def test_any_cut_computes_the_same(data: st.DataObject) -> None:
+    """Also of a model that returns what its stages pass on, which is scaled for the host alone."""
+    model, example = BERT_WITH_STATES
+    pipeline = Pipeline.named("xnn")
+    places = cut_places(pipeline.trace(model, example).network)
+    cuts = tuple(sorted(data.draw(st.sets(st.sampled_from(places), min_size=1), "cuts")))
+    followed = Followed(model)
+    recipe = Recipe(followed, example, replace(pipeline, boards=len(cuts) + 1, cuts=cuts))
+    staged = BuiltStages.of(recipe, recipe.trace())
+    assert staged.cuts == cuts
+    with CompiledStages(staged, ["sim"] * len(staged.built), recipe, followed.look()) as cut:
+        assert same(cut(**example), whole_result())
+
+
+BERT_WITH_STATES = bert(output_hidden_states=True)
+
+
+@cache
+def whole_result() -> Any:
+    with rsn.compile(*BERT_WITH_STATES) as whole:
+        return whole(**BERT_WITH_STATES[1])
+
+
+def test_a_value_that_skips_stages_reaches_its_reader() -> None:
+    network = Pipeline.named("xnn").trace(*bart()).network
+    parts = stages(network, cut_places(network))
+    maker = next(i for i, part in enumerate(parts) if any(out.name == "encoder_layers_0_fc2" for out in part.outputs))
+    readers = [i for i, part in enumerate(parts) if "encoder_layers_0_fc2" in part.inputs]
+    assert maker + 1 < max(readers)
+
+
+def test_a_changed_model_is_followed() -> None:
+    model, example = bert()
+    with rsn.compile(model, example, boards=2) as cut, torch.no_grad():
+        before = cut(**example)
+        model.encoder.layer[1].output.dense.weight.mul_(0.5)
+        after = cut(**example)
+        assert not same(before, after)
+        with rsn.compile(model, example) as whole:
+            assert same(after, whole(**example))
+
+
+# -- where a model is cut
+
+SMALL = {"a": 10, "b": 7}
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[ChainPart]:
+    sizes = st.fixed_dictionaries({"a": st.integers(0, 4), "b": st.integers(0, 3)})
+    kinds = draw(st.lists(st.tuples(st.integers(1, 9), sizes, sizes), min_size=1, max_size=3))
+    numbers = draw(st.lists(st.integers(0, len(kinds) - 1), min_size=1, max_size=7))
+    return [ChainPart(*kinds[k], k, draw(st.integers(0, 12))) for k in numbers]
+
+
+@examples(3000, 150, deadline=None)
+@given(chains(), st.integers(1, 5), st.integers(0, 3))
+def test_the_cut_is_the_best_of_all(parts: list[ChainPart], boards: int, launch: int) -> None:
+    def price(cuts: tuple[int, ...]) -> tuple[float, float] | None:
+        ends = (0, *cuts, len(parts))
+        runs = [parts[a:b] for a, b in itertools.pairwise(ends)]
+        if any(size > SMALL[bank] for run in runs for bank, size in needed(run).items()):
+            return None
+        links = [run[0].link_s for run in runs[1:]]
+        return max([*links, *(launch + sum(x.seconds for x in run) for run in runs)]), sum(links)
+
+    every = itertools.combinations(range(1, len(parts)), boards - 1)
+    prices = [found for cuts in every if (found := price(cuts)) is not None]
+    cuts = least_slowest(parts, boards, SMALL, launch)
+    assert (None if cuts is None else price(cuts)) == min(prices, default=None)
+    least = next((n for n in range(1, len(parts) + 1) if least_slowest(parts, n, SMALL, launch) is not None), None)
+    assert fewest(parts, SMALL) == least
+
+
+def small_banks(lpddr: int) -> Pipeline:
+    usual = Pipeline.named("xnn")
+    return replace(usual, overlay=replace(usual.overlay, banks={**usual.overlay.banks, "lpddr": lpddr}), boards=None)
+
+
+def test_auto_takes_the_fewest_boards_that_hold_the_model() -> None:
+    pipeline = small_banks(5 << 18)  # a layer's weights are 1.1 MB, with padding
+    traced = pipeline.trace(*bert())
+    _, cuts = pipeline.cut(traced)
+    sizes = [pipeline.build(part).program.bank_size("lpddr") for part in stages(traced.network, cuts)]
+    assert len(sizes) == 2
+    assert sum(4 * size for size in sizes) > 5 << 18
+    with pytest.raises(RoomError, match=r"boards=2: the model needs .* GB in lpddr.*: at least 4 boards"):
+        replace(small_banks(3 << 18), boards=2).cut(traced)
+
+
+def test_a_layer_beyond_a_board_is_refused_by_name() -> None:
+    pipeline = small_banks(1 << 17)
+    with pytest.raises(RoomError, match="lpddr"):
+        pipeline.cut(pipeline.trace(*bert()))
+
+
+@pytest.mark.parametrize(
+    ("boards", "error", "words"),
+    [
+        (99, UnsupportedError, "boards=99: this network can be cut into .* stages at most"),
+        (0, ScheduleError, "boards=0"),
+        (True, ScheduleError, "boards=True"),
+        ("many", ScheduleError, "boards='many'"),
+        (["vck190", "vck190@xrt:0"], WrongBoards, "boards vck190 and vck190@xrt:0 are one"),
+        (["vck19", "sim"], BoardError, "no board 'vck19'"),
+        (["sim"], ScheduleError, "give board"),
+    ],
+)
+def test_wrong_boards_are_refused(boards: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        rsn.compile(*bert(), boards=boards)
+
+
+def test_boards_that_are_apart() -> None:
+    check_boards(["sim", "sim", "csim", "csim"], 4)
+    check_boards(["vck190", "vck190@xrt:1", "ssh://a", "ssh://b", "ssh://a/vck190@xrt:1"], 5)
+    check_boards(["ssh://a/sim", "ssh://a/sim"], 2)
+    for pair in (["ssh://a", "ssh://u@a:22/vck190"], ["vck190@pyxrt:1", "vck190-xnn2@xrt:1"], ["ssh://a/my.toml"] * 2):
+        with pytest.raises(WrongBoards):
+            check_boards(pair, 2)
+
+
+# -- files
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stages") / "bert.rsnmodel"
+    with rsn.compile(*bert(), boards=3) as cut:
+        cut.save(path)
+    return path
+
+
+def test_a_file_of_stages_runs_as_the_model(saved: Path) -> None:
+    model, example = bert()
+    with rsn.compile(model, example) as whole, rsn.load(saved, boards=["sim"] * 3) as loaded:
+        assert same(loaded(**example), whole(**example))
+
+
+def test_stages_of_a_file_run_apart(saved: Path) -> None:
+    """Each loaded alone, and what goes between them pickled, as between processes."""
+    model, example = bert()
+    first, middle, last = (rsn.load_stage(saved, number) for number in range(3))
+    with first, middle, last, rsn.compile(model, example) as whole:
+        assert (first.is_first, first.is_last, last.is_last) == (True, False, True)
+        assert set(middle.takes) <= set(first.gives)
+        call = pickle.loads(pickle.dumps(first(**example)))
+        assert call.size == 4 * 2 * 40 * 128
+        with pytest.raises(TensorError, match="next stage is 1 came to stage 2"):
+            last(call)
+        with pytest.raises(TensorError, match="takes what the stage before returned"):
+            middle(**example)
+        assert same(last(middle(call)), whole(**example))
+
+
+def test_a_stage_reads_only_its_own_weights(saved: Path, tmp_path: Path) -> None:
+    content = saved.read_bytes()
+    with safe_open(saved, framework="np") as file:
+        program = json.loads(file.metadata()["rsn.model"])["parts"][0]["stages"][2]
+    name = program["banks"]["lpddr"]
+    header = int.from_bytes(content[:8], "little")
+    begin, _ = json.loads(content[8 : 8 + header])[name]["data_offsets"]
+    at = 8 + header + begin
+    damaged = tmp_path / "damaged.rsnmodel"
+    damaged.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with rsn.load_stage(damaged, 0), rsn.load_stage(damaged, 1):
+        pass
+    for load in (partial(rsn.load_stage, damaged, 2), partial(rsn.load, damaged, boards=["sim"] * 3)):
+        with pytest.raises(ContainerError, match=f"checksum of {name} differs"):
+            load()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "cut into 3 stages, each for a board of its own; 1 given: name 3 boards, or compile the model for 1"),
+        ({"boards": ["sim", "sim"]}, "cut into 3 stages.*2 given"),
+        ({"boards": ["sim", "vck190", "vck190"]}, "board vck190 is given twice"),
+    ],
+)
+def test_files_for_other_boards_are_refused(saved: Path, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(WrongBoards, match=words):
+        rsn.load(saved, **given)
+
+
+def test_a_stage_that_there_is_not(saved: Path) -> None:
+    for number in (3, -1):
+        with pytest.raises(ContainerError, match=f"no stage {number}; it has 3, numbered from 0"):
+            rsn.load_stage(saved, number)
+
+
+def test_a_board_of_another_overlay_is_refused(saved: Path) -> None:
+    with pytest.raises(BoardError, match="xnn2"):
+        rsn.load_stage(saved, 1, board="vck190-xnn2@sim")
+
+
+def test_hostile_stages(saved: Path, tmp_path: Path) -> None:
+    """Stages in another order, one twice, one left out: none is loaded."""
+    with safe_open(saved, framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for order in ([1, 0, 2], [0, 1, 1], [0, 2], [], [0, 1, 2, 2]):
+        description = json.loads(metadata["rsn.model"])
+        part = description["parts"][0]
+        part["stages"] = [part["stages"][i] for i in order]
+        text = json.dumps(description)
+        path = tmp_path / "hostile.rsnmodel"
+        save_file(tensors, path, {"rsn.model": text, "rsn.model.blake2b": checksum(text.encode())})
+        with pytest.raises(ContainerError):
+            rsn.load(path, boards=["sim"] * len(order))
+
+
+# -- calls that follow each other
+
+
+class MeetingBoard(SimBoard):
+    """A simulator whose first run, in the last stage, waits until each stage before is in a run for a later call."""
+
+    def __init__(self, begun: list[threading.Semaphore], stage: int) -> None:
+        super().__init__()
+        self._begun, self._stage, self._runs = begun, stage, 0
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self._runs += 1
+        last = len(self._begun)
+        if self._stage == last and self._runs == 1:
+            assert all(begun.acquire(timeout=60) for begun in self._begun), "a stage waited for the last one"
+        elif self._stage < last and self._runs == 1 + last - self._stage:
+            self._begun[self._stage].release()
+        return super().run(*args, **kwargs)
+
+
+def test_calls_follow_each_other_through_the_stages(saved: Path) -> None:
+    model, example = bert()
+    begun = [threading.Semaphore(0) for _ in range(2)]
+    boards = [partial(MeetingBoard, begun, stage) for stage in range(3)]
+    others = [{**example, "input_ids": torch.randint(100, (2, 40))} for _ in range(2)]
+    with rsn.load(saved, boards=boards) as loaded, loaded.server() as server, rsn.compile(model, example) as whole:
+        answers = [server.submit(**inputs) for inputs in (example, *others)]
+        assert all(same(x.result(60), whole(**y)) for x, y in zip(answers, (example, *others), strict=True))
