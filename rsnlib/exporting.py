@@ -98,19 +98,21 @@ def without_extras() -> Iterator[None]:
 @contextmanager
 def unlogged() -> Iterator[None]:
     """Context that suppresses what torch logs and prints when it cannot capture a module, because the error says it.
-    Output to stderr is printed at the end if nothing fails."""
-    names = [name for name in logging.root.manager.loggerDict if name == "torch" or name.startswith("torch.")]
-    handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
-    levels = [handler.level for handler in handlers]
-    try:
-        for handler in handlers:
-            handler.setLevel(logging.CRITICAL)
-        with redirect_stderr(StringIO()) as printed:
-            yield
-        sys.stderr.write(printed.getvalue())
-    finally:
-        for handler, level in zip(handlers, levels, strict=True):
-            handler.setLevel(level)
+    Output to stderr is printed at the end if nothing fails. One thread at a time, and none that captures: stderr and
+    the levels are those of the process, and each thread puts back what it found."""
+    with compile_lock:
+        names = [name for name in logging.root.manager.loggerDict if name == "torch" or name.startswith("torch.")]
+        handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
+        levels = [handler.level for handler in handlers]
+        try:
+            for handler in handlers:
+                handler.setLevel(logging.CRITICAL)
+            with redirect_stderr(StringIO()) as printed:
+                yield
+            sys.stderr.write(printed.getvalue())
+        finally:
+            for handler, level in zip(handlers, levels, strict=True):
+                handler.setLevel(level)
 
 
 class _OwnThreadTracer(_ModuleStackTracer):
