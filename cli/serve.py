@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +25,7 @@ from ..host.own_process import call_apart
 from ..host.serving.policy import Serving
 from .options import BOARD, PATH, XCLBIN, Count, File, Options, given, option, with_options
 from .progress import working
+from .serve_replicas import Copies, described, told_boards
 
 if TYPE_CHECKING:
     from ..host.serving import completions, http, metrics, texts
@@ -34,6 +36,8 @@ else:
     completions = deferred("rsn.host.serving.completions")
     texts = deferred("rsn.host.serving.texts")
 
+COPIES = "boards", "replicas", "ray"
+"""Options of which each means that copies of the model run on many boards."""
 LONGEST_S = 24 * 3600.0
 """The longest time that an option may give, in seconds; a thread cannot wait for arbitrarily long."""
 
@@ -65,6 +69,14 @@ class ServeOptions(Options):
     host: str = option("address to listen at; 0.0.0.0 for all", default="127.0.0.1")
     port: int = option("0 for any free port", default=8000, type=click.IntRange(0, 65535))
     board: str = BOARD
+    boards: tuple[str, ...] = option(
+        "one of several boards; each copy of the model takes one for each of its stages", metavar="BOARD"
+    )
+    replicas: Count | None = option("copies of the model [default: as many as the boards are enough for]")
+    ray: str | None = option(
+        "run each stage in a process of a Ray cluster: HOST:PORT; auto for the one of this computer, or a new one; "
+        "local for a new one", metavar="ADDRESS",
+    )  # fmt: skip
     xclbin: File | None = XCLBIN
     queue: Count = option("the most requests that wait", default=256)
     max_wait: float = option(
@@ -111,8 +123,11 @@ def serve_command(model: Path, options: ServeOptions) -> None:
 
     POST / runs the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
     (docs/serving.md). A folder of a sentence encoder, or of a classifier of transformers, or a file with its tokenizer,
-    takes texts: /v1/embeddings, /v1/classify, /v1/rerank (docs/openai.md). One process, one board, no encryption:
-    for that, put a proxy before it.
+    takes texts: /v1/embeddings, /v1/classify, /v1/rerank (docs/openai.md). No encryption: for that, put a proxy before
+    it.
+
+    With --boards, --replicas or --ray, copies of MODEL run on many boards, and a request goes to one that works; SIGHUP
+    replaces MODEL by what its file has then (docs/serving.md).
 
     With --generate, MODEL is a folder of a language model, or a file that Decoder.save has written, and
     POST /v1/completions generates text (docs/generation.md).
@@ -130,17 +145,25 @@ def serve_command(model: Path, options: ServeOptions) -> None:
         registry, counters = _figures()
         limit = int(options.limit_mb * 1e6)
         server: Any
-        with working(f"opening {model} on board {board}"):
+        limits: Any = {
+            "registry": registry, "timeout_s": timeout, "limit_bytes": limit, "keys": options.api_key
+        }  # fmt: skip
+        where = f"on board {board}"
+        with working(f"opening {model} on {'many boards' if _is_copied() else f'board {board}'}"):
+            serving = Serving(queue=options.queue, max_wait_s=options.max_wait)
             if options.generate:
                 server, tokenizer, ends = _generation(model, options, counters)
             else:
-                serving = Serving(queue=options.queue, max_wait_s=options.max_wait)
                 path = _compiled(model, options, held) if model.is_dir() else model
-                server, text = _open(path, board, options.xclbin, serving, counters, _name(model))
+                if _is_copied():
+                    copies = _copies(path, options, serving)
+                    server, text = held.enter_context(copies.server(_name(model), counters)), copies.loaded.text()
+                    where, limits["replicas"] = told_boards(server), partial(described, server)
+                    if registry:
+                        registry.register(server)
+                else:
+                    server, text = _open(path, board, options.xclbin, serving, counters, _name(model))
         try:
-            limits: Any = {
-                "registry": registry, "timeout_s": timeout, "limit_bytes": limit, "keys": options.api_key
-            }  # fmt: skip
             if options.generate:
                 app = completions.application(server, tokenizer, _name(model), ends=ends, **limits)
             elif text is not None:
@@ -153,7 +176,7 @@ def serve_command(model: Path, options: ServeOptions) -> None:
             http.serve(
                 app,
                 sock,
-                ready=lambda url: click.echo(f"{click.format_filename(model)} at {url} on board {board}{figures}"),
+                ready=lambda url: click.echo(f"{click.format_filename(model)} at {url} {where}{figures}"),
                 timeout_s=timeout,
                 connections=options.connections,
             )
@@ -165,6 +188,10 @@ def _refuse_wrong_options(model: Path, options: ServeOptions) -> None:
     """Raise `UsageError` for options that do not go together."""
     if not options.api_key and "RSN_API_KEY" in os.environ:
         raise click.UsageError("RSN_API_KEY has no key; unset it to take all requests")
+    if options.boards and given("board"):
+        raise click.UsageError("--board: not with --boards")
+    if options.generate and _is_copied():
+        raise click.UsageError(f"{given(*COPIES)[0]} cannot be used with --generate")
     sizes = given("slots", "capacity", "chunk")
     if not options.generate and sizes:
         raise click.UsageError(f"{sizes[0]} needs --generate")
@@ -175,6 +202,18 @@ def _refuse_wrong_options(model: Path, options: ServeOptions) -> None:
         raise click.UsageError(f"{sizes[0]} is that of the file: only with --generate and a folder")
     for flag in given("max_wait") if options.generate else ():
         raise click.UsageError(f"{flag} cannot be used with --generate")
+
+
+def _is_copied() -> bool:
+    """Whether the model is served from many boards."""
+    return bool(given(*COPIES))
+
+
+def _copies(model: Path, options: ServeOptions, serving: Serving) -> Copies:
+    """The copies of a model. Raises `ContainerError`, `BoardError`."""
+    return Copies(
+        model, options.boards, options.board, options.replicas, options.ray, serving, options.timeout, options.xclbin
+    )
 
 
 def _figures() -> tuple[Any, Any]:

@@ -285,6 +285,16 @@ def read(path: str | os.PathLike[str], stage: int | None = None) -> Saved:
         raise ContainerError(f"{path}: not a model that rsn can read: {type(e).__name__}: {message}") from e
 
 
+def identity(path: str | os.PathLike[str]) -> str:
+    """Return what tells the content of a model file from any other: the checksum of its description, which has those of
+    its tensors. Nothing else is read. Raises `ContainerError` for a file that is no model, `OSError`."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return str((file.metadata() or {})[CHECKSUM])
+    except (KeyError, SafetensorError) as e:
+        raise ContainerError(f"{path}: not a model file") from e
+
+
 def _opened(path: str | os.PathLike[str], stage: int | None) -> tuple[Json, Mapping[str, torch.Tensor]]:
     """Return the description and the tensors of a file. Tensors are mapped; checksums are verified, but for weights of
     which only other stages than `stage` take any."""

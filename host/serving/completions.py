@@ -45,13 +45,14 @@ def application(
     timeout_s: float = TIMEOUT_S,
     limit_bytes: int = LIMIT_BYTES,
     keys: Collection[str] = (),
+    replicas: Callable[[], Any] | None = None,
 ) -> Any:
     """Return the ASGI application that answers completions and chats. It does not close `generation`.
 
     name: of the model, as requests say it. ends: tokens that end a text, beside the tokenizer's. registry: the
     Prometheus registry that /metrics shows; without one there is no such path. timeout_s: the most seconds for a body
     to arrive, and for each token to come. limit_bytes: the most bytes of a body; less if
-    the longest prompts need less. keys: as for `http.application`.
+    the longest prompts need less. keys, replicas: as for `http.application`.
     """
     own = tokenizer.eos_token_id
     vocabulary: Iterable[str] = getattr(tokenizer, "get_vocab", list)()
@@ -65,7 +66,7 @@ def application(
     core: Core[Any] = Core(
         parsed_json, lambda: generation.health, error, STATUS,
         registry=registry, timeout_s=timeout_s, limit_bytes=min(limit_bytes, forms.most_bytes),
-        keys=keys,
+        keys=keys, replicas=replicas,
     )  # fmt: skip
     service = _GenerationService(generation, tokenizer, forms, core)
     return core.application(

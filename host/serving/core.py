@@ -92,7 +92,7 @@ class Core(Generic[T]):
     field at fault, "" for none. status: codes of further errors, before those of `STATUS`. registry: the Prometheus
     registry that /metrics shows; without one there is no such path. timeout_s: the most seconds for a body to arrive,
     and to be parsed. limit_bytes: the most bytes of a body. keys: of which a request must have one; none for a server
-    that takes all requests.
+    that takes all requests. replicas: returns what /replicas tells of the copies of a model; None: no such path.
     """
 
     def __init__(
@@ -106,8 +106,9 @@ class Core(Generic[T]):
         timeout_s: float,
         limit_bytes: int,
         keys: Collection[str] = (),
+        replicas: Callable[[], Any] | None = None,
     ) -> None:
-        self.timeout_s, self._keys = timeout_s, keys
+        self.timeout_s, self._keys, self._replicas = timeout_s, keys, replicas
         self._parse, self._health, self._error, self._registry = parse, health, error, registry
         self._status, self._limit = (*status, *STATUS), limit_bytes
         self._held = 0
@@ -123,7 +124,8 @@ class Core(Generic[T]):
     # -- the application
 
     def application(self, routes: Mapping[str, tuple[str, Callable[[Any], Awaitable[Any]]]], unknown: str) -> Any:
-        """Return an ASGI application with these routes, /health, and with a registry /metrics.
+        """Return an ASGI application with these routes, /health, with a registry /metrics, and with replicas
+        /replicas.
 
         routes: by path the methods, with spaces between, and what answers; `RsnError`s that it raises are answered.
         unknown: the message for other paths.
@@ -143,6 +145,8 @@ class Core(Generic[T]):
         made.append(Route("/health", self._tell_health, methods=["GET"]))
         if self._registry is not None:
             made.append(Route("/metrics", self._tell_metrics, methods=["GET"]))
+        if self._replicas is not None:
+            made.append(Route("/replicas", self._tell_replicas, methods=["GET"]))
         app = Starlette(routes=made, exception_handlers={HTTPException: unrouted, Exception: failed})
         app.router.redirect_slashes = False
         return Door(app, self._keys, self._unread, lambda: self._ends is not None)
@@ -165,6 +169,10 @@ class Core(Generic[T]):
 
         assert self._registry is not None
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def _tell_replicas(self, request: Any) -> Any:
+        assert self._replicas is not None
+        return json_answer({"replicas": self._replicas()})
 
     # -- requests
 

@@ -81,6 +81,7 @@ def application(
     timeout_s: float = TIMEOUT_S,
     limit_bytes: int = LIMIT_BYTES,
     keys: Collection[str] = (),
+    replicas: Callable[[], Any] | None = None,
 ) -> Any:
     """Return the ASGI application of a server. It does not close the server.
 
@@ -88,14 +89,14 @@ def application(
     registry: the Prometheus registry that /metrics shows;
     without one there is no such path. timeout_s: the most seconds for a request to wait and run, and for its body to
     arrive. limit_bytes: the most bytes of a body. keys: of which each request must have one, but for
-    /health; none for a server that takes all requests. Raises `UnsupportedError` for an argument whose dtype JSON
-    cannot represent.
+    /health; none for a server that takes all requests. replicas: as for `Core`. Raises `UnsupportedError` for an
+    argument whose dtype JSON cannot represent.
     """
     binary = BinaryTensors(server.arguments) if form is None else None
     form = form or Tensors(server.arguments)
     core = Core(
         form.read, lambda: server.health, lambda status, message, field: {"error": message}, STATUS,
-        registry=registry, timeout_s=timeout_s, limit_bytes=limit_bytes, keys=keys,
+        registry=registry, timeout_s=timeout_s, limit_bytes=limit_bytes, keys=keys, replicas=replicas,
     )  # fmt: skip
     service = _ModelService(server, form, binary, core)
     return core.application(

@@ -96,15 +96,16 @@ def application(
     timeout_s: float = TIMEOUT_S,
     limit_bytes: int = LIMIT_BYTES,
     keys: Collection[str] = (),
+    replicas: Callable[[], Any] | None = None,
 ) -> Any:
     """Return the ASGI application of a model of texts. It does not close `server`.
 
-    settings: of the model. tokenizer: of transformers. registry, timeout_s, limit_bytes, keys: as for
+    settings: of the model. tokenizer: of transformers. registry, timeout_s, limit_bytes, keys, replicas: as for
     `http.application`.
     """
     core: Core[Any] = Core(
         parsed_json, lambda: server.health, error, STATUS,
-        registry=registry, timeout_s=timeout_s, limit_bytes=limit_bytes, keys=keys,
+        registry=registry, timeout_s=timeout_s, limit_bytes=limit_bytes, keys=keys, replicas=replicas,
     )  # fmt: skip
     service = _TextService(server, settings, tokenizer, core)
     if not settings.labels:

@@ -22,18 +22,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
 from rsn.host.serving import Serving
+from rsn.tests.host.fronts import Front, started
 from rsn.tests.host.rigged import Array, Flaky
 from rsn.tests.host.soak_http import Client, Tally
 from rsn.tests.programs.small_encoders import LONGEST, VOCABULARY, expected, saved, small
@@ -54,53 +51,6 @@ def serve(folder: Path, seed: int, faults: float) -> None:
     serving = Serving(queue=32, max_wait_s=0.002, backoff_s=0.002, backoff_limit_s=0.05)
     boards = [Flaky(seed + i, faults) for i in range(BOARDS)]
     run(Settings(models, boards, timeout_s=60.0, serving=serving), port=0)
-
-
-class Front:
-    """The process that is asked, which lives all the time. address: where."""
-
-    def __init__(self, address: str) -> None:
-        self.address: str | None = address
-
-    def get(self, path: str) -> tuple[int, Any]:
-        status, _, text = Client([self]).ask(0, "GET", path)
-        return status, json.loads(text)
-
-    def figures(self) -> Counter[str]:
-        """Of the replicas that live, sums by the names of the samples."""
-        status, _, text = Client([self]).ask(0, "GET", "/metrics")
-        assert status == 200
-        found: Counter[str] = Counter()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                found[sample.name] += int(sample.value)
-        return found
-
-    def processes(self) -> list[int]:
-        """Of the replicas."""
-        _, found = self.get("/replicas")
-        return [status["process"] for status in found.values()]
-
-
-@contextmanager
-def started(*command: str) -> Iterator[tuple[Popen[str], str]]:
-    """A process that serves, when it does, and its address."""
-    with Popen([sys.executable, "-m", *command], stdout=PIPE, stderr=DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            # Ray writes to standard output too
-            line = next((line for line in process.stdout if " at http://" in line), "")
-            assert line, f"it ended with {process.wait()}"
-            threading.Thread(target=process.stdout.read, daemon=True).start()
-            yield process, line.split(" at http://")[1].split()[0]
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(60)
-                except BaseException:
-                    process.kill()
-                    raise
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,12 @@ from rsn.host.serving import QueueFull, RequestTimeout, State  # noqa: E402
 from rsn.programs import serve_ray  # noqa: E402
 from rsn.programs.serve_ray import Replica, Replicas, ReplicatedModel, Settings, front  # noqa: E402
 from rsn.tests.effort import cases, in_full  # noqa: E402
+from rsn.tests.host.fronts import Front, started  # noqa: E402
 from rsn.tests.host.rigged import Gate, Rig  # noqa: E402
 from rsn.tests.host.soak_http import Client  # noqa: E402
 from rsn.tests.host.test_http import answered, call  # noqa: E402
 from rsn.tests.programs.small_encoders import LONGEST, expected, saved, small  # noqa: E402
-from rsn.tests.programs.soak_ray import MODELS, Front, soak, started  # noqa: E402
+from rsn.tests.programs.soak_ray import MODELS, soak  # noqa: E402
 
 pytestmark = pytest.mark.long
 

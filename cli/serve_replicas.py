@@ -1,0 +1,184 @@
+"""`rsn serve --boards, --replicas, --ray`: copies of a model over many boards."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..base.deferred import deferred
+from ..base.errors import BoardError, RsnError, TensorError
+from ..host.boards.named import find_board
+from ..host.model.file import identity
+from ..host.model.loaded import Loaded, load
+from ..host.replicas.files import WholeModel
+from ..host.replicas.pipeline import BoardPipeline, LocalPipeline
+from ..host.replicas.replicated import ReplicatedServer
+from ..host.replicas.stage import StageSource, said_dead
+from ..host.serving.policy import Serving
+
+if TYPE_CHECKING:
+    from ..host.replicas import on_ray
+    from ..host.serving.metrics import Metrics
+else:
+    on_ray = deferred("rsn.host.replicas.on_ray")
+
+
+class Copies:
+    """A model that is served from many boards.
+
+    model: path of its file. boards: all of them; none: `board` as often as there are stages. count: copies of the
+    model; None for as many as the boards are enough for. ray: address of a Ray cluster, as for `on_ray.cluster`; None
+    for threads of this process. serving: how requests queue. timeout_s: the most seconds of a request. xclbin: as for
+    `rsn.load`. Raises `ContainerError` for a file that is no model, and `BoardError` for too few boards, for a board
+    that is named twice, and for a name that means none.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        boards: Sequence[str],
+        board: str,
+        count: int | None,
+        ray: str | None,
+        serving: Serving,
+        timeout_s: float,
+        xclbin: str | None,
+    ) -> None:
+        # absolute: actors may have another working directory
+        self._path, self._ray, self._xclbin = str(model.resolve()), ray, xclbin
+        self._serving, self._timeout_s = serving, timeout_s
+        self._sources, self.loaded = self._read()
+        stages = len(self._sources)
+        self._boards = tuple(boards) or (board,) * (stages * (count or 1))
+        self.count = len(self._boards) // stages if count is None else count
+        if not 0 < self.count * stages <= len(self._boards):
+            of = f"{self.count or 1} x {stages} stages, each on a board of its own"
+            raise BoardError(f"{model}: {of}, need {(self.count or 1) * stages} boards; {len(self._boards)} given")
+        # a cluster that runs already may have such a device in each of its computers
+        check_devices(self._boards, are_elsewhere=ray not in (None, "local"))
+
+    def _read(self) -> tuple[list[StageSource], Loaded]:
+        """Read the file: where its stages come from, and the model without a board."""
+        own, loaded = identity(self._path), load(self._path, xclbin=self._xclbin)
+        stage = Serving(queue=self._serving.queue, max_wait_s=self._serving.max_wait_s, give_up_s=0.0)
+        return [WholeModel(self._path, own, stage, self._xclbin)], loaded
+
+    @contextmanager
+    def server(self, name: str, metrics: Metrics | None) -> Iterator[ReplicatedServer]:
+        """Start all copies, and close them at the end of a `with` block. name: of the model. metrics: where to count
+        requests. Raises `BoardError` if no copy works."""
+        with ExitStack() as held:
+            start = held.enter_context(self._starting(name))
+            stages = len(self._sources)
+            server = ReplicatedServer(
+                partial(start, self._sources),
+                self.count,
+                name=name,
+                arguments=self.loaded.arguments,
+                sizes=self.loaded.sizes,
+                # all stages have a full run before them and one behind that
+                places=2 * stages * max(self.loaded.sizes.get("batch", (1,))),
+                queue=self._serving.queue,
+                timeout_s=self._timeout_s,
+                metrics=metrics,
+            )
+            with server:
+                server.settled()
+                with _on_hangup(partial(self._renew, server, start)):
+                    yield server
+
+    @contextmanager
+    def _starting(self, name: str) -> Iterator[Callable[[Sequence[StageSource], int], BoardPipeline]]:
+        """Yield what makes the pipeline of a number."""
+        boards, stages = self._boards, len(self._sources)
+        if self._ray is None:
+            yield lambda sources, number: LocalPipeline(sources, boards, stages * number, name)
+            return
+        devices = [board for board in boards if _is_of_its_computer(board)]
+        with on_ray.cluster(self._ray, len(devices)) as nodes:
+            yield lambda sources, number: on_ray.RayPipeline(
+                sources, boards, stages * number, name, nodes[number % len(nodes)], bool(devices)
+            )
+
+    def _renew(self, server: ReplicatedServer, start: Callable[[Sequence[StageSource], int], BoardPipeline]) -> None:
+        """Read the file again, and replace all copies. Prints what becomes of it."""
+        try:
+            sources, loaded = self._read()
+            if (loaded.arguments, loaded.sizes) != (self.loaded.arguments, self.loaded.sizes):
+                raise TensorError(f"{self._path}: a model with other arguments or sizes; serve it by another process")
+            server.replace(partial(start, sources))
+        except (RsnError, OSError) as e:
+            click.echo(f"the model was not replaced: {e}", err=True)
+        else:
+            click.echo("the model was replaced", err=True)
+
+
+def check_devices(boards: Sequence[str], are_elsewhere: bool) -> None:
+    """Raise `BoardError` for a name that means no board, and for a device that is named twice. are_elsewhere: devices
+    are those of several computers, which may have one of the same name."""
+    seen = set[str]()
+    for board in boards:
+        if _is_of_its_computer(board):
+            find_board(board)
+        is_one = board.startswith("ssh:") or (_is_of_its_computer(board) and not are_elsewhere)
+        if is_one and board in seen:
+            raise BoardError(f"board {board} is given twice: each stage needs a board of its own")
+        seen.add(board)
+
+
+def _is_of_its_computer(board: str) -> bool:
+    """Whether a board is a device of the computer that opens it, of which there is one."""
+    return board not in ("sim", "csim") and not board.startswith("ssh:")
+
+
+@contextmanager
+def _on_hangup(act: Callable[[], None]) -> Iterator[None]:
+    """Call a function, in a thread, at each SIGHUP while this lasts, one call after the other."""
+    turn = threading.Lock()
+
+    def called() -> None:
+        with turn:
+            act()
+
+    def heard(number: int, frame: object) -> None:
+        threading.Thread(target=called, name="rsn-replace", daemon=True).start()
+
+    before = signal.signal(signal.SIGHUP, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def told_boards(server: ReplicatedServer) -> str:
+    """Return which boards the stages have, and which do not work, as text."""
+    reports = [report for stages in server.reports() for report in stages]
+    dead = {board: why for report in reports for board, why in report.dead.items()}
+    have = ", ".join(report.board for report in reports if report.board)
+    return "; ".join(filter(None, (f"on boards {have}", said_dead(dead))))
+
+
+def described(server: ReplicatedServer) -> list[list[dict[str, Any]]]:
+    """Return the state of each stage of each copy, in order, as JSON has it."""
+    return [
+        [
+            {
+                "board": report.board,
+                "process": report.process,
+                "node": report.node,
+                "state": report.health.state.value,
+                "error": report.health.error,
+                "dead": dict(report.dead),
+                "opening_s": round(report.opening_s, 3),
+            }
+            for report in stages
+        ]
+        for stages in server.reports()
+    ]

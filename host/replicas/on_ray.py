@@ -1,0 +1,186 @@
+"""Pipelines whose stages are actors of Ray: each has a process of its own, on any computer of a cluster.
+
+An actor gives its results to the next one itself, through Ray's object store, so that they do not pass the process that
+takes the requests. Ray starts an actor whose process or computer ended again, there or elsewhere; it then loads its
+stage and takes a board as at the first start. Needs Ray (the extra `ray`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...base.errors import BoardError, MissingError, RsnError, TensorError
+from ..serving.policy import QueueFull, RequestTimeout
+from .pipeline import PipelineLost
+from .stage import BoardName, StageDown, StageOnBoard, StageReport, StageSource
+
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError:
+    raise MissingError("boards on Ray take ray, which is not installed: pip install ray") from None
+
+log = logging.getLogger("rsn.replicas")
+
+BOARD = "rsn_board"
+"""The name of a device of a computer as a Ray resource. Computers of a cluster state how many they have: ray start
+--resources='{"rsn_board": 1}'."""
+CLOSE_S = 10.0
+"""Seconds that an actor may take to finish its calls and release its board."""
+AT_ONCE = 1000
+"""Calls that an actor has at one time, most of which wait for its board."""
+KINDS = (StageDown, RequestTimeout, QueueFull, TensorError, BoardError)
+"""Errors that callers tell apart, most special first."""
+
+
+@dataclass(frozen=True)
+class _Onward:
+    """Says that the next actor answers. answer: a reference to its answer."""
+
+    answer: Any
+
+
+class StageActor:
+    """A stage with its board, as an actor of Ray. source, boards, first, name: as for `StageOnBoard`. behind: the name
+    of the actor with the next stage; None for the last stage."""
+
+    def __init__(
+        self, source: StageSource, boards: Sequence[BoardName], first: int, name: str, behind: str | None
+    ) -> None:
+        self._stage = StageOnBoard(source, boards, first, name)
+        self._behind = behind
+        self._next: Any = None
+        self._node = ray.get_runtime_context().get_node_id()
+
+    async def ask(self, inputs: Mapping[str, Any], timeout: float) -> Any:
+        """Run a call, and return its result if this is the last stage, else an `_Onward`. Errors of rsn are returned
+        too: Ray would make others of those that are raised."""
+        ends = time.monotonic() + timeout
+        try:
+            result = await asyncio.wrap_future(await asyncio.to_thread(self._stage.ask, inputs, timeout))
+        except RsnError as e:
+            return _plain(e)
+        if self._behind is None:
+            return result
+        if self._next is None:
+            self._next = await asyncio.to_thread(ray.get_actor, self._behind)
+        return _Onward(self._next.ask.remote(result, ends - time.monotonic()))
+
+    async def report(self) -> StageReport:
+        """Return the state."""
+        return replace(self._stage.report(), node=self._node)
+
+    async def close(self) -> None:
+        """Finish the calls, and release the board."""
+        await asyncio.to_thread(self._stage.close)
+
+
+class RayPipeline:
+    """A pipeline whose stages are actors. sources: of the stages, in order. boards: for all of them. first: the number
+    of the board that the first stage tries first. name: of the model. node: id of the computer whose actors these are
+    while it has room and lives. takes_device: each actor takes one of the devices that computers say they have."""
+
+    def __init__(
+        self,
+        sources: Sequence[StageSource],
+        boards: Sequence[BoardName],
+        first: int,
+        name: str,
+        node: str,
+        takes_device: bool,
+    ) -> None:
+        names = [f"stage-{i}-{uuid.uuid4().hex}" for i in range(len(sources))]
+        self._stages = [
+            ray.remote(StageActor)
+            .options(
+                name=own,
+                num_cpus=0,
+                resources={BOARD: 1} if takes_device else None,
+                max_restarts=-1,
+                max_concurrency=AT_ONCE,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+            )
+            .remote(source, boards, first + i, name, behind)
+            for i, (source, own, behind) in enumerate(zip(sources, names, [*names[1:], None], strict=True))
+        ]
+
+    async def ask(self, inputs: Mapping[str, Any], timeout: float) -> Any:
+        """As `BoardPipeline.ask`."""
+        reference = self._stages[0].ask.remote(inputs, timeout)
+        try:
+            answer = await reference
+            while isinstance(answer, _Onward):
+                reference = answer.answer
+                answer = await reference
+        except asyncio.CancelledError:
+            ray.cancel(reference)
+            raise
+        except RayError as e:
+            if isinstance(e, RayTaskError) and not isinstance(e, TaskCancelledError) and not _is_loss(e):
+                raise  # the actor lives: an error in its code
+            raise PipelineLost(f"a stage was lost: {type(e).__name__}") from None
+        if isinstance(answer, RsnError):
+            raise answer
+        return answer
+
+    async def reports(self) -> list[StageReport]:
+        """As `BoardPipeline.reports`."""
+        return list(await asyncio.gather(*(stage.report.remote() for stage in self._stages)))
+
+    def restart(self) -> None:
+        """As `BoardPipeline.restart`."""
+        for stage in self._stages:
+            with suppress(RayError):
+                ray.kill(stage, no_restart=False)
+
+    async def close(self) -> None:
+        """As `BoardPipeline.close`."""
+        with suppress(RayError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                for stage in self._stages:  # in order: what the first ones finish goes on to the others
+                    await stage.close.remote()
+        for stage in self._stages:
+            with suppress(RayError):
+                ray.kill(stage)
+
+
+def _is_loss(error: RayTaskError) -> bool:
+    """Whether an actor lost the next one."""
+    return isinstance(error.cause, RayError)
+
+
+def _plain(error: RsnError) -> RsnError:
+    """Return an error of one of `KINDS`, which can be pickled."""
+    kind: type[RsnError] = next((kind for kind in KINDS if isinstance(error, kind)), RsnError)
+    return kind(str(error))
+
+
+@contextmanager
+def cluster(address: str, devices: int) -> Iterator[list[str]]:
+    """Join a Ray cluster while this lasts. Yields the ids of its computers.
+
+    address: HOST:PORT; "auto" for the one that runs on this computer, or one that is started here and ends with this
+    process if there is none; "local" for one that is started. devices: how many of `BOARD` a computer has whose cluster
+    is started here. Raises `BoardError` if there is no cluster at the address.
+    """
+    told = {"namespace": f"rsn-{uuid.uuid4().hex}", "log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address != "local":
+            ray.init(address, **told)
+    except (OSError, RuntimeError, ValueError) as e:
+        if address != "auto" or not isinstance(e, ConnectionError):
+            raise BoardError(f"cannot connect to a Ray cluster at {address!r}: {e}") from e
+    if not ray.is_initialized():
+        ray.init("local", resources={BOARD: devices} if devices else None, include_dashboard=False, **told)
+    try:
+        yield [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    finally:
+        ray.shutdown()

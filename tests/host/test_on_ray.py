@@ -1,0 +1,174 @@
+"""Pipelines on Ray: processes that are killed or hang, computers that go away, and `rsn serve --ray`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from subprocess import Popen
+from typing import Any
+
+import numpy as np
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+torch = pytest.importorskip("torch")
+
+from rsn.base.errors import BoardBusy, BoardError, ProgramError, RsnError, TensorError  # noqa: E402
+from rsn.host.boards.device import BoardLost  # noqa: E402
+from rsn.host.replicas import on_ray, replicated  # noqa: E402
+from rsn.host.replicas.pipeline import PipelineLost  # noqa: E402
+from rsn.host.replicas.stage import StageDown  # noqa: E402
+from rsn.host.serving import QueueFull, RequestTimeout  # noqa: E402
+from rsn.tests.host.fronts import Front, started  # noqa: E402
+from rsn.tests.host.soak_http import Client  # noqa: E402
+from rsn.tests.host.soak_replicas import COPIES, STAGES, Soak, copies  # noqa: E402
+from rsn.tests.host.test_replicas import inputs, right, until  # noqa: E402
+from rsn.tests.programs.small_encoders import expected, saved, small  # noqa: E402
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Any]:
+    with copies(3, 0.01) as made:
+        yield made
+
+
+def test_each_stage_has_a_process_and_each_copy_a_computer(running: Any) -> None:
+    server, *_ = running
+    reports = server.reports()
+    assert len({report.process for stages in reports for report in stages}) == COPIES * STAGES
+    assert [len({report.node for report in stages}) for stages in reports] == [1] * COPIES
+    assert reports[0][0].node != reports[1][0].node
+
+
+def test_soak(running: Any) -> None:
+    """More of it: `make soak`."""
+    tally = Soak(*running, requests=90, seed=5).run(clients=8, kills=2, computers=1)
+    assert not tally.problems, tally
+    assert (tally.ended["stage"], tally.ended["computer"]) == (1, 1)
+    assert tally.outcomes["ok"] > 60
+
+
+def test_processes_that_hang(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicated, "GRACE_S", 0.1)
+    server, *_ = running
+    until(lambda: all(server.reports()), 60)
+    processes = [report.process for stages in server.reports() for report in stages]
+    try:
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(RequestTimeout, match=r"no answer in 0\.5 s"):
+            server.ask({"x": inputs(0)}, timeout=0.5).result(10)
+        assert time.monotonic() - began < 5
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+    x = inputs(1)
+    assert right(server.ask({"x": x}).result(60), x, range(100, 100 + STAGES))  # the soak has replaced the model
+
+
+# -- without a cluster
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (StageDown("no board"), StageDown),
+        (PipelineLost("it died"), BoardError),
+        (BoardBusy("in use"), BoardError),
+        (BoardLost("gone"), BoardError),
+        (QueueFull("full"), QueueFull),
+        (RequestTimeout("late"), RequestTimeout),
+        (TensorError("x"), TensorError),
+        (ProgramError("y"), RsnError),
+    ],
+)
+def test_errors_that_can_be_pickled(error: RsnError, kind: type[RsnError]) -> None:
+    plain = pickle.loads(pickle.dumps(on_ray._plain(error)))
+    assert (type(plain), str(plain)) == (kind, str(error))
+
+
+# -- the command
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Popen[str], Front]]:
+    """On the boards that work: one of three needs a library that is not here, or a device."""
+    path = saved(tmp_path_factory.mktemp("models"), 1, "one")
+    boards = [word for board in ("vck190@xrt:0", "sim", "sim") for word in ("--boards", board)]
+    options = ("--ray", "local", "--replicas", "2", "--port", "0", "--queue", "32")
+    with started("rsn", "serve", str(path), *boards, *options) as (process, address):
+        yield process, Front(address)
+
+
+IDS = [[1, 5, 9, 99], [1, 99]]
+INPUTS = {"input_ids": [[1, 5, 9, 99], [1, 99, 0, 0]], "attention_mask": [[1, 1, 1, 1], [1, 1, 0, 0]]}
+
+
+def asked(front: Front) -> tuple[int, Any]:
+    status, found, text = Client([front]).ask(0, "POST", "/", json.dumps({"inputs": INPUTS}))
+    if status == 503:
+        assert found["retry-after"]
+    return status, json.loads(text)
+
+
+def is_right(answer: tuple[int, Any]) -> bool:
+    status, found = answer
+    return status == 200 and np.allclose(found["outputs"], expected(small(1), IDS), atol=1e-4)
+
+
+def stages(front: Front) -> list[Any]:
+    return [stage for copy in front.get("/replicas")[1]["replicas"] for stage in copy]
+
+
+def test_the_boards_that_work_are_served(command: Any) -> None:
+    _, front = command
+    assert is_right(asked(front))
+    found = stages(front)
+    assert [stage["board"] for stage in found] == ["sim", "sim"]
+    assert all(stage["opening_s"] > 0 and stage["node"] for stage in found)
+    assert list(found[0]["dead"]) == ["vck190@xrt:0"]  # the first copy has tried it
+    status, health = front.get("/health")
+    assert (status, health["state"]) == (200, "ready")
+    until(lambda: front.figures()["rsn_stage_requests_total"] == front.figures()["rsn_requests_total"] == 1)
+
+
+def test_a_process_that_is_killed(command: Any) -> None:
+    _, front = command
+    killed = stages(front)[0]["process"]
+    os.kill(killed, signal.SIGKILL)
+    for _ in range(6):
+        assert is_right(asked(front))
+    until(lambda: len(stages(front)) == 2 and killed not in [stage["process"] for stage in stages(front)], 60)
+
+
+def test_the_end_answers_what_is_under_way(command: Any) -> None:
+    process, front = command
+    answers: list[Any] = []
+    asking = [threading.Thread(target=lambda: answers.append(asked(front))) for _ in range(8)]
+    before = front.figures()["rsn_requests_total"]
+    for thread in asking:
+        thread.start()
+    until(lambda: front.figures()["rsn_requests_total"] > before)  # some are answered, others wait
+    process.terminate()
+    for thread in asking:
+        thread.join()
+    assert process.wait(60) == 0
+    assert [status for status, _ in answers] == [200] * 8
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    with (
+        pytest.raises(BoardError, match=r"cannot connect to a Ray cluster at 'nowhere\.invalid:1'"),
+        on_ray.cluster("nowhere.invalid:1", 0),
+    ):
+        pass
