@@ -14,12 +14,11 @@ import click
 
 from ..isa.program import Program
 from ..scheduler.pack import pack
-from ..streams.build import build
+from ..streams.build import Unequal, build, size_readings
 from ..streams.check import Report, report_on
 from ..streams.machines import DYNAMIC
 from ..streams.rates import KernelTable, read_kernels
 from ..streams.reader import NO_RATES, STATED, parse, read_file
-from ..streams.size_values import Unequal, size_readings
 from ..streams.source import Source, SourceFinding
 from ..streams.symbolic.forall import Proof, prove
 from ..streams.syntax.nodes import FunctionDefinition

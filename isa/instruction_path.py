@@ -18,12 +18,11 @@ import numpy as np
 from ..base.errors import ProgramError
 from ..machine.balance import UopTable
 from ..machine.description import StreamNetwork, UnitSpec
-from ..machine.executor import ProcessNetwork
+from ..machine.executor import MAX_UOPS, ProcessNetwork, Workload
 from ..machine.plan import TimedWorkload
 from ..machine.steps import NEVER, Channel, Issue, Step, Steps
 from ..machine.traces import MAX_UOPS as MAX_TRACED
 from ..machine.traces import TraceItems, TraceTable, UnitTraces, UntraceableError
-from ..machine.workload import MAX_UOPS, Workload
 from .expansion import ExpandedProgram, preloaded_uops, uop_upper_bound
 from .fields import Record
 from .overlay import InstructionFormat, Overlay, one_uop

@@ -17,22 +17,26 @@ kernels decide only time and deadlock.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from ..base.errors import DeadlockError, ProgramError
+from .balance import UopTable
 from .deadlock import explain
 from .description import StreamNetwork
 from .event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, EventLog, StepSignature
 from .steps import NEVER, AnyOf, Burst, Channel, Issue, Par, Step, Steps, joined
 from .unit import Wiring, draining
-from .workload import UopLists, Workload
 
-CHOICE = Step()
-"""What the log shows for a choice that a unit has waited for."""
+if TYPE_CHECKING:
+    from .traces import TraceItems, TraceTable
+
 
 TIME_IS_UP = -1
 """In place of the index of a stream: no word has come until the time that the unit gave."""
@@ -574,3 +578,89 @@ class ProcessNetwork(Wiring):
             parent.slowest = 0.0
             parent.queued = True
             ready.append(parent)
+
+
+# -- where units get their uOPs from -----------------------------------------------------------------------------------
+
+
+MAX_UOPS = 1_000_000
+"""Largest number of uOPs of a workload whose words a deadlock report counts: 0.2 s if few of them are distinct."""
+
+
+class Workload(ABC):
+    """The source of the uOPs of a run, e.g. lists or an instruction path."""
+
+    @abstractmethod
+    def attach(self, net: ProcessNetwork) -> None:
+        """Add each unit to `net` (`spawn_unit`), and the channels and processes that deliver its uOPs."""
+
+    @abstractmethod
+    def trace(self, table: TraceTable) -> Mapping[str, TraceItems]:
+        """Return the traces of every process that `attach` adds, by name. Raises `UntraceableError` if they are not
+        known before the run.
+        """
+
+    @abstractmethod
+    def fifo_depths(self, machine: StreamNetwork) -> list[int]:
+        """Return the capacities, in slots, of the channels that `attach` adds, in its order, if the workload runs on
+        `machine`.
+        """
+
+    @abstractmethod
+    def uop_table(self, machine: StreamNetwork) -> UopTable:
+        """Return all uOPs, to count the words that they send and receive.
+
+        Raises `ProgramError` if they are not known before the run, or are too many.
+        """
+
+    @abstractmethod
+    def where(self, unit: str, origin: int) -> str:
+        """Return the place of a uOP as text, for a program without source lines. origin: packet or list position."""
+
+
+class UopLists(Workload):
+    """Lists of uOPs by unit name, without an instruction path. Units without a list do nothing."""
+
+    def __init__(self, uops: Mapping[str, Iterable[Any]]) -> None:
+        self.uops = uops
+
+    def attach(self, net: ProcessNetwork) -> None:
+        for spec in net.machine.units:
+            net.spawn_unit(spec.name, net.feed(spec.name, self.uops.get(spec.name, ())))
+
+    def trace(self, table: TraceTable) -> Mapping[str, TraceItems]:
+        lists: dict[str, TraceItems] = {}
+        for u in table.net.machine.units:
+            lists |= table.unit(u.name).feed(self.uops.get(u.name, ()))
+        return lists
+
+    def fifo_depths(self, machine: StreamNetwork) -> list[int]:
+        return []
+
+    def uop_table(self, machine: StreamNetwork) -> UopTable:
+        lists = {unit: uops for unit, uops in self.uops.items() if isinstance(uops, Sequence)}
+        if len(lists) < len(self.uops):
+            raise ProgramError("the uOPs of a unit come from an iterator, not from a list")
+        if sum(map(len, lists.values())) > MAX_UOPS:
+            raise ProgramError(f"the program has more than {MAX_UOPS} uOPs")
+        distinct: list[Any] = []
+        numbers: dict[tuple[type, Any], int] = {}
+
+        def number(uop: Any) -> int:
+            try:
+                found = numbers.setdefault((type(uop), uop), len(distinct))  # named tuples of two types may be equal
+            except TypeError:  # uOPs without a format need not be hashable
+                found = len(distinct)
+            if found == len(distinct):
+                distinct.append(uop)
+            return found
+
+        kinds = {unit: np.array([number(uop) for uop in uops], np.int64) for unit, uops in lists.items()}
+        return UopTable(machine, distinct, kinds, {unit: np.arange(len(k)) for unit, k in kinds.items()})
+
+    def where(self, unit: str, origin: int) -> str:
+        return f"uOP {origin}"
+
+
+CHOICE = Step()
+"""What the log shows for a choice that a unit has waited for."""

@@ -10,12 +10,11 @@ from typing import Any, Generic, TypeVar
 
 from ..base.garbage import gc_disabled
 from .description import StreamNetwork
-from .executor import ProcessNetwork
+from .executor import ProcessNetwork, Workload
 from .fast_engine import run_traces
 from .jit import available, loads
 from .timing import RunTiming
 from .traces import Traces, TraceTable, UntraceableError
-from .workload import Workload
 
 NUMBA_MIN_FIRINGS = 100_000
 """Firings of all runs of a plan from which on numba is used. Loading it with the engine's cached code takes 0.4 s, as

@@ -16,10 +16,9 @@ from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
 from ..isa.program import Buffer
 from ..isa.work import Access, Multiply
-from .binder import Binder, TileAccesses, multiply_as
+from .binder import Binder, TileAccesses, multiply_as, pass_tiles
 from .graph import Array, AttentionLayer
 from .grid import most
-from .left_memories import pass_tiles
 from .mapping import pipeline_of
 
 

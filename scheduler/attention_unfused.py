@@ -22,9 +22,8 @@ from .attention import (
     slots_of,
     value_op,
 )
-from .binder import Binder, TileAccesses
+from .binder import Binder, TileAccesses, pass_tiles
 from .graph import AttentionLayer
-from .left_memories import pass_tiles
 from .mapping import PipelineLimits, pipeline_of
 from .schedule import Interleave
 from .tile import TILE

@@ -18,10 +18,9 @@ from . import attention_bias, tables
 from .attention import bind_attention, check
 from .attention_in_parts import bind_in_parts, check_in_parts
 from .attention_unfused import bind_apart, bind_in_turn, place_scores
-from .binder import Binder, BoundWork
+from .binder import Binder, BoundWork, statistics_name, statistics_size
 from .graph import AttentionLayer, Gemm, Output
 from .grid import PlacedGemms, bind_gemms, place_gemms
-from .left_memories import statistics_name, statistics_size
 from .mapping import MappingType, is_plain, mapping_of
 from .memory import HEAD_COLS, Arena, check_room, plain, reads
 from .tile import TILE, Tiled

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..base.errors import FieldError
 from ..isa.fields import Record
-from ..isa.repeats import Repeat
+from ..isa.overlay import Repeat
 from ..machine.jit import machine_code
 
 Ints = npt.NDArray[np.int64]

@@ -16,9 +16,8 @@ from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
 from ..isa.program import Buffer
 from ..isa.work import Multiply
-from .binder import Binder, TileAccesses
+from .binder import Binder, TileAccesses, pass_tiles
 from .graph import Array, Gemm, Rotary
-from .left_memories import pass_tiles
 from .memory import Columns
 from .refusal import require
 from .tile import TILE, OutputRows

@@ -25,12 +25,11 @@ from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Program
 from rsn.isa.verify import check
 from rsn.machine.balance import balance
-from rsn.machine.executor import ProcessNetwork
+from rsn.machine.executor import ProcessNetwork, UopLists
 from rsn.machine.fast_engine import run_traces
 from rsn.machine.plan import trace_workload
 from rsn.machine.timing import RunTiming
 from rsn.machine.unit import draining
-from rsn.machine.workload import UopLists
 from rsn.tests.effort import examples
 from rsn.tests.hw.examples import assembled, example
 from rsn.tests.hw.versal.tile_programs import Case, post_ops, products

@@ -109,14 +109,14 @@ MUTANTS = [
     ),
     Mutant("rsnlib.fold:_output", "affine.shift.astype(np.float32)", "0 * affine.shift.astype(np.float32)"),
     Mutant("rsnlib.fold:_with_tables", "key = source, rotary.key, rotary.order", "key = source, '', ()", "positions"),
-    Mutant("rsnlib.head_layouts:with_table", "rotary.own * scale[0]", "rotary.own", "heads"),
+    Mutant("rsnlib.fold:with_table", "rotary.own * scale[0]", "rotary.own", "heads"),
     Mutant(
-        "rsnlib.head_layouts:reordered",
+        "rsnlib.fold:reordered",
         "rotary.own[:, at], rotary.partner[:, at]",
         "rotary.own, rotary.partner",
         "decoder",
     ),
-    Mutant("rsnlib.head_layouts:in_order", "_taken(bias, y.columns, 0)", "bias", "decoder"),
+    Mutant("rsnlib.fold:in_order", "_taken(bias, y.columns, 0)", "bias", "decoder"),
     # scheduling
     Mutant("scheduler.bind:place_activations", "last[name] == i", "last[name] >= i", "sums"),
     Mutant("scheduler.memory:stored_weight", "x.positions(), columns", "x.positions(), columns[::-1]"),

@@ -9,8 +9,7 @@ import pytest
 
 from rsn.base.errors import UnsupportedError
 from rsn.rsnlib import reference
-from rsn.rsnlib.fold import fold
-from rsn.rsnlib.head_layouts import head_order
+from rsn.rsnlib.fold import fold, head_order
 from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Norm, Output, Rotary
 
 RNG = np.random.default_rng(0)

@@ -16,10 +16,9 @@ from rsn.isa.overlays.tasks.overlay import program_of, size_values, with_sizes
 from rsn.isa.program import Program
 from rsn.isa.verify import require
 from rsn.scheduler.pack import pack
-from rsn.streams.build import Refused, build
+from rsn.streams.build import ALL, Refused, build
 from rsn.streams.check import check, report_on
 from rsn.streams.reader import read
-from rsn.streams.size_values import ALL
 from rsn.streams.symbolic.forall import prove
 
 CENTER = """

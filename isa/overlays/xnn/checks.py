@@ -16,7 +16,7 @@ from ...expansion import ExpandedProgram, Ints
 from ...layout import BLOCK
 from ...overlay import Overlay
 from ...versal.tiles import BEAT, ROW_SUM_TOKEN, TILE
-from .counts import Exchange
+from .counted import Exchange
 from .flow import TileFlow, words_moved
 from .mem_a import MemA, MemANorm
 from .mem_c import MemC, MemCStore

@@ -19,8 +19,7 @@ from ....machine.steps import Burst, Par, Step, Steps
 from ....machine.unit import Wiring
 from ...expansion import ExpandedProgram, Ints
 from ...versal.tiles import ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
-from .counted import CountedMem, counted
-from .counts import LOST, WHOLE, CountingUnit, Exchange, RowNumbers, UopFault, ValidTile
+from .counted import LOST, WHOLE, CountedMem, CountingUnit, Exchange, RowNumbers, UopFault, ValidTile, counted
 
 MAX_FOUND = 100
 """Findings of one code that are kept."""
