@@ -61,7 +61,6 @@ class Distribution:
 
 
 LOCAL = Distribution()
-UNIFORM = Distribution(uniform=True)
 
 
 def constant(number: int | float | None) -> Distribution:

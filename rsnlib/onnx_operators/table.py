@@ -42,8 +42,6 @@ Number = Annotated[Any, InputReading.NUMBER]
 Ints = Annotated[list[int], InputReading.INTS]
 Floats = Annotated[list[float], InputReading.FLOATS]
 Known = Annotated[torch.Tensor, InputReading.KNOWN]
-Quantity = float
-"""An attribute that is a number."""
 
 
 @dataclass(frozen=True)

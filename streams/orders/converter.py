@@ -4,8 +4,7 @@ The rule: take away loops of one trip. From the outermost loop on, both sides sh
 axis on both (equal token size, trips, step), or no axis on either (equal trips); the first that they do not share ends
 it. The buffer has one token's size along the axes that shared loops drive, and the tensor's along the others.
 
-StreamTensor (MICRO'25, section 5.2.1) gives the rule twice, and both times holds more: see `buffer_as_printed` and
-`buffer_as_described`.
+StreamTensor (MICRO'25, section 5.2.1) gives the rule twice, as Algorithm 1 and in its text, and both times holds more.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Converter:
 
 def converter(put: Order, get: Order) -> Converter | None:
     """Return the converter from the order `put` to the order `get`; None if they are equal, loops of one trip aside.
-    Its buffer may be smaller than that of StreamTensor, section 5.2.1 (`buffer_as_printed`): of an axis that a loop
+    Its buffer may be smaller than that of StreamTensor, section 5.2.1: of an axis that a loop
     drives which both orders share it holds a token, of the others all. Raises `ProgramError` if the orders differ in
     the shape of the tensor, the element type or the first element.
     """
@@ -108,43 +107,6 @@ def _doing(order: Order, loop: int) -> str:
         return "once"
     axis, trips = order.axis_of(loop), order.trips[loop]
     return f"{trips} times again" if axis is None else f"in {trips} steps along axis {axis}"
-
-
-def buffer_as_printed(put: Order, get: Order) -> Shape:
-    """Return the shape of the buffer, in elements, by Algorithm 1 of StreamTensor as it is listed: data axes from the
-    first on, up to the first that the sides do not drive by the same loop. The paper's own example (Fig. 5) takes less:
-    `buffer_as_described`. put, get: as for `converter`, which raises the same.
-    """
-    _check_one_tensor(put, get)
-    shape: list[int] = []
-    loops: list[int | None] = []
-    shared = 0
-    for size, other, mine, theirs in zip(put.element, get.element, put.axes, get.axes, strict=True):
-        if size != other or mine != theirs:
-            break
-        shape.append(size)
-        loops.append(mine.loop)  # None: a constant on both sides, which the listing's second part calls -1
-        shared += mine.loop is not None
-    while any(loop is not None and loop >= shared for loop in loops):
-        shape.pop()
-        shared -= loops.pop() is not None
-    return (*shape, *put.tensor[len(shape) :])
-
-
-def buffer_as_described(put: Order, get: Order) -> Shape:
-    """Return the shape of the buffer, in elements, as the text of StreamTensor, section 5.2.1, describes it: each data
-    axis by itself has one token's size if both sides drive it by the same loop, and by no loop inside one that they do
-    not share. Loops of one trip count, and loops that give tokens again are never shared: `converter` does better
-    there. put, get: as for `converter`, which raises the same.
-    """
-    _check_one_tensor(put, get)
-    equal = {
-        mine.loop: axis
-        for axis, (mine, theirs) in enumerate(zip(put.axes, get.axes, strict=True))
-        if mine.loop is not None and mine.loop == theirs.loop and put.element[axis] == get.element[axis]
-    }
-    kept = {axis for loop, axis in equal.items() if all(outer in equal for outer in range(loop))}
-    return tuple(put.element[axis] if axis in kept else size for axis, size in enumerate(put.tensor))
 
 
 def least_elements(put: Order, get: Order) -> int:

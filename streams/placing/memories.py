@@ -55,15 +55,6 @@ class Memories:
         """Return the memories of all dies of a device together."""
         return cls(device.lutram_bytes, device.total["BRAM"], device.total["URAM"])
 
-    @classmethod
-    def of_die(cls, device: StreamDevice, die: int) -> Memories:
-        """Return the memories of one die of a device; of the LUTs that can be memory it has the share that it has of
-        all LUTs. die: counted from 0; `ProgramError` for one that the device does not have."""
-        if not 0 <= die < len(device.dies):
-            raise ProgramError(f"{device.name} has no die {die}; there are 0 to {len(device.dies) - 1}")
-        own, total = device.dies[die], device.total
-        return cls(device.lutram_bytes * own["LUT"] // total["LUT"], own["BRAM"], own["URAM"])
-
     def amount(self, kind: str) -> int:
         """Return how many blocks, or bytes of LUTs, there are. kind: one of `KINDS`; `KeyError` for another."""
         return {"LUTRAM": self.lutram, "BRAM": self.bram, "URAM": self.uram}[kind]

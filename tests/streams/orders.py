@@ -95,3 +95,38 @@ def held(put: Order, get: Order) -> int:
     assert taken == len(tokens)
     assert most <= prod(put.tensor)
     return most
+
+
+def buffer_as_printed(put: Order, get: Order) -> tuple[int, ...]:
+    """Return the shape of the buffer, in elements, by Algorithm 1 of StreamTensor as it is listed: data axes from the
+    first on, up to the first that the sides do not drive by the same loop. The paper's own example (Fig. 5) takes less:
+    `buffer_as_described`.
+    """
+    shape: list[int] = []
+    loops: list[int | None] = []
+    shared = 0
+    for size, other, mine, theirs in zip(put.element, get.element, put.axes, get.axes, strict=True):
+        if size != other or mine != theirs:
+            break
+        shape.append(size)
+        loops.append(mine.loop)  # None: a constant on both sides, which the listing's second part calls -1
+        shared += mine.loop is not None
+    while any(loop is not None and loop >= shared for loop in loops):
+        shape.pop()
+        shared -= loops.pop() is not None
+    return (*shape, *put.tensor[len(shape) :])
+
+
+def buffer_as_described(put: Order, get: Order) -> tuple[int, ...]:
+    """Return the shape of the buffer, in elements, as the text of StreamTensor, section 5.2.1, describes it: each data
+    axis by itself has one token's size if both sides drive it by the same loop, and by no loop inside one that they do
+    not share. Loops of one trip count, and loops that give tokens again are never shared: `converter` does better
+    there.
+    """
+    equal = {
+        mine.loop: axis
+        for axis, (mine, theirs) in enumerate(zip(put.axes, get.axes, strict=True))
+        if mine.loop is not None and mine.loop == theirs.loop and put.element[axis] == get.element[axis]
+    }
+    kept = {axis for loop, axis in equal.items() if all(outer in equal for outer in range(loop))}
+    return tuple(put.element[axis] if axis in kept else size for axis, size in enumerate(put.tensor))

@@ -9,8 +9,6 @@ import pytest
 
 from rsn.base.errors import ProgramError
 from rsn.streams.orders.converter import (
-    buffer_as_described,
-    buffer_as_printed,
     converter,
     least_elements,
     parting,
@@ -18,7 +16,7 @@ from rsn.streams.orders.converter import (
 from rsn.streams.orders.order import Axis, Order
 from rsn.streams.orders.shown import squeezed
 from rsn.tests.effort import cases, in_both
-from rsn.tests.streams.orders import drawn_pair, held, needed
+from rsn.tests.streams.orders import buffer_as_described, buffer_as_printed, drawn_pair, held, needed
 
 CUT = "1x1x2x2"
 

@@ -204,12 +204,6 @@ def test_the_memories_of_a_device() -> None:
     whole = Memories.of_device(device_named("U55C"))
     assert whole.bram * BRAM_BYTES + whole.uram * URAM_BYTES == pytest.approx(44.7e6, rel=0.01)
     assert allocate({"tile": 2_392_064}, whole).places == {"tile": BufferPlace("URAM", 65)}
-    dies = [Memories.of_die(device_named("U55C"), die) for die in range(3)]
-    for die in (-1, 3):
-        with pytest.raises(ProgramError, match=f"U55C has no die {die}; there are 0 to 2"):
-            Memories.of_die(device_named("U55C"), die)
-    assert (sum(die.bram for die in dies), sum(die.uram for die in dies)) == (whole.bram, whole.uram)
-    assert whole.lutram - 3 < sum(die.lutram for die in dies) <= whole.lutram
 
 
 # -- unrolling ---------------------------------------------------------------------------------------------------------

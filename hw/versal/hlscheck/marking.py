@@ -8,7 +8,7 @@ pragma to, and the address that it is given is the array, whatever names it had 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,10 +79,3 @@ def _call(pragma: Pragma, number: int) -> str:
         value = given.get("factor") or given.get("distance") or 0
         return f"rsn_hls_variable({number}, &({given['variable']}), {value});"
     return ""
-
-
-def sources_below(folder: Path) -> Iterator[Path]:
-    """Yield the paths of the C++ files below a folder, sorted."""
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in (".h", ".hpp", ".cpp", ".cc"):
-            yield path
