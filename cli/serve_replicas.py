@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..base.deferred import deferred
-from ..base.errors import BoardError, RsnError, TensorError
-from ..host.boards.named import find_board
-from ..host.model.file import identity
-from ..host.model.loaded import Loaded, load
-from ..host.replicas.files import WholeModel
+from ..base.errors import ContainerError, RsnError, TensorError, WrongBoards
+from ..host.boards.several import check_boards
+from ..host.model.file import identity, read
+from ..host.model.loaded import Loaded
+from ..host.replicas.files import StageFile
 from ..host.replicas.pipeline import BoardPipeline, LocalPipeline
 from ..host.replicas.replicated import ReplicatedServer
 from ..host.replicas.stage import StageSource, said_dead
@@ -60,15 +60,22 @@ class Copies:
         self.count = len(self._boards) // stages if count is None else count
         if not 0 < self.count * stages <= len(self._boards):
             of = f"{self.count or 1} x {stages} stages, each on a board of its own"
-            raise BoardError(f"{model}: {of}, need {(self.count or 1) * stages} boards; {len(self._boards)} given")
+            raise WrongBoards(f"{model}: {of}, need {(self.count or 1) * stages} boards; {len(self._boards)} given")
         # a cluster that runs already may have such a device in each of its computers
         check_devices(self._boards, are_elsewhere=ray not in (None, "local"))
 
     def _read(self) -> tuple[list[StageSource], Loaded]:
         """Read the file: where its stages come from, and the model without a board."""
-        own, loaded = identity(self._path), load(self._path, xclbin=self._xclbin)
-        stage = Serving(queue=self._serving.queue, max_wait_s=self._serving.max_wait_s, give_up_s=0.0)
-        return [WholeModel(self._path, own, stage, self._xclbin)], loaded
+        own, saved = identity(self._path), read(self._path, 0)
+        if saved.decoder is not None:
+            raise ContainerError(f"{self._path}: a decoder, for rsn serve --generate")
+        count = saved.stages
+        # no waiting for a board that is down: another copy answers
+        serving = Serving(queue=self._serving.queue, max_wait_s=self._serving.max_wait_s, give_up_s=0.0)
+        files: list[StageSource] = [
+            StageFile(self._path, own, number, count, serving, self._xclbin) for number in range(count)
+        ]
+        return files, Loaded(saved, ["sim"] * count, None)
 
     @contextmanager
     def server(self, name: str, metrics: Metrics | None) -> Iterator[ReplicatedServer]:
@@ -121,16 +128,12 @@ class Copies:
 
 
 def check_devices(boards: Sequence[str], are_elsewhere: bool) -> None:
-    """Raise `BoardError` for a name that means no board, and for a device that is named twice. are_elsewhere: devices
-    are those of several computers, which may have one of the same name."""
-    seen = set[str]()
-    for board in boards:
-        if _is_of_its_computer(board):
-            find_board(board)
-        is_one = board.startswith("ssh:") or (_is_of_its_computer(board) and not are_elsewhere)
-        if is_one and board in seen:
-            raise BoardError(f"board {board} is given twice: each stage needs a board of its own")
-        seen.add(board)
+    """Raise `WrongBoards` for a device that is named twice, and `BoardError` for a name that means no board.
+    are_elsewhere: devices are those of several computers, which may have one of the same name."""
+    own = [board for board in boards if _is_of_its_computer(board)]
+    others = [board for board in boards if board not in own]
+    told = [*others, *(dict.fromkeys(own) if are_elsewhere else own)]
+    check_boards(told, len(told))
 
 
 def _is_of_its_computer(board: str) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ...base.deferred import deferred
 from ...base.errors import ContainerError, UnsupportedError, WrongBoards
 from ...hw.sim.machine import Run, joined
 from ...isa.program import Program
@@ -28,11 +27,8 @@ from .stage_calls import SavedCalls, typed
 if TYPE_CHECKING:
     import torch
 
-    from ...rsnlib import precision
     from ...rsnlib.host_part import HostPart
     from ..serving.metrics import Metrics
-else:
-    precision = deferred("rsn.rsnlib.precision")
 
 
 def load(
@@ -225,11 +221,8 @@ class Loaded(BoardModule):
         return self._saved.same[number], piece
 
     def _asked_by_name(self, inputs: Mapping[str, Any]) -> QueuedCall:
-        """Prepare a server's request. Arguments that the model takes in half precision may come as float32, which is
-        what JSON gives."""
-        if self._saved.borders is None:
-            return self._asked((), dict(inputs))
-        return self._asked((), precision.widened_example(dict(inputs)), True)
+        """Prepare a server's request."""
+        return self._asked((), *self._calls.by_name(inputs))
 
     def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> QueuedCall:
         """A call, in the form of its requests to the machine.

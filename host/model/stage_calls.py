@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...base.deferred import deferred
 from ...base.errors import RsnError, TensorError
 from ...isa.layout import Array
 from ...isa.program import Program, Role
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
     from torch.fx import Node
 
+    from ...rsnlib import precision
     from ...rsnlib.host_part import HostPart
+else:
+    precision = deferred("rsn.rsnlib.precision")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +126,13 @@ class SavedCalls:
             {} if spans is None else spans.parameters(n),
             {node.name: value for node, value in state.items() if node not in host.constants},
         )
+
+    def by_name(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Return the arguments of a server's request, and whether they are widened (`begin`). Arguments that the model
+        takes in half precision may come as float32, which is what JSON gives."""
+        if self._saved.borders is None:
+            return dict(inputs), False
+        return precision.widened_example(dict(inputs)), True
 
     def fitted(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False

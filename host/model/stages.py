@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import ContainerError, TensorError
@@ -11,6 +12,7 @@ from ..boards.several import BoardName, check_boards
 from ..closing import Closing
 from ..runner import Runner
 from ..serving import ALONE, Serving
+from ..serving.server import MachineRequest, QueuedCall, Server
 from .file import Saved, read
 from .stage_calls import SavedCalls, StageCall
 
@@ -73,7 +75,7 @@ class ModelStage(Closing):
         for i, same in enumerate(saved.same):
             first.setdefault(same, []).append(i)
         self._groups = {saved.parts[i].sizes: same for same, members in first.items() for i in members}
-        self._runners: dict[int, Runner] = {}
+        self._runners: dict[Hashable, Runner] = {}
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest call's run; None before the first call."""
         try:
@@ -124,12 +126,34 @@ class ModelStage(Closing):
 
     def run(self, call: StageCall) -> StageCall:
         """Run the stage's program alone, without the host's part. Returns the call behind it. Raises as a call."""
-        if call.stage != self.number:
-            raise TensorError(f"a call whose next stage is {call.stage} came to stage {self.number}")
+        self._refuse_other(call)
         inputs, parameters = self._calls.request(call)
         result = self._runners[self._groups[call.taken]].run(inputs, parameters)
         self.last_run = result.run
         return self._calls.after(call, result.outputs)
+
+    def server(self, name: str = "rsn") -> Server:
+        """Return a server of this stage, whose calls wait in the queue that `serving` says, and share runs. It takes
+        and gives what the stage does, the model's arguments by name; the board is closed with it. name: of the
+        model."""
+        return Server(self._runners, self._queued, name, (), {})
+
+    def _queued(self, inputs: Any) -> QueuedCall:
+        """A call, in the form of its request to the machine."""
+        if self.is_first:
+            call = self._calls.begin((), *self._calls.by_name(inputs))
+        else:
+            call = _passed((inputs,), {})
+            self._refuse_other(call)
+        request = MachineRequest(self._groups[call.taken], *self._calls.request(call))
+        result = yield request
+        call = self._calls.after(call, result.outputs)
+        return self._calls.end(call) if self.is_last else call
+
+    def _refuse_other(self, call: StageCall) -> None:
+        """Raise `TensorError` for a call that another stage is next for."""
+        if call.stage != self.number:
+            raise TensorError(f"a call whose next stage is {call.stage} came to stage {self.number}")
 
     def close(self) -> None:
         """Finish the calls that have begun, and release the board."""

@@ -11,15 +11,16 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...base.errors import BoardError, MissingError, RsnError, TensorError
+from ...base.errors import BoardError, MissingError, RsnError, StateLost, TensorError
+from ..boards.several import BoardName
 from ..serving.policy import QueueFull, RequestTimeout
 from .pipeline import PipelineLost
-from .stage import BoardName, StageDown, StageOnBoard, StageReport, StageSource
+from .stage import StageDown, StageOnBoard, StageReport, StageSource
 
 try:
     import ray
@@ -37,7 +38,7 @@ CLOSE_S = 10.0
 """Seconds that an actor may take to finish its calls and release its board."""
 AT_ONCE = 1000
 """Calls that an actor has at one time, most of which wait for its board."""
-KINDS = (StageDown, RequestTimeout, QueueFull, TensorError, BoardError)
+KINDS = (StageDown, StateLost, RequestTimeout, QueueFull, TensorError, BoardError)
 """Errors that callers tell apart, most special first."""
 
 
@@ -60,7 +61,7 @@ class StageActor:
         self._next: Any = None
         self._node = ray.get_runtime_context().get_node_id()
 
-    async def ask(self, inputs: Mapping[str, Any], timeout: float) -> Any:
+    async def ask(self, inputs: Any, timeout: float) -> Any:
         """Run a call, and return its result if this is the last stage, else an `_Onward`. Errors of rsn are returned
         too: Ray would make others of those that are raised."""
         ends = time.monotonic() + timeout
@@ -112,7 +113,7 @@ class RayPipeline:
             for i, (source, own, behind) in enumerate(zip(sources, names, [*names[1:], None], strict=True))
         ]
 
-    async def ask(self, inputs: Mapping[str, Any], timeout: float) -> Any:
+    async def ask(self, inputs: Any, timeout: float) -> Any:
         """As `BoardPipeline.ask`."""
         reference = self._stages[0].ask.remote(inputs, timeout)
         try:

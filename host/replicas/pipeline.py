@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ...base.errors import BoardError
-from .stage import BoardName, StageOnBoard, StageReport, StageSource
+from ..boards.several import BoardName
+from .stage import StageOnBoard, StageReport, StageSource
 
 
 class PipelineLost(BoardError):
@@ -18,7 +19,7 @@ class PipelineLost(BoardError):
 class BoardPipeline(Protocol):
     """The stages of one copy of a model. All methods are called in one event loop."""
 
-    async def ask(self, inputs: Mapping[str, Any], timeout: float) -> Any:
+    async def ask(self, inputs: Any, timeout: float) -> Any:
         """Run a request through all stages, and return the model's result. inputs: the model's arguments by name.
         timeout: in seconds. While the request is in one stage, others run others. Raises `StageDown` if a stage has no
         board, `PipelineLost`, and what `Server.ask` raises or its future has. Cancelled, the request is cancelled
@@ -44,7 +45,7 @@ class LocalPipeline:
     def __init__(self, sources: Sequence[StageSource], boards: Sequence[BoardName], first: int, name: str) -> None:
         self._stages = [StageOnBoard(source, boards, first + i, name) for i, source in enumerate(sources)]
 
-    async def ask(self, inputs: Mapping[str, Any], timeout: float) -> Any:
+    async def ask(self, inputs: Any, timeout: float) -> Any:
         """As `BoardPipeline.ask`."""
         ends = time.monotonic() + timeout
         for stage in self._stages:

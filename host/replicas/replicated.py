@@ -112,15 +112,30 @@ class ReplicatedServer(Closing):
         limit = self._timeout_s if timeout is None else timeout
         return asyncio.run_coroutine_threadsafe(self._counted(inputs, limit), self._loop)
 
+    def ask_one(self, number: int, inputs: Any, timeout: float) -> Future[Any]:
+        """Send a call to the pipeline of a number, and to no other one. inputs: of its first stage. timeout: in
+        seconds. The future has the result, or `StageDown` if the pipeline does not work at this moment, `PipelineLost`,
+        `RequestTimeout`, and other errors as for `ask`."""
+        return asyncio.run_coroutine_threadsafe(self._one(number, inputs, timeout), self._loop)
+
+    def drains(self, number: int) -> bool:
+        """Return whether the pipeline of a number is about to be replaced."""
+        return self._members[number].drains
+
+    def is_ready(self, number: int) -> bool:
+        """Return whether the pipeline of a number works."""
+        return self._members[number].is_ready
+
     def settled(self) -> None:
         """Wait until each pipeline works, or has looked for boards in vain. Raises `BoardError` if none works."""
         self._called(self._all_settled())
 
-    def replace(self, start: Callable[[int], BoardPipeline]) -> None:
+    def replace(self, start: Callable[[int], BoardPipeline], idle: Callable[[int], bool] = lambda number: True) -> None:
         """Replace all pipelines, one after the other, by those that `start` makes: each gets no further requests,
         answers those that it has, and is closed before its successor begins. If a successor does not work, one of
-        before takes its place again, and the others stay; its `BoardError` is raised."""
-        self._called(self._replaced(start))
+        before takes its place again, and the others stay; its `BoardError` is raised. idle: whether no more calls of
+        `ask_one` will come for a number."""
+        self._called(self._replaced(start, idle))
 
     def reports(self) -> list[Sequence[StageReport]]:
         """Return the state of the stages of each pipeline as of the latest look, at most a second old; none for a
@@ -209,6 +224,24 @@ class ReplicatedServer(Closing):
         if all(isinstance(e, PipelineLost) for e in lost):
             raise BoardError(f"{len(lost)} pipelines were lost while they ran this request") from None
         raise lost[-1]
+
+    async def _one(self, number: int, inputs: Any, timeout: float) -> Any:
+        member = self._members[number]
+        if not member.is_ready:
+            raise StageDown(self.health.error or "the pipeline is being started")
+        member.asked += 1
+        try:
+            async with asyncio.timeout(timeout + GRACE_S):
+                return await member.pipeline.ask(inputs, timeout)
+        except TimeoutError:
+            error = RequestTimeout(f"no answer in {timeout:g} s")
+            self._suspect(member, error)
+            raise error from None
+        except (StageDown, PipelineLost) as e:
+            self._suspect(member, e)
+            raise
+        finally:
+            self._leave(member)
 
     async def _place(self, again: bool) -> _Member:
         """Return a pipeline that works and has a place for a request, in the order in which requests came. again: the
@@ -318,16 +351,16 @@ class ReplicatedServer(Closing):
         if not any(member.is_ready for member in self._members):
             raise BoardError(self.health.error or "no pipeline works")
 
-    async def _replaced(self, start: Callable[[int], BoardPipeline]) -> None:
+    async def _replaced(self, start: Callable[[int], BoardPipeline], idle: Callable[[int], bool]) -> None:
         for number in range(len(self._members)):
-            await self._exchanged(number, start)
+            await self._exchanged(number, start, idle)
         self._start = start
 
-    async def _exchanged(self, number: int, start: Callable[[int], BoardPipeline]) -> None:
+    async def _exchanged(self, number: int, start: Callable[[int], BoardPipeline], idle: Callable[[int], bool]) -> None:
         old = self._members[number]
         old.drains = True
         async with self._changed:
-            await self._changed.wait_for(lambda: old.asked == 0)
+            await self._changed.wait_for(lambda: old.asked == 0 and idle(number))
         await self._ended(old)
         new = self._members[number] = self._started(start, number)
         async with self._changed:

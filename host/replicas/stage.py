@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...base.deferred import deferred
 from ...base.errors import BoardBusy, BoardError, BoardMemory
-from ..boards import Board
+from ..boards.several import BoardName
 from ..closing import Closing
 from ..serving.health import Health, State
 
@@ -30,9 +30,6 @@ LOOK_S = 1.0
 RETRY_S, RETRY_LIMIT_S = 0.1, 5.0
 """Seconds before the boards are tried again when none was free and worked, doubled each time up to the limit."""
 
-BoardName = str | Callable[[], Board]
-"""A board's name, or a function that opens one, as `rsn.load` takes them."""
-
 
 class StageDown(BoardError):
     """A stage has no board at this moment. Nothing of the request was run there."""
@@ -45,9 +42,10 @@ class StageServer(Protocol):
     def health(self) -> Health:
         """Whether calls are being answered, and the board's latest error."""
 
-    def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
-        """Queue a call. inputs: tensors by name. Returns the future of the next stage's inputs, or of the model's
-        result; limits and errors as for `Server.ask`."""
+    def ask(self, inputs: Any, *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
+        """Queue a call. inputs: of the first stage the model's arguments by name, else what the stage before gave.
+        Returns the future of what the next stage takes, or of the model's result; limits and errors as for
+        `Server.ask`."""
 
     def close(self) -> None:
         """Finish the submitted calls, and release the board."""
@@ -102,7 +100,7 @@ class StageOnBoard(Closing):
         self._thread = threading.Thread(target=self._keep, name="rsn-stage", daemon=True)
         self._thread.start()
 
-    def ask(self, inputs: Mapping[str, Any], timeout: float) -> Future[Any]:
+    def ask(self, inputs: Any, timeout: float) -> Future[Any]:
         """Queue a call, as `StageServer.ask`. timeout: in seconds. Raises `StageDown` without a board."""
         server = self._server
         if server is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rsn.host.replicas.stage import BoardName
+from rsn.host.boards.several import BoardName
 from rsn.host.runner import Runner
 from rsn.host.serving import Health, Serving
 from rsn.host.serving.metrics import Metrics

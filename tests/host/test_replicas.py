@@ -21,7 +21,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from rsn.base.errors import BoardBusy, BoardError, ContainerError, TensorError
 from rsn.host.boards.device import BoardLost
+from rsn.host.model.file import identity
 from rsn.host.replicas import replicated, stage
+from rsn.host.replicas.files import StageFile
 from rsn.host.replicas.pipeline import LocalPipeline, PipelineLost
 from rsn.host.replicas.replicated import ReplicatedServer
 from rsn.host.replicas.stage import StageDown, StageOnBoard, StageReport
@@ -29,7 +31,7 @@ from rsn.host.serving import Health, QueueFull, RequestTimeout, State
 from rsn.host.serving.metrics import Metrics
 
 from .rigged import COLUMNS, Array, Rig
-from .stages import ROWS, Product, expected
+from .stages import ROWS, SERVING, Product, expected
 
 STAGES = 3
 TOLERANCE = 1e-5
@@ -430,9 +432,6 @@ def _ran(registry: CollectorRegistry) -> float:
 def test_a_file_that_was_replaced_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     import rsn
-    from rsn.host.model.file import identity
-    from rsn.host.replicas.files import WholeModel
-    from rsn.host.serving import Serving
 
     path = tmp_path / "x.rsnmodel"
     models = [torch.nn.Linear(64, 64).eval() for _ in range(2)]
@@ -442,7 +441,7 @@ def test_a_file_that_was_replaced_is_not_taken_for_the_one_before(tmp_path: Path
         rsn.compile(model, (x,)).save(path)
 
     write(models[0])
-    first = WholeModel(str(path), identity(path), Serving())
+    first = StageFile(str(path), identity(path), 0, 1, SERVING)
     server = first.open("sim", None, "m")
     assert torch.allclose(server.ask({"input": x}).result(10), models[0](x), atol=1e-4)
     server.close()
@@ -467,3 +466,41 @@ def test_files_that_several_threads_load_leave_stderr_alone(tmp_path: Path) -> N
     for thread in loading:
         thread.join()
     assert sys.stderr is before
+
+
+@pytest.mark.long
+def test_a_model_that_is_cut_into_stages(tmp_path: Path) -> None:
+    """Requests of several sizes, on two copies: to the last bit what one board gives."""
+    torch = pytest.importorskip("torch")
+    from transformers import BertConfig, BertModel
+
+    import rsn
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=100, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
+    )
+    model = BertModel(config, add_pooling_layer=False).eval()
+    ids = torch.randint(100, (4, 24))
+    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    sizes = {name: {0: rsn.Batch(1, 4), 1: rsn.Length(24)} for name in example}
+    for boards in (1, 2):
+        rsn.compile(model, example, dynamic_shapes=sizes, boards=boards).save(tmp_path / f"{boards}.rsnmodel")
+    path = tmp_path / "2.rsnmodel"
+    sources = [StageFile(str(path), identity(path), i, 2, SERVING) for i in range(2)]
+    with (
+        rsn.load(tmp_path / "1.rsnmodel") as one,
+        served(lambda number: LocalPipeline(sources, ["sim"] * 4, 2 * number, "m"), 2) as server,
+    ):
+        server.settled()
+        asked = []
+        for batch, length in ((1, 5), (2, 24), (4, 7), (3, 9), (1, 24)):
+            ids = torch.randint(100, (batch, length))
+            asked.append({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        answers = [server.ask(inputs) for inputs in asked]
+        for inputs, answer in zip(asked, answers, strict=True):
+            found, wanted = answer.result(20).last_hidden_state, model(**inputs).last_hidden_state
+            assert torch.equal(found, one(**inputs).last_hidden_state)
+            assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+        with pytest.raises(TensorError, match="25"):
+            server.ask({"input_ids": ids[:1, :1].expand(1, 25), "attention_mask": ids.new_ones(1, 25)}).result(10)
