@@ -139,20 +139,27 @@ def explain(
     overlay: str = "xnn",
     experts: str | Experts | None = None,
     whole: bool = True,
+    boards: int | str | Sequence[BoardName] = 1,
 ) -> str:
     """Return a report as text: where each operator of a module would run and why, and each module's share of the FLOPs
     and of the modelled time (schedule "paper"). Nothing runs on a board. Raises as `compile`.
 
     model: as for `compile`, or the result of `torch.compile(..., backend="rsn")`. PyTorch then runs it twice to capture
     its graphs; the report covers each graph, the graph breaks, and what stays in PyTorch. Overlay and experts are those
-    of the options of `torch.compile`. example_inputs, overlay, experts, whole: as for `compile`.
+    of the options of `torch.compile`. Its tensors may be on the meta device: a report needs no values. example_inputs,
+    overlay, experts, whole, boards: as for `compile`; of several boards the report begins with bytes, modelled time and
+    traffic of each stage.
     """
     require_torch("compiling a model")
     model, example_inputs = _opened(model, example_inputs)
     example = _examples(example_inputs)
     if explain_captured.is_captured(model):
         return torch_backend.explain(model, example)
-    pipeline = _with_experts(pipelines.Pipeline.named(overlay), experts, "sim")
+    count, _ = _boards(boards, whole)
+    pipeline = _with_experts(pipelines.Pipeline.named(overlay, boards=count), experts, "sim")
+    shaped = capture.without_values(model)
+    if shaped is not None:
+        model, pipeline = shaped, pipeline.of_shapes
     module, example, borders = precision.in_float32(capture.module_of(model), example)
     if borders is not None:
         warnings.warn(borders.told, stacklevel=2)
@@ -167,6 +174,8 @@ def explain(
         return found.explain(modelled(found))
     with pipeline.proposing_pieces(lambda: (module, example), is_half=borders is not None):
         traced = pipeline.trace(module, example)
+        if count != 1:
+            return _built(partial(BuiltStages.of, pipeline), traced).explain()
         return traced.explain(_built(modelled, traced))
 
 
@@ -403,7 +412,7 @@ def compile(
             if count == 1:
                 built = _built(recipe.build, found)  # schedule, lower, pack
             else:
-                stages = _built(partial(BuiltStages.of, recipe), found)
+                stages = _built(partial(BuiltStages.of, pipeline), found)
                 built = stages.built[0]
                 chosen[:] = [stages.cuts]
         if found.told:

@@ -206,6 +206,25 @@ def copied(model: nn.Module, others: Mapping[int, torch.Tensor] = MappingProxyTy
     return copy.deepcopy(model, {id(x): others.get(id(x), x) for x in tensors_of(model)})
 
 
+def without_values(model: object) -> nn.Module | None:
+    """Return a copy of a module with tensors on the meta device, which has all tensors on the CPU; None for a module
+    without. All elements of such a tensor are one number: it takes no memory, and what is compiled of it has the right
+    shapes, in float32. It is for models that are larger than this computer's memory."""
+    others = {}
+    for x in tensors_of(model) if isinstance(model, nn.Module) else ():
+        if x.is_meta:
+            dtype = torch.float32 if x.is_floating_point() else x.dtype
+            value = torch.full((), 0.5).to(dtype).expand(x.shape)  # not 0: a bias of zeros is left out
+            others[id(x)] = nn.Parameter(value, requires_grad=False) if isinstance(x, nn.Parameter) else value
+    return copied(model, others) if isinstance(model, nn.Module) and others else None
+
+
+def cloned(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor. Where all elements along an axis are one in memory, they are in the copy."""
+    ones = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())
+    return x[ones].clone().expand(x.shape) if 0 in x.stride() else x.clone()
+
+
 def _twin(model: nn.Module) -> nn.Module:
     """A copy of the module that shares its tensors, because torch.export replaces a module's tensors for a while and
     other threads may use the module. The module itself if it cannot be copied."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from ..scheduler.graph import ActivationFunction, Gemm
+from ..scheduler.graph import ActivationFunction, Array, Gemm
 from .capture import dtype_of, module_path, shape_of
 from .layers import Base
 from .values import Abstract, AbstractState, Arguments, Value, is_host
@@ -64,13 +64,20 @@ def _gated(values: AbstractState, gated: Gemm, up: Gemm, gain: float) -> Gemm:
     if ratio != 1:
         weight, bias = (weight * np.float64(ratio)).astype(np.float32), bias * ratio
     fields = {
-        "weight": np.concatenate([gated.weight, weight], axis=1),
+        "weight": _beside(gated.weight, weight),
         "bias": np.concatenate([gated.bias, bias]),
         "gated": True,
         "scale": None,
         "fused": tuple(dict.fromkeys((*gated.fused, *([up.path] if up.path != gated.path else []), *up.fused))),
     }
     return values.layers.variant(gated, **fields)
+
+
+def _beside(one: Array, other: Array) -> Array:
+    """Two matrices as one, side by side: without memory if all their elements are one number in memory."""
+    if not any((*one.strides, *other.strides)) and one.flat[0] == other.flat[0]:
+        return np.broadcast_to(one[:1, :1], (len(one), one.shape[1] + other.shape[1]))
+    return np.concatenate([one, other], axis=1)
 
 
 def scaled_gate(values: AbstractState, layer: Gemm, factor: float) -> Gemm:

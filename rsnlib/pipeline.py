@@ -95,6 +95,11 @@ class Pipeline:
         """The same pipeline, but with the schedule "paper" instead of a search."""
         return self if isinstance(self.schedule, Schedule) else replace(self, schedule=PAPER)
 
+    @property
+    def of_shapes(self) -> Pipeline:
+        """The same pipeline, but without the values of weights: programs without weights."""
+        return replace(self, passes=replace(self.passes, fold=fold_shapes))
+
     def observed(self, name: str, observer: Callable[[Any], None]) -> Pipeline:
         """Return the same pipeline, but `observer` is called with the result of pass `name`, before other observers."""
         others = self.passes.observe

@@ -29,6 +29,7 @@ from .capture import (
     Environment,
     Interface,
     arguments,
+    cloned,
     computed,
     draws,
     dtype_of,
@@ -448,7 +449,7 @@ class _Tracer:
             columns={out.name: network.columns(out.name) for out in network.outputs},
             interface=interface,
             constants={
-                node: value.clone() if isinstance(value, torch.Tensor) else value
+                node: cloned(value) if isinstance(value, torch.Tensor) else value
                 for node, value in lifted(self.program).items()
                 if node in needed and node not in interface.fixed
             },

@@ -51,7 +51,7 @@ def bert(layers: int = 2, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
     return transformers.BertModel(config).eval(), {"input_ids": torch.randint(100, (2, 40)), "attention_mask": mask}
 
 
-def llama() -> tuple[nn.Module, dict[str, Any]]:
+def llama(device: str = "cpu") -> tuple[nn.Module, dict[str, Any]]:
     import transformers
 
     torch.manual_seed(0)
@@ -64,7 +64,9 @@ def llama() -> tuple[nn.Module, dict[str, Any]]:
         vocab_size=100,
         use_cache=False,
     )
-    return transformers.LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(100, (1, 24))}
+    with torch.device(device):
+        model = transformers.LlamaForCausalLM(config).eval()
+    return model, {"input_ids": torch.randint(100, (1, 24))}
 
 
 def bart() -> tuple[nn.Module, dict[str, Any]]:
@@ -136,7 +138,7 @@ def test_any_cut_computes_the_same(data: st.DataObject) -> None:
     cuts = tuple(sorted(data.draw(st.sets(st.sampled_from(places), min_size=1), "cuts")))
     followed = Followed(model)
     recipe = Recipe(followed, example, replace(pipeline, boards=len(cuts) + 1, cuts=cuts))
-    staged = BuiltStages.of(recipe, recipe.trace())
+    staged = BuiltStages.of(recipe.pipeline, recipe.trace())
     assert staged.cuts == cuts
     with CompiledStages(staged, ["sim"] * len(staged.built), recipe, followed.look()) as cut:
         assert same(cut(**example), whole_result())
@@ -222,6 +224,15 @@ def test_a_layer_beyond_a_board_is_refused_by_name() -> None:
     pipeline = small_banks(1 << 17)
     with pytest.raises(RoomError, match="lpddr"):
         pipeline.cut(pipeline.trace(*bert()))
+
+
+def test_a_model_without_values_is_explained() -> None:
+    """The report of a model on the meta device is that of the model."""
+    model, example = llama()
+    empty, _ = llama("meta")
+    assert next(empty.parameters()).is_meta
+    for boards in (1, 3):
+        assert rsn.explain(empty, example, boards=boards) == rsn.explain(model, example, boards=boards)
 
 
 @pytest.mark.parametrize(

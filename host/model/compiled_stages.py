@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...base.errors import UnsupportedError
+from ...base.errors import ScheduleError
 from ...hw.sim.machine import Run
 from ...isa.program import Program
 from ...rsnlib.summary import Modelled
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ...rsnlib.changes import Change
     from ...rsnlib.key_spans import RowsOfCaches
     from ...rsnlib.partition import Traced
+    from ...rsnlib.pipeline import Pipeline
     from ...rsnlib.precision import Borders
     from ...rsnlib.verification import Verification, VerifiedCall, Visible
     from ...scheduler.graph import LayerGraph
@@ -43,16 +44,15 @@ class BuiltStages:
     built: tuple[Built, ...]
 
     @classmethod
-    def of(cls, recipe: Recipe, traced: Traced, before: BuiltStages | None = None) -> BuiltStages:
-        """Cut a traced module, and build its stages. before: those of the model before a change, whose schedules are
-        kept if they are cut at the same places. Raises as `Pipeline.cut` and `Recipe.build`."""
-        traced, cuts = recipe.pipeline.cut(traced)
+    def of(cls, pipeline: Pipeline, traced: Traced, build: Callable[[int, Traced], Built] | None = None) -> BuiltStages:
+        """Cut a traced module, and build its stages. build: instead of the pipeline, from a stage's number and the
+        module with its network alone. Raises as `Pipeline.cut` and `Pipeline.build`."""
+        traced, cuts = pipeline.cut(traced)
         networks = stages(traced.network, cuts)
-        parts = [replace(traced, network=network) for network in networks]
-        if before is not None and before.cuts == cuts:
-            built = tuple(recipe.rebuild(old, part) for old, part in zip(before.built, parts, strict=True))
+        if build is None:
+            built = tuple(pipeline.build(network) for network in networks)
         else:
-            built = tuple(recipe.build(part) for part in parts)
+            built = tuple(build(i, replace(traced, network=network)) for i, network in enumerate(networks))
         return cls(replace(traced, again=None), cuts, networks, built)
 
     @property
@@ -117,10 +117,13 @@ class CompiledStages(FollowingModule):
         return None if self._stages.traced.host.lengths else super()._begun(args, kwargs)
 
     def _take_over(self, change: Change) -> None:
-        traced = self._recipe.trace()
-        stages = BuiltStages.of(self._recipe, traced, self._stages)
-        if len(stages.built) != len(self._on_boards):
-            raise UnsupportedError(f"the changed model needs {len(stages.built)} boards: compile it again")
+        recipe, before = self._recipe, self._stages
+        # The same places, unless the changed model has other layers.
+        kept = replace(recipe.pipeline, cuts=before.cuts)
+        try:
+            stages = BuiltStages.of(kept, recipe.trace(), lambda i, stage: recipe.rebuild(before.built[i], stage))
+        except ScheduleError:
+            stages = BuiltStages.of(replace(recipe.pipeline, boards=len(self._on_boards)), recipe.trace())
         for on_board in self._on_boards:
             on_board.changed()
         self._stages = stages
