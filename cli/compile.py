@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -22,8 +22,10 @@ from ..base.files import write_text
 from ..base.garbage import gc_frozen
 from ..host.model.compare import difference_table
 from ..host.model.compiled import Compiled, modelled_layers
+from ..host.model.compiled_stages import BuiltStages
 from ..host.model.file import SUFFIX, ModelVariant, SavedProgram, write
 from ..host.model.following import Recipe
+from ..host.model.stage_figures import stage_table
 from ..host.tensors import check_target, save_tensors
 from ..isa.overlays import find
 from ..isa.program import Program, Role
@@ -178,6 +180,11 @@ class CompileOptions(Options):
     pieces: bool = option(
         f"also take a model that the overlay cannot run as a whole: {SUFFIX} holds the pieces that it can, and PyTorch "
         "runs the rest",
+        of=OVERLAYS,
+    )
+    boards: str | None = option(
+        f"cut the layers into stages for so many boards, or auto: the fewest that hold them; {SUFFIX} holds the stages",
+        metavar="N|auto",
         of=OVERLAYS,
     )
     explains: bool = option("show how far each segment is from the best possible time", "--explain", of=OVERLAYS)
@@ -339,6 +346,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         raise click.UsageError("--perplexity goes with --compare")
     if options.budget is not None and options.schedule != "best":
         raise click.UsageError("--budget goes with --schedule best")
+    boards = _boards(options)
     if options.pieces:
         for flag in given("weights", "lengths", "schedule_out", "reference"):
             raise click.UsageError(f"{flag} is about one program; with --pieces there may be several")
@@ -371,6 +379,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
             checks_rows=False,
             progress=steps.share,
             smooth=None if options.smooth is None else models.load_calls(options.smooth),
+            boards=boards,
         )
         stack.enter_context(gc_frozen())  # PyTorch's modules, which the line before has loaded, stay
         steps.done(STEPS[0])
@@ -403,6 +412,10 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
                 traced = pipeline.trace(model, example)
             if reference is None:
                 del model, example
+            if boards != 1:
+                made = _in_stages(BuiltStages.of(pipeline, traced), options, borders)
+                steps.done("write")
+                return made
             network, host = traced.network, traced.host if is_model else None
             in_pytorch = sorted({p.op for p in traced.placements if p.where == "host"} - CONVERSIONS)
             if reference is None:
@@ -447,6 +460,39 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
     if compared is not None:
         lines += ["", str(compared)]
     return Made(facts, lines)
+
+
+def _boards(options: CompileOptions) -> int | None:
+    """The number of boards, None for the fewest. Raises `click.UsageError` for another text, and for options that are
+    about one program."""
+    if options.boards is None:
+        return 1
+    if options.boards != "auto" and not (options.boards.isdecimal() and int(options.boards) > 0):
+        raise click.UsageError(f"--boards {options.boards}: a number of boards, or auto")
+    if not options.output.endswith(SUFFIX):
+        raise click.UsageError(f"{options.output}: --boards writes a whole model ({SUFFIX})")
+    for flag in given("pieces", "weights", "schedule_out", "reference"):
+        raise click.UsageError(f"{flag} is about one board; with --boards there may be several")
+    return None if options.boards == "auto" else int(options.boards)
+
+
+def _in_stages(staged: BuiltStages, options: CompileOptions, borders: Borders | None) -> Made:
+    """Write a model in stages."""
+    write(options.output, [staged.part()], None, borders)
+    built = list(zip(staged.built, staged.networks, strict=True))
+    figures = staged.figures
+    facts = [_facts(x.program, network) | asdict(of) for (x, network), of in zip(built, figures, strict=True)]
+    in_pytorch = sorted({p.op for p in staged.traced.placements if p.where == "host"} - CONVERSIONS)
+    lines = [
+        f"{options.output}: {counted(len(built), 'stage')} on {built[0][0].program.overlay.name}, "
+        f"{counted(len(staged.traced.network.layers), 'segment')}",
+        *stage_table(figures, staged.modules),
+    ]
+    if in_pytorch:
+        lines.append(f"in PyTorch: {_first_of(in_pytorch)}")
+    if options.explains:
+        lines += ["", staged.explain()]
+    return Made({"program": options.output, "stages": facts, "in_pytorch": in_pytorch}, lines)
 
 
 def _in_pieces(split: Split, pipeline: Pipeline, options: CompileOptions, borders: Borders | None) -> Made:

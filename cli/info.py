@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 
+from ..host.model.file import SUFFIX
 from ..isa.overlays import find
 from ..isa.overlays.file import changed, differences
 from ..isa.program import Program
 from ..isa.statistics import count
 from .machine import show_cycles, show_resources
+from .model_files import show_model
 from .options import JSON, PATH, RAW, Options, option, refuse_contradictions, was_given, with_options
 from .programs import loaded
 from .raw import BARE, OP_LISTS, OVERLAY, RawImage
@@ -44,10 +46,10 @@ class InfoOptions(Options):
 @click.argument("program", type=PATH, required=False)
 @with_options(InfoOptions)
 def info_command(program: Path | None, options: InfoOptions) -> None:
-    """Show what PROGRAM (.bin or .rsn) holds.
+    """Show what PROGRAM (.bin, .rsn or .rsnmodel) holds.
 
     That is: mOPs, packets, bytes and uOPs per type of unit, and its buffers. The segments of a compiled program too,
-    where the file says them.
+    where the file says them. Of a model file: its programs, and what each stage of a model over several boards takes.
 
     Packets and bytes include terminators; terminators are not uOPs. For a bare image (--raw) without op lists (--mme),
     the ops of the MMEs are unknown.
@@ -59,6 +61,9 @@ def info_command(program: Path | None, options: InfoOptions) -> None:
         raise click.UsageError("--resources and --cycles: give one of them")
     if options.overlay_file is not None and not costs:
         raise click.UsageError("--overlay-file: only with --resources or --cycles")
+    if program is not None and program.suffix == SUFFIX and not costs and not options.raw:
+        show_model(program, options.as_json)
+        return
     if program is not None:
         refuse_contradictions(options.raw)
     elif not costs or options.raw or options.mme is not None:

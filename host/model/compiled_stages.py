@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import ScheduleError
@@ -68,8 +69,17 @@ class BuiltStages:
         layers = {name: seconds for one in times for name, seconds in one.layers.items()}
         segments = {name: seconds for one in times for name, seconds in one.segments.items()}
         modelled = Modelled(sum(one.latency_s for one in times), layers, segments)
-        modules = [f"{network.layers[0].place} to {network.layers[-1].place}" for network in self.networks]
-        return "\n".join([*stage_table(self.figures, modules), "", self.traced.explain(modelled)])
+        return "\n".join([*stage_table(self.figures, self.modules), "", self.traced.explain(modelled)])
+
+    @property
+    def modules(self) -> list[str]:
+        """The first and the last module of each stage, as text."""
+        return [f"{network.layers[0].place} to {network.layers[-1].place}" for network in self.networks]
+
+    def part(self, sizes: tuple[int, ...] = (), verified: datetime | None = None) -> ModelVariant:
+        """Return the stages as a part of a model file. sizes, verified: of `ModelVariant`."""
+        host = self.traced.host
+        return ModelVariant(sizes, tuple(SavedProgram(x.program, x.weights, host) for x in self.built), None, verified)
 
 
 class CompiledStages(FollowingModule):
@@ -184,14 +194,12 @@ class CompiledStages(FollowingModule):
         boards have to be opened for that."""
         with self._turn:
             self._follow()
-            built: Sequence[Built | None] = self._stages.built
-            if in_bank:
-                self._open()
-                built = self._placed
             verified = None if self._verification is None else self._verification.when(self._verified)
-            host = self._stages.traced.host
-            saved = tuple(SavedProgram(x.program, x.weights, host) for x in built if x is not None)
-            return ModelVariant(sizes, saved, None, verified)
+            if not in_bank:
+                return self._stages.part(sizes, verified)
+            self._open()
+            placed = tuple(built for built in self._placed if built is not None)
+            return replace(self._stages, built=placed).part(sizes, verified)
 
     def forget(self) -> None:
         """In a forked child: as for `FollowingModule`."""

@@ -57,6 +57,8 @@ IN_PIECES = 4
 """The format of a file with a model in pieces, which readers of `FORMAT` alone do not know."""
 IN_STAGES = 5
 """The format of a file with a model in stages, which other readers do not know."""
+NO_STAGE = -1
+"""In the place of a stage's number: no weights are used."""
 KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
 
 
@@ -264,9 +266,9 @@ def read(path: str | os.PathLike[str], stage: int | None = None) -> Saved:
     """Read a model file.
 
     Weights are mapped, not copied: they are read from the file when they are used, and processes that load the same
-    file share them. stage: number of the only stage that will be used: the weights of others are not read, nor are
-    they checked. Raises `ContainerError`, naming the file, if it is cut short, altered, not a model, or of another
-    format; `MissingError` without PyTorch.
+    file share them. stage: number of the only stage that will be used, or `NO_STAGE`: the weights of others are not
+    read, nor are they checked. Raises `ContainerError`, naming the file, if it is cut short, altered, not a model, or
+    of another format; `MissingError` without PyTorch.
     """
     require_torch("loading a model")
     try:
@@ -332,7 +334,9 @@ def _of_others(description: Json, stage: int | None) -> set[str]:
     stage the constants of the host part. None: none, all stages are used."""
     others, own = set[str](), set[str]()
     for part in as_list(description["parts"]) if stage is not None else []:
-        stages = as_list(part.get("stages", []))
+        if "split" in part:
+            return set()
+        stages = as_list(part.get("stages", [part]))
         for number, program in enumerate(stages):
             (own if number == stage else others).update((*program["banks"].values(), *program["weights"].values()))
         if stage not in (0, len(stages) - 1):
