@@ -17,8 +17,7 @@ from ..assembler.printer import show
 from ..base.deferred import deferred
 from ..base.durations import duration
 from ..base.errors import require_torch
-from ..base.files import check_target as check_file
-from ..base.files import write_text
+from ..base.files import check_target, write_text
 from ..base.garbage import gc_frozen
 from ..host.model.compare import difference_table
 from ..host.model.compiled import Compiled, modelled_layers
@@ -26,7 +25,7 @@ from ..host.model.compiled_stages import BuiltStages
 from ..host.model.file import SUFFIX, ModelVariant, SavedProgram, write
 from ..host.model.following import Recipe
 from ..host.model.stage_figures import stage_table
-from ..host.tensors import check_target, save_tensors
+from ..host.tensors import check_tensor_file, save_tensors
 from ..isa.overlays import find
 from ..isa.program import Program, Role
 from ..isa.statistics import count
@@ -272,7 +271,7 @@ def _in_integers(spec: str, options: CompileOptions) -> Made:
 def _streams(named: Named, options: CompileOptions) -> Made:
     """Write the machine of a stream program, and its program, as a text."""
     _check_text(options.output, "a stream program becomes")
-    check_file(options.output)
+    check_target(options.output)
     return _written(
         machine_program(named, execute=False, kernels=options.kernels), options, "a stream program's machine"
     )
@@ -281,9 +280,9 @@ def _streams(named: Named, options: CompileOptions) -> Made:
 def _operators(machine: OperatorMachine, options: CompileOptions) -> Made:
     """Write the machine of a program of dynamic streams, and its program, as a text."""
     _check_text(options.output, "a program of dynamic streams becomes")
-    check_file(options.output)
+    check_target(options.output)
     if options.weights is not None:
-        check_target(options.weights)
+        check_tensor_file(options.weights)
     made = _written(machine_of_operators(machine, in_files=True), options, "a dynamic stream program's machine")
     if options.weights is not None:
         save_tensors(options.weights, tensor_values(machine))
@@ -306,7 +305,7 @@ def _with_machine(spec: str, options: CompileOptions) -> Made:
     _check_text(options.output, "a generated machine is")
     for path in (options.output, options.stream_program, options.inputs_out):
         if path is not None:
-            check_file(path)
+            check_target(path)
     knobs = knobs_of(options.chosen)
     fixed = {text.partition("=")[0] for text in options.chosen}
     device = device_named(options.onto)
@@ -357,9 +356,9 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         plan = schedule_named(options.schedule, 30.0 if options.budget is None else options.budget, options.seed)
         for path in (output, schedule_out):
             if path is not None:
-                check_file(path)
+                check_target(path)
         if weights is not None:
-            check_target(weights)
+            check_tensor_file(weights)
 
         asked = {FORMER.get(name, name) for name in options.dumped}
 

@@ -16,12 +16,11 @@ import numpy.typing as npt
 from ..assembler import container
 from ..base.durations import duration
 from ..base.errors import BoardError, ProgramError, UnsupportedError
-from ..base.files import check_target as check_text_target
-from ..base.files import write_text
+from ..base.files import check_target, write_text
 from ..host.native_dynamic import build_dynamic, dynamic_memories, run_native_dynamic, written_tensors
 from ..host.native_tasks import NativeRegion, run_native, to_memory
 from ..host.tasks import checked_inputs
-from ..host.tensors import check_target, load_tensors, save_tensors
+from ..host.tensors import check_tensor_file, load_tensors, save_tensors
 from ..hw.sim.tasks import in_room
 from ..hw.versal.csim.tasks import PROGRAM, SECONDS, build_regions
 from ..isa.overlays.tasks import TASKS
@@ -86,7 +85,7 @@ def hls_command(program: str, options: HlsOptions) -> None:
         _write_dynamic(machine, options)
         return
     if options.outputs:
-        check_target(options.outputs)
+        check_tensor_file(options.outputs)
     tasks, calls, stated = _tasks(program, options.kernels)
     sizes = checked_sizes(tasks, {**stated, **dict(options.sizes)})
     device = device_of(tasks, options.onto)
@@ -121,7 +120,7 @@ def _write_dynamic(machine: OperatorMachine, options: HlsOptions) -> None:
     if options.kernels:
         raise click.UsageError("--kernels: not for programs of dynamic streams, whose operators have no such rates")
     if options.outputs:
-        (check_text_target if options.outputs.endswith(TEXT) else check_target)(options.outputs)
+        (check_target if options.outputs.endswith(TEXT) else check_tensor_file)(options.outputs)
     device = device_named(options.onto) if options.onto else DEVICE
     made = dynamic_cpp(machine.program, machine.name, machine.depths, device.float_add)
     has_values = bool(options.inputs or options.runs)

@@ -16,8 +16,7 @@ import numpy.typing as npt
 from ..base.deferred import deferred
 from ..base.errors import ProgramError, RsnError, TensorError
 from ..base.files import check_target, write_text
-from ..host.tensors import check_target as check_tensor_target
-from ..host.tensors import load_tensors, save_tensors
+from ..host.tensors import check_tensor_file, load_tensors, save_tensors
 from ..hw.sim.machine import Run, summary
 from ..isa.program import Program
 from .stream_programs import Named, uses_dynamic_streams
@@ -96,7 +95,7 @@ def run_dynamic(
     Raises `TensorError` for a file of tensors or streams that cannot be read or written, and what `run_machine` raises.
     """
     if outputs is not None:
-        (check_target if outputs.endswith(TEXT) else check_tensor_target)(outputs)
+        (check_target if outputs.endswith(TEXT) else check_tensor_file)(outputs)
     streams, tensors = read_values(overlays.bound_in(program.overlay).machine, inputs, weights)
     done = machines.run_machine(program, streams, tensors, with_data, record=True)
     if outputs is not None:

@@ -26,7 +26,7 @@ from ..host.boards.device import BoardTimeout
 from ..host.model.compare import compare, show
 from ..host.runner import Runner
 from ..host.tasks import run_tasks
-from ..host.tensors import Images, WeightFile, check_target, load_tensors, save_tensors
+from ..host.tensors import Images, WeightFile, check_tensor_file, load_tensors, save_tensors
 from ..host.whole_banks import AFTER, with_whole_banks
 from ..hw.sim.breakpoint import stop
 from ..hw.sim.explain import explain
@@ -281,7 +281,7 @@ def _run(program: Program, board: Board | None, options: RunOptions) -> Run:
         with working(TIMING):
             return _machine(program, params).run()
     if options.outputs:
-        check_target(options.outputs)
+        check_tensor_file(options.outputs)
     if board is None:
         given = _named(program, options)
         with working("running"):

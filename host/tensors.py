@@ -266,7 +266,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
         raise TensorError(f"{path}: not a readable safetensors file: {e}") from None
 
 
-def check_target(path: str | os.PathLike[str]) -> None:
+def check_tensor_file(path: str | os.PathLike[str]) -> None:
     """Raise `TensorError` for a path that `save_tensors` would refuse (another suffix, no folder), and `OSError` for a
     file that cannot be written. Call it before a long run."""
     target = Path(path)
@@ -285,7 +285,7 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, 
     an `.npz` cannot have, `OSError` if the file cannot be written.
     """
     target = Path(path)
-    check_target(target)
+    check_tensor_file(target)
     whole = {n: np.ascontiguousarray(t) for n, t in tensors.items()}
     for name, tensor in whole.items():
         if tensor.dtype.kind in "OSUMm":
