@@ -217,7 +217,7 @@ def interpret(
 ) -> Traced:
     """Trace a captured graph, like `trace`. environment: values of all nodes that are no operators, as `captured`
     returns them. premise: values that the graph was rewritten for; raises `UnsupportedError` if they have changed.
-    Raises like `trace` otherwise."""
+    again: as for `trace`. Raises like `trace` otherwise."""
     if premise is not None and not premise.holds():
         raise UnsupportedError("values that the graph was rewritten for have changed; capture the model again")
     given, environment = environment, dict(environment)

@@ -92,8 +92,8 @@ def of_kind(module: nn.Module, kind: ReferenceKind) -> nn.Module:
 
 
 def moved(x: torch.Tensor, drawn: torch.Generator) -> torch.Tensor:
-    """Return a parameter with each number moved by at most `MOVED_BY` of it. Quantised ones stay: their integers are
-    exact."""
+    """Return a parameter with each number moved by at most `MOVED_BY` of it, a new tensor of the same shape and type.
+    Integers and quantised ones stay, because they are exact. drawn: gives the random numbers."""
     if is_traceable_wrapper_subclass(x) or not x.is_floating_point():
         return x
     return x * (1 + MOVED_BY * (2 * torch.rand(x.shape, generator=drawn) - 1))

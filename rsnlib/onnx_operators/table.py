@@ -142,6 +142,7 @@ TABLE: dict[tuple[str, str], OnnxOperator] = {}
 
 def operator(*names: str, domain: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds a function to the table, under one name or several, and returns it as it is.
+    domain: of the names; "" is ONNX's own.
 
     The function raises `UnsupportedError` for what it does not support (`need`). Operands that PyTorch refuses raise
     PyTorch's errors, which become a `TensorError` with the node's name when the node runs (`OnnxModule.forward`).

@@ -262,7 +262,8 @@ class DecoderProgram:
         return at, at.block.environment(at.block.interface.bind((), arguments))
 
     def read(self, name: str) -> Array:
-        """Return a tensor of the machine's memory, by its name."""
+        """Return a copy of a tensor of the machine's memory, by its name, in its own shape. Raises `KeyError` for an
+        unknown one."""
         return self._memory.read(name)
 
     def read_caches(self) -> Caches:
