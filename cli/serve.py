@@ -10,7 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -25,7 +25,7 @@ from ..host.own_process import call_apart
 from ..host.serving.policy import Serving
 from .options import BOARD, PATH, XCLBIN, Count, File, Options, given, option, with_options
 from .progress import working
-from .serve_replicas import Copies, described, told_boards
+from .serve_replicas import Copies, DecoderCopies, described, told_boards
 
 if TYPE_CHECKING:
     from ..host.serving import completions, http, metrics, texts
@@ -36,6 +36,7 @@ else:
     completions = deferred("rsn.host.serving.completions")
     texts = deferred("rsn.host.serving.texts")
 
+C = TypeVar("C", bound=Copies)
 COPIES = "boards", "replicas", "ray"
 """Options of which each means that copies of the model run on many boards."""
 LONGEST_S = 24 * 3600.0
@@ -148,21 +149,30 @@ def serve_command(model: Path, options: ServeOptions) -> None:
         limits: Any = {
             "registry": registry, "timeout_s": timeout, "limit_bytes": limit, "keys": options.api_key
         }  # fmt: skip
-        where = f"on board {board}"
+        where, copied = f"on board {board}", None
         with working(f"opening {model} on {'many boards' if _is_copied() else f'board {board}'}"):
-            serving = Serving(queue=options.queue, max_wait_s=options.max_wait)
             if options.generate:
-                server, tokenizer, ends = _generation(model, options, counters)
+                if _is_copied():
+                    path = model if model.is_file() else _compiled_decoder(model, options, held)
+                    decoders = _copies(DecoderCopies, path, options)
+                    tokenizer, ends = decoders.tokenizer(), decoders.sizes.ends
+                    server = held.enter_context(decoders.generation(_name(model), counters))
+                    copied = server.copies
+                else:
+                    server, tokenizer, ends = _generation(model, options, counters)
             else:
                 path = _compiled(model, options, held) if model.is_dir() else model
                 if _is_copied():
-                    copies = _copies(path, options, serving)
-                    server, text = held.enter_context(copies.server(_name(model), counters)), copies.loaded.text()
-                    where, limits["replicas"] = told_boards(server), partial(described, server)
-                    if registry:
-                        registry.register(server)
+                    models = _copies(Copies, path, options)
+                    text = models.loaded.text()
+                    server = copied = held.enter_context(models.server(_name(model), counters))
                 else:
+                    serving = Serving(queue=options.queue, max_wait_s=options.max_wait)
                     server, text = _open(path, board, options.xclbin, serving, counters, _name(model))
+        if copied is not None:
+            where, limits["replicas"] = told_boards(copied), partial(described, copied)
+            if registry:
+                registry.register(copied)
         try:
             if options.generate:
                 app = completions.application(server, tokenizer, _name(model), ends=ends, **limits)
@@ -190,8 +200,6 @@ def _refuse_wrong_options(model: Path, options: ServeOptions) -> None:
         raise click.UsageError("RSN_API_KEY has no key; unset it to take all requests")
     if options.boards and given("board"):
         raise click.UsageError("--board: not with --boards")
-    if options.generate and _is_copied():
-        raise click.UsageError(f"{given(*COPIES)[0]} cannot be used with --generate")
     sizes = given("slots", "capacity", "chunk")
     if not options.generate and sizes:
         raise click.UsageError(f"{sizes[0]} needs --generate")
@@ -209,11 +217,12 @@ def _is_copied() -> bool:
     return bool(given(*COPIES))
 
 
-def _copies(model: Path, options: ServeOptions, serving: Serving) -> Copies:
-    """The copies of a model. Raises `ContainerError`, `BoardError`."""
-    return Copies(
-        model, options.boards, options.board, options.replicas, options.ray, serving, options.timeout, options.xclbin
-    )
+def _copies(kind: type[C], model: Path, options: ServeOptions) -> C:
+    """The copies of a model or a decoder. Raises `ContainerError`, `BoardError`."""
+    return kind(
+        model, options.boards, options.board, options.replicas, options.ray,
+        queue=options.queue, max_wait_s=options.max_wait, timeout_s=options.timeout, xclbin=options.xclbin,
+    )  # fmt: skip
 
 
 def _figures() -> tuple[Any, Any]:
@@ -242,12 +251,19 @@ def _generation(model: Path, options: ServeOptions, counters: Any) -> tuple[Any,
 
 def _from_folder(model: Path, options: ServeOptions) -> generation.LoadedDecoder:
     """Compile a decoder from a folder of transformers, and load it. Raises `TensorError`."""
-    with TemporaryDirectory(prefix="rsn-") as folder:
-        path = Path(folder) / "decoder.rsnmodel"
-        # Compiling takes many times the memory of the weights, which the process would keep.
-        sizes = {"slots": options.slots, "capacity": options.capacity, "chunk": options.chunk}
-        call_apart(generation.save_folder, model, path, **sizes)
+    with ExitStack() as held:
+        path = _compiled_decoder(model, options, held)
         return generation.load(path, board=options.board, xclbin=options.xclbin)
+
+
+def _compiled_decoder(model: Path, options: ServeOptions, held: ExitStack) -> Path:
+    """Compile a decoder from a folder of transformers. Returns its file, which is there until `held` ends. Raises
+    `TensorError`."""
+    path = Path(held.enter_context(TemporaryDirectory(prefix="rsn-"))) / f"decoder{SUFFIX}"
+    # Compiling takes many times the memory of the weights, which the process would keep.
+    sizes = {"slots": options.slots, "capacity": options.capacity, "chunk": options.chunk}
+    call_apart(generation.save_folder, model, path, **sizes)
+    return path
 
 
 def _name(model: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..base.deferred import deferred
-from ..base.errors import ContainerError, RsnError, TensorError, WrongBoards
+from ..base.errors import ContainerError, RsnError, WrongBoards
 from ..host.boards.several import check_boards
+from ..host.generation.loaded import DecoderSizes, saved_tokenizer
 from ..host.model.file import identity, read
 from ..host.model.loaded import Loaded
+from ..host.replicas.decoder_server import WholeDecoder
 from ..host.replicas.files import StageFile
 from ..host.replicas.pipeline import BoardPipeline, LocalPipeline
 from ..host.replicas.replicated import ReplicatedServer
 from ..host.replicas.stage import StageSource, said_dead
+from ..host.replicas.texts import Generations
+from ..host.serving.arguments import Argument
 from ..host.serving.policy import Serving
 
 if TYPE_CHECKING:
@@ -31,13 +35,13 @@ else:
 
 
 class Copies:
-    """A model that is served from many boards.
+    """A model, or a decoder, that is served from many boards.
 
     model: path of its file. boards: all of them; none: `board` as often as there are stages. count: copies of the
     model; None for as many as the boards are enough for. ray: address of a Ray cluster, as for `on_ray.cluster`; None
-    for threads of this process. serving: how requests queue. timeout_s: the most seconds of a request. xclbin: as for
-    `rsn.load`. Raises `ContainerError` for a file that is no model, and `BoardError` for too few boards, for a board
-    that is named twice, and for a name that means none.
+    for threads of this process. queue: the most requests that wait. max_wait_s: as for `Serving`. timeout_s: the most
+    seconds of a request. xclbin: as for `rsn.load`. Raises `ContainerError` for a file that is no such model, and
+    `BoardError` for too few boards, for a board that is named twice, and for a name that means none.
     """
 
     def __init__(
@@ -47,14 +51,16 @@ class Copies:
         board: str,
         count: int | None,
         ray: str | None,
-        serving: Serving,
+        *,
+        queue: int,
+        max_wait_s: float,
         timeout_s: float,
         xclbin: str | None,
     ) -> None:
         # absolute: actors may have another working directory
         self._path, self._ray, self._xclbin = str(model.resolve()), ray, xclbin
-        self._serving, self._timeout_s = serving, timeout_s
-        self._sources, self.loaded = self._read()
+        self._queue, self._max_wait_s, self._timeout_s = queue, max_wait_s, timeout_s
+        self._sources = self._read()
         stages = len(self._sources)
         self._boards = tuple(boards) or (board,) * (stages * (count or 1))
         self.count = len(self._boards) // stages if count is None else count
@@ -64,42 +70,66 @@ class Copies:
         # a cluster that runs already may have such a device in each of its computers
         check_devices(self._boards, are_elsewhere=ray not in (None, "local"))
 
-    def _read(self) -> tuple[list[StageSource], Loaded]:
-        """Read the file: where its stages come from, and the model without a board."""
+    loaded: Loaded
+    """The model without a board."""
+
+    def _read(self) -> list[StageSource]:
+        """Read the file, and return where its stages come from. Raises `ContainerError`, also for a file that cannot
+        take the place of the one that was read before."""
         own, saved = identity(self._path), read(self._path, 0)
         if saved.decoder is not None:
             raise ContainerError(f"{self._path}: a decoder, for rsn serve --generate")
         count = saved.stages
+        loaded = Loaded(saved, ["sim"] * count, None)
+        before = getattr(self, "loaded", loaded)
+        if (loaded.arguments, loaded.sizes) != (before.arguments, before.sizes):
+            raise ContainerError(f"{self._path}: a model with other arguments or sizes")
+        self.loaded = loaded
         # no waiting for a board that is down: another copy answers
-        serving = Serving(queue=self._serving.queue, max_wait_s=self._serving.max_wait_s, give_up_s=0.0)
-        files: list[StageSource] = [
-            StageFile(self._path, own, number, count, serving, self._xclbin) for number in range(count)
-        ]
-        return files, Loaded(saved, ["sim"] * count, None)
+        serving = Serving(queue=self._queue, max_wait_s=self._max_wait_s, give_up_s=0.0)
+        return [StageFile(self._path, own, number, count, serving, self._xclbin) for number in range(count)]
 
     @contextmanager
     def server(self, name: str, metrics: Metrics | None) -> Iterator[ReplicatedServer]:
-        """Start all copies, and close them at the end of a `with` block. name: of the model. metrics: where to count
-        requests. Raises `BoardError` if no copy works."""
+        """Start all copies, and close them at the end of a `with` block; SIGHUP replaces them by what the file has
+        then. name: of the model. metrics: where to count requests. Raises `BoardError` if no copy works."""
+        loaded = self.loaded
+        # all stages have a full run before them and one behind that
+        places = 2 * len(self._sources) * max(loaded.sizes.get("batch", (1,)))
+        with (
+            self._started(name, loaded.arguments, loaded.sizes, places, metrics) as (server, replace),
+            _on_hangup(replace),
+        ):
+            yield server
+
+    @contextmanager
+    def _started(
+        self,
+        name: str,
+        arguments: Sequence[Argument],
+        sizes: Mapping[str, tuple[int, ...]],
+        places: int,
+        metrics: Metrics | None,
+    ) -> Iterator[tuple[ReplicatedServer, Callable[..., None]]]:
+        """Start all copies while this lasts. Yields their server, and what replaces them, with the `idle` of
+        `ReplicatedServer.replace`."""
         with ExitStack() as held:
             start = held.enter_context(self._starting(name))
-            stages = len(self._sources)
-            server = ReplicatedServer(
-                partial(start, self._sources),
-                self.count,
-                name=name,
-                arguments=self.loaded.arguments,
-                sizes=self.loaded.sizes,
-                # all stages have a full run before them and one behind that
-                places=2 * stages * max(self.loaded.sizes.get("batch", (1,))),
-                queue=self._serving.queue,
-                timeout_s=self._timeout_s,
-                metrics=metrics,
+            server = held.enter_context(
+                ReplicatedServer(
+                    partial(start, self._sources),
+                    self.count,
+                    name=name,
+                    arguments=arguments,
+                    sizes=sizes,
+                    places=places,
+                    queue=self._queue,
+                    timeout_s=self._timeout_s,
+                    metrics=metrics,
+                )
             )
-            with server:
-                server.settled()
-                with _on_hangup(partial(self._renew, server, start)):
-                    yield server
+            server.settled()
+            yield server, partial(self._renew, server, start)
 
     @contextmanager
     def _starting(self, name: str) -> Iterator[Callable[[Sequence[StageSource], int], BoardPipeline]]:
@@ -114,17 +144,53 @@ class Copies:
                 sources, boards, stages * number, name, nodes[number % len(nodes)], bool(devices)
             )
 
-    def _renew(self, server: ReplicatedServer, start: Callable[[Sequence[StageSource], int], BoardPipeline]) -> None:
+    def _renew(
+        self,
+        server: ReplicatedServer,
+        start: Callable[[Sequence[StageSource], int], BoardPipeline],
+        idle: Callable[[int], bool] = lambda number: True,
+    ) -> None:
         """Read the file again, and replace all copies. Prints what becomes of it."""
         try:
-            sources, loaded = self._read()
-            if (loaded.arguments, loaded.sizes) != (self.loaded.arguments, self.loaded.sizes):
-                raise TensorError(f"{self._path}: a model with other arguments or sizes; serve it by another process")
-            server.replace(partial(start, sources))
+            server.replace(partial(start, self._read()), idle)
         except (RsnError, OSError) as e:
             click.echo(f"the model was not replaced: {e}", err=True)
         else:
             click.echo("the model was replaced", err=True)
+
+
+class DecoderCopies(Copies):
+    """As `Copies`, of a decoder."""
+
+    sizes: DecoderSizes
+    """Those that the file says."""
+
+    def _read(self) -> list[StageSource]:
+        own, saved = identity(self._path), read(self._path)
+        if saved.decoder is None:
+            raise ContainerError(f"{self._path}: no decoder; Decoder.save writes one")
+        try:
+            sizes = DecoderSizes.of(saved.decoder)
+        except (LookupError, TypeError, ValueError) as e:
+            raise ContainerError(f"{self._path}: not a decoder that rsn can read: {e}") from e
+        if sizes != getattr(self, "sizes", sizes):
+            raise ContainerError(f"{self._path}: a decoder of other sizes")
+        self.sizes, self._text = sizes, saved.decoder
+        return [WholeDecoder(self._path, own, self._xclbin)]
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer of the file. Raises as `LoadedDecoder.tokenizer`."""
+        return saved_tokenizer(self._text)
+
+    @contextmanager
+    def generation(self, name: str, metrics: Metrics | None) -> Iterator[Generations]:
+        """Start all copies, and close them at the end of a `with` block; otherwise as `server`."""
+        with (
+            self._started(name, (), {}, 1, None) as (server, replace),
+            Generations(server, self.sizes, queue=self._queue, metrics=metrics, name=name) as made,
+            _on_hangup(partial(replace, idle=made.is_idle)),
+        ):
+            yield made
 
 
 def check_devices(boards: Sequence[str], are_elsewhere: bool) -> None:

@@ -185,6 +185,11 @@ class Generation(Closing):
         return self._decoder.vocabulary
 
     @property
+    def requests(self) -> int:
+        """The number of requests that wait or run."""
+        return len(self._waiting) + len(self._running)
+
+    @property
     def health(self) -> Health:
         """Whether requests are being answered, and the board's latest error, for load balancers."""
         return self._health

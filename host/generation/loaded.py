@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...base.errors import BoardError, ContainerError, TensorError
 from ...base.json_values import as_int, as_ints, as_list
 from ...rsnlib.key_spans import RowsOfCaches
 from ..boards import Board
-from ..model.file import Saved, SavedProgram, read
+from ..model.file import Saved, SavedProgram, SavedText, read
 from ..model.hosted import HostedProgram
 from ..model.stage_calls import typed
 from ..runner import Runner
@@ -43,6 +43,35 @@ def load(
         return LoadedDecoder(saved, board, xclbin)
     except (AttributeError, LookupError, TypeError, ValueError, TensorError) as e:
         raise ContainerError(f"{path}: not a decoder that rsn can read: {type(e).__name__}: {e}") from e
+
+
+class DecoderSizes(NamedTuple):
+    """What a file says of a decoder, as `Slots` has it."""
+
+    slots: int
+    capacity: int
+    chunk: int
+    vocabulary: int
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, saved: SavedText) -> DecoderSizes:
+        """Those of a decoder's description. Raises any error for a wrong one."""
+        settings = saved.settings
+        slots, capacity, chunk, vocabulary = (
+            as_int(settings[name]) for name in ("slots", "capacity", "chunk", "vocabulary")
+        )
+        if slots < 1 or capacity < 2 or chunk < 2:
+            raise ValueError(f"{slots} slots of {capacity} rows, chunks of {chunk}")
+        return cls(slots, capacity, chunk, vocabulary, as_ints(settings["ends"]))
+
+
+def saved_tokenizer(saved: SavedText) -> Any:
+    """Return the tokenizer of a decoder's description, of transformers. Raises `ContainerError` if there is none or if
+    it cannot be loaded, and `MissingError` without transformers."""
+    if not saved.files:
+        raise ContainerError("the decoder was saved without a tokenizer: decoder.save(path, tokenizer)")
+    return tokenizer_of(saved.files)
 
 
 @dataclass
@@ -99,16 +128,12 @@ class LoadedDecoder(Slots):
         """As for `load`. Raises any error for a wrong description, and `BoardError`."""
 
         assert saved.decoder is not None
-        settings = saved.decoder.settings
-        slots, capacity, chunk = (as_int(settings[name]) for name in ("slots", "capacity", "chunk"))
-        if slots < 1 or capacity < 2 or chunk < 2:
-            raise ValueError(f"{slots} slots of {capacity} rows, chunks of {chunk}")
-        super().__init__(slots, capacity, chunk)
-        self.vocabulary = as_int(settings["vocabulary"])
-        self.ends = as_ints(settings["ends"])
-        self._layers = [as_ints(sizes) for sizes in as_list(settings["layers"])]
-        self._files = saved.decoder.files
-        self._cache = self._empty_cache(slots)
+        sizes = DecoderSizes.of(saved.decoder)
+        super().__init__(sizes.slots, sizes.capacity, sizes.chunk)
+        self.vocabulary, self.ends = sizes.vocabulary, sizes.ends
+        self._layers = [as_ints(of) for of in as_list(saved.decoder.settings["layers"])]
+        self._text = saved.decoder
+        self._cache = self._empty_cache(sizes.slots)
         prompts = self._prompt_programs()
         if len(saved.parts) != 1 + len(prompts):
             raise ValueError(f"{len(saved.parts)} programs for a step and {len(prompts)} kinds of prompts")
@@ -128,9 +153,7 @@ class LoadedDecoder(Slots):
     def tokenizer(self) -> Any:
         """Return the tokenizer that was saved, of transformers. Raises `ContainerError` if there is none or if it
         cannot be loaded, and `MissingError` without transformers."""
-        if not self._files:
-            raise ContainerError("the decoder was saved without a tokenizer: decoder.save(path, tokenizer)")
-        return tokenizer_of(self._files)
+        return saved_tokenizer(self._text)
 
     def close(self) -> None:
         """Release the boards. Further prompts and steps raise `BoardError`."""

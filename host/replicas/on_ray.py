@@ -34,6 +34,9 @@ log = logging.getLogger("rsn.replicas")
 BOARD = "rsn_board"
 """The name of a device of a computer as a Ray resource. Computers of a cluster state how many they have: ray start
 --resources='{"rsn_board": 1}'."""
+CPUS = 0.001
+"""The share of a CPU that Ray counts for an actor: it may wait for its board. Of an actor with none, Ray ignores the
+computer that it should run on."""
 CLOSE_S = 10.0
 """Seconds that an actor may take to finish its calls and release its board."""
 AT_ONCE = 1000
@@ -103,7 +106,7 @@ class RayPipeline:
             ray.remote(StageActor)
             .options(
                 name=own,
-                num_cpus=0,
+                num_cpus=CPUS,
                 resources={BOARD: 1} if takes_device else None,
                 max_restarts=-1,
                 max_concurrency=AT_ONCE,

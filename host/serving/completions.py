@@ -13,14 +13,15 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...base.errors import RsnError, TensorError
-from ..generation.batching import Event, Generation, Stream
-from ..generation.sampling import TokenScores
+from ..generation.batching import Event, Stream
+from ..generation.sampling import Sampling, TokenScores
 from ..generation.text import UNFINISHED, TextPieces, Tokenizer
 from .core import LIMIT_BYTES, TIMEOUT_S, Core, StreamingResponse, json_answer, unless_gone
 from .fields import RequestError
+from .health import Health
 from .http_json import parsed_json
 from .openai import STATUS, described, error, models
 from .policy import RequestTimeout
@@ -36,7 +37,7 @@ LEAST_LOGPROB = -9999.0
 
 
 def application(
-    generation: Generation,
+    generation: TextGenerator,
     tokenizer: Tokenizer,
     name: str,
     *,
@@ -79,10 +80,35 @@ def application(
     )
 
 
+class TextGenerator(Protocol):
+    """Generates texts for many callers, as a `Generation`."""
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens of a sequence, its prompt included."""
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that there are."""
+
+    @property
+    def health(self) -> Health:
+        """Whether requests are being answered, and the board's latest error."""
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        heard: Callable[[Event], None] | None = None,
+    ) -> Stream:
+        """As `Generation.submit`."""
+
+
 class _GenerationService:
     """Answers the requests for one generation."""
 
-    def __init__(self, generation: Generation, tokenizer: Tokenizer, forms: TextForms, core: Core[Any]) -> None:
+    def __init__(self, generation: TextGenerator, tokenizer: Tokenizer, forms: TextForms, core: Core[Any]) -> None:
         self._generation, self._tokenizer, self._forms, self._core = generation, tokenizer, forms, core
 
     async def complete(self, request: Any) -> Any:
@@ -206,7 +232,7 @@ class _Answer:
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._choices: list[_Choice] = []
 
-    def begin(self, generation: Generation, tokenizer: Tokenizer) -> None:
+    def begin(self, generation: TextGenerator, tokenizer: Tokenizer) -> None:
         """Queue all texts, or none. Raises what `Generation.submit` raises."""
         loop = asyncio.get_running_loop()
 

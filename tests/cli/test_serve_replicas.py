@@ -48,7 +48,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     ("options", "message"),
     [
         (["--boards", "sim", "--board", "csim"], "--board: not with --boards"),
-        (["--boards", "sim", "--generate"], "--boards cannot be used with --generate"),
         (["--replicas", "0"], "Invalid value for '--replicas'"),
     ],
 )
