@@ -33,7 +33,7 @@ from .words import (
 TURNED = 8.0
 """Elements of a transpose in a cycle where no rate is stated: as many banks more each way."""
 
-DEPTHS: Mapping[str, int] = {"rint": 2, "div": 10, "sqrt": 14, "exp": 20, "gelu": 26, "silu": 31, "tanh": 32}
+DEPTHS: Mapping[str, int] = {"rint": 2, "div": 10, "sqrt": 14, "exp": 7, "gelu": 26, "silu": 18, "tanh": 32}
 """Cycles from the operands of an operator on elements to its result, one after another on its longest way
 (`rsn.hw.versal.hlscheck.operators`). Others take 1."""
 

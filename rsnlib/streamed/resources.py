@@ -28,49 +28,58 @@ class FloatOperation:
 @dataclass(frozen=True)
 class FloatUnits:
     """Operations in float32 of a family of devices. add, multiply: an addition and a multiplication. divide: a division
-    or a square root."""
+    or a square root. exp: as `kernels.h` computes it, with integers."""
 
     add: FloatOperation
     multiply: FloatOperation
     divide: FloatOperation
+    exp: FloatOperation
 
 
+# Multipliers of 27 x 18 bits (UG579; those of a DSP58 have 27 x 24) for products of 18 x 16, 9 x 35 (two), 11 x 11 and
+# 27 x 18 bits. LUTs are an estimate: 216 of a table of 355 words of 27 bits (64 bits each, in rows of 512), 210 of two
+# shifts of 35 and 28 bits, four places in each level, 8 sums of 27 to 35 bits.
+EXP = FloatOperation(5, 680)
 # PG060, "Resource Utilization": single precision with full use of DSP48E2: multiplication 3, addition 2; divisions and
 # roots take LUTs only. LUTs are rounded from the same tables.
-ULTRASCALE = FloatUnits(FloatOperation(2, 220), FloatOperation(3, 80), FloatOperation(0, 800))
+ULTRASCALE = FloatUnits(FloatOperation(2, 220), FloatOperation(3, 80), FloatOperation(0, 800), EXP)
 # UG1399 (impl=primitivedsp): a DSP58 adds or multiplies in float32.
-VERSAL = FloatUnits(FloatOperation(1, 60), FloatOperation(1, 60), FloatOperation(0, 800))
+VERSAL = FloatUnits(FloatOperation(1, 60), FloatOperation(1, 60), FloatOperation(0, 800), EXP)
 
-FUNCTIONS: Mapping[str, tuple[int, int, int]] = {
-    "+": (1, 0, 0),
-    "-": (1, 0, 0),
-    "*": (0, 1, 0),
-    "/": (0, 0, 1),
-    "scale": (0, 1, 0),
-    "sqrt": (0, 0, 1),
-    "rint": (2, 0, 0),
-    "exp": (11, 12, 0),
-    "silu": (12, 12, 1),
-    "tanh": (13, 14, 1),
-    "gelu": (19, 23, 1),
+Operations = tuple[int, int, int, int]
+"""How many additions, multiplications, divisions or roots, and exp."""
+NONE: Operations = (0, 0, 0, 0)
+
+FUNCTIONS: Mapping[str, Operations] = {
+    "+": (1, 0, 0, 0),
+    "-": (1, 0, 0, 0),
+    "*": (0, 1, 0, 0),
+    "/": (0, 0, 1, 0),
+    "scale": (0, 1, 0, 0),
+    "sqrt": (0, 0, 1, 0),
+    "rint": (2, 0, 0, 0),
+    "exp": (0, 0, 0, 1),
+    "silu": (1, 0, 1, 1),
+    "tanh": (13, 14, 1, 0),
+    "gelu": (8, 11, 1, 1),
 }
-"""Additions, multiplications, and divisions or roots of an elementwise operation, as `kernels.h` computes it: exp is a
-polynomial. Those that are missing are comparisons and signs, which take few LUTs."""
+"""The operations of an elementwise operation, as `kernels.h` computes it. Those that are missing are comparisons and
+signs, which take few LUTs."""
 
 # The same for each element that another kernel takes in a cycle.
-PER_LANE: Mapping[str, tuple[int, int, int]] = {
-    "softmax": (13, 12, 1),  # difference from the maximum, exp, sum, quotient
-    "layernorm": (4, 2, 1),  # sum, difference from the mean, sum of squares, beta; square, gamma; quotient
-    "rmsnorm": (1, 2, 1),
-    "rotary": (1, 2, 0),
-    "turn": (0, 0, 0),
-    "quantise": (3, 1, 0),  # rint, zero point; product; beside them `QUANTISE_LUTS`, and divisions for each row
-    "join": (0, 0, 0),
-    "epilogue": (1, 2, 0),  # scales of a row and of a column, bias
-    "scale_columns": (0, 1, 0),
-    "append": (0, 0, 0),
-    "replace": (0, 0, 0),
-    "select": (0, 0, 0),
+PER_LANE: Mapping[str, Operations] = {
+    "softmax": (2, 0, 1, 1),  # difference from the maximum, sum; quotient; exp
+    "layernorm": (4, 2, 1, 0),  # sum, difference from the mean, sum of squares, beta; square, gamma; quotient
+    "rmsnorm": (1, 2, 1, 0),
+    "rotary": (1, 2, 0, 0),
+    "turn": NONE,
+    "quantise": (3, 1, 0, 0),  # rint, zero point; product; beside them `QUANTISE_LUTS`, and divisions for each row
+    "join": NONE,
+    "epilogue": (1, 2, 0, 0),  # scales of a row and of a column, bias
+    "scale_columns": (0, 1, 0, 0),
+    "append": NONE,
+    "replace": NONE,
+    "select": NONE,
 }
 
 
@@ -123,17 +132,16 @@ def multiplies_integers(types: Types) -> bool:
     return types[0] not in FLOATS
 
 
-def lane_operations(node: KernelNode) -> tuple[int, int, int]:
-    """Return the additions, multiplications, and divisions or roots, of each element that a kernel which is no product
-    takes in a cycle."""
+def lane_operations(node: KernelNode) -> Operations:
+    """Return the operations of each element that a kernel which is no product takes in a cycle."""
     if node.op == "epilogue" and not node.attributes["scaled"]:
-        return 1, 0, 0
+        return (1, 0, 0, 0)
     if node.op != "pointwise":
         return PER_LANE[node.op]
     counted: Mapping[str, int] = node.attributes.get("operations", {})  # type: ignore[assignment]
-    each = [(count, FUNCTIONS.get(name, (0, 0, 0))) for name, count in counted.items()]
-    adds, products, divisions = (sum(count * of[k] for count, of in each) for k in range(3))
-    return adds, products, divisions
+    each = [(count, FUNCTIONS.get(name, NONE)) for name, count in counted.items()]
+    adds, products, divisions, powers = (sum(count * of[k] for count, of in each) for k in range(4))
+    return adds, products, divisions, powers
 
 
 def area(node: KernelNode, lanes: int, device: StreamDevice, fabric: int = 0) -> dict[str, int]:
@@ -148,11 +156,11 @@ def area(node: KernelNode, lanes: int, device: StreamDevice, fabric: int = 0) ->
         taken = Datapath({"matmul": max(1, lanes)}).product_word(ElementType(SUMS, (rows, columns)))
         steps = max(1, lanes // (rows * columns))
         return _area_of_product(types, beside, lanes, device, fabric, taken.columns % 2 == 0, steps)
-    adds, products, divisions = lane_operations(node)
     if node.op == "quantise":  # a scale and its reciprocal for each row: divisions, which take no DSPs either
         rows = min(lanes, int(str(node.attributes["tm"])) * int(str(node.attributes.get("together", 1))))
         luts = lanes * QUANTISE_LUTS + 2 * rows * units.divide.lut
-    each = [(adds, units.add), (products, units.multiply), (divisions, units.divide)]
+    kinds = units.add, units.multiply, units.divide, units.exp
+    each = list(zip(lane_operations(node), kinds, strict=True))
     return {
         "DSP": lanes * sum(count * unit.dsp for count, unit in each),
         "LUT": CONTROL_LUTS + luts + lanes * sum(count * unit.lut for count, unit in each),

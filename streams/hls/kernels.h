@@ -853,9 +853,25 @@ struct ShiftRight {
     }
 };
 
+// A signed integer of exactly so many bits, in hardware; here one that holds it.
+#if defined(__SYNTHESIS__)
+template <std::size_t Bits>
+using Signed = ap_int<Bits>;
+#else
+template <std::size_t Bits>
+using Signed = std::conditional_t<(Bits > 32), std::int64_t, std::int32_t>;
+#endif
+
+// A product of integers of so many bits.
+template <std::size_t A, std::size_t B>
+Signed<A + B> multiplied(const Signed<A> &a, const Signed<B> &b) {
+#pragma HLS inline
+    return static_cast<Signed<A + B>>(static_cast<Signed<A + B>>(a) * static_cast<Signed<A + B>>(b));
+}
+
 // -- kernels on floats ----------------------------------------------------------------------------------------------------
 
-// x = powers * ln 2 + rest, of an x between the ends of exp.
+// x = powers * ln 2 + rest, of an x between the smallest one of exp and 0.
 struct PowerOfTwo {
     int powers;
     float rest;
@@ -886,16 +902,55 @@ struct PowerOfTwo {
     static float power(int exponent) { return float_of(static_cast<std::uint32_t>(exponent + 127) << 23); }
 };
 
-// e to the power of x. Hardware takes subnormal numbers for 0.
+// exp in the middle of each of the parts, 1 / 512 wide, of [0, ln 2], with 26 bits behind the point.
+struct ExpTable {
+    static constexpr std::size_t rows = 355;
+    std::uint32_t of[rows] = {};
+
+    constexpr ExpTable() {
+        for (std::size_t k = 0; k < rows; ++k) {
+            const double x = (2 * k + 1) / 1024.0;
+            double term = 1.0, sum = 1.0;
+            for (int n = 1; n < 20; ++n) sum += term *= x / n;
+            of[k] = static_cast<std::uint32_t>(sum * (1 << 26) + 0.5);
+        }
+    }
+};
+
+// e to the power of x, with integers that have 26 bits behind the point: a multiplication of floats takes as many
+// multipliers as these three together. x = power * ln 2 + middle + rest; the table has exp of the middle.
 struct Exp {
     static constexpr float smallest = -104.0f, largest = 88.722831f;
 
     float operator()(float x) const {
+        static constexpr ExpTable table;
+#pragma HLS bind_storage variable=table.of type=rom_np impl=lutram
         if (x != x) return x;
         if (x > largest) return std::numeric_limits<float>::infinity();
         if (x < smallest) return 0.0f;
-        const PowerOfTwo of(x);
-        return of.scaled(of.series() * of.rest + 1.0f);
+        const std::uint32_t bits = bits_of(x);
+        const int shift = static_cast<int>(bits >> 23 & 255u) - 124;
+        const Signed<35> significand = (bits & 0x7FFFFFu) | 0x800000u;
+        const Signed<35> size = shift > 0 ? significand << shift : significand >> (shift < -31 ? 31 : -shift);
+        const Signed<35> fixed = bits >> 31 ? static_cast<Signed<35>>(-size) : size;
+        const Signed<18> upper = static_cast<Signed<18>>(fixed >> 16);
+        Signed<9> power = static_cast<Signed<9>>((multiplied<18, 16>(upper, 23637) - (1 << 14)) >> 24);
+        const Signed<35> whole = static_cast<Signed<35>>((multiplied<9, 35>(power, 11908177887) + (1 << 7)) >> 8);
+        Signed<28> rest = static_cast<Signed<28>>(fixed - whole);
+        constexpr int ln2 = 46516320;
+        if (rest >= ln2) {
+            rest -= ln2;
+            power += 1;
+        }
+        const Signed<28> middle = table.of[static_cast<std::size_t>(rest >> 17)];
+        const Signed<18> behind = static_cast<Signed<18>>((rest & 0x1FFFF) - (1 << 16)), half = behind >> 7;
+        const Signed<18> series = behind + static_cast<Signed<18>>((multiplied<11, 11>(half, half) + (1 << 12)) >> 13);
+        const Signed<27> factor = middle >> 1;
+        const Signed<28> more = static_cast<Signed<28>>((multiplied<27, 18>(factor, series) + (1 << 24)) >> 25);
+        const std::uint32_t made = static_cast<std::uint32_t>(middle + more);
+        const unsigned less = power < -126 ? static_cast<unsigned>(-126 - power) : 0u, last = 3 + less;
+        const std::uint32_t rounded = (made + (1u << (last - 1))) >> last;
+        return float_of(rounded + (static_cast<std::uint32_t>(power < -126 ? 0 : power + 126) << 23));
     }
 };
 
@@ -1039,15 +1094,6 @@ template <class T, class Sizes, class A, class B>
 struct SignedBits<Computed<T, Sizes, Pairs<T, Sizes, Add, A, B>>> : SignedBitsOfSum<SignedBits<T>::value, A, B> {};
 template <class T, class Sizes, class A, class B>
 struct SignedBits<Computed<T, Sizes, Pairs<T, Sizes, Sub, A, B>>> : SignedBitsOfSum<SignedBits<T>::value, A, B> {};
-
-// A signed integer of exactly so many bits, in hardware; here one that holds it.
-#if defined(__SYNTHESIS__)
-template <std::size_t Bits>
-using Signed = ap_int<Bits>;
-#else
-template <std::size_t Bits>
-using Signed = std::conditional_t<(Bits > 32), std::int64_t, std::int32_t>;
-#endif
 
 // An operand of a multiplication of integers, in the bits that its values have.
 template <std::size_t Bits, class X>

@@ -110,3 +110,14 @@ def test_exp_at_its_ends() -> None:
     most = np.exp(np.float64(x[5]))
     expected = np.array([0, 0, 0, 2.0**-149, 1, most, np.inf, np.inf])
     np.testing.assert_allclose(KERNELS["exp"](x), expected, rtol=2e-7)
+
+
+def test_exp_of_float32_is_within_its_error_and_never_decreases() -> None:
+    """Numbers of both signs, from the least subnormal one to infinity."""
+    bits = np.arange(0, 0x7F800001, 4099, dtype=np.uint32)
+    x = np.concatenate([bits[::-1] | np.uint32(1 << 31), bits]).view(np.float32)
+    got = KERNELS["exp"](x)
+    assert (np.diff(got[np.isfinite(got)]) >= 0).all()
+    normal = (x > -87.3) & (x < 88.72)
+    expected = np.exp(x[normal].astype(np.float64))
+    assert (np.abs(got[normal] - expected) / expected).max() < 1e-7

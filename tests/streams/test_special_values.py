@@ -3,7 +3,9 @@ executor and as C++, and those of dynamic streams. `isa/test_special_values` com
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from hypothesis import strategies as st
 from rsn.base.element_types import FLOATS, NARROW, SCALARS
 from rsn.host.native_tasks import NativeRegion, run_native
 from rsn.host.tasks import run_tasks
+from rsn.hw.versal.csim.build import compiler
+from rsn.hw.versal.csim.tasks import CSIM
 from rsn.isa.overlays.tasks.kernels import KERNELS
 from rsn.isa.overlays.tasks.operators import BINARY
 from rsn.isa.overlays.tasks.overlay import uops_of
@@ -23,6 +27,7 @@ from rsn.scheduler.pack import pack
 from rsn.streams.dynamic import functions
 from rsn.streams.dynamic.functions import Elementwise, Function, Matmul, Pointwise, RowSum
 from rsn.streams.dynamic.tokens import Tile
+from rsn.streams.hls.native import HEADERS
 from rsn.streams.kernels import KERNELS as STREAM_KERNELS
 from rsn.tests.effort import examples
 from rsn.tests.isa.test_special_values import COLUMNS, OPERANDS, ROWS, SHAPES, TILES, TORCH_OPERATORS, the_calls
@@ -120,6 +125,30 @@ def test_the_programs_have_all_kernels() -> None:
     assert [name for name in STREAM_KERNELS if f"{name}(" not in text and name != "arithmetic"] == []
     assert [symbol for symbol in ("+", "-", "*", "/", "//", "%", "<", "in") if f" {symbol} " not in text] == []
     assert set(TORCH_OPERATORS) <= set(BINARY)
+
+
+EXP = """
+#include <kernels.h>
+#include <cstdio>
+int main() {
+    for (float x; std::fread(&x, sizeof x, 1, stdin) == 1;) {
+        const float y = rsn::Exp()(x);
+        std::fwrite(&y, sizeof y, 1, stdout);
+    }
+}
+"""
+
+
+def test_exp_in_cpp_has_the_bits_of_the_kernel(tmp_path: Path) -> None:
+    """Numbers of both signs, of all sizes, and NaN."""
+    (tmp_path / "exp.cpp").write_text(EXP, encoding="utf-8")
+    includes = [f"-I{folder}" for folder in (HEADERS, CSIM / "include")]
+    command = [compiler(), "-std=c++17", "-O2", *includes, str(tmp_path / "exp.cpp"), "-o", str(tmp_path / "exp")]
+    subprocess.run(command, check=True)
+    x = np.arange(0, 1 << 32, 8209, dtype=np.uint32).view(np.float32)
+    made = subprocess.run([tmp_path / "exp"], input=x.tobytes(), capture_output=True, check=True).stdout
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(np.frombuffer(made, np.float32), KERNELS["exp"](x))
 
 
 OF_TILES: Mapping[str, Callable[..., torch.Tensor]] = {
