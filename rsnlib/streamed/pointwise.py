@@ -49,11 +49,31 @@ def call(name: str, *arguments: Expression) -> PointwiseCall:
     return PointwiseCall(name, arguments)
 
 
+def times(a: Expression, b: Expression) -> Expression:
+    """Return the expression a b. Of (1 + tanh(u)) times another factor, as approximations of GELU have it, 2 / (1 +
+    exp(-2 u)) times that, which is equal: a tanh takes many times the multipliers of an exp."""
+    for factor, other in ((b, a), (a, b)):
+        match factor:
+            case PointwiseCall("+", (1, PointwiseCall("tanh", (u,))) | (PointwiseCall("tanh", (u,)), 1)):
+                return call("/", _scaled(2.0, other), call("+", 1.0, call("exp", _scaled(-2.0, u))))
+    return call("*", a, b)
+
+
+def _scaled(number: float, x: Expression) -> Expression:
+    """The expression of a number times x, with as few factors as can be."""
+    if isinstance(x, float | int):
+        return number * x
+    match x:
+        case PointwiseCall("*", (float() | int() as other, rest) | (rest, float() | int() as other)):
+            return rest if number * other == 1 else call("*", number * other, rest)
+    return call("*", number, x)
+
+
 def gelu_tanh(x: Expression) -> Expression:
-    """Return the expression 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+    """Return an expression that is equal to 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
     cube = call("*", call("*", x, x), x)
     inner = call("*", SQRT_2_OVER_PI, call("+", x, call("*", 0.044715, cube)))
-    return call("*", call("*", 0.5, x), call("+", 1.0, call("tanh", inner)))
+    return times(call("*", 0.5, x), call("+", 1.0, call("tanh", inner)))
 
 
 def sigmoid(x: Expression) -> Expression:
@@ -80,7 +100,8 @@ def power(x: Expression, exponent: float) -> Expression | None:
 def mapped(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Expression]) -> Expression:
     """Return the expression x with its operands and vectors replaced. leaf: gives what takes the place of each."""
     if isinstance(x, PointwiseCall):
-        return PointwiseCall(x.name, tuple(mapped(argument, leaf) for argument in x.arguments))
+        arguments = tuple(mapped(argument, leaf) for argument in x.arguments)
+        return times(*arguments) if x.name == "*" else PointwiseCall(x.name, arguments)
     return leaf(x) if isinstance(x, OperandIndex | RowConstant) else x
 
 

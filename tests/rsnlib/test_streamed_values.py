@@ -55,6 +55,21 @@ def by_element(x: torch.Tensor) -> torch.Tensor:
     return torch.stack(made).reshape(x.shape)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_gelu_that_is_spelled_with_tanh_takes_none(turned: bool) -> None:
+    """As models spell it, with the factors in any order."""
+    x = np.array([-np.inf, -60, -3.5, -0.25, -0.0, 0.0, 1e-30, 0.5, 4, 60, np.nan], np.float32)
+    operand = OperandIndex(0)
+    inner = p.call("*", p.SQRT_2_OVER_PI, p.call("+", operand, p.call("*", 0.044715, p.power(operand, 3))))
+    half, tanh = p.call("*", operand, 0.5), p.call("tanh", inner)
+    more = p.call("+", tanh, 1.0) if turned else p.call("+", 1.0, tanh)
+    spelled = p.call("*", more, half) if turned else p.call("*", half, more)
+    made = p.mapped(spelled, lambda leaf: leaf)
+    assert p.operations(made) == {"*": 4, "+": 2, "/": 1, "exp": 1}
+    with np.errstate(all="ignore"):
+        assert_same(value(made, x), value(spelled, x), 1e-6 * np.nan_to_num(np.abs(x)))
+
+
 @pytest.mark.parametrize("name", spellings())
 @given(x=arrays((3, 5)))
 @examples(200, quick=8)
