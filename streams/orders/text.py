@@ -104,9 +104,14 @@ def store(
 def converted(made: Converter, source: str, targets: Sequence[str]) -> list[StatementNode]:
     """Return statements that get a tensor in one order and put it in another one: in each iteration of the loops that
     both share, a buffer is filled and then read. made: the converter. source: the name of the stream that gives it.
-    targets: names of streams that all get the same. Raises `ProgramError` as `token_of` and `loops_of`.
+    targets: names of streams that all get the same. A token that is only given several times is kept as it comes.
+    Raises `ProgramError` as `token_of` and `loops_of`.
     """
-    return nest(_shared(made), [*_fill(made, source), *_read(made, targets)])
+    shared = _shared(made)
+    if made.put.element == made.get.element and len(shared) == len(loops_of(made.put)):
+        again = nest(loops_of(made.get)[made.shared_loops :], [named(stream).put("buffer") for stream in targets])
+        return nest(shared, [assign("buffer", named(source).get()), *again])
+    return [_new_buffer(made), *nest(shared, [*_fill(made, source), *_read(made, targets)])]
 
 
 def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[str]) -> list[str]:
@@ -116,6 +121,7 @@ def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[s
     """
     dtype, buffers = made.put.dtype, f"{name}_buffers"
     fill = [*_fill(made, source), named(buffers).put("buffer")]
+    fill = [_new_buffer(made), *fill]
     read = [assign("buffer", named(buffers).get()), *_read(made, targets)]
     tasks = (task(f"{name}_{part}", nest(_shared(made), body)) for part, body in (("fill", fill), ("read", read)))
     return printed([declare(buffers, named("Stream")[named(dtype)[made.buffer], 1]), *tasks]).text.splitlines()
@@ -129,7 +135,7 @@ def ping_pong(
     buffers, wanted: streams of depth 1 between them, of buffers and of Booleans. The other arguments are those of
     `converted`, which raises the same.
     """
-    fill = [*_fill(made, source), do("drop", named(wanted).get()), named(buffers).put("buffer")]
+    fill = [_new_buffer(made), *_fill(made, source), do("drop", named(wanted).get()), named(buffers).put("buffer")]
     read = [named(wanted).put(True), assign("buffer", named(buffers).get()), *_read(made, targets)]
     return nest(_shared(made), fill), nest(_shared(made), read)
 
@@ -142,10 +148,13 @@ def _kept(made: Converter) -> set[int]:
     return {k for k, (size, whole) in enumerate(zip(made.buffer, made.put.tensor, strict=True)) if size != whole}
 
 
+def _new_buffer(made: Converter) -> StatementNode:
+    return assign("buffer", call("zeros", made.put.dtype, *made.buffer))
+
+
 def _fill(made: Converter, source: str) -> list[StatementNode]:
     token = token_of("buffer", made.put, _kept(made))
-    filled = nest(loops_of(made.put)[made.shared_loops :], [assign(token, named(source).get())])
-    return [assign("buffer", call("zeros", made.put.dtype, *made.buffer)), *filled]
+    return nest(loops_of(made.put)[made.shared_loops :], [assign(token, named(source).get())])
 
 
 def _read(made: Converter, targets: Sequence[str]) -> list[StatementNode]:

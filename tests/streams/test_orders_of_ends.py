@@ -13,6 +13,7 @@ from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import Report, check
 from rsn.streams.orders.converter import Converter, converter
+from rsn.streams.orders.order import Axis, Order
 from rsn.streams.orders.text import converted, converter_tasks, load, token_shape
 from rsn.streams.syntax.builder import named, task
 from rsn.streams.syntax.printer import printed
@@ -182,6 +183,21 @@ def test_a_converter_is_a_task_that_is_right_on_random_orders() -> None:
         found = run_tasks(pack(build(report)), {"x": x}).outputs["y"]
         tokens = [x[tuple(slice(k, k + n) for k, n in zip(at, get.element, strict=True))] for at in get.indices()]
         assert (found == np.stack(tokens).reshape(found.shape)).all(), (put, get)
+
+
+def test_a_token_that_is_given_again_is_kept_as_it_comes() -> None:
+    """No buffer is filled with zeros first; any other is, once."""
+    put = Order((4, 8), (3,), (4,), (Axis(0), Axis(None)))
+    again = converter(put, Order((4, 8), (3, 5), (4, 1), (Axis(0), Axis(None))))
+    turned = converter(put, Order((12, 4), (2,), (4,), (Axis(None), Axis(0))))
+    assert again is not None
+    assert turned is not None
+    text = converter_program(again, overlapped=False)
+    assert "zeros" not in text
+    assert "\n    buffer = zeros(f32, 12, 8)\n" in converter_program(turned, overlapped=False)
+    x = np.arange(96, dtype="f4").reshape(12, 8)
+    found = run_tasks(pack(build(check(text, "converter.py"))), {"x": x}).outputs["y"]
+    assert (found == np.repeat(x.reshape(3, 4, 8), 5, axis=0)).all()
 
 
 def converter_program(made: Converter, overlapped: bool) -> str:
