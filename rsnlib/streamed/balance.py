@@ -225,11 +225,12 @@ def _speed(x: StreamOperator, plan: KernelPlan, least: int, units: int) -> float
 
 
 def _ports(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder]:
-    """Loads and stores whose ports are free: all loads of an operator have the same one, and so have those of all
-    arrays that products share."""
+    """Loads and stores whose ports are free: all loads of an operator have the same one, and so have those of arrays
+    that products share and that get as many tiles."""
     numbers, most = _instances(single), widest_ports(single, device)
     parts, wider = load_parts(single), widths(single)
-    shared = {x.name: x.attributes["arrays"].names for x in single.plans if x.op == "array"}
+    arrays = {x.name: x.operands[0].shape for x in single.plans if x.op == "array"}
+    shared = {name: tuple(other for other in arrays if arrays[other] == shape) for name, shape in arrays.items()}
     of: dict[tuple[str, ...], list[str]] = {}
     for task in single.written.moved:
         name = mover(single, task)

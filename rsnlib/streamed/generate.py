@@ -298,7 +298,7 @@ def _widened(made: Streamed, device: StreamDevice) -> Knobs:
     few, of = most * knobs.columns <= MOVED, {operator: dict(chosen) for operator, chosen in knobs.of.items()}
     arrays = [x.attributes["arrays"] for x in made.plans if x.op == "array" and x.multiplies_integers]
     wide = max((shared.tile[1] * len(shared.names) for shared in arrays), default=knobs.columns)
-    wide = (device.float_add + 2) * MOVED // most if few else wide
+    wide = max(wide, (device.float_add + 2) * MOVED // most) if few else wide
     if few and not arrays:
         return replace(knobs, columns=wide)
     for x in made.plans if arrays else ():

@@ -25,10 +25,10 @@ from rsn.host.native_tasks import run_native  # noqa: E402
 from rsn.host.tasks import run_tasks  # noqa: E402
 from rsn.rsnlib.streamed import Knobs, streamed  # noqa: E402
 from rsn.rsnlib.streamed.arrays import arrays_of, with_shared_arrays  # noqa: E402
-from rsn.rsnlib.streamed.balance import _shared  # noqa: E402
+from rsn.rsnlib.streamed.balance import _ports, _shared  # noqa: E402
 from rsn.rsnlib.streamed.block import Streamed  # noqa: E402
 from rsn.rsnlib.streamed.figures import facts, lines  # noqa: E402
-from rsn.rsnlib.streamed.generate import DEFAULT, generate  # noqa: E402
+from rsn.rsnlib.streamed.generate import DEFAULT, _widened, generate  # noqa: E402
 from rsn.rsnlib.streamed.operators import OperatorGraph, StreamOperator  # noqa: E402
 from rsn.rsnlib.streamed.search import tile_candidates  # noqa: E402
 from rsn.streams.build import task_program  # noqa: E402
@@ -193,6 +193,27 @@ def test_balance_sees_nearly_the_time_of_the_block_that_it_chooses(kind: str | N
     times = made.sized().together({})
     assert times is not None
     assert cycles == pytest.approx(times.latency, rel=0.1)
+
+
+def test_arrays_that_get_more_tiles_have_a_port_of_their_own() -> None:
+    torch.manual_seed(0)
+    model = Uneven().eval()
+    torchao.quantization.quantize_(model, CONFIGS["with zero points"]())
+    knobs = Knobs(rows=3, columns=16, depth=16, packed=1, arrays=4)
+    made = streamed(model, (torch.randn(6, 32),), knobs)
+    tiles = {x.name: x.operands[0].shape for x in made.plans if x.op == "array"}
+    holders = [holder for holder in _ports(made, knobs, U55C) if {*holder.operators} <= {*tiles}]
+    assert len(holders) == len({*tiles.values()}) > 1
+    assert all(len({tiles[name] for name in holder.operators}) == 1 for holder in holders)
+
+
+def test_other_kernels_of_one_row_have_tiles_as_wide_as_all_arrays() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024)).eval()
+    torchao.quantization.quantize_(model, CONFIGS["int8 rows, int8 weights"]())
+    knobs = replace(DEFAULT, rows=1, depth=64, arrays=16)
+    widened = _widened(streamed(model, (torch.randn(1, 1024),), knobs), U55C)
+    assert {chosen["columns"] for chosen in widened.of.values()} == {1024}
 
 
 @pytest.mark.parametrize(("width", "hidden", "dsps"), [(64, 128, 600), full(128, 512, 1000)])
