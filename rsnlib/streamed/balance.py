@@ -40,6 +40,9 @@ WORTH = 1.02
 LEAST_PART = 1 / 16
 """Part of the multiply-adds of integers that are in LUTs at least: for fewer the search is not made again."""
 
+TOGETHER = 6
+"""Most kernels that get more units at once for those of others."""
+
 MANY = 64
 """Units of a kernel of which the cost of one is the mean: two products may share a multiplier."""
 
@@ -75,6 +78,11 @@ class _Holder:
     def chosen(self) -> int:
         """Whole units."""
         return self.whole(max(1.0, self.units))
+
+    @property
+    def fewer(self) -> int:
+        """The next smaller number of whole units, 0 if there is none."""
+        return self.whole(self.chosen - 1) if self.chosen > self.least else 0
 
     @property
     def more(self) -> int:
@@ -164,6 +172,7 @@ def _shared(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, part
         steps = _Steps(single.changed(ports=ChannelPorts(device, shares)), prefetch)
         steps.improve([multipliers])
         steps.enlarge([multipliers])
+        steps.trade([multipliers])
         found.append((steps.cycles([multipliers]), [holder.chosen for holder in kernels], shares))
     enough = WORTH * min(cycles for cycles, _, _ in found)
     cycles, chosen, shares = next(way for way in found if way[0] <= enough)
@@ -381,6 +390,46 @@ class _Steps:
         saved = (before - self.cycles(resources)) / price
         holder.units = units
         return saved
+
+    def trade(self, resources: Sequence[_Resource]) -> None:
+        """Give the kernels that work longest more units for those that others lose least with, as long as this saves
+        time. Of kernels behind each other, each of which takes about as long, one alone saves none; and units of a
+        kernel often double, so no small step pays for them."""
+        for holders, amount in resources:
+            while self._traded(holders, amount, resources):
+                pass
+
+    def _traded(self, holders: Sequence[_Holder], amount: float, resources: Sequence[_Resource]) -> bool:
+        """Trade once: of the kernels that work longest, take as many together as save most time. Returns whether this
+        saves time; else nothing is changed."""
+        before, had = self.cycles(resources), [holder.units for holder in holders]
+        lost: list[tuple[float, int, _Holder]] = []
+        for holder in holders:
+            if holder.fewer:
+                units, freed = holder.units, holder.cost * (holder.chosen - holder.fewer)
+                holder.units = float(holder.fewer)
+                lost.append(((self.cycles(resources) - before) / freed, len(lost), holder))
+                holder.units = units
+        busy = self.model.code.cycles
+        slow = [holder for holder in holders if holder.more and not holder.is_array]
+        slow.sort(key=lambda holder: -max(busy[task] for task in holder.tasks) / holder.speed(holder.chosen))
+        best, chosen = before, had
+        for count in range(1, min(TOGETHER, len(slow)) + 1):
+            for holder in slow[:count]:
+                holder.units = float(holder.more)
+            for _, _, holder in sorted(lost):
+                if sum(other.cost * other.chosen for other in holders) <= amount:
+                    break
+                if holder not in slow[:count]:
+                    holder.units = float(holder.fewer)
+            is_enough = sum(other.cost * other.chosen for other in holders) <= amount
+            if is_enough and self.cycles(resources) < best:
+                best, chosen = self.cycles(resources), [holder.units for holder in holders]
+            for holder, units in zip(holders, had, strict=True):
+                holder.units = units
+        for holder, units in zip(holders, chosen, strict=True):
+            holder.units = units
+        return best < before
 
     def _share(self, holders: list[_Holder], amount: float, goal: list[float]) -> None:
         """Share an amount in these proportions, but for the least and the most units of each holder."""

@@ -17,7 +17,7 @@ from rsn.base.errors import ProgramError, ResourceError
 from rsn.cli.main import main
 from rsn.hw.sim.machine import Machine
 from rsn.rsnlib.streamed import Knobs, Streamed, streamed
-from rsn.rsnlib.streamed.balance import balanced
+from rsn.rsnlib.streamed.balance import _shared, _Steps, balanced
 from rsn.rsnlib.streamed.figures import warnings
 from rsn.rsnlib.streamed.generate import DEFAULT, Generated, generate, place
 from rsn.rsnlib.streamed.resources import area
@@ -94,6 +94,18 @@ def test_a_balanced_machine_gains_nothing_by_another_share(dsps: int) -> None:
             moved[taker][knob[taker]] += more
             other = balance.changed(replace(balance.knobs, of=moved), ports=balance.ports)
             assert together(other) > 0.97 * latency, (giver, taker)
+
+
+def test_kernels_behind_each_other_get_units_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone saves no time, because the next one takes as long; all together get what others lose least with."""
+    module = block("gpt2", hidden_size=64, intermediate_size=128, num_attention_heads=4)
+    layer = streamed(module, (torch.randn(1, 64, 64),), replace(DEFAULT, rows=8))
+    traded = _shared(layer, U55C, 2500, 1 << 20, 0.0)[0]
+    monkeypatch.setattr(_Steps, "trade", lambda steps, resources: None)
+    alone = _shared(layer, U55C, 2500, 1 << 20, 0.0)[0]
+    assert together(traded) < 0.95 * together(alone)
+    for made in (traded, alone):
+        assert sum(area(n, made.knobs.lanes_of(n.name, n.op), U55C)["DSP"] for n in made.dataflow.nodes) <= 2500
 
 
 def together(block: Streamed) -> int:
