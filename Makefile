@@ -2,7 +2,7 @@
 # make test       set up .venv, lint, check types, run the tests but the long ones
 # make test-long  the tests that make test leaves out, and more cases of those that it tries some of. Both in one go,
 #                 as .ci/run does: make test RSN_TESTS=long
-# make test-full  all cases of properties, of which make test-long tries a tenth or less, and all rows of tables, such as
+# make test-full  all cases of properties, of which make test-long tries a twentieth or less, and all rows of tables, such as
 #                 all spellings of all families of transformers. How long each takes: docs/contributing.md
 # make test-torch the tests of quantised models with another PyTorch, TORCH (2.14.1), and another torchao, TORCHAO
 #                 (0.18.0), in an environment of its own, which is removed afterwards: 6 GB on disk with CUDA

@@ -2,10 +2,10 @@
 
 A test, or a case of one, that is marked `long` is left to `make test-long`, which sets RSN_TESTS=long. A property with
 many cases runs in both: it says how many cases it has in full, and how many a quick run tries. `make test-long` tries a
-tenth of them, or less of a property whose cases are dear, but no fewer than `make test`; a property of which it would
-try no more is left out there. `make test-full` (RSN_TESTS=full) tries all, and the cases that are marked `full`. With
-RSN_TESTS=long, `make test` runs what `make test-long` does, too, as .ci/run has it: a property then runs once, with the
-cases of that.
+twentieth of them, or less of a property whose cases are dear, but no fewer than `make test`; a property of which it
+would try no more is left out there. `make test-full` (RSN_TESTS=full) tries all, and the cases that are marked `full`.
+With RSN_TESTS=long, `make test` runs what `make test-long` does, too, as .ci/run has it: a property then runs once,
+with the cases of that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONG = FULL or os.environ.get("RSN_TESTS") == "long"
 """Whether properties try more of their cases than in `make test`."""
 
 
-def cases(full: int, quick: int, share: int = 10) -> int:
+def cases(full: int, quick: int, share: int = 20) -> int:
     """How many cases a test decorated with `in_both` or `in_full` tries in this run. full: in `make test-full`. quick:
     in `make test`. share: `make test-long` tries `full` divided by it."""
     return full if FULL else max(quick, full // share) if LONG else quick
@@ -44,7 +44,7 @@ def in_full(test: Test) -> Test:
     return marked
 
 
-def examples(full: int, quick: int, share: int = 10, **options: Any) -> Callable[[Test], Test]:
+def examples(full: int, quick: int, share: int = 20, **options: Any) -> Callable[[Test], Test]:
     """Settings of a Hypothesis test that runs in all targets. full, quick, share: numbers of examples, as for `cases`.
     options: as for `settings`."""
     count = cases(full, quick, share)

@@ -57,6 +57,7 @@ def within(rows: list[Any], quantity: str, percent: float) -> int:
     return len(mine)
 
 
+@pytest.mark.long
 def test_of_gated_layers_and_of_mixtral(few: dict[str, PointResult]) -> None:
     rows = step_rows(few)
     assert within(rows, "traffic", 0.1) == 15 + 2

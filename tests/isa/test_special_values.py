@@ -98,7 +98,7 @@ def the_calls(name: str) -> list[Call]:
 
 @pytest.mark.parametrize("name", TILES)
 @given(st.data())
-@examples(200, quick=12, deadline=None)
+@examples(200, quick=6, share=30, deadline=None)
 def test_kernels_on_tiles(name: str, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from([np.float32, np.float64]))
     kernel, large = KERNELS[name], name not in SUMS
@@ -152,7 +152,7 @@ OF_INTEGERS = {*BITWISE, "<<", ">>"}
 
 @pytest.mark.parametrize("symbol", [symbol for symbol in BINARY if symbol not in OF_INTEGERS])
 @given(st.data())
-@examples(200, quick=12)
+@examples(200, quick=6, share=30)
 def test_operators(symbol: str, data: st.DataObject) -> None:
     a, b = (data.draw(arrays((ROWS, COLUMNS))) for _ in range(2))
     if symbol in ("in", "not in"):

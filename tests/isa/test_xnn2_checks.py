@@ -534,7 +534,7 @@ def results(name: str, made: Program, seed: int) -> np.ndarray:
 
 
 @given(st.data())
-@examples(400, 8, share=20, deadline=None)
+@examples(400, 8, deadline=None)
 def test_what_depends_on_the_order_is_found(data: st.DataObject) -> None:
     """Another number of tokens or another slot somewhere: if a result is no number, or not the same in all orders, the
     check has found an error."""

@@ -52,7 +52,7 @@ def number(x: Any) -> int:
     return int(np.asarray(x).item())
 
 
-@examples(2000, 60, share=20)
+@examples(2000, 60)
 @given(st.integers(-(2**61), 2**61), st.integers(-60, 70))
 def test_rounding(x: int, shift: int) -> None:
     x = x if shift >= 0 else x >> -shift
@@ -60,7 +60,7 @@ def test_rounding(x: int, shift: int) -> None:
     assert number(numbers.length(np.int64(x))) == abs(x).bit_length()
 
 
-@examples(2000, 60, share=20)
+@examples(2000, 60)
 @given(st.integers(0, 2**61), st.booleans())
 def test_factors(x: int, up: bool) -> None:
     made = numbers.normal(np.int64(x), 0, up=up)
@@ -68,14 +68,14 @@ def test_factors(x: int, up: bool) -> None:
     assert 1 << 14 <= number(made.mantissa) < 1 << 15
 
 
-@examples(1000, 40, share=20)
+@examples(1000, 40)
 @given(rows_of_blocks(1, 31), st.sampled_from((8, 16)), st.integers(-300, 300))
 def test_storing(row: Any, bits: int, at: int) -> None:
     made = numbers.stored(blocks(row).integers, np.array([[at]]), bits)
     assert (made.integers[0].tolist(), number(made.exponents)) == scalars.stored(row[0][0], at, bits)
 
 
-@examples(1000, 40, share=20)
+@examples(1000, 40)
 @given(integers(41), st.integers(-300, 300), integers(15), exponents(), integers(15), exponents())
 def test_sums_of_addends(product: int, at: int, bias: int, of_bias: int, residual: int, of_residual: int) -> None:
     addends = ((product, at, 41), (bias, of_bias, 15), (residual, of_residual, 15))
@@ -88,7 +88,7 @@ def constant(value: float) -> tuple[int, int]:
     return int(mantissa), exponent
 
 
-@examples(2000, 60, share=20)
+@examples(2000, 60)
 @given(
     rows_of_blocks(3),
     rows_of_blocks(3),
@@ -126,7 +126,7 @@ def test_widest_norm(sign: int) -> None:
         bounds.check_norm("here", 1 << 14)
 
 
-@examples(1000, 40, share=20)
+@examples(1000, 40)
 @given(
     st.integers(0, 2**31 - 1),
     st.floats(-1, 1),
@@ -146,7 +146,7 @@ def test_products(largest: int, share: float, column: int, of_column: int, row: 
     assert shift == 0 or scalars.near(largest, shift - 1) > 32767
 
 
-@examples(1000, 40, share=20)
+@examples(1000, 40)
 @given(integers(31), exponents(-40, 20), integers(31), st.sampled_from(sorted(TABLES)))
 def test_functions(v: int, at: int, other: int, name: str) -> None:
     made = number(numbers.activated(np.int64(v), np.int64(at), TABLES[name]))
@@ -162,7 +162,7 @@ def test_tables(name: str, error: float) -> None:
     assert np.abs(made - [FUNCTIONS[name](i / 65536) for i in x]).max() < error
 
 
-@examples(500, 25, share=20)
+@examples(500, 25)
 @given(st.lists(integers(31), min_size=4, max_size=4), st.lists(integers(15), min_size=8, max_size=8))
 def test_rotation(v: list[int], tables: list[int]) -> None:
     own, partner = np.array(tables[:4]), np.array(tables[4:])
@@ -178,7 +178,7 @@ def test_powers_of_two() -> None:
     assert (made[0], made[-1]) == (255, 0)
 
 
-@examples(1000, 40, share=20)
+@examples(1000, 40)
 @given(
     st.sampled_from((32, 64, 128)),
     st.integers(-256, 40),
@@ -195,7 +195,7 @@ def test_softmax(head_dim: int, at: int, keys: list[tuple[float, bool]]) -> None
         assert near.max() < 1.2  # half of one by rounding, and that of its exponent
 
 
-@examples(1000, 40, share=20)
+@examples(1000, 40)
 @given(st.integers(1, 66_000), st.floats(0, 1), st.floats(-1, 1), exponents())
 def test_weighted_values(keys: int, share: float, value: float, at: int) -> None:
     bounds.check_attention("here", 128, keys)
@@ -205,7 +205,7 @@ def test_weighted_values(keys: int, share: float, value: float, at: int) -> None
     assert tuple(map(number, made)) == scalars.of_weights(total, weight, at, keys)
 
 
-@examples(300, 15, share=20)
+@examples(300, 15)
 @given(st.integers(0, 2**32 - 1), st.sampled_from((32, 64, 128)))
 def test_heads_and_rows_share_exponents(seed: int, pitch: int) -> None:
     random = np.random.default_rng(seed)

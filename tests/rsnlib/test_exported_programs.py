@@ -187,6 +187,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rsn.compile(model)  # type: ignore[call-overload]
 
 
+@pytest.mark.long
 def test_a_file_whose_result_is_of_a_class_of_transformers(tmp_path: Path) -> None:
     """In a process that has not imported it; torch tells the cause to its log alone."""
     pytest.importorskip("transformers")

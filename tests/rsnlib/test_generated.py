@@ -252,6 +252,7 @@ def test_the_machine_travels_in_the_program(tmp_path: Path, monkeypatch: pytest.
     assert np.abs(y).max() > 0
 
 
+@pytest.mark.long
 def test_a_short_search_is_no_worse_than_the_tiles_that_are_tried_first() -> None:
     torch.manual_seed(0)
     x = torch.randn(70, 64)

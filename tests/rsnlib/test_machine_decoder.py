@@ -89,7 +89,8 @@ def test_one_program_goes_through_all_layers(name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "head"), [("gpt2", True), *(full(*case) for case in (("llama", False), ("llama", True), ("gemma3", True)))]
+    ("name", "head"),
+    [long("gpt2", True), *(full(*case) for case in (("llama", False), ("llama", True), ("gemma3", True)))],
 )
 def test_a_program_of_any_length_goes_through_all_layers(name: str, head: bool) -> None:
     """Between groups, too, where results of each layer have a place of their own; and behind the layers, with a
@@ -134,7 +135,7 @@ def test_a_program_of_a_few_layers_has_the_same_tasks() -> None:
 
 @pytest.mark.parametrize(
     ("name", "rows", "head"),
-    [("gpt2", 3, True), full("llama", 3, False), long("gemma3", 3, True), full("gemma3", 7, False)],
+    [full("gpt2", 3, True), full("llama", 3, False), long("gemma3", 3, True), full("gemma3", 7, False)],
 )
 def test_one_machine_reads_prompts_and_takes_steps(name: str, rows: int, head: bool) -> None:
     """Of gemma3 beyond its window of 8 tokens."""

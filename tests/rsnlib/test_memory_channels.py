@@ -109,7 +109,7 @@ def test_a_layer_that_decodes_uses_many_channels() -> None:
 
 
 @in_full
-@pytest.mark.parametrize("name", ["layers", full("cached")])
+@pytest.mark.parametrize("name", [long("layers"), full("cached")])
 def test_the_cpp_of_a_machine_reads_and_stores_its_channels(tmp_path: Path, name: str) -> None:
     """Run natively, from buffers for each channel, it gives the simulator's results, bit for bit."""
     torch.manual_seed(0)

@@ -73,7 +73,7 @@ def test_every_row_is_drawn() -> None:
 @in_both
 def test_random_cases_are_those_of_onnxruntime() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(cases(20000, 100, share=40)):
+    for seed in range(cases(20000, 100, share=80)):
         name, said = outcome(seed)
         assert not said.startswith("wrong"), f"seed {seed}, {name}: {said}"
         counts[said.partition(":")[0]] += 1

@@ -322,6 +322,7 @@ def test_products_of_integers_alone_are_refused() -> None:
         rsn.compile(model, given)
 
 
+@pytest.mark.long
 def test_padding_of_quantised_rows() -> None:
     """Rows beside padding have their own scales, so that a program for more rows serves fewer."""
     model, _ = quantised("encoder", "int4 in groups of 32")

@@ -48,7 +48,7 @@ class Attention(nn.Module):
     size=st.sampled_from([1e-3, 1.0, 4.0]),
     seed=st.integers(0, 99),
 )
-@examples(300, 8, share=20, deadline=None)
+@examples(300, 5, share=60, deadline=None)
 def test_attention_of_integers(
     batch: int, heads: int, groups: int, sizes: tuple[int, int, int], kind: str, size: float, seed: int
 ) -> None:

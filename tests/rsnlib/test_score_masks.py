@@ -163,7 +163,7 @@ def assert_right(compiled: Any, module: Masked, x: torch.Tensor, mask: torch.Ten
 
 
 @pytest.mark.parametrize("overlay", ["xnn", "xnn2"])
-@examples(250, 3, share=20, deadline=None)
+@examples(250, 3, deadline=None)
 @given(case=cases())
 def test_any_spelling(overlay: str, case: tuple[Masked, list[torch.Tensor], torch.Tensor]) -> None:
     module, masks, x = case
@@ -185,7 +185,7 @@ def test_any_spelling(overlay: str, case: tuple[Masked, list[torch.Tensor], torc
 
 
 @pytest.mark.filterwarnings("ignore:a part of this graph")
-@examples(200, 2, share=20, deadline=None)
+@examples(200, 2, deadline=None)
 @given(case=cases())
 def test_any_spelling_in_pieces(case: tuple[Masked, list[torch.Tensor], torch.Tensor]) -> None:
     module, masks, x = case

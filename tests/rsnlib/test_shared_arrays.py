@@ -80,7 +80,7 @@ def test_results_are_those_of_products_with_their_own_multipliers() -> None:
     """For float32 and all kinds of integers, in any number of arrays and row tiles, from one group of kernels or
     several."""
     random = Random(7)
-    for number in range(cases(40, 4)):
+    for number in range(cases(40, 2)):
         kind = KINDS[number % len(KINDS)]
         model, x = drawn(random, kind)
         knobs = Knobs(rows=random.choice([1, 3, 4]), columns=16, depth=random.choice([16, 32]), packed=number % 3 % 2)

@@ -167,7 +167,7 @@ def drawn_knobs(random: Random) -> Knobs:
 
 @in_both
 def test_drawn_blocks() -> None:
-    for seed in range(cases(120, 2, share=20)):
+    for seed in range(cases(120, 2, share=40)):
         random = Random(seed)
         torch.manual_seed(seed)
         module = Drawn(random)

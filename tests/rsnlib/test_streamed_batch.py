@@ -46,7 +46,7 @@ def test_a_cache_of_keys_and_values(name: str, batch: int) -> None:
 
 @in_both
 def test_drawn_blocks() -> None:
-    for seed in range(cases(60, 2, share=20)):
+    for seed in range(cases(60, 2, share=30)):
         random = Random(1000 + seed)
         torch.manual_seed(seed)
         module = Drawn(random)

@@ -72,7 +72,7 @@ ZERO = st.integers(-128, 127)
     zeros=st.just((0, 0, 0, 0)) | st.tuples(ZERO, ZERO, ZERO, st.just(-128)),
     tiles=st.tuples(st.integers(1, 5), st.integers(1, 5)),
 )
-@examples(200, 12, deadline=None)
+@examples(200, 6, share=30, deadline=None)
 def test_static_attention_is_that_of_pytorch(
     batch: int, heads: int, rows: int, keys: int, zeros: tuple[int, ...], tiles: tuple[int, int]
 ) -> None:
@@ -124,6 +124,7 @@ class Attention(nn.Module):
         return self.out((weights @ v).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.long
 def test_a_calibrated_attention_as_a_machine() -> None:
     torch.manual_seed(0)
     drawn = (torch.randn(2, 16, 64),)
@@ -157,7 +158,7 @@ class DynamicAttention(nn.Module):
     is_causal=st.booleans(),
     tiles=st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(0, 1), st.integers(1, 4)),
 )
-@examples(200, 12, share=15, deadline=None)
+@examples(200, 6, share=30, deadline=None)
 def test_dynamic_attention_is_that_of_its_definition(
     batch: int, heads: int, groups: int, rows: int, keys: int, is_causal: bool, tiles: tuple[int, int, int, int]
 ) -> None:
@@ -172,6 +173,7 @@ def test_dynamic_attention_is_that_of_its_definition(
     assert (made.run(*drawn) - defined((model, drawn))).abs().max() <= drawn[2].abs().max() * keys / 255
 
 
+@pytest.mark.long
 def test_dynamic_attention_has_the_same_bits_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a function in place of the softmax whose last bits PyTorch does not have otherwise."""
     monkeypatch.setattr(torch, "softmax", lambda x, dim: torch.relu(x))
@@ -247,7 +249,7 @@ def step(capacity: int | None, batch: int, heads: int, groups: int, rows: int, p
     more=st.none() | st.integers(0, 3),
     tiles=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(0, 1), st.integers(1, 4)),
 )
-@examples(100, 6, deadline=None)
+@examples(100, 4, share=25, deadline=None)
 def test_caches_of_integers(
     batch: int, heads: int, groups: int, rows: int, past: int, more: int | None, tiles: tuple[int, int, int, int]
 ) -> None:

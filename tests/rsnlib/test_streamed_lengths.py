@@ -55,8 +55,8 @@ def close(mine: Any, theirs: Any) -> None:
     ("name", "packed"),
     [
         ("gpt2", 0),
-        *(long(name, 0) for name in BLOCKS if name != "gpt2"),
-        *((long if name in ("gpt2", "gemma3") else full)(name, 1) for name in BLOCKS),
+        *((full if name == "qwen2" else long)(name, 0) for name in BLOCKS if name != "gpt2"),
+        *((long if name == "gpt2" else full)(name, 1) for name in BLOCKS),
     ],
 )
 def test_one_machine_reads_a_prompt_and_decodes(name: str, packed: int) -> None:
@@ -93,6 +93,7 @@ def test_all_lengths_are_well_typed() -> None:
     assert "length: Size[6] = 6\nrow_tiles = (length + 2) // 3\n" in made.text
 
 
+@pytest.mark.long
 def test_kernels_without_attention() -> None:
     module = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).eval()
     example = torch.randn(1, 20, 16)

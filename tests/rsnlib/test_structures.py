@@ -29,7 +29,7 @@ TOGETHER = 8
 @in_both
 @pytest.mark.parametrize("part", range(PARTS))
 def test_any_structure_is_right_or_refused(part: int) -> None:
-    for seed in range(part, cases(500, 5, share=20), PARTS):
+    for seed in range(part, cases(500, 5, share=40), PARTS):
         structure = drawn(seed)
         for way in chosen(seed):
             result = outcome(structure, way)

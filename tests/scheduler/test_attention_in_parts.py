@@ -208,7 +208,7 @@ def test_time_is_near_that_of_the_unit_that_binds(
 
 @in_both
 @settings(
-    max_examples=cases(120, 3, share=20),
+    max_examples=cases(120, 3),
     deadline=None,
     phases=UNSHRUNK,
     suppress_health_check=[HealthCheck.too_slow],

@@ -59,7 +59,7 @@ REASONS = (
 
 
 @given(st.data())
-@examples(400, 8, share=20, deadline=None)
+@examples(400, 8, deadline=None)
 def test_any_choice_is_computed_or_refused(data: st.DataObject) -> None:
     choice: Choice = {knob.name: data.draw(st.sampled_from(knob.values)) for knob in SCHEDULE_KNOBS + MEMORY_KNOBS}
     heads, width = data.draw(st.sampled_from([(2, 64), (4, 64), (6, 64), (4, 128), (3, 96), (5, 40)]))

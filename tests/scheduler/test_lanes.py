@@ -78,7 +78,7 @@ def test_encoder_of_any_length(batch: int, seq: int, mode: str, on_chip: bool) -
 
 
 @given(st.data())
-@examples(200, 4, share=20, deadline=None)
+@examples(200, 4, deadline=None)
 def test_any_encoder_is_computed(data: st.DataObject) -> None:
     heads, width = data.draw(st.sampled_from([(1, 64), (2, 64), (3, 64), (4, 32), (2, 96), (1, 128), (5, 40)]))
     maker = Maker(np.random.default_rng(data.draw(st.integers(0, 1000))))
@@ -97,7 +97,7 @@ def test_any_encoder_is_computed(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@examples(300, 6, share=20, deadline=None)
+@examples(300, 6, deadline=None)
 def test_any_chain_of_products_is_computed(data: st.DataObject) -> None:
     """Products with any of what the machine applies, residuals to any earlier activation, through both modes."""
     maker = Maker(np.random.default_rng(data.draw(st.integers(0, 1000))))

@@ -276,7 +276,7 @@ def small(draw: st.DrawFn) -> tuple[LayerGraph, list[int] | None]:
 
 
 @in_both
-@settings(max_examples=cases(400, 8, share=20))
+@settings(max_examples=cases(400, 8, share=40))
 @given(machine=toys(), given=small(), strict=st.booleans())
 def test_any_machine_computes_any_network_or_says_what_it_lacks(
     machine: Toy, given: tuple[LayerGraph, list[int] | None], strict: bool

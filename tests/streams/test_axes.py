@@ -34,7 +34,7 @@ def found(**parts: object) -> list[str]:
 
 
 @given(st.data())
-@examples(1000, 100)
+@examples(1000, 50)
 def test_an_index_is_found_if_an_iteration_leaves_its_axis(data: st.DataObject) -> None:
     numbers = st.integers(-3, 3)
     a, b, c = data.draw(numbers), data.draw(numbers), data.draw(st.integers(-6, 6))
@@ -50,7 +50,7 @@ def test_an_index_is_found_if_an_iteration_leaves_its_axis(data: st.DataObject) 
 
 
 @given(st.data())
-@examples(1000, 100)
+@examples(1000, 50)
 def test_a_slice_is_found_if_an_iteration_leaves_its_axis(data: st.DataObject) -> None:
     numbers = st.integers(-3, 3)
     a, b, c = data.draw(numbers), data.draw(numbers), data.draw(st.integers(-6, 6))

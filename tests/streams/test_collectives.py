@@ -189,7 +189,7 @@ LARGE = {"a": "f32[96, 64] @ RS0", "b": "f32[64, 96] @ S0R"}
 @pytest.mark.parametrize(
     "text",
     [
-        task(f'{SCATTER}("+", 0)', **LARGE, c="f32[96, 96] @ S0R", mapping="[4]"),
+        long(task(f'{SCATTER}("+", 0)', **LARGE, c="f32[96, 96] @ S0R", mapping="[4]")),
         long(task("c[:] = (a + a).allgather(0)", a="f32[96, 64] @ S0R", c="f32[96, 64]", mapping="[4]")),
     ],
 )

@@ -63,7 +63,7 @@ def f({parameters}) -> None:
 @pytest.mark.parametrize("kind", BODIES)
 def test_results_are_equal_and_come_no_later(kind: str) -> None:
     random = Random(kind)
-    for number in range(cases(60, 4)):
+    for number in range(cases(60, 3)):
         text, n = drawn(random, kind)
         plain, divided = marked(text)
         first = program_of(plain)
@@ -94,6 +94,7 @@ def test_the_time_tends_to_that_of_the_slowest_part() -> None:
     assert len(rest) == 1
 
 
+@pytest.mark.long
 def test_the_source_gives_the_results_of_the_simulator(tmp_path: Path) -> None:
     random = Random(5)
     texts = {f"{kind.replace(' ', '_')}_{k}": drawn(random, kind)[0] for kind in BODIES for k in range(cases(4, 1))}

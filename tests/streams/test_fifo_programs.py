@@ -137,7 +137,7 @@ def with_depths(text: str, depths: dict[str, int]) -> str:
 def test_normal_depths_of_random_graphs() -> None:
     random = Random(7)
     counts = dict.fromkeys(("graphs", "moved", "safe", "fast", "lowered", "later", "soon"), 0)
-    for k in range(cases(500, 5, share=20)):
+    for k in range(cases(500, 5)):
         graph = random_graph(random)
         text = program_of(graph) if k % 2 else row_program(random)
         if "@task" in text:

@@ -211,8 +211,8 @@ def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str, regio
     texts, most = {
         "listed": ({name: observable(row["program"]) for name, row in LISTED.items() if not row["code"]}, 20),
         "pipelines": (pipelines(), 24),
-        "scalars": ({f"drawn_{k}": programs.drawn_scalars(k) for k in range(400)}, cases(140, 14)),
-        "tiles": ({f"tiles_{k}": programs.drawn_tiles(k) for k in range(400)}, cases(100, 10)),
+        "scalars": ({f"drawn_{k}": programs.drawn_scalars(k) for k in range(400)}, cases(140, 7)),
+        "tiles": ({f"tiles_{k}": programs.drawn_tiles(k) for k in range(400)}, cases(100, 5)),
         "systolic": ({"systolic": SYSTOLIC.read_text(encoding="utf-8")}, 1),
     }[sort]
     given = well_typed(texts, most)

@@ -341,14 +341,14 @@ def runs_as_numpy(program: Program, text: str, seed: int) -> None:
 @in_both
 def test_accepted_programs_run_on_the_engine() -> None:
     random, ran = Random(3), 0
-    for number in range(cases(300, 25)):
+    for number in range(cases(300, 12, share=25)):
         program = Maker(random).program()
         report = check(program.text())
         if report.code or not all(1 <= len(shape) <= 2 for shape in program.shapes.values()):
             continue
         runs_as_numpy(program, program.text(), number)
         ran += 1
-    assert ran > cases(50, 4)
+    assert ran > cases(50, 2, share=25)
 
 
 def relaid(program: Program, random: Random) -> Program:

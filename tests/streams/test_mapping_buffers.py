@@ -79,7 +79,7 @@ def test_the_cycles_of_a_mapping_are_those_of_its_machine() -> None:
     """Random programs, choices of buffers and primitives; results stay those of the program without any."""
     random = Random(3)
     buffered = joined = 0
-    for number in range(cases(200, 12)):
+    for number in range(cases(200, 6, share=30)):
         text = drawn(random, 4)
         plain = pack(build(report_on(region_of(text))))
         region = random.choice([*choices(text)])
@@ -100,7 +100,7 @@ def test_the_cycles_of_a_mapping_are_those_of_its_machine() -> None:
         assert all(found[name].tobytes() == value.tobytes() for name, value in expected.items()), text
         buffered += bool(region.buffered)
         joined += bool(region.buffered) and len(mapped.groups) < len(mapped.graph.nodes)
-    assert buffered > cases(100, 6)
+    assert buffered > cases(100, 3, share=30)
     assert joined
 
 

@@ -90,7 +90,7 @@ def least(first: Mapped, at_most: int, machine: MeshDescription | None) -> Cost 
 @in_full
 def test_no_mapping_of_a_small_program_costs_less_than_the_one_found() -> None:
     programs = seed = mapped = 0
-    while programs < cases(200, 4, share=50):
+    while programs < cases(200, 2, share=100):
         seed += 1
         random = Random(seed)
         try:

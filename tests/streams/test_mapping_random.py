@@ -176,7 +176,7 @@ def test_primitives_and_proofs_agree_with_the_oracle() -> None:
     found: dict[str, int] = defaultdict(int)
     programs = 0
     seed = 0
-    while programs < cases(200, 25):
+    while programs < cases(200, 12, share=16):
         seed += 1
         random = Random(seed)
         try:

@@ -135,6 +135,7 @@ def test_each_process_takes_the_sizes_that_it_reads() -> None:
     assert "s_axilite" not in fixed.text
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no clang")
 def test_derived_cycles_are_those_of_a_value(tmp_path: Path) -> None:
     cycles: dict[str, dict[str, int]] = {}

@@ -104,7 +104,7 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, NativeRegi
 
 
 @given(st.data())
-@examples(300, quick=12, share=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@examples(300, quick=6, share=50, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_the_executor_and_cpp_agree(regions: Mapping[str, NativeRegion], data: st.DataObject) -> None:
     for kind, region in regions.items():
         drawn = np.float64 if kind == "f64" else np.float32

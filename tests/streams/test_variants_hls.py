@@ -320,6 +320,7 @@ def test_headers_of_one_name(tmp_path: Path) -> None:
         read_kernels(tmp_path / "kernels.toml")
 
 
+@pytest.mark.long
 def test_what_the_compiler_says(tmp_path: Path) -> None:
     """A function that is not in the header, and a latency that the C++ does not have."""
     (tmp_path / "prog.py").write_text(PROGRAM)

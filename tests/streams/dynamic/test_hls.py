@@ -607,6 +607,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Native:
     return Native(tmp_path_factory.mktemp("small"))
 
 
+@pytest.mark.long
 def test_a_deadlock_is_reported_with_who_waits_for_whom(small: Native) -> None:
     inputs = {"rows": encode([float(k) for k in range(8)], 0)}
     with pytest.raises(StuckError, match=r"\S+:\d+: Zip waits at FlatMap to Zip for FlatMap"):
