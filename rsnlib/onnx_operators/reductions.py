@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from .table import Ints, Tensor, axis_of, need, operator
 def _mean(x: Tensor, axes: list[int]) -> Tensor:
     if x.is_floating_point():
         return x.mean(axes, keepdim=True)
-    count = 1
-    for axis in axes:
-        count *= x.shape[axis]
-    return torch.div(x.sum(axes, keepdim=True), count, rounding_mode="trunc").to(x.dtype)
+    count = prod(x.shape[axis] for axis in axes)
+    whole = x.long().div(count, rounding_mode="floor")  # a sum of elements might be beyond int64
+    rest = (x - whole * count).sum(axes, keepdim=True)
+    made = whole.sum(axes, keepdim=True) + rest.div(count, rounding_mode="floor")
+    return (made + ((made < 0) & (rest % count != 0))).to(x.dtype)  # towards 0
 
 
 def _bounded(exact: Tensor, wrapped: Tensor) -> Tensor:

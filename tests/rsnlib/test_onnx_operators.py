@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,8 @@ def test_a_reduction_of_integers_ends_at_the_limits_of_their_type(dtype: Any) ->
     assert given["ReduceSumSquare"] == [high, high, 29, high]
     assert given["ReduceL2"] == [high, half, 5, high]
     assert reductions.REDUCTIONS["ReduceLogSum"](x[:1], [1]).item() == int(np.log(float(2 * high)))
+    means = [int(sum(map(Fraction, row), Fraction()) / 3) for row in x.tolist()]
+    assert (given["ReduceMean"], means[2]) == (means, 0)
     many = torch.full((1, 40), low, dtype=dtype)
     many[0, 7] = 0
     assert reductions.REDUCTIONS["ReduceProd"](many, [1]).item() == 0
