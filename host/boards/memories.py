@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...base.errors import ProgramError
 from ...isa.program import Array, Buffer, Program, Role, only_weights
 from ..tensors import Images
 
@@ -86,11 +87,14 @@ class MemoryBanks:
         return made
 
     def fill(self, tensors: Mapping[str, Array]) -> None:
-        """Write tensors, by buffer name, into their buffers. Each is flat, in memory order, with as many elements as
-        its buffer; this is not checked. Raises `ProgramError` for a name that no buffer has, and `ValueError` for a
-        buffer in a read-only bank."""
+        """Write tensors, by buffer name, into their buffers. Each is flat, in memory order. Raises `ProgramError` for
+        a name that no buffer has, and for another number of elements than its buffer has, and `ValueError` for a buffer
+        in a read-only bank."""
         for name, flat in tensors.items():
-            self._region(self.program.buffer(name))[:] = flat
+            region = self._region(self.program.buffer(name))
+            if flat.shape != region.shape:  # one element would fill all of it
+                raise ProgramError(f"{name} has shape {flat.shape}; its buffer takes {region.shape}")
+            region[:] = flat
 
     def outputs(self) -> dict[str, Array]:
         """Return a copy of each output buffer, flat and in memory order."""

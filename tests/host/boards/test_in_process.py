@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rsn.base.errors import BoardError
+from rsn.base.errors import BoardError, ProgramError
 from rsn.host import tensors
 from rsn.host.boards import lock, named, open_board, xrt
 from rsn.host.boards.device import BoardBusy, BoardLost, BoardTimeout
+from rsn.host.boards.memories import MemoryBanks
 from rsn.host.boards.profile import VCK190
 from rsn.host.boards.session import Session
 from rsn.host.boards.xrt import XrtBoard
@@ -43,6 +44,16 @@ def test_same_bits_as_the_machine_itself(board: str, device: str, lengths: tuple
     expected = outputs(attention(), X, board, lengths)
     assert np.ptp(expected) > 1
     np.testing.assert_array_equal(outputs(attention(), X, device, lengths), expected)
+
+
+def test_an_input_of_another_size_is_refused() -> None:
+    """One element would fill the whole buffer."""
+    memories = MemoryBanks(base().program, base().weights)
+    size = base().program.buffer("x").size
+    memories.fill({"x": np.ones(size, np.float32)})
+    for wrong in (1, size - 1):
+        with pytest.raises(ProgramError, match=rf"x has shape \({wrong},\); its buffer takes \({size},\)"):
+            memories.fill({"x": np.zeros(wrong, np.float32)})
 
 
 @pytest.mark.parametrize("device", ["vck190@sim", "vck190-isca25@sim"])
