@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from .base.deferred import deferred
 from .base.errors import ScheduleError, TensorError, UnsupportedError, require_torch
-from .host.boards.several import BoardName, check_boards
+from .host.boards.several import BoardName, boards_named
 from .host.model import experts as patched
 from .host.model.compiled import Compiled, modelled_layers
 from .host.model.compiled_stages import BuiltStages, CompiledStages
@@ -65,6 +65,7 @@ else:
 
 
 T = TypeVar("T")
+PIECES = "boards: a model in pieces runs on one board; with whole=False leave out boards"
 
 
 def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
@@ -105,23 +106,6 @@ def _with_experts(pipeline: Pipeline, experts: str | Experts | None, board: str)
     return replace(pipeline, passes=replace(pipeline.passes, experts=plan))
 
 
-def _boards(boards: int | str | Sequence[BoardName], whole: bool) -> tuple[int | None, Sequence[BoardName] | None]:
-    """The number of boards, None for the fewest, and their names, None if these are not given. Raises `ScheduleError`
-    for what is neither a number, nor "auto", nor names, and `WrongBoards`."""
-    if boards == 1 and not isinstance(boards, bool):
-        return 1, None
-    if not whole:
-        raise ScheduleError("boards: a model in pieces runs on one board; with whole=False leave out boards")
-    if boards == "auto":
-        return None, None
-    if isinstance(boards, int) and not isinstance(boards, bool) and boards > 1:
-        return boards, None
-    if isinstance(boards, int | str) or not boards:
-        raise ScheduleError(f'boards={boards!r}: a number of boards, "auto", or the names of the boards')
-    check_boards(boards, len(boards))
-    return len(boards), tuple(boards)
-
-
 def _built(build: Callable[[Traced], T], traced: Traced) -> T:
     """Compile a traced module. The error for what the machine cannot run also tells of products that are not there."""
     try:
@@ -155,7 +139,9 @@ def explain(
     example = _examples(example_inputs)
     if explain_captured.is_captured(model):
         return torch_backend.explain(model, example)
-    count, _ = _boards(boards, whole)
+    count, _ = boards_named(boards)
+    if count != 1 and not whole:
+        raise ScheduleError(PIECES)
     pipeline = _with_experts(pipelines.Pipeline.named(overlay, boards=count), experts, "sim")
     shaped = capture.without_values(model)
     if shaped is not None:
@@ -345,9 +331,9 @@ def compile(
             "lengths are of one program, and whole=False may make several of a model: a model that runs as a whole "
             "takes lengths without whole=False, and one in pieces takes sizes as rsn.Length, with dynamic_shapes"
         )
-    count, names = _boards(boards, whole)
-    if names is not None and len(names) == 1:
-        raise ScheduleError("boards: for one board, give board")
+    count, names = boards_named(boards)
+    if count != 1 and not whole:
+        raise ScheduleError(PIECES)
     usual = pipelines.Pipeline.named(
         overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths, smooth=smooth, boards=count
     )
@@ -386,7 +372,7 @@ def compile(
         if written and dynamic_shapes is not None:
             raise UnsupportedError(f"the model writes to its arguments ({written}), which dynamic_shapes would pad")
 
-    chosen: list[tuple[int, ...]] = []
+    chosen: list[tuple[str, ...]] = []
     """Where the first program is cut: all programs of a family are, so that they share the weights of each board."""
 
     def program(

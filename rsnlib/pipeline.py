@@ -26,7 +26,7 @@ from ..scheduler.memory import RoomError, check_weights
 from ..scheduler.norms import norms_at_loads
 from ..scheduler.pack import check_lists
 from ..scheduler.schedule import PAPER, Schedule
-from ..scheduler.stages import raw_outputs
+from ..scheduler.stages import chained, cuts_at, raw_outputs
 from .fold import fold, fold_shapes
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split, split_again
 from .integers import check_told, for_integers, smoothed
@@ -44,10 +44,10 @@ class Pipeline:
     rows of each sequence, where they differ; None where they do not. checks_rows: check with the example that the host
     part uses no rows beyond `lengths`; False leaves that to the first call. progress: called with the share of a
     search's budget that is spent, 0 to 1. smooth: calls for factors of SmoothQuant, for an overlay that computes in
-    integers; None for no factors. boards: how many the network is cut for; None: the fewest that hold it.
-    cuts: where, instead, as `scheduler.stages.stages` takes them; None to choose. Raises
-    `UnsupportedError` for an overlay that nothing can be compiled for, and for
-    `smooth` with an overlay that computes in floats.
+    integers; None for no factors. boards: how many the network is cut for; None: the fewest that hold it. cuts:
+    instead, the activations behind which it is cut; None to choose. places: those behind which it may be cut; None for
+    all. Raises `UnsupportedError` for an overlay that nothing can be compiled for, and for `smooth` with an overlay
+    that computes in floats.
     """
 
     overlay: Overlay
@@ -58,7 +58,8 @@ class Pipeline:
     progress: Progress = lambda share: None
     smooth: Sequence[Examples] | None = None
     boards: int | None = 1
-    cuts: tuple[int, ...] | None = None
+    cuts: tuple[str, ...] | None = None
+    places: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         require_compilable(self.overlay)
@@ -160,9 +161,12 @@ class Pipeline:
         module, whose host part then computes what no stage does. Raises as `stage_plan.plan` and `build`."""
         if self.boards == 1:
             return traced, ()
-        usual, cuts = self.without_search, self.cuts
-        if cuts is None:
-            cuts = plan(traced.network, self.overlay, self.boards, lambda part: usual.build(part).program)
+        traced = replace(traced, network=chained(traced.network))
+        if self.cuts is None:
+            usual = self.without_search
+            cuts = plan(traced.network, self.overlay, self.boards, lambda part: usual.build(part).program, self.places)
+        else:
+            cuts = cuts_at(traced.network, self.cuts)
         affine = {out.name: (out.scale, out.shift) for out in raw_outputs(traced.network, cuts)}
         return replace(traced, host=replace(traced.host, affine=affine)), cuts
 

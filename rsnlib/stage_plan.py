@@ -8,7 +8,7 @@ faster, because weights of a part are loaded while the part before computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any
@@ -21,7 +21,7 @@ from ..isa.overlay import Overlay
 from ..isa.program import Program, Role
 from ..scheduler.graph import Gemm, LayerGraph, Rotary
 from ..scheduler.memory import RoomError
-from ..scheduler.stages import carried_bytes, cut_places, stages
+from ..scheduler.stages import carried_bytes, cut_names, stages
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,11 @@ def link_seconds(overlay: Overlay, size: int) -> float:
     return overlay.seconds.get("link_us", 0.0) + size * overlay.seconds.get("link_gbs", 0.0)
 
 
-def chain(network: LayerGraph, overlay: Overlay, build: Callable[[LayerGraph], Program]) -> list[ChainPart]:
-    """Return the parts of a folded network. build: makes the program of a part; each kind of part is built once. Raises
-    what `build` raises."""
-    places = cut_places(network)
+def chain(
+    network: LayerGraph, overlay: Overlay, build: Callable[[LayerGraph], Program], places: Sequence[int]
+) -> list[ChainPart]:
+    """Return the parts of a folded network between places where it can be cut. build: makes the program of a part; each
+    kind of part is built once. Raises what `build` raises."""
     ends = {*network.inputs, *(out.name for out in network.outputs)}
     known: dict[object, ChainPart] = {}
     made = []
@@ -152,16 +153,20 @@ def fewest(parts: Sequence[ChainPart], banks: Mapping[str, int]) -> int | None:
 
 
 def plan(
-    network: LayerGraph, overlay: Overlay, boards: int | None, build: Callable[[LayerGraph], Program]
+    network: LayerGraph,
+    overlay: Overlay,
+    boards: int | None,
+    build: Callable[[LayerGraph], Program],
+    allowed: Container[str] | None = None,
 ) -> tuple[int, ...]:
     """Return the places where a folded network is cut for so many boards; None: for the fewest that hold it. build: as
-    for `chain`.
+    for `chain`. allowed: the activations behind which it may be cut; None for all.
 
     Raises `RoomError` if so many boards cannot hold it, or a part of it is too large for one, with what it needs;
     `UnsupportedError` for more boards than parts; and what `build` raises.
     """
-    places = cut_places(network)
-    parts = chain(network, overlay, build)
+    places = [place for name, place in cut_names(network).items() if allowed is None or name in allowed]
+    parts = chain(network, overlay, build, places)
     least = fewest(parts, overlay.banks)
     if least is None:
         number = next(i for i, part in enumerate(parts) if not _fits([part], overlay.banks))

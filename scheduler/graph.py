@@ -276,7 +276,8 @@ class LayerGraph:
     seqs. state_columns: of a folded graph, where each column of an input that keeps its contents is stored. smooth: for
     an overlay that computes in integers: what columns of rows are divided by, before they become integers, and rows of
     weights multiplied by, positive (columns,); by activation, none for those that have no entry. cache_rows: rows of
-    those inputs that keep their contents whose parameter is `row[b]`; 0: of the first.
+    those inputs that keep their contents whose parameter is `row[b]`; 0: of the first. of_step: it is a stage of a step
+    of a decoder (`is_step`), with caches or without.
     """
 
     batch: int
@@ -289,6 +290,7 @@ class LayerGraph:
     state_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
     smooth: Mapping[str, Float64] = field(default_factory=dict)
     cache_rows: int = 0
+    of_step: bool = False
 
     @property
     def depth(self) -> int:
@@ -370,6 +372,8 @@ class LayerGraph:
         """Whether the graph is a step of a decoder: each sequence has one row, besides the inputs that keep their
         contents. The rows of all sequences can then lie side by side, because only attentions over these inputs tell
         sequences apart, and nothing else reads their queries."""
+        if self.of_step:
+            return True
         states, queries = set(self.states), {x.q for x in self.layers if isinstance(x, AttentionLayer)}
         made = {x.y for x in self.layers if isinstance(x, Gemm) and x.into is None}
         apart = all(

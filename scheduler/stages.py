@@ -12,8 +12,24 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..base.errors import ScheduleError
-from .graph import LayerGraph, Output
+from .graph import Layer, LayerGraph, Output
 from .memory import heads_in
+
+
+def chained(network: LayerGraph) -> LayerGraph:
+    """Return the same network with each layer that only outputs need, such as new rows of caches, right behind what it
+    reads, so that it is in the same stage."""
+    read = {name for layer in network.layers for name in layer.operands}
+    leaves = [layer for layer in network.layers if layer.y not in read]
+    behind: dict[str, list[Layer]] = {}
+    order = {layer.y: i for i, layer in enumerate(network.layers)}
+    first: list[Layer] = []
+    for leaf in leaves:
+        made = [name for name in leaf.operands if name in order]
+        (behind.setdefault(max(made, key=order.__getitem__), []) if made else first).append(leaf)
+    ends = {leaf.y for leaf in leaves}
+    others = (layer for layer in network.layers if layer.y not in ends)
+    return replace(network, layers=(*first, *(x for layer in others for x in (layer, *behind.get(layer.y, ())))))
 
 
 def crossing(network: LayerGraph, place: int) -> list[str]:
@@ -73,6 +89,21 @@ def stages(network: LayerGraph, cuts: Sequence[int]) -> tuple[LayerGraph, ...]:
     return tuple(_stage(network, first, end) for first, end in pairwise((0, *cuts, len(network.layers))))
 
 
+def cut_names(network: LayerGraph) -> dict[str, int]:
+    """Return the activations behind whose layers a network can be cut, in order, each with the place."""
+    return {network.layers[place - 1].y: place for place in cut_places(network)}
+
+
+def cuts_at(network: LayerGraph, names: Sequence[str]) -> tuple[int, ...]:
+    """Return the places to cut a folded network behind the layers that compute these activations, so that networks of
+    one model with other sizes are cut alike. Raises `ScheduleError` if one of them is no such place."""
+    places = cut_names(network)
+    for name in names:
+        if name not in places:
+            raise ScheduleError(f"the network cannot be cut behind {name}, where others of its model are")
+    return tuple(places[name] for name in names)
+
+
 def raw_outputs(network: LayerGraph, cuts: Sequence[int]) -> tuple[Output, ...]:
     """Return the outputs of a network whose scale and shift stages do not apply, because later stages read the
     activation. network, cuts: as for `stages`."""
@@ -98,6 +129,7 @@ def _stage(network: LayerGraph, first: int, end: int) -> LayerGraph:
         outputs=outputs,
         layers=layers,
         seqs=seqs,
+        of_step=network.is_step,
         cache_rows=network.cache_rows or next(iter(network.state_rows), 0),
         state_columns={name: x for name, x in network.state_columns.items() if name in inputs},
         smooth={name: x for name, x in network.smooth.items() if name in inputs or name in made},

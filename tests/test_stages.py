@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -23,15 +24,21 @@ import rsn
 from rsn.base.errors import BoardError, ContainerError, ScheduleError, TensorError, UnsupportedError, WrongBoards
 from rsn.host.boards.several import check_boards
 from rsn.host.boards.sim import SimBoard
+from rsn.host.generation import Decoder
+from rsn.host.generation import load as load_decoder
+from rsn.host.generation.slots import Slots
+from rsn.host.model.compiled import Compiled
 from rsn.host.model.compiled_stages import BuiltStages, CompiledStages
 from rsn.host.model.following import Recipe
 from rsn.host.tensors import checksum
 from rsn.rsnlib.changes import Followed
 from rsn.rsnlib.pipeline import Pipeline
 from rsn.rsnlib.stage_plan import ChainPart, fewest, least_slowest, needed
+from rsn.scheduler.graph import Gemm, LayerGraph, Output
 from rsn.scheduler.memory import RoomError
-from rsn.scheduler.stages import cut_places, stages
-from rsn.tests.effort import examples
+from rsn.scheduler.stages import chained, cut_places, stages
+from rsn.tests.effort import examples, long
+from rsn.tests.test_generate import made
 
 
 def bert(layers: int = 2, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
@@ -110,7 +117,9 @@ MODELS = {"bert": bert, "llama": llama, "bart": bart}
 # -- results
 
 
-@pytest.mark.parametrize(("name", "overlay", "boards"), [("bert", "xnn", 3), ("llama", "xnn2", 2), ("bart", "xnn", 4)])
+@pytest.mark.parametrize(
+    ("name", "overlay", "boards"), [("bert", "xnn", 3), ("llama", "xnn2", 2), long("bart", "xnn", 4)]
+)
 def test_stages_compute_what_one_board_does(name: str, overlay: str, boards: int) -> None:
     model, example = MODELS[name]()
     with (
@@ -134,8 +143,9 @@ def test_any_cut_computes_the_same(data: st.DataObject) -> None:
     """Also of a model that returns what its stages pass on, which is scaled for the host alone."""
     model, example = BERT_WITH_STATES
     pipeline = Pipeline.named("xnn")
-    places = cut_places(pipeline.trace(model, example).network)
-    cuts = tuple(sorted(data.draw(st.sets(st.sampled_from(places), min_size=1), "cuts")))
+    network = pipeline.trace(model, example).network
+    places = sorted(data.draw(st.sets(st.sampled_from(cut_places(network)), min_size=1), "cuts"))
+    cuts = tuple(network.layers[place - 1].y for place in places)
     followed = Followed(model)
     recipe = Recipe(followed, example, replace(pipeline, boards=len(cuts) + 1, cuts=cuts))
     staged = BuiltStages.of(recipe.pipeline, recipe.trace())
@@ -244,7 +254,7 @@ def test_a_model_without_values_is_explained() -> None:
         ("many", ScheduleError, "boards='many'"),
         (["vck190", "vck190@xrt:0"], WrongBoards, "boards vck190 and vck190@xrt:0 are one"),
         (["vck19", "sim"], BoardError, "no board 'vck19'"),
-        (["sim"], ScheduleError, "give board"),
+        (["sim"], ScheduleError, "the names of two boards or more"),
     ],
 )
 def test_wrong_boards_are_refused(boards: Any, error: type[Exception], words: str) -> None:
@@ -378,3 +388,53 @@ def test_calls_follow_each_other_through_the_stages(saved: Path) -> None:
     with rsn.load(saved, boards=boards) as loaded, loaded.server() as server, rsn.compile(model, example) as whole:
         answers = [server.submit(**inputs) for inputs in (example, *others)]
         assert all(same(x.result(60), whole(**y)) for x, y in zip(answers, (example, *others), strict=True))
+
+
+# -- generation
+
+
+@pytest.mark.parametrize("name", [long("Llama"), long("Gemma 3")])
+def test_a_decoder_over_two_boards(name: str, tmp_path: Path) -> None:
+    """Prompts, in chunks too, and steps: each logit is that of one board, in memory and from a file. Logits of prompts
+    are a product of PyTorch, whose last bit depends on where the weights lie in a file."""
+    sizes: dict[str, Any] = {"slots": 2, "capacity": 40, "chunk": 16}
+    prompts = [[3, 9, 4], [7 * k % 61 for k in range(27)]]
+
+    def run(decoder: Slots) -> tuple[list[Any], list[Any]]:
+        with decoder:
+            read = [decoder.prefill(slot, prompt) for slot, prompt in enumerate(prompts)]
+            steps = [x for k in range(3) for x in decoder.step({0: k, 1: k + 5}).values()]
+            return read, steps + [x for layer in decoder._cache.layers for x in (layer.keys, layer.values)]
+
+    one, two = Decoder(made(name), **sizes), Decoder(made(name), **sizes, boards=2)
+    one.save(tmp_path / "one.rsnmodel")
+    two.save(tmp_path / "two.rsnmodel")
+    with pytest.raises(WrongBoards, match="cut into 2 stages"):
+        load_decoder(tmp_path / "two.rsnmodel")
+    (read, steps), *others = (
+        run(decoder) for decoder in (one, two, load_decoder(tmp_path / "two.rsnmodel", boards=["sim", "sim"]))
+    )
+    for also_read, also_steps in others:
+        assert all(np.allclose(x, y, atol=1e-6) for x, y in zip(also_read, read, strict=True))
+        assert all(np.array_equal(x, y) for x, y in zip(also_steps, steps, strict=True))
+
+
+@pytest.mark.long
+def test_a_decoder_takes_as_many_boards_as_hold_it() -> None:
+    with Decoder(made("Llama"), slots=1, capacity=16, chunk=16, boards="auto") as decoder:
+        assert isinstance(decoder._step, Compiled)
+
+
+def test_new_rows_of_caches_are_in_the_stage_of_their_layer() -> None:
+    """A network that ends with the copies that outputs need, as programs of prompts do."""
+    gemms = [Gemm(f"g{k}", "x" if k == 0 else f"y{k - 1}", f"y{k}", SQUARE, np.zeros(64)) for k in range(3)]
+    copies = [Gemm(f"c{k}", f"y{k}", f"c{k}", SQUARE, np.zeros(64)) for k in range(2)]
+    network = LayerGraph(1, 4, {"x": 64}, tuple(Output(x) for x in ("y2", "c0", "c1")), (*gemms, *copies))
+    assert [layer.y for layer in chained(network).layers] == ["y0", "c0", "y1", "y2", "c1"]
+    first, second, third = stages(chained(network), (2, 3))
+    assert {out.name for out in first.outputs} == {"y0", "c0"}
+    assert {out.name for out in third.outputs} == {"y2", "c1"}
+    assert second.inputs == {"y0": 64}
+
+
+SQUARE = np.eye(64, dtype=np.float32)

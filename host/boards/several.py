@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Sequence
 
-from ...base.errors import BoardError, WrongBoards
+from ...base.errors import BoardError, ScheduleError, WrongBoards
 from .board import Board
 from .named import REAL, find_board
 from .ssh import Target
 
 BoardName = str | Callable[[], Board]
 """The name of a board, or a function that opens one."""
+
+
+def boards_named(boards: int | str | Sequence[BoardName]) -> tuple[int | None, Sequence[BoardName] | None]:
+    """Return how many boards are meant, None for as few as possible, and their names, None if these are not given.
+    boards: a number, "auto", or names. Raises `ScheduleError` for anything else, and what `check_boards` raises."""
+    if boards == "auto":
+        return None, None
+    if isinstance(boards, int) and not isinstance(boards, bool) and boards > 0:
+        return boards, None
+    if isinstance(boards, int | str) or len(boards) < 2:
+        raise ScheduleError(f'boards={boards!r}: a number of boards, "auto", or the names of two boards or more')
+    check_boards(boards, len(boards))
+    return len(boards), tuple(boards)
+
+
+def boards_for(
+    path: str | os.PathLike[str], stages: int, board: BoardName, boards: Sequence[BoardName] | None
+) -> Sequence[BoardName]:
+    """Return the boards of a model from a file. board: of a model that has one stage, boards: of each stage; None for
+    `board`. Raises as `check_boards`, naming the file."""
+    found = [board] if boards is None else boards
+    try:
+        check_boards(found, stages)
+    except WrongBoards as e:
+        raise WrongBoards(f"{os.fspath(path)}: {e}") from None
+    return found
 
 
 def check_boards(boards: Sequence[BoardName], stages: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,11 @@ from ...base.errors import (
     UnsupportedError,
     require_torch,
 )
+from ...scheduler.stages import chained, cut_names
 from .. import tokenizers
+from ..boards.several import BoardName, boards_named
 from ..model.compiled import Compiled
+from ..model.compiled_stages import BuiltStages, CompiledStages
 from ..model.file import ModelVariant, SavedText, write
 from ..model.shared_bank import SharedBank
 from .slots import CHUNK, CachedProgram, PromptProgram, Slots, behind
@@ -51,14 +54,19 @@ NEAR = 1e-3
 """How far logits may be apart there, of the largest one."""
 
 
+DecoderPart = Compiled | CompiledStages
+"""A program of a decoder, on a board, or of stages, on several."""
+
+
 class Decoder(Slots):
     """Decodes sequences of a causal language model of `transformers`. Not for several threads at once, but programs are
     compiled in a thread of its own.
 
     model: in eval mode, in float32. A change of it counts from the next prompt or step on, as in PyTorch: the keys and
     values of earlier tokens stay. slots: number of sequences that are decoded together. capacity: the most tokens of a
-    sequence, its prompt included. chunk: the most rows of a prompt that run at once. board: as for `rsn.compile`. The
-    keys and values of all slots stay on the board; the host has them too, so that a board that failed gets them again.
+    sequence, its prompt included. chunk: the most rows of a prompt that run at once. board, boards: as for
+    `rsn.compile`; all programs are cut where the step is. The keys and values of all slots stay on the board, or on
+    that of their stage; the host has them too, so that a board that failed gets them again.
     A layer with a sliding window has as many rows as the window, and a new token replaces the oldest one. Raises what
     `rsn.compile` raises, `UnsupportedError` for a model that attends to chunks of fixed size, or computes something
     else if it is given positions, `PositionError` for a capacity beyond the model's positions, and `TensorError` for
@@ -76,6 +84,7 @@ class Decoder(Slots):
         capacity: int = 512,
         chunk: int = CHUNK,
         board: str = "sim",
+        boards: int | str | Sequence[BoardName] = 1,
         verify: str = "first",
     ) -> None:
         require_torch("generation")
@@ -97,8 +106,10 @@ class Decoder(Slots):
         self.vocabulary = int(text.vocab_size)
         ends = model.generation_config.eos_token_id if getattr(model, "generation_config", None) else None
         self.ends = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
-        self._model, self._board = model, board
-        self._pipeline, self._pool = pipelines.Pipeline.named("xnn"), pools.Pool()
+        count, names = boards_named(boards)
+        self._model = model
+        self._boards: tuple[BoardName, ...] = (board,) if names is None else tuple(names)
+        self._pipeline, self._pool = pipelines.Pipeline.named("xnn", boards=count), pools.Pool()
         self._verification = verifications.Verification(
             verifications.verify_named(verify), self._in_pytorch, model, lambda: True
         )
@@ -120,10 +131,11 @@ class Decoder(Slots):
             ) from e
         self._followed = changes.Followed(model)
         self._seen = self._followed.look()
-        self._shared = SharedBank.of(model.parameters(), board, self._pipeline.overlay.name)
+        self._shared: list[SharedBank] = []
+        """Of each board."""
         self._step_program = self._compiled(self._step_arguments({}))
         shortest = self._prompt_programs()[0]
-        self._prompts: dict[PromptProgram, Compiled] = {shortest: self._compiled(self._example(shortest))}
+        self._prompts: dict[PromptProgram, DecoderPart] = {shortest: self._compiled(self._example(shortest))}
 
     def prepare(self, tokens: int) -> bool:
         """Return whether there is a program for prompts of this number of tokens. If there is none, another thread
@@ -157,9 +169,9 @@ class Decoder(Slots):
         self.step({0: 0})
         self.free(0)
 
-    def _compile(self, wanted: PromptProgram, prompts: dict[PromptProgram, Compiled]) -> None:
+    def _compile(self, wanted: PromptProgram, prompts: dict[PromptProgram, DecoderPart]) -> None:
         """Compile a program of prompts, and add it to `prompts`."""
-        made: Compiled | None = None
+        made: DecoderPart | None = None
         error: Exception | None = None
         try:
             made = self._compiled(self._example(wanted))
@@ -208,17 +220,19 @@ class Decoder(Slots):
         parts = (self._part(compiled, what) for what, compiled in programs.items())
         write(path, parts, None, None, SavedText(settings, files))
 
-    def _part(self, compiled: Compiled, what: object) -> ModelVariant:
+    def _part(self, compiled: DecoderPart, what: object) -> ModelVariant:
         """A program for a file, without the classes that its arguments and its result have."""
-        program = compiled.saved(in_bank=True)
-        host = replace(program.host, interface=program.host.interface.of_tensors("logits"))
-        return ModelVariant((), (replace(program, host=host),), None, self._verification.when(compiled, what))
+        part = compiled.part(in_bank=True)
+        own = part.on_machine[0].host
+        host = replace(own, interface=own.interface.of_tensors("logits"))
+        programs = tuple(replace(program, host=host) for program in part.on_machine.values())
+        return replace(part, programs=programs, verified=self._verification.when(compiled, what))
 
     @property
-    def _step(self) -> Compiled:
+    def _step(self) -> DecoderPart:
         return self._step_program
 
-    def _prompt_program(self, wanted: PromptProgram) -> Compiled:
+    def _prompt_program(self, wanted: PromptProgram) -> DecoderPart:
         if wanted in self._failed:
             raise self._failed[wanted]
         if wanted not in self._prompts:
@@ -226,7 +240,7 @@ class Decoder(Slots):
         return self._prompts[wanted]
 
     def _verified(self, program: CachedProgram, sequences: Any, what: object) -> Callable[[list[Any]], None] | None:
-        assert isinstance(program, Compiled)
+        assert isinstance(program, Compiled | CompiledStages)
         begun = self._verification.begin(program, (sequences,), {}, what)
         if begun is None:
             return None
@@ -254,9 +268,10 @@ class Decoder(Slots):
             raise BoardError("this decoder is closed")
         seen = self._followed.look()
         if seen == self._seen:
-            self._joined = self._shared.changes
+            self._joined = [shared.changes for shared in self._shared]
             return
-        self._shared.changed(self._joined)
+        for shared, joined in zip(self._shared, self._joined, strict=True):
+            shared.changed(joined)
         self._release()
         with self._lock:
             self._prompts = {}  # another object: what is being compiled beside is of before
@@ -268,11 +283,26 @@ class Decoder(Slots):
             self._cache = cache
         self._seen = seen
 
-    def _compiled(self, arguments: dict[str, Any]) -> Compiled:
-        """A program of the model. All programs share their weights, on the host and on the board."""
+    def _compiled(self, arguments: dict[str, Any]) -> DecoderPart:
+        """A program of the model. All programs share their weights, on the host and on each board. Those of several
+        boards are cut as the first one, that of the step."""
+        if self._pipeline.boards != 1 and self._pipeline.places is None:  # where programs of prompts can be cut, too
+            prompt = self._pipeline.trace(self._model, self._example(self._prompt_programs()[0])).network
+            places = frozenset(cut_names(chained(prompt)))
+            self._pipeline = replace(self._pipeline, places=places)
         traced = self._pool.shared(self._pipeline.trace(self._model, arguments))
-        self._joined = self._shared.changes
-        return Compiled(traced, self._pipeline.build(traced.network), self._board, shared=self._shared).open()
+        staged = BuiltStages.of(self._pipeline, traced)
+        count = len(staged.built)
+        if not self._shared:
+            self._pipeline = replace(self._pipeline, boards=count, cuts=staged.cuts)
+            self._boards = self._boards if len(self._boards) == count else self._boards * count
+            overlay, tensors = self._pipeline.overlay.name, list(self._model.parameters())
+            names = [f"{board}" if count == 1 else f"{board}, stage {k}" for k, board in enumerate(self._boards)]
+            self._shared = [SharedBank.of(tensors, name, overlay) for name in names]
+        self._joined = [shared.changes for shared in self._shared]
+        if count > 1:
+            return CompiledStages(staged, self._boards, shared=self._shared).open()
+        return Compiled(traced, staged.built[0], self._boards[0], shared=self._shared[0]).open()
 
     def _probe(self, text: Any) -> None:
         """Raise `UnsupportedError` unless PyTorch computes the same logits for all tokens at once and for a step with

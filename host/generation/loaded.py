@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...base.errors import BoardError, ContainerError, TensorError
 from ...base.json_values import as_int, as_ints, as_list
 from ...rsnlib.key_spans import RowsOfCaches
-from ..boards import Board
+from ..boards.several import BoardName, boards_for
 from ..model.file import Saved, SavedProgram, SavedText, read
 from ..model.hosted import HostedProgram
 from ..model.stage_calls import typed
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 def load(
     path: str | os.PathLike[str],
     *,
-    board: str | Callable[[], Board] = "sim",
+    board: BoardName = "sim",
+    boards: Sequence[BoardName] | None = None,
     xclbin: str | os.PathLike[str] | None = None,
 ) -> LoadedDecoder:
-    """Load a decoder that `Decoder.save` wrote, and open its board. board, xclbin: as for `rsn.load`. PyTorch is needed
-    for the host part. Weights are mapped, not copied.
+    """Load a decoder that `Decoder.save` wrote, and open its boards. board, boards, xclbin: as for `rsn.load`. PyTorch
+    is needed for the host part. Weights are mapped, not copied.
 
     Raises `ContainerError`, naming the file, as `rsn.load` does and for a file of any other model; `BoardError` if the
     board cannot be used.
@@ -40,7 +41,7 @@ def load(
     if saved.decoder is None:
         raise ContainerError(f"{path}: no decoder; Decoder.save writes one")
     try:
-        return LoadedDecoder(saved, board, xclbin)
+        return LoadedDecoder(saved, boards_for(path, saved.stages, board, boards), xclbin)
     except (AttributeError, LookupError, TypeError, ValueError, TensorError) as e:
         raise ContainerError(f"{path}: not a decoder that rsn can read: {type(e).__name__}: {e}") from e
 
@@ -99,11 +100,17 @@ class _Result:
 
 
 class _Program:
-    """A program of the file on a board."""
+    """A program of the file on a board, or its stages on theirs."""
 
-    def __init__(self, saved: SavedProgram, board: str | Callable[[], Board], xclbin: Any) -> None:
-        self._runner = Runner(saved.program, weights=saved.weights, board=board, xclbin=xclbin)
-        self._hosted = HostedProgram(saved.host, self._runner)
+    def __init__(self, stages: Sequence[SavedProgram], boards: Sequence[BoardName], xclbin: Any) -> None:
+        self._runners: list[Runner] = []
+        try:
+            for saved, board in zip(stages, boards, strict=True):
+                self._runners.append(Runner(saved.program, weights=saved.weights, board=board, xclbin=xclbin))
+        except BaseException:
+            self.close()
+            raise
+        self._hosted = HostedProgram(stages[0].host, *self._runners)
 
     def __call__(self, **arguments: Any) -> Any:
         return self.step(None, **arguments)
@@ -117,14 +124,15 @@ class _Program:
         return self._hosted.last_run
 
     def close(self) -> None:
-        self._runner.close()
+        for runner in self._runners:
+            runner.close()
 
 
 class LoadedDecoder(Slots):
     """A decoder from a file. It has the slots, the capacity and the chunks of the one that was saved. Calls are not
     compared with the model, which the file does not have."""
 
-    def __init__(self, saved: Saved, board: str | Callable[[], Board], xclbin: str | os.PathLike[str] | None) -> None:
+    def __init__(self, saved: Saved, boards: Sequence[BoardName], xclbin: str | os.PathLike[str] | None) -> None:
         """As for `load`. Raises any error for a wrong description, and `BoardError`."""
 
         assert saved.decoder is not None
@@ -143,7 +151,7 @@ class LoadedDecoder(Slots):
         self._programs: list[_Program] = []
         try:
             for part in saved.parts:
-                self._programs.append(_Program(part.on_machine[0], board, xclbin))
+                self._programs.append(_Program(list(part.on_machine.values()), boards, xclbin))
         except BaseException:
             self._release()
             raise

@@ -23,6 +23,7 @@ from ...rsnlib.summary import Modelled
 from ...scheduler.bounds import bounds
 from ...scheduler.build import Built
 from ...scheduler.schedule import Schedule
+from ..boards.several import BoardName
 from ..tensors import save_tensors
 from .compare import Compared, ComparedModel, compare, show
 from .experts import PatchedExperts
@@ -57,7 +58,7 @@ class Compiled(FollowingModule):
         self,
         traced: Traced,
         built: Built,
-        board: str,
+        board: BoardName,
         recipe: Recipe | None = None,
         seen: int = 0,
         borders: Borders | None = None,

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class BuiltStages:
-    """A traced module that is cut into stages. traced: its host part computes what no stage does. cuts: as for
-    `scheduler.stages.stages`. networks, built: of the stages, in order."""
+    """A traced module that is cut into stages. traced: its host part computes what no stage does. cuts: the activations
+    behind whose layers it is cut. networks, built: of the stages, in order."""
 
     traced: Traced
-    cuts: tuple[int, ...]
+    cuts: tuple[str, ...]
     networks: tuple[LayerGraph, ...]
     built: tuple[Built, ...]
 
@@ -54,7 +54,8 @@ class BuiltStages:
             built = tuple(pipeline.build(network) for network in networks)
         else:
             built = tuple(build(i, replace(traced, network=network)) for i, network in enumerate(networks))
-        return cls(replace(traced, again=None), cuts, networks, built)
+        names = tuple(network.layers[-1].y for network in networks[:-1])
+        return cls(replace(traced, again=None), names, networks, built)
 
     @property
     def figures(self) -> list[StageFigures]:
@@ -93,15 +94,14 @@ class CompiledStages(FollowingModule):
         self,
         stages: BuiltStages,
         boards: Sequence[BoardName],
-        recipe: Recipe,
-        seen: int,
+        recipe: Recipe | None = None,
+        seen: int = 0,
         borders: Borders | None = None,
         shared: Sequence[SharedBank] | None = None,
         verification: Verification | None = None,
     ) -> None:
         super().__init__(recipe, seen, borders, verification)
         check_boards(boards, len(stages.built))
-        self._recipe: Recipe
         self._stages = stages
         banks = [None] * len(boards) if shared is None else shared
         self._on_boards = [OnBoard(board, bank, self._turn) for board, bank in zip(boards, banks, strict=True)]
@@ -128,6 +128,7 @@ class CompiledStages(FollowingModule):
 
     def _take_over(self, change: Change) -> None:
         recipe, before = self._recipe, self._stages
+        assert recipe is not None
         # The same places, unless the changed model has other layers.
         kept = replace(recipe.pipeline, cuts=before.cuts)
         try:

@@ -8,11 +8,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ...base.errors import ContainerError, UnsupportedError, WrongBoards
+from ...base.errors import ContainerError, UnsupportedError
 from ...hw.sim.machine import Run, joined
 from ...isa.program import Program
 from ...rsnlib.shapes import Dim
-from ..boards.several import BoardName, check_boards
+from ..boards.several import BoardName, boards_for
 from ..forks import forget_in_children
 from ..runner import Runner
 from ..serving import ALONE, Serving
@@ -52,11 +52,7 @@ def load(
     saved = read(path)
     if saved.decoder is not None:
         raise ContainerError(f"{path}: a decoder, for rsn serve --generate or rsn.host.generation.load")
-    try:
-        check_boards([board] if boards is None else boards, saved.stages)
-    except WrongBoards as e:
-        raise WrongBoards(f"{path}: {e}") from None
-    return Loaded(saved, [board] if boards is None else boards, xclbin)
+    return Loaded(saved, boards_for(path, saved.stages, board, boards), xclbin)
 
 
 class Loaded(BoardModule):
