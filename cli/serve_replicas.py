@@ -138,10 +138,10 @@ class Copies:
         if self._ray is None:
             yield lambda sources, number: LocalPipeline(sources, boards, stages * number, name)
             return
-        devices = [board for board in boards if _is_of_its_computer(board)]
-        with on_ray.cluster(self._ray, len(devices)) as nodes:
+        devices = stages * self.count if all(map(_is_of_its_computer, boards)) else 0
+        with on_ray.cluster(self._ray, devices) as (nodes, takes_device):
             yield lambda sources, number: on_ray.RayPipeline(
-                sources, boards, stages * number, name, nodes[number % len(nodes)], bool(devices)
+                sources, boards, stages * number, name, nodes[number % len(nodes)], takes_device
             )
 
     def _renew(

@@ -71,7 +71,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 LONGEST = (
     "test_docs.py",
-    "programs/test_serve_ray.py",
+    "host/test_on_ray.py",
     "rsnlib/test_machine_decoder.py",
     "hw/versal/test_hlscheck.py",
     "streams/dynamic/test_hls.py",

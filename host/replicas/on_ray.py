@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,8 @@ BOARD = "rsn_board"
 CPUS = 0.001
 """The share of a CPU that Ray counts for an actor: it may wait for its board. Of an actor with none, Ray ignores the
 computer that it should run on."""
+CONNECT_S = 10.0
+"""Seconds in which a cluster should take a connection."""
 CLOSE_S = 10.0
 """Seconds that an actor may take to finish its calls and release its board."""
 AT_ONCE = 1000
@@ -156,6 +159,17 @@ class RayPipeline:
                 ray.kill(stage)
 
 
+def _require_answer(address: str) -> None:
+    """Raise `BoardError` if nothing listens at HOST:PORT. Ray would try for minutes, and then end the process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise BoardError(f"{address!r} is no address of a Ray cluster: HOST:PORT, auto or local")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as e:
+        raise BoardError(f"cannot connect to a Ray cluster at {address!r}: {e}") from None
+
+
 def _is_loss(error: RayTaskError) -> bool:
     """Whether an actor lost the next one."""
     return isinstance(error.cause, RayError)
@@ -168,13 +182,16 @@ def _plain(error: RsnError) -> RsnError:
 
 
 @contextmanager
-def cluster(address: str, devices: int) -> Iterator[list[str]]:
-    """Join a Ray cluster while this lasts. Yields the ids of its computers.
+def cluster(address: str, devices: int = 0) -> Iterator[tuple[list[str], bool]]:
+    """Join a Ray cluster while this lasts. Yields the ids of its computers, and whether they say how many devices they
+    have (`BOARD`), so that each actor should take one.
 
     address: HOST:PORT; "auto" for the one that runs on this computer, or one that is started here and ends with this
-    process if there is none; "local" for one that is started. devices: how many of `BOARD` a computer has whose cluster
-    is started here. Raises `BoardError` if there is no cluster at the address.
+    process if there is none; "local" for one that is started. devices: how many actors need a device of their computer.
+    Raises `BoardError` if there is no cluster at the address, and if its computers say that they have fewer devices.
     """
+    if address not in ("auto", "local"):
+        _require_answer(address)
     told = {"namespace": f"rsn-{uuid.uuid4().hex}", "log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address != "local":
@@ -183,8 +200,14 @@ def cluster(address: str, devices: int) -> Iterator[list[str]]:
         if address != "auto" or not isinstance(e, ConnectionError):
             raise BoardError(f"cannot connect to a Ray cluster at {address!r}: {e}") from e
     if not ray.is_initialized():
-        ray.init("local", resources={BOARD: devices} if devices else None, include_dashboard=False, **told)
+        ray.init("local", include_dashboard=False, **told)
     try:
-        yield [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        have = ray.cluster_resources().get(BOARD)
+        if devices and have is not None and have < devices:
+            raise BoardError(
+                f"{devices} stages need a device each; the computers of the cluster have {have:g} (--resources of ray "
+                f"start, {BOARD})"
+            )
+        yield [node["NodeID"] for node in ray.nodes() if node["Alive"]], bool(devices and have)
     finally:
         ray.shutdown()

@@ -68,7 +68,7 @@ def copies(seed: int, faults: float) -> Iterator[tuple[ReplicatedServer, Any, Co
     """The server, what makes pipelines of a model by the seed of its first stage, and the computers."""
     computers = Computers()
     try:
-        with on_ray.cluster(computers.address, 0) as nodes:
+        with on_ray.cluster(computers.address) as (nodes, _):
             boards = [Flaky(seed + i, faults) for i in range(COPIES * STAGES)]
 
             def model(first: int) -> Any:

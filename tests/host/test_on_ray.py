@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
@@ -21,15 +22,24 @@ torch = pytest.importorskip("torch")
 
 from rsn.base.errors import BoardBusy, BoardError, ProgramError, RsnError, TensorError  # noqa: E402
 from rsn.host.boards.device import BoardLost  # noqa: E402
+from rsn.host.generation import Decoder, Sampling  # noqa: E402
+from rsn.host.generation.batching import Event  # noqa: E402
+from rsn.host.generation.loaded import DecoderSizes  # noqa: E402
+from rsn.host.model.file import identity  # noqa: E402
 from rsn.host.replicas import on_ray, replicated  # noqa: E402
+from rsn.host.replicas.decoder_server import WholeDecoder  # noqa: E402
 from rsn.host.replicas.pipeline import PipelineLost  # noqa: E402
+from rsn.host.replicas.replicated import ReplicatedServer  # noqa: E402
 from rsn.host.replicas.stage import StageDown  # noqa: E402
+from rsn.host.replicas.texts import Generations  # noqa: E402
 from rsn.host.serving import QueueFull, RequestTimeout  # noqa: E402
 from rsn.tests.host.fronts import Front, started  # noqa: E402
 from rsn.tests.host.soak_http import Client  # noqa: E402
 from rsn.tests.host.soak_replicas import COPIES, STAGES, Soak, copies  # noqa: E402
+from rsn.tests.host.test_generation import answer  # noqa: E402
 from rsn.tests.host.test_replicas import inputs, right, until  # noqa: E402
 from rsn.tests.programs.small_encoders import expected, saved, small  # noqa: E402
+from rsn.tests.test_generate import END, TOKENS, made  # noqa: E402
 
 pytestmark = pytest.mark.long
 
@@ -74,6 +84,35 @@ def test_processes_that_hang(running: Any, monkeypatch: pytest.MonkeyPatch) -> N
                 os.kill(process, signal.SIGCONT)
     x = inputs(1)
     assert right(server.ask({"x": x}).result(60), x, range(100, 100 + STAGES))  # the soak has replaced the model
+
+
+def test_texts_whose_process_is_killed(running: Any, tmp_path: Path) -> None:
+    """In their middle: the caches are filled again, and each text goes on."""
+    model = made("Llama")
+    path = tmp_path / "decoder.rsnmodel"
+    with Decoder(model, slots=2, capacity=32) as decoder:
+        decoder.save(path)
+    sizes = DecoderSizes(2, 32, 32, TOKENS, (END,))
+    sources = [WholeDecoder(str(path), identity(path))]
+    node = ray.get_runtime_context().get_node_id()
+    options: Any = {"name": "m", "arguments": (), "sizes": {}, "places": 1}
+    prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
+    with ReplicatedServer(
+        lambda number: on_ray.RayPipeline(sources, ["sim"], 0, "m", node, False), 1, **options
+    ) as server:
+        server.settled()
+        with Generations(server, sizes) as generations:
+            heard: list[Event] = []
+            greedy = Sampling(max_tokens=20, stop_tokens=frozenset({END}))
+            generations.submit(prompts[0], greedy, heard=heard.append)
+            stream = generations.submit(prompts[1], greedy)
+            until(lambda: len(heard) > 3, 60)
+            os.kill(server.reports()[0][0].process, signal.SIGKILL)
+            assert list(stream) == answer(model, prompts[1], 20)
+            until(lambda: bool(heard) and heard[-1].token is None, 60)
+            assert [event.token for event in heard[:-1]] == answer(model, prompts[0], 20)
+            assert heard[-1].error is None
+        assert server.health.failures == 1
 
 
 # -- without a cluster
@@ -166,9 +205,15 @@ def test_the_end_answers_what_is_under_way(command: Any) -> None:
     assert [status for status, _ in answers] == [200] * 8
 
 
-def test_a_cluster_that_is_not_there() -> None:
-    with (
-        pytest.raises(BoardError, match=r"cannot connect to a Ray cluster at 'nowhere\.invalid:1'"),
-        on_ray.cluster("nowhere.invalid:1", 0),
-    ):
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", r"cannot connect to a Ray cluster at '127\.0\.0\.1:1': .*refused"),
+        ("nowhere.invalid:6379", r"cannot connect to a Ray cluster at 'nowhere\.invalid:6379'"),
+        ("localhost:99999", r"cannot connect to a Ray cluster at 'localhost:99999'"),
+        ("somewhere", "'somewhere' is no address of a Ray cluster: HOST:PORT, auto or local"),
+    ],
+)
+def test_a_cluster_that_is_not_there(address: str, message: str) -> None:
+    with pytest.raises(BoardError, match=message), on_ray.cluster(address):
         pass
