@@ -98,7 +98,7 @@ soak: .venv/dev.stamp
 	$(BIN)/python -m rsn.tests.host.soak
 	$(BIN)/python -m rsn.tests.host.soak_http
 	$(BIN)/python -m rsn.tests.host.soak_generation
-	if $(BIN)/python -c 'import ray' 2>/dev/null; then $(BIN)/python -m rsn.tests.programs.soak_ray; fi
+	if $(BIN)/python -c 'import ray' 2>/dev/null; then $(BIN)/python -m rsn.tests.host.soak_replicas; fi
 
 # PyTorch and torchao last: what else is installed must not choose their versions.
 test-torch:

@@ -79,9 +79,9 @@ def test_the_sentence_encoder_takes_transformers(without: Without) -> None:
             "serving over HTTP takes starlette, which is not installed: pip install starlette uvicorn",
         ),
         (
-            "rsn.programs.serve_ray",
+            "rsn.host.replicas.on_ray",
             "ray",
-            r"serving with Ray takes ray, which is not installed: pip install 'ray\[serve\]'",
+            "boards on Ray take ray, which is not installed: pip install ray",
         ),
         (
             "rsn.rsnlib.quantizer",

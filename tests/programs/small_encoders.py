@@ -11,18 +11,11 @@ import numpy.typing as npt
 import torch
 from transformers import BertConfig, BertModel
 
+import rsn
 from rsn.programs.minilm import SentenceEncoder
-from rsn.programs.sentences import save
 
 LONGEST = 24
 VOCABULARY = 100
-
-
-class Words:
-    """A tokenizer: a word's number is the sum of its letters."""
-
-    def __call__(self, sentence: str) -> dict[str, list[int]]:
-        return {"input_ids": [1, *(2 + sum(map(ord, word)) % 96 for word in sentence.split()), 99]}
 
 
 def small(seed: int) -> Any:
@@ -35,8 +28,12 @@ def small(seed: int) -> Any:
 
 
 def saved(folder: Path, seed: int, name: str) -> Path:
+    """Compile a model for one and four sequences of up to `LONGEST` tokens, and save it."""
     path = folder / f"{name}.rsnmodel"
-    save(small(seed), path, (1, 4), LONGEST)
+    mask = torch.ones(4, LONGEST, dtype=torch.long)
+    example = {"input_ids": 2 * mask, "attention_mask": mask}  # ids of 0 and 1 would be taken for a mask
+    sizes = {name: {0: rsn.Batch(1, 4), 1: rsn.Length(LONGEST)} for name in example}
+    rsn.compile(small(seed), example, dynamic_shapes=sizes).save(path)
     return path
 
 

@@ -1,0 +1,140 @@
+"""What a pipeline of boards adds to its stages (docs/serving.md, "Several boards"), on simulated boards.
+
+    python benchmarks/pipelines.py [--ray] [--rounds 5] [--requests 8]
+
+A BERT of random weights, cut into three stages. Its stages are called one behind the other in this process; then the
+same requests go through a pipeline of threads, and with --ray through one of Ray actors on this computer. CPU time is
+that of all processes which a request enters, and each round compares the two ways with each other. Memory is what each
+actor has mapped of the file of the model, and what it has besides (its private pages).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+STAGES, ROWS = 3, 128
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def model_file(folder: Path) -> Path:
+    """Write the model in stages to a file. folder: exists."""
+    import torch
+    import transformers
+
+    import rsn
+
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=1000, hidden_size=512, num_hidden_layers=STAGES, num_attention_heads=8, intermediate_size=2048
+    )
+    ids = torch.zeros(1, ROWS, dtype=torch.long)
+    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    model = transformers.BertModel(config, add_pooling_layer=False).eval()
+    rsn.compile(model, example, boards=STAGES).save(folder / "bert.rsnmodel")
+    return folder / "bert.rsnmodel"
+
+
+def request() -> dict[str, Any]:
+    """The arguments of a call."""
+    import torch
+
+    ids = torch.randint(1000, (1, ROWS))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def cpu_s(processes: list[int]) -> float:
+    """CPU seconds of this process and of others, by their ids."""
+    spent = time.process_time()
+    for process in processes:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        spent += (int(fields[11]) + int(fields[12])) / TICKS
+    return spent
+
+
+def memory_mb(process: int, path: Path) -> tuple[float, float]:
+    """Megabytes of a model's file that a process has mapped and read, and of its private pages."""
+    mapped = private = 0
+    inside = False
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(path.name)
+        elif line.startswith("Rss:") and inside:
+            mapped += int(line.split()[1])
+        elif line.startswith(("Private_Dirty:", "Private_Clean:")) and not inside:
+            private += int(line.split()[1])
+    return mapped / 1e3, private / 1e3
+
+
+@contextmanager
+def pipeline(path: Path, on_ray: bool) -> Iterator[Any]:
+    """A server with one copy of the model."""
+    from rsn.cli.serve_replicas import Copies
+
+    address = "local" if on_ray else None
+    copies = Copies(
+        path, (), "sim", None, address, queue=256, max_wait_s=0.0, timeout_s=600.0, xclbin=None
+    )  # fmt: skip
+    with copies.server("bert", None) as server:
+        yield server
+
+
+def spent(work: Callable[[], None], processes: list[int]) -> float:
+    """CPU seconds of some work."""
+    before = cpu_s(processes)
+    work()
+    return cpu_s(processes) - before
+
+
+@click.command(help=__doc__)
+@click.option("--ray", "on_ray", is_flag=True)
+@click.option("--rounds", default=5)
+@click.option("--requests", default=8)
+def main(on_ray: bool, rounds: int, requests: int) -> None:
+    """Print a table."""
+    from rsn.base.other_libraries import silence_other_libraries
+    from rsn.host.model.stages import load_stage
+
+    silence_other_libraries()
+    with ExitStack() as held:
+        path = model_file(Path(held.enter_context(tempfile.TemporaryDirectory())))
+        own = [held.enter_context(load_stage(path, number)) for number in range(STAGES)]
+        server = held.enter_context(pipeline(path, on_ray))
+        actors = [report.process for report in server.reports()[0]] if on_ray else []
+        asked = [request() for _ in range(requests)]
+
+        def one_by_one() -> None:
+            for inputs in asked:
+                call = own[0](**inputs)
+                for stage in own[1:]:
+                    call = stage(call)
+
+        def through() -> None:
+            for answer in [server.ask(inputs) for inputs in asked]:
+                answer.result()
+
+        one_by_one()
+        through()
+        pairs = [(spent(one_by_one, actors), spent(through, actors)) for _ in range(rounds)]
+        alone, piped = (median(times) / requests * 1e3 for times in zip(*pairs, strict=True))
+        ratios = sorted(piped / alone for alone, piped in pairs)
+        kind = "Ray actors" if on_ray else "threads"
+        click.echo(f"CPU of a request: stages {alone:.1f} ms, pipeline of {kind} {piped:.1f} ms")
+        click.echo(f"pipeline / stages, pairs: median {median(ratios):.3f}, {ratios[0]:.3f} to {ratios[-1]:.3f}")
+        whole = path.stat().st_size / 1e6
+        for number, process in enumerate(actors):
+            mapped, private = memory_mb(process, path)
+            click.echo(f"stage {number}: {mapped:.1f} MB of the file's {whole:.1f} mapped, {private:.0f} MB private")
+
+
+if __name__ == "__main__":
+    main()
