@@ -49,7 +49,9 @@ def normal(x: int, at: int, up: bool = False) -> Factor:
 
 def stored(v: Sequence[int], at: int, bits: int) -> Block:
     most = max(map(abs, v))
-    made = LOWEST if not most else max(LOWEST, min(at + most.bit_length() - (bits - 1), HIGHEST))
+    made = LOWEST if not most else max(LOWEST, at + most.bit_length() - (bits - 1))
+    if made > HIGHEST:
+        return [limited(x << bits, bits) for x in v], HIGHEST
     return [limited(near(x, made - at), bits) for x in v], made
 
 

@@ -118,7 +118,8 @@ class LoopSchedule:
                     )
 
     def _choosing(self, block: str) -> set[str]:
-        """Blocks that end in a branch which decides from where this block is reached."""
+        """Blocks that end in a branch which decides from where this block is reached: there are at least two ways into
+        it from such a branch."""
         graph, dominator = self._forward, self._dominator
         top, found, ahead = dominator.get(block), set[str](), list(graph.predecessors(block))
         while ahead:
@@ -128,7 +129,8 @@ class LoopSchedule:
             found.add(at)
             if at != top:
                 ahead += graph.predecessors(at)
-        return {b for b in found if len(self.place.function.blocks[b].successors) > 1}
+        before = set(graph.predecessors(block))
+        return {b for b in found if len(before & (self.reached[b] | {b})) > 1}
 
     @cached_property
     def _forward(self) -> nx.DiGraph[str]:

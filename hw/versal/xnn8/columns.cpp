@@ -10,8 +10,8 @@ void decode(hls::stream<Mop<Words>> &mops, hls::stream<Uop<Words>> (&uops)[Units
     decode_windows(mops, uops);
 }
 template void decode<W::words, 2 + pairs>(hls::stream<Mop<W::words>> &, hls::stream<Uop<W::words>> (&)[2 + pairs]);
-template void decode<Rows::words, 1 + lanes>(
-    hls::stream<Mop<Rows::words>> &, hls::stream<Uop<Rows::words>> (&)[1 + lanes]);
+template void decode<Rows::words, 2 + lanes>(
+    hls::stream<Mop<Rows::words>> &, hls::stream<Uop<Rows::words>> (&)[2 + lanes]);
 template void decode<Send::words, lanes>(hls::stream<Mop<Send::words>> &, hls::stream<Uop<Send::words>> (&)[lanes]);
 template void decode<Heads::words, 1 + lanes>(
     hls::stream<Mop<Heads::words>> &, hls::stream<Uop<Heads::words>> (&)[1 + lanes]);

@@ -7,13 +7,17 @@ namespace rsn::xnn8::pl {
 namespace {
 
 using XCells = XCell[x_depth];
-using X8Cells = TCell[x8_depth + groups];  // and factors of rows
+using X8Cells = TCell[x8_depth];
 using TCells = TCell[t_depth];
 
+// Words behind the last cell are in LUTs: factors of rows, for which each block RAM of X8 would be one word too short.
 template <unsigned Readers, unsigned Depth, typename Word>
 void serve(Word (&cells)[Depth], hls::stream<CellWrite<Word>> &writes, hls::stream<Token> &done,
            hls::stream<CellRead> reads[Readers], hls::stream<Word> words[Readers]) {
 #pragma HLS INLINE
+    decltype(Word::of) behind[groups];
+#pragma HLS AGGREGATE variable=behind compact=bit
+#pragma HLS BIND_STORAGE variable=behind type=ram_s2p impl=lutram
     bool in_on = true;
     unsigned readers = Readers;
 memory_cycles:
@@ -25,6 +29,7 @@ memory_cycles:
         if (!writes.empty()) {
             const CellWrite<Word> write = writes.read();
             if (write.last) in_on = false;
+            else if (Readers == 1 && write.at >= Depth) behind[write.at % groups] = write.cell.of;
             else cells[write.at] = write.cell;
             if (write.told) done << Token(1);
         }
@@ -39,7 +44,9 @@ memory_cycles:
         }
         if (any && read.last) --readers;
         if (any && !read.last) {
-            const Word cell = cells[read.at];
+            Word cell = {};
+            if (Readers == 1 && read.at >= Depth) cell.of = behind[read.at % groups];
+            else cell = cells[read.at];
             if (first) words[0] << cell;
             else words[Readers - 1] << cell;
         }

@@ -5,75 +5,146 @@
 #define RSN_XNN8_NUMBERS_H
 
 #include <cstdint>
-#include <type_traits>
+
+#include <ap_int.h>
 
 namespace rsn::xnn8 {
 
 using std::int16_t, std::int32_t, std::int64_t, std::int8_t, std::uint16_t, std::uint32_t, std::uint64_t;
 
 constexpr int lowest = -128, highest = 112;  // exponents of what is stored
-constexpr int saturating = 30;               // a shift to the left by which everything saturates
 constexpr int factor_bits = 15, sum_bits = 29, guard = 8;
 
 inline int larger(int a, int b) { return a > b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int smaller(int a, int b) { return a < b ? a : b; }
 inline int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
 
-// x / 2^shift to the nearest integer, half to even. What is shifted out is looked at apart, so that nothing overflows.
-template <typename T>
-T rounded(T x, int shift) {
+// x, of which so many bits and a sign are used: HLS makes operators behind it no wider, and the native run ends where x
+// has more.
+template <int Bits>
+int64_t within(int64_t x) {
 #pragma HLS INLINE
-    constexpr int most = 8 * sizeof(T) - 2;
-    const int left = smaller(larger(-shift, 0), most), right = smaller(larger(shift, 0), most);
-    const T up = static_cast<T>(static_cast<std::make_unsigned_t<T>>(x) << left);
-    const T made = up >> right;
-    const T rest = up & ((T{1} << right) - 1), half = (T{1} << right) >> 1;
-    return made + static_cast<T>(right && (rest > half || (rest == half && (made & 1))));
+    return ap_int<Bits + 1>(x);
 }
 
-// x, limited to the magnitudes of some bits with a sign.
-inline int32_t saturated(int64_t x, int bits) {
+// A number that goes to the right in steps of constant length, the longest first. What has left it rounds it at last.
+struct Shifted {
+    int64_t made;
+    bool half = false, rest = false;  // the last bit that has left; whether one before it was set
+
+    void by(unsigned step, bool really = true) {
 #pragma HLS INLINE
-    const int64_t most = (int64_t{1} << (bits - 1)) - 1;
-    return static_cast<int32_t>(x > most ? most : x < -most ? -most : x);
+        if (!really) return;
+        rest = rest || half || (made & ((int64_t{1} << (step - 1)) - 1));
+        half = made >> (step - 1) & 1;
+        made >>= step;
+    }
+    bool up() const {
+#pragma HLS INLINE
+        return half && (rest || (made & 1));
+    }
+    int64_t rounded() const {
+#pragma HLS INLINE
+        return made + up();
+    }
+};
+
+constexpr int power_within(int most) { return most < 2 ? 1 : 2 * power_within(most / 2); }
+
+// How far a number of Bits bits goes to the right for a shift: from Bits + 1 on nothing is left of it.
+template <int Bits>
+unsigned to_right(int shift) {
+#pragma HLS INLINE
+    return static_cast<unsigned>(smaller(larger(shift, 0), Bits + 1));
 }
 
-// The number of bits of x, which is not negative: a choice of halves in each step.
-inline int length(uint64_t x) {
+// x / 2^by to the nearest integer, half to even. by: as `to_right` returns it. What is made has Made bits.
+template <int Bits, int Made = Bits>
+int64_t rounded(int64_t x, unsigned by) {
 #pragma HLS INLINE
-    int bits = 0;
-    for (int step = 32; step; step /= 2) {
+    constexpr unsigned longest = power_within(Bits + 1);
+    Shifted made{within<Bits>(x)};
+    for (unsigned step = longest; step; step /= 2) {
 #pragma HLS UNROLL
-        if (x >> step) {
+        made.by(step, by & step);
+    }
+    return within<Made>(made.made) + made.up();
+}
+
+// A shift to the right, or by at most Left to the left, of a number of Bits bits.
+struct BothWays {
+    unsigned right, left;
+};
+template <int Bits, int Left>
+BothWays both_ways(int shift) {
+#pragma HLS INLINE
+    return {to_right<Bits>(shift), to_right<Left - 1>(-shift)};
+}
+template <int Bits, int Left>
+int64_t aligned(int64_t x, const BothWays &by) {
+#pragma HLS INLINE
+    int64_t made = rounded<Bits>(x, by.right);
+    for (unsigned step = 1; step <= Left; step *= 2) {
+#pragma HLS UNROLL
+        if (by.left & step) made <<= step;
+    }
+    return within<Bits + Left>(made);
+}
+
+// x, which has Bits bits, limited to the magnitudes of some bits with a sign.
+template <int Bits>
+int32_t saturated(int64_t x, int bits) {
+#pragma HLS INLINE
+    const int64_t most = (int64_t{1} << (bits - 1)) - 1, all = within<Bits>(x);
+    return static_cast<int32_t>(all > most ? most : all < -most ? -most : all);
+}
+
+// The number of bits of x, which is not negative and has Bits at most: a choice of halves in each step.
+template <int Bits>
+int length(int64_t x) {
+#pragma HLS INLINE
+    constexpr int longest = power_within(Bits - 1);
+    int64_t rest = within<Bits>(x);
+    int bits = 0;
+    for (int step = longest; step; step /= 2) {
+#pragma HLS UNROLL
+        if (rest >> step) {
             bits += step;
-            x >>= step;
+            rest >>= step;
         }
     }
-    return bits + (x != 0);
+    return bits + (rest != 0);
 }
 
-// x / divisor to the nearest integer, half to even. divisor: positive.
-inline int64_t divided(int64_t x, int64_t divisor) {
+// x / divisor to the nearest integer, half to even: a bit in each step. Both have some bits; divisor is positive.
+template <int Quotient, int Divisor>
+int64_t divided(int64_t x, int64_t divisor) {
 #pragma HLS INLINE
-    const uint64_t most = static_cast<uint64_t>(magnitude(x)), by = static_cast<uint64_t>(divisor);
-    const uint64_t quotient = most / by, twice = 2 * (most - quotient * by);
-    const int64_t made = static_cast<int64_t>(quotient + (twice > by || (twice == by && (quotient & 1))));
+    const int64_t most = magnitude(x), by = within<Divisor>(divisor);
+    int64_t rest = within<Divisor>(most >> Quotient), made = 0;
+    for (int bit = Quotient - 1; bit >= 0; --bit) {
+#pragma HLS UNROLL
+        const int64_t next = within<Divisor + 1>(rest << 1 | (most >> bit & 1)), less = within<Divisor + 1>(next - by);
+        rest = within<Divisor>(less < 0 ? next : less);
+        made = made << 1 | !(less < 0);
+    }
+    const int64_t twice = within<Divisor + 1>(2 * rest - by);
+    made = within<Quotient>(made) + (twice > 0 || (twice == 0 && (made & 1)));
     return x < 0 ? -made : made;
 }
 
 // The root of x, rounded down, bit by bit. x: up to 48 bits.
-inline int64_t root(uint64_t x) {
+inline int64_t root(int64_t x) {
 #pragma HLS INLINE
-    uint64_t made = 0, rest = 0;
+    int64_t made = 0, rest = 0;
     for (int bit = 46; bit >= 0; bit -= 2) {
 #pragma HLS UNROLL
-        rest = rest << 2 | (x >> bit & 3);
-        const uint64_t trial = made << 2 | 1;
-        const bool fits = rest >= trial;
-        if (fits) rest -= trial;
-        made = made << 1 | fits;
+        const int64_t next = within<27>(rest << 2 | (x >> bit & 3)), less = within<27>(next - (made << 2 | 1));
+        rest = within<26>(less < 0 ? next : less);
+        made = within<24>(made << 1 | !(less < 0));
     }
-    return static_cast<int64_t>(made);
+    return made;
 }
 
 // A value of 15 bits, and its exponent. Both are 0 where nothing is meant.
@@ -82,32 +153,59 @@ struct RowFactor {
     int16_t exponent;
 };
 
-// x * 2^exponent as a factor. x: not negative. up: rounded up.
-inline RowFactor normal(int64_t x, int exponent, bool up = false) {
+// x * 2^exponent as a factor. x: not negative, of some bits. up: rounded up.
+template <int Bits>
+RowFactor normal(int64_t x, int exponent, bool up = false) {
 #pragma HLS INLINE
-    const int64_t least = x ? x : 1;
-    const int shift = length(static_cast<uint64_t>(least)) - factor_bits;
-    int64_t made = rounded(least, shift);
-    if (up && shift > 0) made += (made << shift) < least;
-    const int over = static_cast<int>(made >> factor_bits);
-    return {static_cast<uint16_t>(made >> over), static_cast<int16_t>(exponent + shift + over)};
+    // All bits are moved to the left end, from where as many go to the right in any case.
+    constexpr int longest = power_within(Bits - 1);
+    int64_t left = x ? within<Bits>(x) : 1;
+    int shift = Bits - factor_bits;
+    for (int step = longest; step; step /= 2) {
+#pragma HLS UNROLL
+        if (left >> (Bits - step)) continue;
+        left = within<Bits>(left << step);
+        shift -= step;
+    }
+    Shifted made{left};
+    if (Bits > factor_bits) made.by(Bits - factor_bits);
+    else made.made <<= factor_bits - Bits;
+    const bool more = up ? made.half || made.rest : made.up();
+    const int64_t rounded = made.made + more;
+    const int over = static_cast<int>(rounded >> factor_bits);
+    return {static_cast<uint16_t>(over ? rounded >> 1 : rounded), static_cast<int16_t>(exponent + shift + over)};
 }
 
 inline RowFactor times(const RowFactor &a, const RowFactor &b) {
 #pragma HLS INLINE
-    return normal(int64_t{a.mantissa} * b.mantissa, a.exponent + b.exponent);
+    return normal<2 * factor_bits>(int64_t{a.mantissa} * b.mantissa, a.exponent + b.exponent);
 }
 
-// The exponent with which a block is stored whose largest magnitude is most * 2^exponent.
+// The exponent with which a block is stored whose largest magnitude has as many bits as `most`, times 2^exponent. Above
+// `highest` the block is beyond what can be stored.
 inline int stored_exponent(uint32_t most, int exponent, int bits) {
 #pragma HLS INLINE
-    return most ? smaller(larger(exponent + length(most) - (bits - 1), lowest), highest) : lowest;
+    return most ? larger(exponent + length<32>(most) - (bits - 1), lowest) : lowest;
 }
 
-// v * 2^exponent as it is stored.
-inline int32_t stored(int32_t v, int exponent, int made, int bits) {
+// How numbers of a row become what is stored, by their exponent and one of `stored_exponent`. Only numbers with fewer
+// bits than are stored go to the left, so that both ways are one to the right.
+struct Storing {
+    bool left, beyond;
+    unsigned by;
+    int32_t most;
+};
+inline Storing storing(int exponent, int made, int bits) {
 #pragma HLS INLINE
-    return saturated(rounded(int64_t{v}, larger(made - exponent, -saturating)), bits);
+    const int shift = made - exponent;
+    const bool left = shift < 0;
+    return {left, made > highest, to_right<31>(left ? shift + 16 : shift), (1 << (bits - 1)) - 1};
+}
+inline int32_t stored(int32_t v, const Storing &as) {
+#pragma HLS INLINE
+    const int64_t made = rounded<31, 16>(as.left ? within<15>(v) << 16 : v, as.by);
+    if (as.beyond ? v > 0 : made > as.most) return as.most;
+    return as.beyond && v >= 0 ? 0 : as.beyond || made < -as.most ? -as.most : static_cast<int32_t>(made);
 }
 
 // What a norm of rows needs to be told.
@@ -124,37 +222,92 @@ struct Statistics {
     RowFactor inverse;
 };
 
-// From the sums of a row, which are aligned to the largest exponent of its blocks.
+// From the sums of a row, which are aligned to the largest exponent of its blocks: 37 and 60 bits.
 inline Statistics statistics(int64_t sums, int64_t squares, int top, const NormConstants &constants, bool rms) {
 #pragma HLS INLINE
-    const int64_t columns = constants.columns, mean = rms ? 0 : divided(sums, columns);
+    const int64_t columns = constants.columns, mean = rms ? 0 : within<24>(divided<24, 15>(sums, columns));
     int64_t rest = rms ? squares : squares - 2 * mean * sums + columns * mean * mean;
-    if (rest < 0) rest = 0;
-    const int shift = length(static_cast<uint64_t>(rest)) - 31;
+    rest = rest < 0 ? 0 : within<61>(rest);
+    const int shift = length<61>(rest) - 31;
     const int own = rest ? 2 * (top - guard) + shift : constants.added_exponent;
     const int common = larger(own, constants.added_exponent);
-    int64_t total = rounded(rounded(rest, shift), common - own) +
-        rounded(int64_t{constants.added}, common - constants.added_exponent);
+    const int64_t of_squares = rounded<61, 31>(rest << larger(-shift, 0), to_right<61>(shift));
+    int64_t total = rounded<32>(of_squares, to_right<32>(common - own)) +
+        rounded<31>(constants.added, to_right<31>(common - constants.added_exponent));
     const int odd = common & 1;
-    total = (total ? total : 1) << odd;
-    const int64_t deviation = root(static_cast<uint64_t>(total) << 14);
+    total = within<33>((total ? total : 1) << odd);
+    const int64_t deviation = root(total << 14);
     const int exponent = constants.root_exponent - 14 - ((common - odd - 14) >> 1);
     return {static_cast<int32_t>(mean), static_cast<int16_t>(top),
-            normal(divided(int64_t{constants.root} << 14, deviation), exponent)};
+            normal<39>(divided<39, 24>(int64_t{constants.root} << 14, deviation), exponent)};
 }
 
-// (x - mean) * gain, 26 bits and a sign. lower: the largest exponent of the row minus that of the block.
-inline int32_t centred(int16_t x, int lower, int32_t mean, int16_t gain) {
+// (x - mean) * gain, 26 bits and a sign. lower: the largest exponent of the row minus that of the block, `to_right`.
+inline int64_t centred(int16_t x, unsigned lower, int32_t mean, int16_t gain) {
 #pragma HLS INLINE
-    const int32_t of_row = rounded(int32_t{x} << guard, lower) - mean;
-    return static_cast<int32_t>(rounded(int64_t{of_row} * gain, 13));
+    const int64_t of_row = within<24>(rounded<15 + guard>(int64_t{x} << guard, lower) - within<24>(mean));
+    Shifted product{within<39>(of_row * gain)};
+    product.by(13);
+    return within<26>(product.rounded());
 }
 
-// max(x, 0) - entry: an entry of the table of a function, by the number that |v| * 2^exponent has in it.
-inline int entry_of(int32_t v, int exponent, int steps, int last) {
+// A factor of a product of 42 bits. It has the last three bits of the product's shift, so that one multiplication does
+// both.
+struct ScaledBy {
+    int32_t mantissa;
+    unsigned eights;
+};
+// lower: by how much the product goes to the right, Least or more.
+template <int Least>
+ScaledBy scaled_by(uint16_t mantissa, int lower) {
 #pragma HLS INLINE
-    const int64_t index = rounded(magnitude(v), larger(-steps - exponent, -saturating));
-    return static_cast<int>(index < last ? index : last);
+    constexpr int end = 43 - Least;  // from there on nothing is left of the product
+    const int more = lower - Least;
+    const auto most = static_cast<unsigned>(more < end ? more : 0);
+    int64_t made = more < end ? within<16>(mantissa) : 0;
+    for (unsigned step = 1; step < 8; step *= 2) {
+#pragma HLS UNROLL
+        if (!(most & step)) made <<= step;
+    }
+    return {static_cast<int32_t>(within<23>(made)), most / 8};
+}
+// x: 26 bits and a sign. What is made has Bits bits before it is rounded.
+template <int Least, int Bits>
+int64_t scaled(int64_t x, const ScaledBy &by) {
+#pragma HLS INLINE
+    constexpr unsigned longest = power_within((42 - Least) / 8);
+    Shifted product{within<49>(within<26>(x) * within<23>(by.mantissa))};
+    product.by(Least + 7);
+    for (unsigned step = longest; step; step /= 2) {
+#pragma HLS UNROLL
+        product.by(8 * step, by.eights & step);
+    }
+    return within<Bits>(product.made) + product.up();
+}
+
+// How a function of the numbers of a row is found in a table: max(x, 0) - entry, by |x| in units of 2^-steps.
+struct Lookup {
+    bool left;
+    unsigned by;
+    BothWays of_entry;
+};
+// exponent: of the numbers. fraction: entries are in units of 2^-fraction.
+inline Lookup lookup(int exponent, int steps, int fraction) {
+#pragma HLS INLINE
+    const int shift = -steps - exponent;
+    const bool left = shift < 0;
+    // An entry that is not 0 goes less than 22 to the left: numbers have less than 32 bits.
+    return {left, to_right<31>(left ? shift + 8 : shift), both_ways<15, 22>(exponent + fraction)};
+}
+inline int entry_of(int64_t size, const Lookup &by) {
+#pragma HLS INLINE
+    Shifted index{by.left ? (size & 255) << 8 : size};  // to the left, eight bits suffice
+    for (unsigned step = 32; step; step /= 2) {
+#pragma HLS UNROLL
+        index.by(step, by.by & step);
+    }
+    const int64_t made = (index.made & 255) + index.up();
+    return static_cast<int>((by.left && size >> 8) || index.made >> 8 || made >> 8 ? 255 : made);
 }
 
 // By how much scores are shifted: widest is the most of the first shift.
@@ -163,7 +316,7 @@ struct ScoreShifts {
 };
 inline ScoreShifts score_shifts(int exponent, unsigned head_dim) {
 #pragma HLS INLINE
-    const int widest = larger(0, length(2 * 127 * 127 * uint64_t{head_dim}) - 15);
+    const int widest = larger(0, length<24>(2 * 127 * 127 * int64_t{head_dim}) - 15);
     const int first = smaller(larger(-11 - exponent, 0), widest);
     return {first, smaller(larger(3 - exponent - first, 0), 63)};
 }

@@ -13,8 +13,9 @@ namespace {
 
 constexpr unsigned chunks = 130;      // of four words, in a packet
 constexpr unsigned head_chunks = 2;   // of these, sums of weights
-constexpr unsigned division = 24;     // cycles until their reciprocals are there
+constexpr unsigned division = 32;     // cycles until their reciprocals are there, of which the first eight begin one
 constexpr int product_bits = 41, kept_bits = 15, packet_number = 31;
+constexpr int least = product_bits - sum_bits;  // shift of a product
 constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, behind the point
 
 // Two vectors of a block, four columns a word, with their exponents, and the shift of a product.
@@ -40,21 +41,18 @@ struct BlockConstants {
 };
 
 // The function of Rows's field of this name, from 1 on.
-int32_t activated(int32_t v, int exponent, unsigned function) {
+int32_t activated(int32_t v, const Lookup &by, unsigned function) {
 #pragma HLS INLINE
-    const int32_t positive = v > 0 ? v : 0;
-    const FunctionTable &table = tables[function - 1];
-    if (!table.entries) return positive;
-    const int index = entry_of(v, exponent, table.steps, table_entries - 1);
-    return positive - static_cast<int32_t>(rounded(int64_t{table.entries[index]}, exponent + table.fraction));
+    const int16_t entry = entries[function - 1][entry_of(within<31>(magnitude(v)), by)];
+    return static_cast<int32_t>(within<31>(larger(v, 0) - aligned<15, 22>(entry, by.of_entry)));
 }
 
 }  // namespace
 
 void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
           hls::stream<Exponent> &of_values, hls::stream<Beat128> results[2], hls::stream<Place> &asks,
-          hls::stream<RowExponents> &residual_exponents, hls::stream<Values> &residuals, hls::stream<Place> &places,
-          hls::stream<RowEnds> &ends, hls::stream<Values> &values, hls::stream<Token> &taken) {
+          hls::stream<Packed> &residuals, hls::stream<Place> &places, hls::stream<RowExponents> &exponents,
+          hls::stream<Values> &values, hls::stream<Token> &taken) {
     BlockConstants columns;
     RowFactor of_rows[2][block_columns / 2];
 #pragma HLS AGGREGATE variable=of_rows compact=bit
@@ -64,7 +62,10 @@ void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, h
 post_uops:
     for (;;) {
         const Uop<Rows::words> uop = uops.read();
-        if (uop.last) break;
+        if (uop.last) {
+            exponents << RowExponents{true, false, false, {}, {}};
+            break;
+        }
         const Rows op = Rows::decode(uop.words);
         if (op.op != take) continue;
     post_constants:
@@ -80,25 +81,32 @@ post_uops:
             of_heads[c] = of_values.read();
         }
         const unsigned in_packet = op.attention ? window_rows / 2 : window_rows;
+        const bool eight = op.memory == in_t;
+        const FunctionTable table = op.function ? tables[op.function - 1] : FunctionTable{0, 0};
         unsigned packets[2 * pairs] = {}, left = op.blocks * op.rows / in_packet;
 #pragma HLS ARRAY_PARTITION variable=packets complete
-        RowFactor reciprocals[4][2];
+        RowFactor reciprocals[2][4];
 #pragma HLS AGGREGATE variable=reciprocals compact=bit
 #pragma HLS ARRAY_PARTITION variable=reciprocals complete dim=1
 #pragma HLS BIND_STORAGE variable=reciprocals type=ram_s2p impl=lutram
         unsigned from = 0, at = 0, beat = 0, idle = 0, column = 0, group = 0;  // of a packet
-        uint32_t carried[3] = {}, before[4] = {};
+        uint32_t carried[3] = {}, before[4] = {}, weights[8] = {};
 #pragma HLS ARRAY_PARTITION variable=carried complete
 #pragma HLS ARRAY_PARTITION variable=before complete
-        EightRows<uint32_t, Exponent> end = {};
-#pragma HLS ARRAY_PARTITION variable=end.first complete
-#pragma HLS ARRAY_PARTITION variable=end.second complete
-        EightRows<Exponent, Exponent> of_residual = {};
-#pragma HLS ARRAY_PARTITION variable=of_residual.first complete
-#pragma HLS ARRAY_PARTITION variable=of_residual.second complete
+#pragma HLS ARRAY_PARTITION variable=weights complete
+        uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
+#pragma HLS ARRAY_PARTITION variable=most complete
         const auto step = [&] {
             if (idle) {
-                --idle;
+                const unsigned row = division - idle--;
+                if (row >= 8) return;
+                const RowFactor divisor = normal<19>(weights[0], 0);
+                const auto reciprocal = static_cast<uint16_t>(divided<16, 15>(1 << weight_bits, divisor.mantissa));
+                reciprocals[row % 2][row / 2] = {reciprocal, static_cast<int16_t>(-weight_bits - divisor.exponent)};
+                for (unsigned i = 0; i < 7; ++i) {
+#pragma HLS UNROLL
+                    weights[i] = weights[i + 1];
+                }
                 return;
             }
             if (at == 0) {
@@ -129,10 +137,8 @@ post_uops:
             if (op.attention && chunk < head_chunks) {
                 for (unsigned i = 0; i < 4; ++i) {
 #pragma HLS UNROLL
-                    const RowFactor divisor = normal(words[i], 0);
-                    const int64_t reciprocal = divided(int64_t{1} << weight_bits, divisor.mantissa);
-                    reciprocals[i][chunk] = {static_cast<uint16_t>(reciprocal),
-                                                  static_cast<int16_t>(-weight_bits - divisor.exponent)};
+                    weights[i] = weights[i + 4];
+                    weights[i + 4] = words[i];
                 }
                 if (chunk + 1 == head_chunks) idle = division;
                 return;
@@ -145,67 +151,61 @@ post_uops:
                 return;
             }
             if (!op.attention && chunk >= chunks - head_chunks) return;  // without meaning
-            const unsigned n = beat % group_beats, half = upper(n);
-            const unsigned eight_rows = group + beat / group_beats;
+            const unsigned n = beat % group_beats, two = two_rows(n), eight_rows = group + beat / group_beats;
             if (n == 0) places << Place{static_cast<uint8_t>(column), static_cast<uint8_t>(eight_rows)};
-            if (op.residual && n % 4 == 0 && n < 8) {
-                // hls-allow state-order: they wait for no place
-                const RowExponents read = residual_exponents.read();
-                of_residual.put(half, read.from, read.made);
+            Packed residue = {};
+            if (op.residual) residue = residuals.read();  // hls-allow state-order: they wait for no place
+            ScaledBy factor_of[2];
+            BothWays bias_by[2], residue_by[2];
+            Lookup entries_by[2];
+            int top[2];
+            const int of_scale = op.attention ? of_heads[column]
+                : columns.shift[column] + columns.first_exponent[column] + 4;
+            const int of_bias = columns.second_exponent[column];
+            for (unsigned i = 0; i < 2; ++i) {
+#pragma HLS UNROLL
+                const RowFactor &by = op.attention ? reciprocals[i][two] : of_rows[i][4 * eight_rows + two];
+                const int exponent = of_scale + by.exponent;
+                top[i] = exponent + product_bits;
+                if (!op.attention) top[i] = larger(top[i], of_bias + kept_bits);
+                if (op.residual) top[i] = larger(top[i], residue.exponent[i] + kept_bits);
+                top[i] -= sum_bits;
+                factor_of[i] = scaled_by<least>(by.mantissa, top[i] - exponent);
+                bias_by[i] = both_ways<15, 14>(top[i] - of_bias);
+                residue_by[i] = both_ways<15, 14>(top[i] - residue.exponent[i]);
+                entries_by[i] = lookup(top[i], table.steps, table.fraction);
             }
-            Values residue = {};
-            // hls-allow state-order: values have been sent before their exponents
-            if (op.residual) residue = residuals.read();
-            const RowFactor first[2] = {reciprocals[0][half], reciprocals[1][half]};
-            const RowFactor second[2] = {reciprocals[2][half], reciprocals[3][half]};
-            const RowFactor of_sums[2] = {n % 2 ? second[0] : first[0], n % 2 ? second[1] : first[1]};
-            const unsigned pair = 4 * eight_rows + 2 * half + n % 2;
-            const RowFactor factors_of[2] = {of_rows[0][pair], of_rows[1][pair]};
             Values out;
             for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-                const unsigned four = row_in_four(n, e), of_four = four_columns(n);
+                const unsigned i = e / 4, of_four = four_columns(n);
                 const unsigned word = 4 * column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
-                int32_t v;
-                int top;
-                if (op.attention) {
-                    const auto sum = static_cast<int32_t>(e < 4 ? before[e] : words[e - 4]);
-                    const RowFactor &by = of_sums[e / 4];
-                    top = of_heads[column] + by.exponent + product_bits - sum_bits;
-                    v = static_cast<int32_t>(rounded(int64_t{sum} * by.mantissa, product_bits - sum_bits));
-                } else {
-                    const auto drained = static_cast<int16_t>(words[e / 2] >> e % 2 * 16);
-                    const RowFactor &of_row = factors_of[e / 4];
-                    const int64_t product = rounded(
-                        int32_t{drained} * columns.first[word][in_word], 4) * int64_t{of_row.mantissa};
-                    const int exponent = columns.shift[column] + columns.first_exponent[column] + 4 + of_row.exponent;
-                    const int bias_exponent = columns.second_exponent[column];
-                    const int kept = of_residual.second[4 * half + four];
-                    top = larger(exponent + product_bits, bias_exponent + kept_bits);
-                    if (op.residual) top = larger(top, kept + kept_bits);
-                    top -= sum_bits;
-                    int64_t sum = rounded(product, top - exponent) +
-                        rounded(int64_t{columns.second[word][in_word]}, top - bias_exponent);
-                    const int32_t old = stored(residue[e], of_residual.first[4 * half + four], kept, 16);
-                    if (op.residual) sum += rounded(int64_t{old}, top - kept);
-                    v = static_cast<int32_t>(sum);
-                    if (op.function) v = activated(v, top, op.function);
-                }
-                out[e] = v;
-                const auto size = static_cast<uint32_t>(magnitude(v));
-                const bool begins = n < 8;
-                uint32_t &most = end.first[4 * half + four];
-                if ((begins && e % 4 == 0 && n % 4 < 2) || size > most) most = size;
-                end.second[4 * half + four] = static_cast<Exponent>(top);
+                const auto drained = static_cast<int16_t>(words[e / 2] >> e % 2 * 16);
+                Shifted product{within<30>(int64_t{drained} * columns.first[word][in_word])};
+                product.by(4);
+                const auto sum = static_cast<int32_t>(e < 4 ? before[e] : words[e - 4]);
+                const int64_t scaling = op.attention ? within<26>(sum) : product.rounded();
+                int64_t v = scaled<least, sum_bits>(scaling, factor_of[i]);
+                if (!op.attention) v += aligned<15, 14>(columns.second[word][in_word], bias_by[i]);
+                if (op.residual) v += aligned<15, 14>(residue.of[e], residue_by[i]);
+                out[e] = static_cast<int32_t>(within<31>(v));
+                if (op.function) out[e] = activated(out[e], entries_by[i], op.function);
             }
             values << out;  // hls-allow state-order: residuals do not wait for values
-            RowEnds made;
-            for (unsigned r = 0; r < 4; ++r) {
+            RowExponents made = {false, eight, false, {}, {}};
+            for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
-                made.most[r] = end.first[4 * half + r];
-                made.exponent[r] = end.second[4 * half + r];
+                uint32_t bits = 0;
+                for (unsigned e = 4 * i; e < 4 * i + 4; ++e) {
+#pragma HLS UNROLL
+                    bits |= static_cast<uint32_t>(magnitude(out[e]));
+                }
+                uint32_t &of_row = most[2 * two + i];
+                of_row = (n < 8 && n % 4 < 2 ? 0 : of_row) | bits;
+                made.from[i] = static_cast<Exponent>(top[i]);
+                made.made[i] = static_cast<Exponent>(stored_exponent(of_row, top[i], eight ? 8 : 16));
             }
-            if (n >= group_beats - 8 && n % 4 == 3) ends << made;
+            if (n >= group_beats - 8 && n % 4 > 1) exponents << made;
             ++beat;
         };
     post_beats:
@@ -222,8 +222,7 @@ post_uops:
 // are known when all their values are made.
 void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
-              hls::stream<RowExponents> &to_post, hls::stream<Values> &values_to_post,
-              hls::stream<RowExponents> &to_rows, hls::stream<Values> &values_to_rows) {
+              hls::stream<RowExponents> &exponents, hls::stream<Values> &values) {
     BlockConstants affine;
     Statistics norms[4][2 * groups] = {};  // of the latest walk, then of what is being stored
 #pragma HLS AGGREGATE variable=norms compact=bit
@@ -233,6 +232,7 @@ residual_uops:
         const Uop<Rows::words> uop = uops.read();
         if (uop.last) {
             reads << CellRead{true, 0};
+            put_behind(exponents, RowExponents{true, false, false, {}, {}});
             break;
         }
         const Rows op = Rows::decode(uop.words);
@@ -253,53 +253,111 @@ residual_uops:
                 if (stores) at = {static_cast<uint8_t>(block), static_cast<uint8_t>(n)};
                 else if (n % 2) ++at.group;
                 else at = asks.read();  // for a packet
-                const unsigned first = (block_of(stores ? op.slot : op.residual_slot, op.rows) + at.column) * groups + 2 * at.group, c = stores ? 0 : at.column;
-                EightRows<uint32_t, Exponent> end = {};
-#pragma HLS ARRAY_PARTITION variable=end.first complete
-#pragma HLS ARRAY_PARTITION variable=end.second complete
+                const unsigned block_at = block_of(stores ? op.slot : op.residual_slot, op.rows) + at.column;
+                const unsigned first = block_at * groups + 2 * at.group, c = stores ? 0 : at.column;
+                uint32_t most[8];  // of eight rows: a bit is set where it is in some magnitude
+#pragma HLS ARRAY_PARTITION variable=most complete
                 const auto address = [&](unsigned i) { return x_word(first, i); };
-                read_slowly(reads, cells, group_beats / 2, address, [&](unsigned i, const XCell &cell) {
-                    const unsigned half = i / 2 % 2;
+                read_normalised(reads, cells, group_beats / 2, address, [&](unsigned i, const XCell &cell) {
+                    const unsigned half = i / 2 % 2, of_four = four_columns(2 * i);
                 residual_beats:
                     for (unsigned b = 0; b < 2; ++b) {
 #pragma HLS UNROLL
                         Values out;
-                        for (unsigned e = 0; e < 8; ++e) {
+                        RowExponents made = {false, false, stores, {}, {}};
+                    residual_rows:
+                        for (unsigned r = 0; r < 2; ++r) {
 #pragma HLS UNROLL
-                            const unsigned four = 2 * b + e / 4, of_four = four_columns(2 * i);
-                            const unsigned word = 4 * c + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
+                            const unsigned four = 2 * b + r;
                             const Statistics &norm = norms[four][groups * stores + 2 * at.group + half];
-                            const int16_t x = cell.of[4 * four + e % 4];
-                            const int32_t u = centred(x, norm.top - cell.exponent[four], norm.mean,
-                                affine.first[word][in_word]);
                             const int exponent = norm.top - guard + 13 + affine.first_exponent[c]
-                                + norm.inverse.exponent;
-                            const int top = larger(exponent + product_bits,
-                                affine.second_exponent[c] + kept_bits) - sum_bits;
-                            const int64_t sum = rounded(int64_t{u} * norm.inverse.mantissa, top - exponent) +
-                                rounded(int64_t{affine.second[word][in_word]}, top - affine.second_exponent[c]);
-                            out[e] = normalises ? static_cast<int32_t>(sum) : x;
-                            const auto size = static_cast<uint32_t>(magnitude(out[e]));
-                            if (size > end.first[4 * half + four]) end.first[4 * half + four] = size;
-                            end.second[4 * half + four] = static_cast<Exponent>(normalises ? top : cell.exponent[four]);
-                        }
-                        if (stores) values_to_rows << out;
-                        else values_to_post << out;
-                    }
-                    if (i < group_beats / 2 - 4 || i % 2 == 0) return;
-                    RowExponents made;
-                    for (unsigned r = 0; r < 4; ++r) {
+                                + norm.inverse.exponent, of_shift = affine.second_exponent[c];
+                            const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
+                            const ScaledBy by = scaled_by<least>(norm.inverse.mantissa, top - exponent);
+                            const unsigned lower = to_right<15 + guard>(norm.top - cell.exponent[four]);
+                            const BothWays shift_by = both_ways<15, 14>(top - of_shift);
+                            uint32_t bits = 0;
+                            for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-                        const int from = end.second[4 * half + r];
-                        made.from[r] = static_cast<Exponent>(from);
-                        made.made[r] = static_cast<Exponent>(
-                            normalises ? stored_exponent(end.first[4 * half + r], from, 16) : from);
+                                const unsigned word = 4 * c + of_four / 4, in_word = of_four % 4 * 4 + e;
+                                const int16_t x = cell.of[4 * four + e];
+                                int64_t v = x;
+                                if (normalises) {
+                                    const int16_t gain = affine.first[word][in_word];
+                                    v = scaled<least, sum_bits>(centred(x, lower, norm.mean, gain), by)
+                                        + aligned<15, 14>(affine.second[word][in_word], shift_by);
+                                }
+                                out[4 * r + e] = static_cast<int32_t>(within<30>(v));
+                                bits |= static_cast<uint32_t>(magnitude(v));
+                            }
+                            uint32_t &of_row = most[4 * half + four];
+                            of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
+                            made.from[r] = static_cast<Exponent>(normalises ? top : cell.exponent[four]);
+                            made.made[r] = static_cast<Exponent>(
+                                normalises ? stored_exponent(of_row, top, 16) : cell.exponent[four]);
+                        }
+                        values << out;
+                        // hls-allow state-order: values wait for their exponents, not these for them
+                        if (i >= group_beats / 2 - 4 && i % 2) exponents << made;
                     }
-                    if (stores) to_rows << made;
-                    else to_post << made;
                 });
             }
         }
+    }
+}
+
+namespace {
+
+// A beat of what rounds values to what is stored, once the exponents of their eight rows are known; n: its number. put:
+// takes what becomes of it.
+template <typename Put>
+void pack(RowExponents (&of_rows)[4], unsigned &n, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
+          Put put) {
+#pragma HLS INLINE
+    if (n < 8 && n % 4 < 2) of_rows[two_rows(n)] = exponents.read();
+    if (of_rows[0].last) return;
+    const RowExponents by = of_rows[two_rows(n)];
+    const Values in = values.read();  // hls-allow state-order: they come before their exponents
+    Packed out;
+    for (unsigned i = 0; i < 2; ++i) {
+#pragma HLS UNROLL
+        const Storing as = storing(by.from[i], by.made[i], by.eight ? 8 : 16);
+        for (unsigned e = 4 * i; e < 4 * i + 4; ++e) {
+#pragma HLS UNROLL
+            out.of[e] = static_cast<int16_t>(stored(in[e], as));
+        }
+        out.exponent[i] = static_cast<int8_t>(smaller(by.made[i], highest));
+    }
+    put(by, out);
+    n = (n + 1) % group_beats;
+}
+
+}  // namespace
+
+void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to) {
+    RowExponents of_rows[4] = {};
+#pragma HLS ARRAY_PARTITION variable=of_rows complete
+    unsigned n = 0;
+pack_each_cycle:
+    while (!of_rows[0].last) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+        pack(of_rows, n, exponents, values, [&](const RowExponents &, const Packed &made) { to << made; });
+    }
+}
+
+// Half as fast: a cell of X is two beats.
+void pack_residuals(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to_post,
+                    hls::stream<Packed> &to_rows) {
+    RowExponents of_rows[4] = {};
+#pragma HLS ARRAY_PARTITION variable=of_rows complete
+    unsigned n = 0;
+pack_each_second_cycle:
+    while (!of_rows[0].last) {
+#pragma HLS PIPELINE II=ii::x style=flp
+        pack(of_rows, n, exponents, values, [&](const RowExponents &by, const Packed &made) {
+            if (by.to_rows) to_rows << made;
+            else to_post << made;
+        });
     }
 }
 

@@ -9,27 +9,17 @@ namespace rsn::xnn8::pl {
 
 namespace {
 
-constexpr unsigned x_blocks = 16, cell_words = 64;  // words of X of 16 rows
+constexpr unsigned x_blocks = 16, cell_words = 64;  // words of X of 16 rows; off chip, exponents in front of them
 constexpr unsigned send_reads = 0, heads_reads = 1;  // bits of a field
 constexpr int product_bits = 30, offset_bits = 38;
-constexpr int none = -1000;  // below all exponents
 constexpr int inverse_127 = 33026;  // in units of 2^-22
 
-// Of a row and a block.
+// Of a row and a block. most: of |x * gain|.
 struct Sums {
-    int32_t sum;
-    uint32_t squares;    // of which
-    uint8_t carried;     // are 2^32
-    uint32_t most;       // of |x * gain|
+    ap_int<23> sum;
+    ap_int<37> squares;
+    ap_int<31> most;
     int8_t exponent;
-};
-
-// The same of two groups of four rows, while their columns are added up.
-struct SumsUnderWay {
-    int32_t sum[2][4];
-    uint32_t squares[2][4];
-    uint8_t carried[2][4];
-    uint32_t most[2][4];
 };
 
 // What a row is sent with.
@@ -40,106 +30,70 @@ struct Sent {
     int16_t scale_exponent;
 };
 
-// The largest of some numbers, as a tree.
-template <unsigned Count>
-uint32_t largest_of(uint32_t (&sizes)[Count]) {
+// Cells of blocks, and rows of blocks, one after the other in a flat loop.
+struct CellOfBlock {
+    unsigned block, cell = 0;
+    void next(unsigned cells) {
 #pragma HLS INLINE
-    for (unsigned step = Count / 2; step; step /= 2) {
-#pragma HLS UNROLL
-        for (unsigned n = 0; n < step; ++n) {
-#pragma HLS UNROLL
-            if (sizes[n + step] > sizes[n]) sizes[n] = sizes[n + step];
-        }
+        const bool last = cell + 1 == cells;
+        cell = last ? 0 : cell + 1;
+        block += last;
     }
-    return sizes[0];
-}
+};
+struct RowOfBlocks {
+    unsigned row = 0, block = 0;
+    void next(unsigned blocks) {
+#pragma HLS INLINE
+        const bool last = block + 1 == blocks;
+        block = last ? 0 : block + 1;
+        row += last;
+    }
+};
 
 struct Gains {
     Shorts of[4 * x_blocks];
-    uint32_t most[x_blocks];
+    int16_t most[x_blocks];
     int16_t exponent[x_blocks];
 
     void take(unsigned block, hls::stream<Shorts> &from) {
 #pragma HLS INLINE
-        uint32_t largest = 0;
+        ap_int<16> largest = 0;
     take_gains:
         for (unsigned i = 0; i < piece_words; ++i) {
-#pragma HLS PIPELINE II=ii::constants style=flp
+#pragma HLS PIPELINE II=ii::gains style=flp
             const Shorts word = from.read();
             if (i < 4) of[4 * block + i] = word;
-            uint32_t sizes[16];
-#pragma HLS ARRAY_PARTITION variable=sizes complete
+            int64_t most_of_word = 0;
             for (unsigned n = 0; n < 16; ++n) {
 #pragma HLS UNROLL
-                sizes[n] = i < 4 ? static_cast<uint32_t>(magnitude(word[n])) : 0;
+                most_of_word = larger(most_of_word, within<15>(magnitude(word[n])));
             }
-            const uint32_t most_of_word = largest_of(sizes);
-            if (most_of_word > largest) largest = most_of_word;
+            if (i < 4) largest = larger(largest, most_of_word);
             if (i == 8) exponent[block] = word[0];
         }
-        most[block] = largest;
+        most[block] = static_cast<int16_t>(int64_t{largest});
     }
 };
 
-// Adds the sums of four rows and four columns of a block to those of the columns before.
+// Adds the sums of four rows and four columns of a block to those of the columns before, of two groups of four rows.
 void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned group, unsigned four,
-    SumsUnderWay &under_way,
-            Sums (&sums)[4][x_blocks * groups]) {
+            Sums (&under_way)[2][4], Sums (&sums)[4][x_blocks * groups]) {
 #pragma HLS INLINE
     const Shorts gain = gains.of[4 * block + four / 4];
     for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-        const unsigned which = group % 2;
-        const bool begins = four == 0;
-        int32_t sum = 0;
-        uint32_t squares = 0;
-        uint32_t products[4];
-#pragma HLS ARRAY_PARTITION variable=products complete
+        Sums &made = under_way[group % 2][r];
+        int64_t sum = 0, squares = 0, most = 0;
         for (unsigned c = 0; c < 4; ++c) {
 #pragma HLS UNROLL
-            const int32_t x = cell.of[4 * r + c];
-            products[c] = static_cast<uint32_t>(magnitude(x * gain[four % 4 * 4 + c]));
+            const int64_t x = cell.of[4 * r + c];
+            most = larger(most, within<30>(magnitude(x * gain[four % 4 * 4 + c])));
             sum += x;
-            squares += static_cast<uint32_t>(x * x);
+            squares += within<30>(x * x);
         }
-        const uint32_t most = largest_of(products);
-        const uint32_t before = begins ? 0 : under_way.most[which][r];
-        const Sums made = {
-            (begins ? 0 : under_way.sum[which][r]) + sum, (begins ? 0 : under_way.squares[which][r]) + squares,
-            static_cast<uint8_t>((begins ? 0 : under_way.carried[which][r])
-                + (~under_way.squares[which][r] < squares && !begins)),
-            most > before ? most : before, cell.exponent[r]};
-        under_way.sum[which][r] = made.sum;
-        under_way.squares[which][r] = made.squares;
-        under_way.carried[which][r] = made.carried;
-        under_way.most[which][r] = made.most;
+        if (four == 0) made = {};
+        made = {made.sum + sum, made.squares + squares, larger(made.most, most), cell.exponent[r]};
         if (four == x_words - 1) sums[r][groups * block + group] = made;
-    }
-}
-
-// Takes a beat of values, number n of eight rows: four rows of 4 columns of X in two beats, of 8 columns of T in four.
-template <typename CellOf>
-void take_values(unsigned n, int bits, hls::stream<Place> &places, hls::stream<RowEnds> &ends,
-    hls::stream<Values> &values,
-                 Place &at, EightRows<uint32_t, Exponent> &of_rows, CellOf &cell) {
-#pragma HLS INLINE
-    constexpr unsigned columns = sizeof(cell.of) / sizeof(cell.of[0]) / 4;
-    const unsigned half = upper(n);
-    if (n == 0) at = places.read();
-    if (n % 4 == 0 && n < 8) {
-        const RowEnds read = ends.read();  // hls-allow state-order: they come behind their place
-        of_rows.put(half, read.most, read.exponent);
-    }
-    const Values in = values.read();  // hls-allow state-order: they come before their ends
-    for (unsigned e = 0; e < 8; ++e) {
-#pragma HLS UNROLL
-        const unsigned four = row_in_four(n, e);
-        const int from = of_rows.second[4 * half + four];
-        const int made = stored_exponent(of_rows.first[4 * half + four], from, bits);
-        const int32_t v = stored(in[e], from, made, bits);
-        using Element = std::decay_t<decltype(cell.of[0])>;
-        cell.of[columns * four + 4 * (n / 2 % 2) % columns + e % 4] = static_cast<Element>(v);
-        cell.exponent[four] = static_cast<int8_t>(made);
     }
 }
 
@@ -150,21 +104,24 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<CellWrite<XCell>> &x, hls::stream<Token> &x_done, hls::stream<CellRead> &x_reads,
           hls::stream<XCell> &x_cells, hls::stream<CellWrite<TCell>> &x8, hls::stream<Token> &x8_done,
           hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<Uop<Rows::words>> &to_post,
-          hls::stream<Uop<Rows::words>> &to_residual, hls::stream<Statistics> &statistics_of,
-          hls::stream<Place> &places,
-          hls::stream<RowEnds> &ends, hls::stream<Values> &values, hls::stream<RowExponents> &stored_exponents,
-          hls::stream<Values> &stored_values) {
+          hls::stream<Uop<Rows::words>> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
+          hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
+          hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values) {
     Gains gains = {};
 no_gains:
     for (unsigned b = 0; b < x_blocks; ++b) gains.exponent[b] = lowest;
-    Sums sums[4][x_blocks * groups] = {};
-    SumsUnderWay under_way_sums = {};
+    Sums sums[4][x_blocks * groups] = {}, under_way_sums[2][4] = {};
 #pragma HLS AGGREGATE variable=sums compact=bit
 #pragma HLS ARRAY_PARTITION variable=sums complete dim=1
-#pragma HLS ARRAY_PARTITION variable=under_way_sums.sum complete dim=0
-#pragma HLS ARRAY_PARTITION variable=under_way_sums.squares complete dim=0
-#pragma HLS ARRAY_PARTITION variable=under_way_sums.carried complete dim=0
-#pragma HLS ARRAY_PARTITION variable=under_way_sums.most complete dim=0
+#pragma HLS ARRAY_PARTITION variable=under_way_sums complete dim=0
+    int16_t under_way_tops[4] = {}, under_way_bounds[4] = {};
+    int16_t tops[4][groups], bound_tops[4][groups];
+#pragma HLS ARRAY_PARTITION variable=under_way_tops complete
+#pragma HLS ARRAY_PARTITION variable=under_way_bounds complete
+#pragma HLS ARRAY_PARTITION variable=tops complete dim=1
+#pragma HLS ARRAY_PARTITION variable=bound_tops complete dim=1
+    Statistics of_rows[4][groups] = {};
+#pragma HLS AGGREGATE variable=of_rows compact=bit
     Sent sent[4][groups] = {};
 #pragma HLS AGGREGATE variable=sent compact=bit
 #pragma HLS ARRAY_PARTITION variable=sent complete dim=1
@@ -191,9 +148,12 @@ rows_uops:
         const bool has_rows = op.blocks && lane >= op.first && lane < unsigned{op.first} + op.lanes;
         const unsigned groups_of_rows = op.rows / 4, first_block = block_of(op.slot, op.rows);
         const bool takes_t = op.op == take && op.memory == in_t;
+        if (has_rows && op.op == take) to_post << uop;
+        if (has_rows && (op.op == store || (op.op == walk && op.norm) || (op.op == take && op.residual)))
+            to_residual << uop;
+    rows_gains:
+        for (unsigned b = 0; op.gains && b < op.blocks; ++b) gains.take(first_block + b, constants);
         if (!has_rows) {
-        idle_gains:
-            for (unsigned b = 0; op.gains && b < op.blocks; ++b) gains.take(first_block + b, constants);
             // A lane without rows tells its readers as the others do: they count alike.
             const unsigned written = !op.blocks || op.op == load || op.op == store ? 0
                 : op.op == walk ? op.blocks : takes_t ? (op.blocks + op.narrow) >> op.narrow : 0;
@@ -204,153 +164,163 @@ rows_uops:
             }
             continue;
         }
-        if (op.op == take) to_post << uop;
-        if (op.op == store || (op.op == walk && op.norm) || (op.op == take && op.residual)) to_residual << uop;
-
-        const bool walks = op.op == walk;
-        const NormConstants norm = {op.columns, static_cast<int32_t>(op.added), static_cast<int32_t>(op.root),
-                                    static_cast<int16_t>(-op.added_low), op.root_exponent};
-        int largest = lowest;
-        uint32_t widest = 0;
+        const bool walks = op.op == walk, normalises = op.norm && (walks || op.op == store);
+        const unsigned row_blocks = op.rows * op.blocks;
+        int16_t largest = lowest;
+        ap_int<17> widest = 0;
     walk_gains:
-        for (unsigned b = 0; walks && b < op.blocks; ++b) largest = larger(largest, gains.exponent[first_block + b]);
+        for (unsigned b = 0; walks && b < op.blocks; ++b)
+            largest = static_cast<int16_t>(larger(largest, gains.exponent[first_block + b]));
     walk_widest:
         for (unsigned b = 0; walks && b < op.blocks; ++b) {
-            const auto size = static_cast<uint32_t>(
-                rounded(int64_t{gains.most[first_block + b]}, largest - gains.exponent[first_block + b]));
-            if (size > widest) widest = size;
+            widest = larger(widest, rounded<15>(
+                gains.most[first_block + b], to_right<15>(largest - gains.exponent[first_block + b])));
+        }
+        RowOfBlocks at_tops;
+    walk_tops:
+        for (unsigned i = 0; (walks || normalises) && i < row_blocks / 4; ++i) {
+#pragma HLS PIPELINE II=ii::sums style=flp
+            const unsigned block = first_block + at_tops.block, group = at_tops.row;
+            for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                const int exponent = sums[r][groups * block + group].exponent;
+                const int of_bound = exponent + gains.exponent[block] + product_bits;
+                const int top = at_tops.block ? larger(under_way_tops[r], exponent) : exponent;
+                const int bound_top = at_tops.block ? larger(under_way_bounds[r], of_bound) : of_bound;
+                tops[r][group] = under_way_tops[r] = static_cast<int16_t>(top);
+                bound_tops[r][group] = under_way_bounds[r] = static_cast<int16_t>(bound_top);
+            }
+            at_tops.next(op.blocks);
+        }
+        RowOfBlocks at_sums;
+        ap_int<38> sum = 0;
+        ap_int<61> squares = 0;
+    walk_sums:
+        for (unsigned i = 0; normalises && i < row_blocks; ++i) {
+#pragma HLS PIPELINE II=ii::sums style=flp
+            const unsigned r = at_sums.row % 4, group = at_sums.row / 4;
+            const Sums of = sums[r][groups * (first_block + at_sums.block) + group];
+            const int16_t top = tops[r][group];
+            const int lower = top - of.exponent;
+            if (!at_sums.block) {
+                sum = 0;
+                squares = 0;
+            }
+            sum = sum + rounded<30>(int64_t{of.sum} << guard, to_right<30>(lower));
+            squares = squares + rounded<52>(int64_t{of.squares} << 2 * guard, 2 * to_right<26>(lower));
+            if (at_sums.block + 1 == op.blocks) sums_of << RowSums{sum, squares, top};
+            at_sums.next(op.blocks);
         }
     walk_statistics:
-        for (unsigned group = 0; (walks || (op.op == store && op.norm)) && group < groups_of_rows; ++group) {
-            int tops[4] = {lowest, lowest, lowest, lowest}, bound_tops[4] = {none, none, none, none};
-#pragma HLS ARRAY_PARTITION variable=tops complete
-#pragma HLS ARRAY_PARTITION variable=bound_tops complete
-        walk_tops:
-            for (unsigned b = 0; b < op.blocks; ++b) {
+        for (unsigned row = 0; (walks || normalises) && row < op.rows; ++row) {
+#pragma HLS PIPELINE II=ii::factors style=flp
+            Statistics norm = {0, tops[row % 4][row / 4], {0, 0}};
+            if (normalises) norm = norms_of.read();
+            if (normalises) statistics << norm;
+            of_rows[row % 4][row / 4] = norm;
+        }
+        RowOfBlocks at_bounds;
+        ap_int<32> bound = 0;
+    walk_bounds:
+        for (unsigned i = 0; walks && i < row_blocks; ++i) {
 #pragma HLS PIPELINE II=ii::sums style=flp
-                for (unsigned r = 0; r < 4; ++r) {
+            const unsigned r = at_bounds.row % 4, group = at_bounds.row / 4, block = first_block + at_bounds.block;
+            const Statistics norm = of_rows[r][group];
+            const int64_t offset = magnitude(within<24>(norm.mean)) * within<15>(widest);
+            const int offset_exponent = norm.top - guard + largest;
+            int top = bound_tops[r][group];
+            if (offset) top = larger(top, offset_exponent + offset_bits);
+            const Sums of = sums[r][groups * block + group];
+            const int lower = top - product_bits - of.exponent - gains.exponent[block];
+            const int64_t most = rounded<30>(of.most, to_right<30>(lower));
+            bound = at_bounds.block ? larger(bound, most) : most;
+            const int exponent = top - product_bits;
+            const int64_t all = int64_t{bound} + rounded<39>(offset, to_right<39>(exponent - offset_exponent));
+            if (at_bounds.block + 1 == op.blocks)
+                bounds_of << RowBound{all, static_cast<int16_t>(exponent), norm.inverse};
+            at_bounds.next(op.blocks);
+        }
+        TCell factors = {};
+    walk_factors:
+        for (unsigned row = 0; walks && row < op.rows; ++row) {
+#pragma HLS PIPELINE II=ii::factors style=flp
+            const unsigned r = row % 4, group = row / 4;
+            const RowScale scale = scales_of.read();
+            sent[r][group] = {of_rows[r][group].mean, of_rows[r][group].top, scale.reciprocal, scale.exponent};
+            for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
-                    const int exponent = sums[r][groups * (first_block + b) + group].exponent;
-                    tops[r] = larger(tops[r], exponent);
-                    bound_tops[r] = larger(bound_tops[r], exponent + gains.exponent[first_block + b] + product_bits);
-                }
+                factors.of[4 * r + i] = static_cast<int8_t>(scale.factor.mantissa >> 8 * i);
+                factors.of[4 * r + 2 + i] = static_cast<int8_t>(static_cast<uint16_t>(scale.factor.exponent) >> 8 * i);
             }
-            int64_t all[4] = {}, squares[4] = {};
-#pragma HLS ARRAY_PARTITION variable=all complete
-#pragma HLS ARRAY_PARTITION variable=squares complete
-        walk_sums:
-            for (unsigned b = 0; b < op.blocks; ++b) {
-#pragma HLS PIPELINE II=ii::sums style=flp
-                for (unsigned r = 0; r < 4; ++r) {
-#pragma HLS UNROLL
-                    const Sums of = sums[r][groups * (first_block + b) + group];
-                    all[r] += rounded(int64_t{of.sum} << guard, tops[r] - of.exponent);
-                    squares[r] += rounded((int64_t{of.carried} << 32 | of.squares) << 2 * guard,
-                        2 * (tops[r] - of.exponent));
-                }
-            }
-            Statistics of_rows[4];
-            int64_t offsets[4], bounds[4] = {};
-            int offset_exponents[4];
-#pragma HLS ARRAY_PARTITION variable=of_rows complete
-#pragma HLS ARRAY_PARTITION variable=offsets complete
-#pragma HLS ARRAY_PARTITION variable=bounds complete
-#pragma HLS ARRAY_PARTITION variable=offset_exponents complete
-        walk_norms:
-            for (unsigned r = 0; r < 4; ++r) {
-#pragma HLS UNROLL
-                of_rows[r] = {0, static_cast<int16_t>(tops[r]), {0, 0}};
-                if (op.norm) of_rows[r] = statistics(all[r], squares[r], tops[r], norm, op.rms);
-                offsets[r] = magnitude(of_rows[r].mean) * widest;
-                offset_exponents[r] = tops[r] - guard + largest;
-                if (op.norm && offsets[r]) bound_tops[r] = larger(bound_tops[r], offset_exponents[r] + offset_bits);
-            }
-        walk_bounds:
-            for (unsigned b = 0; b < op.blocks; ++b) {
-#pragma HLS PIPELINE II=ii::sums style=flp
-                for (unsigned r = 0; r < 4; ++r) {
-#pragma HLS UNROLL
-                    const Sums of = sums[r][groups * (first_block + b) + group];
-                    const int exponent = of.exponent + gains.exponent[first_block + b];
-                    const int64_t most = rounded(int64_t{of.most}, bound_tops[r] - product_bits - exponent);
-                    if (most > bounds[r]) bounds[r] = most;
-                }
-            }
-            TCell factors = {};
-        walk_factors:
-            for (unsigned r = 0; r < 4; ++r) {
-#pragma HLS UNROLL
-                const int bound_exponent = bound_tops[r] - product_bits;
-                if (op.norm) bounds[r] += rounded(offsets[r], bound_exponent - offset_exponents[r]);
-                const RowFactor scale = normal(bounds[r], bound_exponent, true);
-                const int64_t reciprocal = divided(127 << 22, scale.mantissa);
-                RowFactor factor = normal(int64_t{scale.mantissa} * inverse_127, scale.exponent - 22);
-                if (op.norm) factor = times(factor, of_rows[r].inverse);
-                sent[r][group] = {of_rows[r].mean, of_rows[r].top, static_cast<uint16_t>(reciprocal), scale.exponent};
-                const auto exponent = static_cast<uint16_t>(factor.exponent);
-                for (unsigned i = 0; i < 2; ++i) {
-#pragma HLS UNROLL
-                    factors.of[4 * r + i] = static_cast<int8_t>(factor.mantissa >> 8 * i);
-                    factors.of[4 * r + 2 + i] = static_cast<int8_t>(exponent >> 8 * i);
-                }
-                if (op.norm) statistics_of << of_rows[r];
-            }
-            if (walks) x8 << CellWrite<TCell>{false, false, static_cast<uint16_t>(x8_depth + group), factors};
+            if (r == 3) x8 << CellWrite<TCell>{false, false, static_cast<uint16_t>(x8_depth + group), factors};
         }
 
-        if (op.op == load) {
-        load_blocks:
-            for (unsigned block = first_block; block < first_block + op.blocks; ++block) {
-                if (op.gains) gains.take(block, constants);
-            load_groups:
-                for (unsigned first = 0; first < groups_of_rows; first += cell_rows / 4) {
-                    int8_t exponents[cell_rows];
+        const unsigned sixteens = op.blocks * op.rows / cell_rows;
+        if (op.op == load || (op.op == take && !takes_t)) {
+            const bool loaded = op.op == load;
+            const unsigned count = sixteens * (loaded ? cell_words + 1 : 2 * cell_words);
+            unsigned n = 0, sixteen = 0, block = first_block;  // of what is loaded: of its words, of rows in the block
+            int8_t exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
-                    const Shorts of_rows = loads.read();
+            XCell cell = {};
+#pragma HLS ARRAY_PARTITION variable=cell.exponent complete
+            Place at = {};
+        to_x:
+            for (unsigned i = 0; i < count; ++i) {
+#pragma HLS PIPELINE II=ii::x style=flp
+                unsigned to_block = block, group, four;
+                bool whole;
+                if (loaded) {
+                    const Shorts word = loads.read();
+                    const unsigned in_block = x_word(4 * sixteen + (n - 1) / 32 * 2, (n - 1) % 32);
+                    group = in_block / x_words;
+                    four = in_block % x_words;
+                    whole = n != 0;
+                    cell.of = word;
                     for (unsigned r = 0; r < cell_rows; ++r) {
 #pragma HLS UNROLL
-                        exponents[r] = static_cast<int8_t>(of_rows[r]);
+                        if (!whole) exponents[r] = static_cast<int8_t>(word[r]);
+                        if (r / 4 == group % 4) cell.exponent[r % 4] = exponents[r];
                     }
-                load_cells:
-                    for (unsigned i = 0; i < cell_words; ++i) {
-#pragma HLS PIPELINE II=ii::x style=flp
-                        const unsigned at = x_word(first + i / 32 * 2, i % 32), group = at / x_words;
-                        XCell cell = {loads.read(), {}};
-                        for (unsigned r = 0; r < 4; ++r) {
+                    const bool ends = n == cell_words, ends_block = ends && 4 * (sixteen + 1) == groups_of_rows;
+                    n = ends ? 0 : n + 1;
+                    sixteen = ends_block ? 0 : sixteen + ends;
+                    block += ends_block;
+                } else {
+                    const unsigned beat = i % group_beats;
+                    if (beat == 0) at = places.read();
+                    const Packed in = results.read();  // hls-allow state-order: they come behind their place
+                    for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-                            cell.exponent[r] = exponents[4 * (group % 4) + r];
-                        }
-                        add_up(cell, gains, block, group, at % x_words, under_way_sums, sums);
-                        const bool told = i + 1 == cell_words && first + cell_rows / 4 == groups_of_rows;
-                        x << CellWrite<XCell>{false, told, static_cast<uint16_t>(block * groups * x_words + at), cell};
+                        cell.of[4 * row_in_four(beat, e) + e % 4] = in.of[e];
+                        cell.exponent[row_in_four(beat, e)] = in.exponent[e / 4];
                     }
+                    to_block = first_block + at.column;
+                    group = 2 * at.group + upper(beat);
+                    four = four_columns(beat);
+                    whole = beat % 2;
                 }
-                x_done.read();
+                if (!whole) continue;
+                add_up(cell, gains, to_block, group, four, under_way_sums, sums);
+                const unsigned address = (to_block * groups + group) * x_words + four;
+                x << CellWrite<XCell>{false, i + 1 == count, static_cast<uint16_t>(address), cell};
             }
+            x_done.read();
         } else if (op.op == store) {
         store_blocks:
-            for (unsigned group = 0; group < op.blocks * op.rows / cell_rows; ++group) {
+            for (unsigned group = 0; group < sixteens; ++group) {
                 Exponent exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
-                EightRows<Exponent, Exponent> of_rows = {};
-#pragma HLS ARRAY_PARTITION variable=of_rows.first complete
-#pragma HLS ARRAY_PARTITION variable=of_rows.second complete
                 Shorts word;
             store_cells:
                 for (unsigned i = 0; i < 2 * cell_words; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-                    const unsigned n = i % group_beats, half = upper(n), first = 8 * (i / group_beats) + 4 * half;
-                    if (n % 4 == 0 && n < 8) {
-                        const RowExponents read = stored_exponents.read();
-                        of_rows.put(half, read.from, read.made);
-                    }
-                    const Values in = stored_values.read();
+                    const unsigned n = i % group_beats, first = 8 * (i / group_beats) + 4 * upper(n);
+                    const Packed in = stored_values.read();
                     for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-                        const unsigned four = row_in_four(n, e);
-                        const int from = of_rows.first[4 * half + four], made = of_rows.second[4 * half + four];
-                        word[4 * four + e % 4] = static_cast<int16_t>(stored(in[e], from, made, 16));
-                        exponents[first + four] = static_cast<Exponent>(made);
+                        word[4 * row_in_four(n, e) + e % 4] = in.of[e];
+                        exponents[first + row_in_four(n, e)] = in.exponent[e / 4];
                     }
                     if (n % 2) stores << word;
                 }
@@ -361,32 +331,10 @@ rows_uops:
                 stores << word;
             }
         } else if (op.op == take) {
-        take_gains:
-            for (unsigned block = 0; op.gains && block < op.blocks; ++block) gains.take(first_block + block, constants);
-            XCell x_cell = {};
-            TCell t_cell = {};
-            EightRows<uint32_t, Exponent> of_rows = {};
-#pragma HLS ARRAY_PARTITION variable=x_cell.exponent complete
-#pragma HLS ARRAY_PARTITION variable=t_cell.exponent complete
-#pragma HLS ARRAY_PARTITION variable=of_rows.first complete
-#pragma HLS ARRAY_PARTITION variable=of_rows.second complete
+            TCell cell = {};
+#pragma HLS ARRAY_PARTITION variable=cell.exponent complete
             Place at = {};
             const unsigned count = op.blocks * op.rows / 8 * group_beats;
-        take_to_x:
-            for (unsigned i = 0; !takes_t && i < count; ++i) {
-#pragma HLS PIPELINE II=ii::x style=flp
-                const unsigned n = i % group_beats;
-                take_values(n, 16, places, ends, values, at, of_rows, x_cell);
-                const unsigned block = first_block + at.column, group = 2 * at.group + upper(n), four = four_columns(n);
-                if (n % 2 == 0) continue;
-                add_up(x_cell, gains, block, group, four, under_way_sums, sums);
-                const unsigned address = (block * groups + group) * x_words + four;
-                x << CellWrite<XCell>{false, i + 1 == count, static_cast<uint16_t>(address), x_cell};
-            }
-            if (!takes_t) {
-                x_done.read();
-                continue;
-            }
             uint8_t groups_left[8] = {};
 #pragma HLS ARRAY_PARTITION variable=groups_left complete
         take_counts:
@@ -401,11 +349,17 @@ rows_uops:
                 const unsigned n = i % group_beats;
                 if (n == 0) before = at.column;
                 if (i < count) {
-                    take_values(n, 8, places, ends, values, at, of_rows, t_cell);
+                    if (n == 0) at = places.read();
+                    const Packed in = results.read();  // hls-allow state-order: they come behind their place
+                    for (unsigned e = 0; e < 8; ++e) {
+#pragma HLS UNROLL
+                        cell.of[8 * row_in_four(n, e) + 4 * (n / 2 % 2) + e % 4] = static_cast<int8_t>(in.of[e]);
+                        cell.exponent[row_in_four(n, e)] = in.exponent[e / 4];
+                    }
                     const unsigned address = ((first_block + at.column) * groups + 2 * at.group + upper(n)) * t_words
                         + n / 8;
                     const bool told = n + 1 == group_beats;
-                    if (n % 4 == 3) t << CellWrite<TCell>{false, told, static_cast<uint16_t>(address), t_cell};
+                    if (n % 4 == 3) t << CellWrite<TCell>{false, told, static_cast<uint16_t>(address), cell};
                 }
                 if (n == group_beats / 2 && i >= group_beats) {
                     t_done.read();  // hls-allow state-order: the group before has been written
@@ -420,29 +374,92 @@ rows_uops:
                 }
             }
         } else {
-        walk_blocks:
-            for (unsigned block = first_block; block < first_block + op.blocks; ++block) {
-                TCell out = {};
-                const unsigned count = groups_of_rows * x_words;
-                const auto address = [&](unsigned i) { return block * groups * x_words + i; };
-                read_slowly(x_reads, x_cells, count, address, [&](unsigned i, const XCell &cell) {
-                    for (unsigned e = 0; e < 16; ++e) {
+            const unsigned in_block = groups_of_rows * x_words;
+            CellOfBlock asked{first_block}, taken{first_block};
+            TCell out = {};
+            const auto address = [&](unsigned) {
+                const unsigned at = asked.block * groups * x_words + asked.cell;
+                asked.next(in_block);
+                return at;
+            };
+            read_slowly(x_reads, x_cells, op.blocks * in_block, address, [&](unsigned, const XCell &cell) {
+                const unsigned block = taken.block, i = taken.cell, four = i % x_words;
+                const int exponent = gains.exponent[block] + 13 - guard;
+                for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                        const unsigned r = e / 4, four = i % x_words;
-                        const Sent &row = sent[r][i / x_words];
-                        const int16_t gain = gains.of[4 * block + four / 4][four % 4 * 4 + e % 4];
-                        const int32_t u = centred(cell.of[e], row.top - cell.exponent[r], row.mean, gain);
-                        const int exponent = row.top - guard + 13 + gains.exponent[block];
-                        const int64_t product = int64_t{u} * row.reciprocal;
-                        out.of[8 * r + i % 2 * 4 + e % 4] = static_cast<int8_t>(
-                            saturated(rounded(product, 22 + row.scale_exponent - exponent), 8));
+                    const Sent &row = sent[r][i / x_words];
+                    // Six is enough to the right: what would go less far saturates there, too.
+                    const int lower = larger(22 + row.scale_exponent - row.top - exponent, 6);
+                    const ScaledBy by = scaled_by<6>(row.reciprocal, lower);
+                    const unsigned of_block = to_right<15 + guard>(row.top - cell.exponent[r]);
+                    for (unsigned c = 0; c < 4; ++c) {
+#pragma HLS UNROLL
+                        const int16_t gain = gains.of[4 * block + four / 4][four % 4 * 4 + c];
+                        const int64_t u = centred(cell.of[4 * r + c], of_block, row.mean, gain);
+                        out.of[8 * r + i % 2 * 4 + c] = static_cast<int8_t>(saturated<11>(scaled<6, 11>(u, by), 8));
                     }
-                    const auto at = static_cast<uint16_t>(block * groups * t_words + i / 2);
-                    if (i % 2) x8 << CellWrite<TCell>{false, i + 1 == count, at, out};
-                });
-                x8_done.read();
-                put_behind(filled[0], Token(1));
+                }
+                const auto at = static_cast<uint16_t>(block * groups * t_words + i / 2);
+                if (i % 2) x8 << CellWrite<TCell>{false, i + 1 == in_block, at, out};
+                if (i == x_words && block > first_block) {
+                    // hls-allow state-order: the block before has been written
+                    x8_done.read();
+                    filled[0] << Token(1);  // hls-allow state-order: readers take tokens by themselves
+                }
+                taken.next(in_block);
+            });
+            x8_done.read();
+            put_behind(filled[0], Token(1));
+        }
+    }
+}
+
+void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes], hls::stream<Statistics> made[lanes],
+           hls::stream<RowBound> bounds[lanes], hls::stream<RowScale> scales[lanes]) {
+norms_uops:
+    for (;;) {
+        const Uop<Rows::words> uop = uops.read();
+        if (uop.last) break;
+        const Rows op = Rows::decode(uop.words);
+        const bool walks = op.op == walk, normalises = op.norm && (walks || op.op == store);
+        const NormConstants constants = {op.columns, static_cast<int32_t>(op.added), static_cast<int32_t>(op.root),
+                                         static_cast<int16_t>(-op.added_low), op.root_exponent};
+        const unsigned end = op.first + op.lanes, count = op.blocks ? op.rows * op.lanes : 0;
+        unsigned lane = op.first;
+    norms_of_rows:
+        for (unsigned i = 0; normalises && i < count; ++i) {
+#pragma HLS PIPELINE II=ii::norms style=flp
+            RowSums of = {};
+            for (unsigned l = 0; l < lanes; ++l) {
+#pragma HLS UNROLL
+                if (l == lane) of = sums[l].read();
             }
+            const Statistics norm = statistics(of.sum, of.squares, of.top, constants, op.rms);
+            for (unsigned l = 0; l < lanes; ++l) {
+#pragma HLS UNROLL
+                if (l == lane) made[l] << norm;  // hls-allow state-order: lanes have room for all their rows
+            }
+            lane = lane + 1 == end ? op.first : lane + 1;
+        }
+        lane = op.first;
+    norms_scales:
+        for (unsigned i = 0; walks && i < count; ++i) {
+#pragma HLS PIPELINE II=ii::norms style=flp
+            RowBound of = {};
+            for (unsigned l = 0; l < lanes; ++l) {
+#pragma HLS UNROLL
+                if (l == lane) of = bounds[l].read();
+            }
+            const RowFactor scale = normal<32>(of.bound, of.exponent, true);
+            const auto reciprocal = static_cast<uint16_t>(divided<15, 15>(127 << 22, scale.mantissa));
+            RowFactor factor = normal<31>(int64_t{scale.mantissa} * inverse_127, scale.exponent - 22);
+            if (op.norm) factor = times(factor, of.inverse);
+            for (unsigned l = 0; l < lanes; ++l) {
+#pragma HLS UNROLL
+                // hls-allow state-order: lanes have room for all their rows
+                if (l == lane) scales[l] << RowScale{reciprocal, scale.exponent, factor};
+            }
+            lane = lane + 1 == end ? op.first : lane + 1;
         }
     }
 }

@@ -8,22 +8,29 @@ namespace rsn::xnn8::pl {
 namespace {
 
 constexpr unsigned chunk_cells = 2 * groups * t_words / 2;  // of both tiles
+constexpr unsigned record_beats = ChunkRecord::words / 4;
 constexpr unsigned slice_keys = 32;
 constexpr Exponent no_more = 1000;
 
-// Writes words of 32 bytes to two tiles in turn: each takes half of one in a cycle.
-struct ToTiles {
-    Bytes before;
-    void put(unsigned i, const Bytes &bytes, hls::stream<Beat128> to[2]) {
+// Groups of four rows of chunks.
+struct ChunkGroup {
+    unsigned chunk = 0, group = 0;
+    void next(unsigned groups) {
 #pragma HLS INLINE
-        const Beat128 first = half_of(bytes, 0), second = half_of(before, 1);
-        to[0] << (i % 2 ? second : first);
-        if (i) to[1] << (i % 2 ? first : second);
-        before = bytes;
+        const bool last = group + 1 == groups;
+        group = last ? 0 : group + 1;
+        chunk += last;
     }
-    void end(hls::stream<Beat128> to[2]) {
+};
+
+// Beats of chunks: their cells, then their record.
+struct ChunkBeat {
+    unsigned chunk = 0, beat = 0;
+    void next() {
 #pragma HLS INLINE
-        to[1] << half_of(before, 1);
+        const bool last = beat + 1 == chunk_cells + record_beats;
+        beat = last ? 0 : beat + 1;
+        chunk += last;
     }
 };
 
@@ -31,10 +38,13 @@ struct ToTiles {
 inline Bytes aligned(const TCell &cell, const Exponent (&top)[4], const bool (&shows)[4]) {
 #pragma HLS INLINE
     Bytes out;
-    for (unsigned e = 0; e < 32; ++e) {
+    for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-        const int32_t made = rounded(int32_t{cell.of[e]}, top[e / 8] - cell.exponent[e / 8]);
-        out[e] = shows[e / 8] ? static_cast<int8_t>(made) : int8_t{0};
+        const unsigned by = shows[r] ? to_right<7>(top[r] - cell.exponent[r]) : 8;  // which leaves nothing
+        for (unsigned e = 8 * r; e < 8 * r + 8; ++e) {
+#pragma HLS UNROLL
+            out[e] = static_cast<int8_t>(rounded<7>(cell.of[e], by));
+        }
     }
     return out;
 }
@@ -92,7 +102,7 @@ send_uops:
         ChunkRecord record;
         record.rows = op.rows;
         record.idle = !has_rows;  // its tiles stand beside others that share weights, keys and values
-        ToTiles tiles = {};
+        ScoreShifts shifts[pairs];
         Exponent top[pairs], top_of_keys[pairs], top_of_rows[4][groups] = {};
 #pragma HLS ARRAY_PARTITION variable=top complete
 #pragma HLS ARRAY_PARTITION variable=top_of_rows complete dim=1
@@ -101,8 +111,11 @@ send_uops:
         if (op.source == queries) {
             exponents_of(op, op.rows, slot, op.chunks, has_rows, before_lane, op.count, t_reads, t_cells, own, of_all,
                          top);
-            exponents_of(op, op.key_rows, block_of(op.keys_slot, op.key_rows), op.chunks, has_rows, before_lane, op.keys,
-                         t_reads, t_cells, own, of_all, top_of_keys);
+            exponents_of(op, op.key_rows, block_of(op.keys_slot, op.key_rows), op.chunks, has_rows, before_lane,
+                         op.keys, t_reads, t_cells, own, of_all, top_of_keys);
+        query_shifts:
+            for (unsigned head = 0; head < op.chunks; ++head)
+                shifts[head] = score_shifts(top[head] + top_of_keys[head], op.head_dim);
             record.kind = static_cast<uint8_t>(ChunkKind::QUERIES);
             record.heads = static_cast<uint8_t>(op.chunks);
             record.lanes = op.lanes;
@@ -124,17 +137,20 @@ send_uops:
             if (!has_rows) {
                 // It has no factors.
             } else if (op.source == from_t) {
-            row_exponents:
-                for (unsigned chunk = 0; chunk < op.chunks; ++chunk) {
-                    const auto address = [&](unsigned i) { return ((slot + chunk) * groups + i) * t_words; };
-                    read_cells(t_reads, t_cells, op.rows / 4u, address, [&](unsigned i, const TCell &cell) {
-                        for (unsigned r = 0; r < 4; ++r) {
+                ChunkGroup asked, taken_group;
+                const auto address = [&](unsigned) {
+                    const unsigned at = ((slot + asked.chunk) * groups + asked.group) * t_words;
+                    asked.next(op.rows / 4u);
+                    return at;
+                };
+                read_cells(t_reads, t_cells, op.chunks * op.rows / 4u, address, [&](unsigned, const TCell &cell) {
+                    for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                            Exponent &most = top_of_rows[r][i];
-                            if (!chunk || cell.exponent[r] > most) most = cell.exponent[r];
-                        }
-                    });
-                }
+                        Exponent &most = top_of_rows[r][taken_group.group];
+                        if (!taken_group.chunk || cell.exponent[r] > most) most = cell.exponent[r];
+                    }
+                    taken_group.next(op.rows / 4u);
+                });
             row_factors:
                 for (unsigned r = 0; r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
@@ -149,65 +165,69 @@ send_uops:
                 });
             }
         }
-    send_chunks:
-        for (unsigned chunk = 0; chunk < op.chunks; ++chunk) {
-            if (op.each && chunk) filled.read();
+        const bool of_queries = op.source == queries, of_x8 = op.source == from_x8;
+        ChunkBeat asked, sent;
+        Bytes cell_before = {};
+        Beat128 late = {};  // the second tile gets each beat one cycle after the first
+    send_beats:
+        for (unsigned i = 0; i < op.chunks * (chunk_cells + record_beats) + under_way; ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+            // hls-allow state-order: what comes before is sent without it
+            if (op.each && asked.chunk && asked.chunk < op.chunks && !asked.beat) filled.read();
+            if (asked.chunk < op.chunks && asked.beat < chunk_cells) {
+                const unsigned n = asked.beat, group = of_queries ? n % 2 * own_rows / 4 + n / 16 : n / 8;
+                const unsigned k = of_queries ? n / 2 % 8 : n % 2 * (t_words / 2) + n / 2 % 4;
+                const CellRead read = {false, static_cast<uint16_t>(((slot + asked.chunk) % t_blocks * groups + group)
+                                                                    * t_words + k)};
+                if (of_x8) x8_reads << read;
+                else t_reads << read;
+            }
+            asked.next();
+            if (i < under_way) continue;
+            const unsigned chunk = sent.chunk, n = sent.beat;
             const bool last = chunk + 1u == op.chunks;
-            if (op.source == queries) {
-                record.head = static_cast<uint8_t>(chunk);
-                const ScoreShifts shifts = score_shifts(top[chunk] + top_of_keys[chunk], op.head_dim);
-                record.first_shift = static_cast<uint8_t>(shifts.first);
-                record.second_shift = static_cast<uint8_t>(shifts.second);
-                const auto group_of = [&](unsigned i) { return i % 2 * own_rows / 4 + i / 16; };
-                const auto address = [&](unsigned i) {
-                    return head_cell(slot, chunk, op.narrow, group_of(i), i / 2 % 8);
-                };
-                read_cells(t_reads, t_cells, chunk_cells, address, [&](unsigned i, const TCell &cell) {
-                    Exponent tops[4];
-                    bool shows[4];
-                    for (unsigned r = 0; r < 4; ++r) {
+            // Results of different operations never wait side by side.
+            // hls-allow state-order: Post ends what came before by itself
+            if (n == 0 && last && !of_queries && before && has_rows) taken.read();
+            Beat128 first, second;
+            if (n < chunk_cells) {
+                const TCell cell = of_x8 ? x8_cells.read() : t_cells.read();
+                const unsigned group = n % 2 * own_rows / 4 + n / 16;
+                Exponent tops[4];
+                bool shows[4];
+                for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                        tops[r] = top[chunk];
-                        shows[r] = before_lane + 4 * group_of(i) + r < op.count;
-                    }
-                    tiles.put(i, aligned(cell, tops, shows), to);
-                });
-            } else {
-                record.kind = static_cast<uint8_t>(last ? ChunkKind::LAST : ChunkKind::ADD);
-                record.clears = !chunk;
-                // Results of different operations never wait side by side.
-                // hls-allow state-order: Post ends what came before by itself
-                if (last && before && has_rows) taken.read();
-                const unsigned block = slot + chunk;
-                const auto address = [&](unsigned i) {
-                    return (block * groups + i / 8) * t_words + i % 2 * (t_words / 2) + i / 2 % 4;
-                };
-                if (op.source == from_t) {
-                    read_cells(t_reads, t_cells, chunk_cells, address, [&](unsigned i, const TCell &cell) {
-                        Exponent tops[4];
-                        constexpr bool shows[4] = {true, true, true, true};
-                        for (unsigned r = 0; r < 4; ++r) {
-#pragma HLS UNROLL
-                            tops[r] = top_of_rows[r][i / 8];
-                        }
-                        tiles.put(i, aligned(cell, tops, shows), to);
-                    });
-                } else {
-                    read_cells(x8_reads, x8_cells, chunk_cells, address,
-                               [&](unsigned i, const TCell &cell) { tiles.put(i, cell.of, to); });
+                    tops[r] = of_queries ? top[chunk] : of_x8 ? Exponent{0} : top_of_rows[r][n / 8];
+                    shows[r] = !of_queries || before_lane + 4 * group + r < op.count;
                 }
+                const Bytes made = aligned(cell, tops, shows);
+                const Beat128 of_this = half_of(made, 0), of_before = half_of(cell_before, 1);
+                first = n % 2 ? of_before : of_this;
+                second = n == 0 ? late : n % 2 ? of_this : of_before;
+                cell_before = made;
+            } else {
+                if (of_queries) {
+                    record.head = static_cast<uint8_t>(chunk);
+                    record.first_shift = static_cast<uint8_t>(shifts[chunk].first);
+                    record.second_shift = static_cast<uint8_t>(shifts[chunk].second);
+                } else {
+                    record.kind = static_cast<uint8_t>(last ? ChunkKind::LAST : ChunkKind::ADD);
+                    record.clears = !chunk;
+                }
+                Word words[ChunkRecord::words];
+                record.encode(words);
+                for (unsigned w = 0; w < 4; ++w) {
+#pragma HLS UNROLL
+                    first[w] = n == chunk_cells ? words[w] : words[w + 4];
+                }
+                second = n == chunk_cells ? half_of(cell_before, 1) : late;
+                late = first;
             }
-            tiles.end(to);
-            Word words[ChunkRecord::words];
-            record.encode(words);
-        send_record:
-            for (unsigned i = 0; i < ChunkRecord::words; i += 4) {
-                Beat128 beat;
-                for (unsigned n = 0; n < 4; ++n) beat[n] = words[i + n];
-                to[0] << beat;
-                to[1] << beat;  // hls-allow state-order: neither tile waits for the other
-            }
+            to[0] << first;
+            if (i > under_way) to[1] << second;  // hls-allow state-order: neither tile waits for the other
+            sent.next();
         }
+        put_behind(to[1], late);
         if (has_rows) {
             if (op.source == queries) {
                 if (before) taken.read();

@@ -26,6 +26,7 @@ constexpr unsigned ports = 4;    // of a memory, of 256 bit
 constexpr unsigned engines = 3;  // each with
 constexpr unsigned lanes = 8, pairs = 8;
 constexpr unsigned groups = 16, x_words = 16, t_words = 8;  // of rows in a lane; words of a group in a block
+constexpr unsigned t_blocks = 64;
 constexpr unsigned x_depth = 16 * groups * x_words, x8_depth = 16 * groups * t_words, t_depth = 64 * groups * t_words;
 constexpr unsigned block_columns = 64;
 constexpr unsigned piece_words = 10;     // of the constants of a block
@@ -86,36 +87,41 @@ struct Transfer {
 struct Place {
     uint8_t column, group;
 };
-// Of four rows: the largest magnitude of their values, and the exponent of all of them.
-struct RowEnds {
-    uint32_t most[4];
-    Exponent exponent[4];
-};
-// Of four rows: the exponent of values, and the one that they are stored with.
+// Of two rows: the exponent of values, and the one that they are stored with; above `highest`, they are beyond it.
 struct RowExponents {
-    Exponent from[4], made[4];
+    bool last, eight, to_rows;  // nothing follows; they are stored with 8 bits; which reader gets them
+    Exponent from[2], made[2];
+};
+// Two rows, four columns, as they are stored.
+struct Packed {
+    int16_t of[8];
+    int8_t exponent[2];
 };
 
-// The same of eight rows: what one number is to each of them, and another.
-template <typename First, typename Second>
-struct EightRows {
-    First first[8];
-    Second second[8];
-
-    void put(unsigned half, const First (&firsts)[4], const Second (&seconds)[4]) {
-#pragma HLS INLINE
-        for (unsigned r = 0; r < 4; ++r) {
-#pragma HLS UNROLL
-            first[4 * half + r] = firsts[r];
-            second[4 * half + r] = seconds[r];
-        }
-    }
+// Of a row, for a norm: sums of its elements and of their squares, aligned to the exponent `top`.
+struct RowSums {
+    ap_int<38> sum;
+    ap_int<61> squares;
+    int16_t top;
+};
+// Of a row: the largest that can be sent, and what that is multiplied by as rows of a product.
+struct RowBound {
+    ap_int<33> bound;
+    int16_t exponent;
+    RowFactor inverse;
+};
+// What a row is sent with: 127 * 2^22 / mantissa of its bound, the exponent of that, and the factor of what is sent.
+struct RowScale {
+    uint16_t reciprocal;
+    int16_t exponent;
+    RowFactor factor;
 };
 
 // Where the elements of a beat of values are, number `beat` of eight rows: blocks of 8x8 one after the other along the
 // columns, in each four blocks of 4x4.
 constexpr unsigned upper(unsigned beat) { return beat / 4 % 2; }  // of the two groups of four rows
 constexpr unsigned row_in_four(unsigned beat, unsigned element) { return beat % 2 * 2 + element / 4; }
+constexpr unsigned two_rows(unsigned beat) { return upper(beat) * 2 + beat % 2; }
 constexpr unsigned four_columns(unsigned beat) { return beat / 8 * 2 + beat / 2 % 2; }
 constexpr unsigned group_beats = 64;
 // and those of their words of X: the i-th of the eight rows from an even group on.
@@ -144,6 +150,17 @@ void read_slowly(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigne
 each_second_cycle:
     for (unsigned i = 0; i < count + under_way; ++i) {
 #pragma HLS PIPELINE II=ii::x style=flp
+        read_cell(i, reads, words, count, at, take);
+    }
+}
+
+// One in four cycles, of which each element is normalised.
+template <typename Word, typename At, typename Take>
+void read_normalised(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At at, Take take) {
+#pragma HLS INLINE
+each_fourth_cycle:
+    for (unsigned i = 0; i < count + under_way; ++i) {
+#pragma HLS PIPELINE II=ii::residual style=flp
         read_cell(i, reads, words, count, at, take);
     }
 }
@@ -213,19 +230,23 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<CellWrite<XCell>> &x, hls::stream<Token> &x_done, hls::stream<CellRead> &x_reads,
           hls::stream<XCell> &x_cells, hls::stream<CellWrite<TCell>> &x8, hls::stream<Token> &x8_done,
           hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<Uop<Rows::words>> &to_post,
-          hls::stream<Uop<Rows::words>> &to_residual, hls::stream<Statistics> &statistics, hls::stream<Place> &places,
-          hls::stream<RowEnds> &ends, hls::stream<Values> &values, hls::stream<RowExponents> &stored_exponents,
-          hls::stream<Values> &stored_values);
+          hls::stream<Uop<Rows::words>> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
+          hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
+          hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values);
+void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes], hls::stream<Statistics> made[lanes],
+           hls::stream<RowBound> bounds[lanes], hls::stream<RowScale> scales[lanes]);
 
 // post.cpp
 void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
           hls::stream<Exponent> &of_values, hls::stream<Beat128> results[2], hls::stream<Place> &asks,
-          hls::stream<RowExponents> &residual_exponents, hls::stream<Values> &residuals, hls::stream<Place> &places,
-          hls::stream<RowEnds> &ends, hls::stream<Values> &values, hls::stream<Token> &taken);
+          hls::stream<Packed> &residuals, hls::stream<Place> &places, hls::stream<RowExponents> &exponents,
+          hls::stream<Values> &values, hls::stream<Token> &taken);
 void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
-              hls::stream<RowExponents> &to_post, hls::stream<Values> &values_to_post,
-              hls::stream<RowExponents> &to_rows, hls::stream<Values> &values_to_rows);
+              hls::stream<RowExponents> &exponents, hls::stream<Values> &values);
+void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to);
+void pack_residuals(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to_post,
+                    hls::stream<Packed> &to_rows);
 
 // send.cpp
 void send(hls::stream<Uop<Send::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,

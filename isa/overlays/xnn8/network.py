@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ...overlay import Overlay
 from ...reference import MADE_BY
 from ...versal.dispatcher import call, snake, words_of
-from .formats import ENGINES, LANES, PAIRS
+from .formats import ENGINES, LANE_ROWS, LANES, PAIRS
 from .functions import ENTRIES, TABLES
 
 INDENT = " " * 4
@@ -60,12 +60,17 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("Exponent", "of_values", _LANES, 32),
     ("Place", "asks", _LANES, 4),
     ("RowExponents", "residual_exponents", _LANES, 8),
-    ("Values", "residuals", _LANES, 128),
+    ("Values", "residual_values", _LANES, 128),
+    ("Packed", "residuals", _LANES, 16),
+    ("Packed", "stored_values", _LANES, 16),
     ("Place", "places", _LANES, 4),
-    ("RowEnds", "ends", _LANES, 8),
+    ("RowExponents", "exponents", _LANES, 8),
     ("Values", "values", _LANES, 128),
-    ("RowExponents", "stored_exponents", _LANES, 8),
-    ("Values", "stored_values", _LANES, 128),
+    ("Packed", "results", _LANES, 16),
+    ("RowSums", "sums", _LANES, 2),
+    ("Statistics", "norms_made", _LANES, LANE_ROWS),
+    ("RowBound", "bounds", _LANES, 2),
+    ("RowScale", "scales", _LANES, LANE_ROWS),
     ("Token", "taken", _LANES, 2),
     ("Token", "safe", _LANES, 2),
     ("Exponent", "send_own", _LANES, 2),
@@ -76,7 +81,7 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
 )
 """Element, name, dimensions and depth of the streams between processes."""
 
-CONSUMERS = {"W": 2 + PAIRS, "Rows": 1 + LANES, "Send": LANES, "Heads": 1 + LANES, "Engine": PAIRS}
+CONSUMERS = {"W": 2 + PAIRS, "Rows": 2 + LANES, "Send": LANES, "Heads": 1 + LANES, "Engine": PAIRS}
 """Processes that get the uOPs of a unit."""
 
 
@@ -145,6 +150,8 @@ def processes() -> Iterator[tuple[str, str, list[str]]]:
         yield "W", "weights", [f"w_uops[{2 + c}]", f"{c}u", *(f"{x}[{c}]" for x in _COLUMN)]
     for e in range(ENGINES):
         yield f"Rows{e}", "constants", [f"rows{e}_uops[{LANES}]", *(f"{x}[{e}]" for x in _CONSTANTS)]
+        parts = (f"{x}[{e}]" for x in ("sums", "norms_made", "bounds", "scales"))
+        yield f"Rows{e}", "norms", [f"rows{e}_uops[{LANES + 1}]", *parts]
         yield f"Send{e}", "largest", [f"send_own[{e}]", f"send_all[{e}]"]
         yield f"Heads{e}", "largest", [f"heads_own[{e}]", f"heads_all[{e}]"]
         yield f"Heads{e}", "rotate", [f"heads{e}_uops[{LANES}]", f"head_words[{e}]", f"column_heads[{e}]"]
@@ -175,19 +182,23 @@ def _lane(engine: int, lane: int) -> Iterator[tuple[str, str, list[str]]]:
     parts = (
         "post_uops",
         "residual_uops",
+        "sums",
+        "norms_made",
+        "bounds",
+        "scales",
         "statistics",
         "places",
-        "ends",
-        "values",
-        "stored_exponents",
+        "results",
         "stored_values",
     )
     yield rows, "rows", [*own, *of("rows_constants", "free", "filled", *memories, *parts)]
     given = of("post_uops", "post_constants", "factors", "of_values")
-    made = of("asks", "residual_exponents", "residuals", "places", "ends", "values", "taken")
+    made = of("asks", "residuals", "places", "exponents", "values", "taken")
     yield rows, "post", [*given, f"c{engine}[{lane}]", *made]
     given = of("residual_uops", "residual_constants", "statistics", "asks", "x_reads@[1]", "x_cells@[1]")
-    yield rows, "residual", [*given, *of("residual_exponents", "residuals", "stored_exponents", "stored_values")]
+    yield rows, "residual", [*given, *of("residual_exponents", "residual_values")]
+    yield rows, "pack_results", of("exponents", "values", "results")
+    yield rows, "pack_residuals", of("residual_exponents", "residual_values", "residuals", "stored_values")
     given = of("filled@[0]", "free@[0]", "x8_reads@[0]", "x8_cells@[0]", "t_reads@[0]", "t_cells@[0]")
     made = of("send_own", "send_all", "factors", "taken", "safe")
     yield send, "send", [f"send{engine}_uops[{lane}]", f"{lane}u", *given, *made, f"a{engine}[{lane}]"]
@@ -235,19 +246,14 @@ def tables() -> str:
         "",
         f"constexpr unsigned table_entries = {ENTRIES};",
         "struct FunctionTable {",
-        "    const std::int16_t *entries;  // none: the entries are 0",
-        "    int steps, fraction;",
+        "    std::int8_t steps, fraction;",
         "};",
+        f"constexpr std::int16_t entries[{len(TABLES)}][{ENTRIES}] = {{",
     ]
-    rows = []
-    for name, table in TABLES.items():
-        if table is None:
-            rows.append("{nullptr, 0, 0}")
-            continue
-        lines.append(f"constexpr std::int16_t {name}_entries[table_entries] = {{")
-        entries = table.entries.tolist()
-        lines += [INDENT + ", ".join(map(str, entries[i : i + 16])) + "," for i in range(0, ENTRIES, 16)]
-        lines.append("};")
-        rows.append(f"{{{name}_entries, {table.steps}, {table.fraction}}}")
-    lines.append(f"constexpr FunctionTable tables[] = {{{', '.join(rows)}}};")
+    for table in TABLES.values():
+        entries = [0] * ENTRIES if table is None else table.entries.tolist()
+        rows = [INDENT + ", ".join(map(str, entries[i : i + 16])) for i in range(0, ENTRIES, 16)]
+        lines += ["{", ",\n".join(rows), "},"]
+    given = ((0, 0) if table is None else (table.steps, table.fraction) for table in TABLES.values())
+    lines += ["};", f"constexpr FunctionTable tables[] = {{{', '.join(f'{{{a}, {b}}}' for a, b in given)}}};"]
     return "\n".join([*lines, "", "}  // namespace rsn::xnn8::pl", "", "#endif  // RSN_XNN8_TABLES_H", ""])

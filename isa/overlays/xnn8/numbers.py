@@ -32,7 +32,8 @@ BLOCK = 64
 X_BITS, T_BITS = 16, 8
 LOWEST, HIGHEST = -128, 112
 """Exponents of what is stored have 8 bits, and X stays within float32. Blocks of zeros have the lowest one; what is too
-small for it becomes 0, and what is too large for the highest one saturates. On their way exponents have 11 bits."""
+small for it becomes 0, and a block that is too large for the highest one saturates. On their way exponents have 11
+bits."""
 SATURATING = 30
 """A shift to the left by which everything saturates."""
 FACTOR_BITS = 15
@@ -141,12 +142,15 @@ def times(a: RowFactor, b: RowFactor) -> RowFactor:
 
 def stored(v: Integers, exponent: Integers, bits: int) -> BlockNumbers:
     """v * 2^exponent as blocks of `bits` bits, each with the exponent by which its largest integer has all of them.
-    v: (..., blocks, columns), at most 31 bits and a sign. exponent: (..., blocks, 1)."""
+    In a block for which `HIGHEST` is too low, all that is not 0 saturates. v: (..., blocks, columns), at most 31 bits
+    and a sign. exponent: (..., blocks, 1)."""
     most = np.abs(v).max(-1, keepdims=True)
-    made = np.clip(exponent + length(most) - (bits - 1), LOWEST, HIGHEST)
-    made = np.where(most == 0, LOWEST, made)
-    shift = np.maximum(made - exponent, -SATURATING)
-    return BlockNumbers(saturated(rounded(v, shift), bits), made)
+    made = np.maximum(np.where(most == 0, LOWEST, exponent + length(most) - (bits - 1)), LOWEST)
+    integers = saturated(rounded(v, made - exponent), bits)
+    beyond = made > HIGHEST
+    if beyond.any():
+        integers = np.where(beyond, np.sign(v) * ((1 << bits - 1) - 1), integers)
+    return BlockNumbers(integers, np.minimum(made, HIGHEST))
 
 
 def added(*addends: tuple[Integers, Integers, int]) -> tuple[Integers, Integers]:

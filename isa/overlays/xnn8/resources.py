@@ -23,7 +23,6 @@ from math import ceil, prod
 from ....machine.resources import VC1902, Capacity, Need
 from ...overlay import Overlay
 from ...versal.logic import (
-    CONTROL,
     GLUE,
     LOOP_STATE,
     LUT_DEPTH,
@@ -62,8 +61,11 @@ ELEMENTS = {
     "Place": 16,
     "RowFactor": 32,
     "Statistics": 80,
-    "RowEnds": 4 * (32 + 16),
-    "RowExponents": 4 * 2 * 16,
+    "RowExponents": 3 + 2 * 2 * 16,
+    "Packed": 8 * 16 + 2 * 8,
+    "RowSums": 38 + 61 + 16,
+    "RowBound": 33 + 16 + 32,
+    "RowScale": 2 * 16 + 32,
     "XCell": CELL,
     "TCell": CELL,
     "CellWrite<XCell>": 2 + 16 + CELL,
@@ -75,18 +77,21 @@ ELEMENTS = {
 MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
     ("X", CELL, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 4, 1, "URAM"),
     ("T", CELL, (T_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 8, 1, "URAM"),
-    ("X8, with factors of rows", CELL, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 8 + ROW_GROUPS, 1, "BRAM"),
-    ("sums of rows", 32 + 32 + 8 + 32 + 8, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS, 4, ""),
+    ("X8", CELL, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 8, 1, "BRAM"),
+    ("factors of rows, beside X8", WORD, ROW_GROUPS, 1, ""),
+    ("sums of rows", 23 + 37 + 31 + 8, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS, 4, ""),
     ("gains", WORD, (X_CELLS // cells(LANE_ROWS)) * BLOCK // 16, 1, ""),
-    ("gains", 32 + 16, (X_CELLS // cells(LANE_ROWS)), 1, ""),
-    ("rows that are sent", 80, ROW_GROUPS, 4, ""),
+    ("gains", 16 + 16, (X_CELLS // cells(LANE_ROWS)), 1, ""),
+    ("rows that are sent", 32 + 3 * 16, ROW_GROUPS, 4, ""),
+    ("norms of rows, to be sent", 80, LANE_ROWS, 1, ""),
+    ("largest exponents of rows", 2 * 16, ROW_GROUPS, 4, ""),
     ("constants of columns", WORD, PAIRS * BLOCK // 16, 2 * 2, ""),
     ("constants of columns", 3 * 16, PAIRS, 2, ""),
     ("factors of rows", 32, LANE_ROWS // 2, 2, ""),
     ("norms of rows", 80, 2 * ROW_GROUPS, 4, ""),
     ("exponents of rows", 16, ROW_GROUPS, 4, ""),
-    ("reciprocals", 32, 2, 4, ""),
-    ("tables of functions", 16, ENTRIES, 8 // 2 * sum(table is not None for table in TABLES.values()), ""),
+    ("reciprocals", 32, 4, 2, ""),
+    ("tables of functions", 16, ENTRIES * len(TABLES), 8 // 2, ""),
 )
 """Memories of a lane: what they are reported as, bits and number of words, how many there are alike, and in which
 blocks a pragma puts them. Eight results a cycle read a table, and a memory has two ports."""
@@ -113,10 +118,14 @@ DEVICE = replace(
 )
 """The device, with its wide streams. Channels 3 and 7 have no registers, so 2 with 3, and 6 with 7, are slow."""
 
+LOOP = 40
+"""LUTs of the state of a loop, whose counters and addresses are operators (assumed)."""
 IN_LUTS = 8
 """Bits of the smaller operand of a product up to which it is made of LUTs."""
 DSP_BITS = 26, 23
 """What a DSP58 multiplies, without signs (AM004: 27 by 24 bits)."""
+WITHOUT_UOPS = frozenset(("x_memory", "x8_memory", "t_memory", "pack_results", "pack_residuals", "largest"))
+"""Processes that have no fields of uOPs, and one loop, which is counted with its operators."""
 KEPT = frozenset(("shift", "sum", "divider", "dividers"))
 """Operators whose results are counted with registers. The others share a cycle with one of these."""
 
@@ -136,7 +145,8 @@ def needs(overlay: Overlay) -> Iterator[Need]:
         for need in stream(f"streams {name}", element_bits(overlay, element), depth):
             yield Need(need.resource, count * need.amount, need.part, need.estimate)
     for process, copies in process_counts(overlay).items():
-        yield from cells_of("state of processes", copies * UNIT)
+        if process not in WITHOUT_UOPS:
+            yield from cells_of("state of processes", copies * UNIT)
         for where in (process, f"{process}, outside of pipelines"):
             dsp, cells = arithmetic(operators().get(where, {}))
             if dsp:
@@ -181,10 +191,12 @@ def arithmetic(found: Mapping[str, int]) -> tuple[int, Cells]:
     """Return DSPs and cells of some operators of integers. found: how many of each, by name and bits. Raises `KeyError`
     for an unknown one."""
     dsp, cells = 0, NO_CELLS
-    for text, count in found.items():
+    for text, count in found.items():  # a test of bits takes a LUT for five and what was found before
         name, _, size = text.partition(" ")
         if name == "loop":
-            cells += count * Cells(CONTROL, LOOP_STATE)
+            cells += count * Cells(LOOP, LOOP_STATE)
+        elif name == "test":
+            cells += count * Cells(ceil((int(size) - 1) / 5))
         elif name == "multiply":
             larger, smaller, made = map(int, re.findall(r"\d+", size))
             if smaller <= IN_LUTS:

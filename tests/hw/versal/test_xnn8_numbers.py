@@ -23,7 +23,7 @@ SEEDS = st.integers(0, 2**32)
 @cache
 def library() -> ctypes.CDLL:
     """The functions of xnn8_numbers.cpp."""
-    flags = [*FLAGS, f"-I{sources()}"]
+    flags = [*FLAGS, f"-I{sources()}", f"-I{sources() / 'csim' / 'include'}"]
     made = compiled(HERE / "xnn8_numbers.cpp", flags)
     target = made.with_suffix(".so")
     kept(target, lambda to: call([compiler(), *flags, "-shared", str(made), "-o", str(to)]))
@@ -55,8 +55,10 @@ def test_rounding_and_division(seed: int) -> None:
     np.testing.assert_array_equal(
         run("rounded", 500, 1, halves, shift % 40 + 1)[:, 0], numbers.rounded(halves, shift % 40 + 1)
     )
-    short, left = drawn(rng, 500, 30), -rng.integers(0, 31, 500)
-    np.testing.assert_array_equal(run("rounded", 500, 1, short, left)[:, 0], numbers.rounded(short, left))
+    short, both = drawn(rng, 500, 15), rng.integers(-22, 31, 500)
+    np.testing.assert_array_equal(run("aligned", 500, 1, short, both)[:, 0], numbers.rounded(short, both))
+    factor, of, lower = drawn(rng, 500, 26), drawn(rng, 500, 16, sign=False), rng.integers(12, 90, 500)
+    np.testing.assert_array_equal(run("scaled", 500, 1, factor, of, lower)[:, 0], numbers.rounded(factor * of, lower))
     by = np.maximum(drawn(rng, 500, 40, sign=False), 1)
     np.testing.assert_array_equal(run("divided", 500, 1, x, by)[:, 0], numbers.divided(x, by))
     square = drawn(rng, 500, 48, sign=False)

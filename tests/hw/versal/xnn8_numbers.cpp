@@ -9,17 +9,29 @@ using namespace rsn::xnn8;
 #define RSN_API extern "C" __attribute__((visibility("default")))
 
 RSN_API void run_rounded(std::size_t n, const int64_t *x, const int64_t *shift, int64_t *out) {
-    for (std::size_t i = 0; i < n; ++i) out[i] = rounded(x[i], static_cast<int>(shift[i]));
+    for (std::size_t i = 0; i < n; ++i) out[i] = rounded<61>(x[i], to_right<61>(static_cast<int>(shift[i])));
+}
+RSN_API void run_aligned(std::size_t n, const int64_t *x, const int64_t *shift, int64_t *out) {
+    for (std::size_t i = 0; i < n; ++i) out[i] = aligned<15, 22>(x[i], both_ways<15, 22>(static_cast<int>(shift[i])));
+}
+// x: 26 bits; mantissa: 16. lower: at least 12.
+RSN_API void run_scaled(
+    std::size_t n, const int64_t *x, const int64_t *mantissa, const int64_t *lower, int64_t *out
+) {
+    for (std::size_t i = 0; i < n; ++i) {
+        const ScaledBy by = scaled_by<12>(static_cast<uint16_t>(mantissa[i]), static_cast<int>(lower[i]));
+        out[i] = scaled<12, 30>(x[i], by);
+    }
 }
 RSN_API void run_divided(std::size_t n, const int64_t *x, const int64_t *divisor, int64_t *out) {
-    for (std::size_t i = 0; i < n; ++i) out[i] = divided(x[i], divisor[i]);
+    for (std::size_t i = 0; i < n; ++i) out[i] = divided<62, 40>(x[i], divisor[i]);
 }
 RSN_API void run_root(std::size_t n, const int64_t *x, int64_t *out) {
-    for (std::size_t i = 0; i < n; ++i) out[i] = root(static_cast<uint64_t>(x[i]));
+    for (std::size_t i = 0; i < n; ++i) out[i] = root(x[i]);
 }
 RSN_API void run_normal(std::size_t n, const int64_t *x, const int64_t *exponent, int up, int64_t *out) {
     for (std::size_t i = 0; i < n; ++i) {
-        const RowFactor made = normal(x[i], static_cast<int>(exponent[i]), up != 0);
+        const RowFactor made = normal<61>(x[i], static_cast<int>(exponent[i]), up != 0);
         out[2 * i] = made.mantissa;
         out[2 * i + 1] = made.exponent;
     }
@@ -36,8 +48,8 @@ RSN_API void run_stored(
         }
         const int from = static_cast<int>(exponent[i]), made = stored_exponent(most, from, bits);
         for (std::size_t c = 0; c < columns; ++c)
-            out[i * columns + c] = stored(static_cast<int32_t>(v[i * columns + c]), from, made, bits);
-        out[n * columns + i] = made;
+            out[i * columns + c] = stored(static_cast<int32_t>(v[i * columns + c]), storing(from, made, bits));
+        out[n * columns + i] = smaller(made, highest);
     }
 }
 // constants: columns, columns * eps with its exponent, the root of columns with its exponent.

@@ -24,4 +24,19 @@ class ap_uint {
     Bits value_ = 0;
 };
 
+// A sign in front of N bits is written out wherever a value is read, so that what is made of it is seen to be no wider.
+template <int N>
+class ap_int {
+  public:
+    ap_int() = default;
+    ap_int(std::int64_t value) : value_(value) {}
+
+    operator std::int64_t() const {
+        return static_cast<std::int64_t>(static_cast<std::uint64_t>(value_) << (64 - N)) >> (64 - N);
+    }
+
+  private:
+    std::int64_t value_ = 0;
+};
+
 #endif  // RSN_HLSCHECK_AP_INT_H
