@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import click
@@ -127,15 +127,15 @@ class ServerProcess:
         return total / 1e3
 
     def seconds(self) -> float:
-        """Return the CPU time of the process so far, in seconds, without its children."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Return the CPU time of the process so far, in seconds, without its children and threads that have ended."""
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
     def of_runs(self) -> float:
-        """The CPU time of its runs so far; of `TOLD`."""
+        """The CPU time of its runs on the simulator so far, in seconds; of `TOLD`."""
         assert self.process.stdout is not None
         self.process.send_signal(signal.SIGUSR1)
-        return int(self.process.stdout.readline()) / os.sysconf("SC_CLK_TCK")
+        return float(self.process.stdout.readline())
 
     @contextmanager
     def watched(self) -> Iterator[list[float]]:
@@ -348,68 +348,84 @@ uvicorn.run(Starlette(routes=[Route("/", root, methods=["POST"])]), port=int(sys
 """The same model in starlette alone."""
 
 TOLD = """
-import json, signal, sys, threading
-
-def seconds(name):
-    found = [t for t in threading.enumerate() if t.name == name]
-    fields = open(f"/proc/self/task/{found[0].native_id}/stat").read().rpartition(")")[2].split() if found else [0] * 13
-    return int(fields[11]) + int(fields[12])
-
-signal.signal(signal.SIGUSR1, lambda *_: print(seconds("rsn-runs"), flush=True))
+import signal, sys, time
 from rsn.cli.main import main
+from rsn.host.boards.sim import SimBoard
+
+seconds, run = [0.0], SimBoard.run
+
+def timed(*args, **more):
+    began = time.thread_time()
+    try:
+        return run(*args, **more)
+    finally:
+        seconds[0] += time.thread_time() - began
+
+SimBoard.run = timed
+signal.signal(signal.SIGUSR1, lambda *_: print(seconds[0], flush=True))
 main(["serve", sys.argv[1], "--port", sys.argv[2]])
 """
-"""`rsn serve`, which tells the CPU time of the thread of its runs, in ticks, when it gets SIGUSR1."""
+"""`rsn serve`, which tells the CPU time of its runs on the simulator, in seconds, when it gets SIGUSR1."""
 
 
-def cost(folder: Path, requests: int = 2000, clients: int = 8) -> None:
-    """Print the CPU time of a request to a Linear, beside that of starlette alone with PyTorch, without that of runs.
-    folder: as for `folder_models`. requests: to each server, rounded down to a multiple of `clients`."""
+def cost(folder: Path, rounds: int = 25, each: int = 20, clients: int = 8) -> None:
+    """Print the CPU time of a request to a Linear, beside that of starlette alone with PyTorch, without that of the
+    simulator. folder: as for `folder_models`. rounds: in each of them each server gets requests, so that what else the
+    computer does is the same for all; the figures are medians, and quartiles. each: requests of a client in a round."""
     import numpy as np
     from safetensors.numpy import save
 
     path = folder_models(folder)["tensors"]
     x = np.full((1, 8, FEATURES), 0.5, np.float32)
-    own = [sys.executable, "-c", TOLD, str(path)]
     octets = dict.fromkeys(("content-type", "accept"), "application/octet-stream")
-    rows: list[tuple[str, bytes, dict[str, str], list[str]]] = [
-        ("starlette alone, JSON", request("tensors", GOOD["tensors"]), {}, [sys.executable, "-c", BARE]),
-        ("`rsn serve`, JSON", request("tensors", GOOD["tensors"]), {}, own),
-        ("`rsn serve`, binary", save({"input": x}), octets, own),
-    ]
-    click.echo(f"\n{clients} clients, {requests} requests of 1 x 8 x {FEATURES}")
-    click.echo("| | CPU ms a request | of it runs | beside them, times starlette's | p50, ms | requests/s |")
-    click.echo("|---|---|---|---|---|---|")
-    bare = 0.0
-    for name, body, headers, command in rows:
-        with served(path, command=command) as server:
+    json_body = request("tensors", GOOD["tensors"])
 
-            def ask(count: int, port: int = server.port, body: bytes = body, more: Any = headers) -> list[float]:
-                connection, times = http.client.HTTPConnection("127.0.0.1", port, timeout=300), []
-                for _ in range(count):
-                    began = time.perf_counter()
-                    connection.request("POST", "/", body, more)
-                    response = connection.getresponse()
-                    response.read()
-                    assert response.status == 200
-                    times.append(time.perf_counter() - began)
-                return times
+    def ask(port: int, body: bytes, headers: dict[str, str]) -> list[float]:
+        connection, times = http.client.HTTPConnection("127.0.0.1", port, timeout=300), []
+        for _ in range(each):
+            began = time.perf_counter()
+            connection.request("POST", "/", body, headers)
+            response = connection.getresponse()
+            response.read()
+            assert response.status == 200
+            times.append(time.perf_counter() - began)
+        connection.close()
+        return times
 
-            ready = time.perf_counter() + 120
-            while time.perf_counter() < ready:
+    with (
+        served(path, command=[sys.executable, "-c", BARE]) as bare,
+        served(path, command=[sys.executable, "-c", TOLD, str(path)]) as own,
+        ThreadPoolExecutor(clients) as pool,
+    ):
+        rows = {
+            "starlette alone, JSON": (bare, json_body, dict[str, str]()),
+            "`rsn serve`, JSON": (own, json_body, dict[str, str]()),
+            "`rsn serve`, binary": (own, save({"input": x}), octets),
+        }
+        for server, body, headers in rows.values():
+            for _ in range(600):  # it may not listen yet
                 with suppress(OSError):
-                    ask(20)
+                    ask(server.port, body, headers)
                     break
                 time.sleep(0.1)
-            runs, before, began = server.of_runs() if command is own else 0.0, server.seconds(), time.perf_counter()
-            with ThreadPoolExecutor(clients) as pool:
-                times = [t for some in pool.map(ask, [requests // clients] * clients) for t in some]
-            took = time.perf_counter() - began
-            each = (server.seconds() - before) / len(times) * 1e3
-            of_runs = (server.of_runs() - runs) / len(times) * 1e3 if command is own else 0.0
-            bare = bare or each
-            click.echo(f"| {name} | {each:.2f} | {of_runs:.2f} | {(each - of_runs) / bare:.2f} "
-                  f"| {median(times) * 1e3:.1f} | {len(times) / took:.0f} |")  # fmt: skip
+        found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in rows}
+        for _ in range(rounds):
+            for name, (server, body, headers) in rows.items():
+                runs, before, began = own.of_runs(), server.seconds(), time.perf_counter()
+                asked = [pool.submit(ask, server.port, body, headers) for _ in range(clients)]
+                times = [t for some in asked for t in some.result()]
+                took, cpu, n = time.perf_counter() - began, server.seconds() - before, len(times)
+                found[name].append((cpu / n, (own.of_runs() - runs) / n, median(times), n / took))
+    click.echo(f"\n{rounds} rounds of {clients} clients with {each} requests of 1 x 8 x {FEATURES} to each server")
+    click.echo("| | CPU ms a request | of it the simulator | beside it, times starlette's | p50, ms | requests/s |")
+    click.echo("|---|---|---|---|---|---|")
+    alone = [cpu for cpu, *_ in found["starlette alone, JSON"]]
+    for name, figures in found.items():
+        cpu, runs, p50, rate = (median(column) for column in zip(*figures, strict=True))
+        times = [(cpu - runs) / one for (cpu, runs, *_), one in zip(figures, alone, strict=True)]
+        low, middle, high = quantiles(times, n=4)
+        click.echo(f"| {name} | {cpu * 1e3:.2f} | {runs * 1e3:.2f} | {middle:.2f} ({low:.2f} to {high:.2f}) "
+              f"| {p50 * 1e3:.1f} | {rate:.0f} |")  # fmt: skip
 
 
 def lengths(folder: Path, layers: int = 2, hidden: int = 128) -> None:

@@ -40,6 +40,8 @@ __all__ = ["Result", "Runner"]
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 Source = str | os.PathLike[str]
+PRUNED = 1000
+"""Requests after which deadlines of those that no longer exist are dropped."""
 
 
 class Runner(Closing):
@@ -285,6 +287,9 @@ class Runner(Closing):
             self._work.notify()
             if request.deadline is not None:
                 number = next(self._numbers)
+                if number % PRUNED == 0:  # most were answered long before their deadline
+                    self._deadlines = [entry for entry in self._deadlines if entry[2]() is not None]
+                    heapq.heapify(self._deadlines)
                 heapq.heappush(self._deadlines, (request.deadline, number, weakref.ref(request)))
                 self._start_thread("rsn-deadlines", self._watch)
                 if self._deadlines[0][1] == number:  # else the thread wakes up before

@@ -133,8 +133,9 @@ class SlotBucket(ShapeBucket[Sequence[SequenceSize]]):
         return chosen
 
     def _takes(self, slot: int, sequence: SequenceSize) -> bool:
-        extent = Extent(self.slots[slot], exact=not self.masked)
-        return extent.takes(sequence.rows) and (self.masked or not sequence.needs_mask)
+        if self.masked:
+            return 1 <= sequence.rows <= self.slots[slot]
+        return sequence.rows == self.slots[slot] and not sequence.needs_mask
 
     def fits(self, asked: Sequence[SequenceSize]) -> bool:
         """Return whether each sequence of `asked` gets a slot of its own (`place`)."""

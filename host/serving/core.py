@@ -11,12 +11,13 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...base.errors import BoardError, MissingError, RsnError
 from .apart import Apart
+from .call_times import AT_ONCE_S, CallTimes, running_loop
 from .door import STOPS, Application, Door, RequestRefusal
 from .health import Health, State
 from .http_json import write_json
@@ -52,10 +53,11 @@ TIMEOUT_S = 60.0
 """Seconds of a request."""
 THREADS = 8
 """Threads that parse bodies, submit requests and write answers, so that the event loop stays free for health checks."""
-AT_ONCE_BYTES, APART_BYTES = 1 << 12, 1 << 16
-"""Bytes of a body that is parsed at once, which takes less than handing it to a thread, and of one that a thread
-parses. The standard library's parser holds the interpreter: of 64 KiB for 10 ms at most. Larger ones go to a process of
-their own."""
+APART_BYTES = 1 << 16
+"""Bytes of a body that this process parses. The standard library's parser holds the interpreter: of 64 KiB for 10 ms at
+most, in whatever thread. Larger ones go to a process of their own."""
+WATCH_S = 0.02
+"""Seconds after which a request is cancelled if its client disconnects. Most are answered before."""
 LINGER_S, LINGER_BYTES = 2.0, 1 << 20
 """Seconds and bytes for which a body that is refused is read and dropped: some clients read the answer only when they
 have sent all. Then the connection is closed."""
@@ -116,6 +118,7 @@ class Core(Generic[T]):
         self._threads = ThreadPoolExecutor(THREADS, "rsn-http")
         self._apart = Apart(parse)
         self._parser = ThreadPoolExecutor(1, "rsn-http-parse")
+        self._times = CallTimes(AT_ONCE_S)
         self._waits: set[asyncio.Timeout] = set()
         self._ends: float | None = None
         """When requests under way are given up, in seconds of the loop's clock; None while the server does not stop."""
@@ -184,10 +187,10 @@ class Core(Generic[T]):
             slow = f"the body did not arrive in {self.timeout_s:g} s"
             async with self.within(self.timeout_s, slow, SlowBody):
                 body = await _read_body(request, self._limit, hold)
-            if len(body) <= AT_ONCE_BYTES:
-                return (quick or self._parse)(bytes(body))
-            if quick is not None or len(body) <= APART_BYTES:
-                return await self.in_thread(lambda: (quick or self._parse)(bytes(body)))
+            if len(body) <= APART_BYTES:
+                return await self.run(len(body), quick or self._parse, bytes(body))
+            if quick is not None:
+                return await self.in_thread(lambda: quick(bytes(body)))
             async with self.within(self.timeout_s, f"the body was not parsed in {self.timeout_s:g} s"):
                 return await asyncio.get_running_loop().run_in_executor(self._parser, self._apart, body, self.timeout_s)
 
@@ -213,8 +216,15 @@ class Core(Generic[T]):
         """Call a function that takes long in a thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, act, *args)
 
-    def asked(self, ask: Callable[[], Future[U]]) -> asyncio.Future[U]:
-        """Call, in a thread, a function that returns a future, and return a future of the event loop with the
+    async def run(self, size: int | None, act: Callable[..., U], *args: Any) -> U:
+        """Call a function, and return its result: at once if its calls have been short for arguments of about this
+        size, else in a thread. size: as for `CallTimes`. The function must not wait for anything."""
+        if self._times.are_short(act, size):
+            return self._times.timed(act, size, act, *args)
+        return await self.in_thread(self._times.timed, act, size, act, *args)
+
+    def asked(self, size: int | None, ask: Callable[..., Future[U]], *args: Any, **kwargs: Any) -> asyncio.Future[U]:
+        """Call a function that returns a future, as `run` does, and return a future of the event loop with the
         same result or error. If the returned future is cancelled, the function's future is cancelled too, also if the
         function has not returned yet. If a server that closes cancels the function's future, the returned one has a
         `BoardError`."""
@@ -223,12 +233,15 @@ class Core(Generic[T]):
         answers: list[Future[U]] = []
 
         def tell(answer: Future[U]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(_end_as, made, answer)
+            if running_loop() is loop:
+                _end_as(made, answer)
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(_end_as, made, answer)
 
         def call() -> None:
             try:
-                answer = ask()
+                answer = self._times.timed(ask, size, ask, *args, **kwargs)
             except BaseException as e:
                 answer = Future()
                 answer.set_exception(e)
@@ -243,30 +256,21 @@ class Core(Generic[T]):
                 for answer in answers:
                     answer.cancel()
 
-        self._threads.submit(call)
+        if self._times.are_short(ask, size):
+            call()
+        else:
+            self._threads.submit(call)
         made.add_done_callback(ended)
         return made
 
-    @contextlib.asynccontextmanager
-    async def within(
+    def within(
         self, seconds: float = math.inf, message: str = "", error: Callable[[str], Exception] = RequestTimeout
-    ) -> AsyncIterator[None]:
-        """Cancel what the block waits for after some seconds, and raise `error` with the message; or `Stopping`, if the
-        server stops and its time is over before."""
-        due = asyncio.get_running_loop().time() + seconds
-        try:
-            async with asyncio.timeout_at(due if self._ends is None else min(due, self._ends)) as limit:
-                self._waits.add(limit)
-                try:
-                    yield
-                finally:
-                    self._waits.discard(limit)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            if limit.when() == due:
-                raise error(message) from None
-            raise Stopping("the server stops, and had no more time for this request") from None
+    ) -> _Within:
+        """Return a context that cancels what its block waits for after some seconds, and raises `error` with the
+        message; or `Stopping`, if the server stops and its time is over before."""
+        due = None if seconds == math.inf else asyncio.get_running_loop().time() + seconds
+        ends = min((time for time in (due, self._ends) if time is not None), default=None)
+        return _Within(self._waits, asyncio.timeout_at(ends), due, lambda: error(message))
 
     def stop(self, seconds: float) -> None:
         """Give requests under way this number of seconds; those that still wait for something get `Stopping`. To be
@@ -309,6 +313,29 @@ class Core(Generic[T]):
 
     def _told(self, status: int, message: str, field: str = "", headers: Mapping[str, str] | None = None) -> Any:
         return json_answer(self._error(status, message, field), status, headers)
+
+
+class _Within:
+    """A time limit of a block, one of `waits` meanwhile. due: when it ends with an error, which `late` makes; None for
+    never. A generator with `asynccontextmanager` would take twice the time."""
+
+    def __init__(
+        self, waits: set[asyncio.Timeout], limit: asyncio.Timeout, due: float | None, late: Callable[[], Exception]
+    ) -> None:
+        self._waits, self._limit, self._due, self._late = waits, limit, due, late
+
+    async def __aenter__(self) -> None:
+        await self._limit.__aenter__()
+        self._waits.add(self._limit)
+
+    async def __aexit__(self, *raised: Any) -> None:
+        self._waits.discard(self._limit)
+        try:
+            await self._limit.__aexit__(*raised)
+        except TimeoutError:
+            if self._due is not None and self._limit.when() == self._due:
+                raise self._late() from None
+            raise Stopping("the server stops, and had no more time for this request") from None
 
 
 def _end_as(made: asyncio.Future[U], answer: Future[U]) -> None:
@@ -357,16 +384,24 @@ async def disconnected(receive: Receive) -> None:
 async def unless_gone(request: Any, work: Awaitable[U]) -> U:
     """Wait for something, and return its result; cancel it, and raise `ClientDisconnect`, if the client of `request`,
     whose body has been read, goes away before."""
-    gone, done = asyncio.create_task(disconnected(request.receive)), asyncio.ensure_future(work)
-    gone.add_done_callback(lambda _: done.cancel())
+    done = asyncio.ensure_future(work)
+    gone: list[asyncio.Task[None]] = []
+
+    def watch() -> None:
+        gone.append(asyncio.create_task(disconnected(request.receive)))
+        gone[0].add_done_callback(lambda _: done.cancel())
+
+    timer = asyncio.get_running_loop().call_later(WATCH_S, watch)  # a timer takes a tenth of a task's time
     try:
         return await done
     except asyncio.CancelledError:
-        if gone.done() and not gone.cancelled():
+        if gone and gone[0].done() and not gone[0].cancelled():
             raise ClientDisconnect from None
         raise
     finally:
-        gone.cancel()
+        timer.cancel()
+        for task in gone:
+            task.cancel()
         done.cancel()  # no effect if it is done
 
 

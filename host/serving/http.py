@@ -11,14 +11,13 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from functools import partial
 from ipaddress import ip_address
-from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...base.errors import BoardError, TensorError, require
 from ...base.version import __version__
 from .arguments import Argument
+from .call_times import elements
 from .core import LIMIT_BYTES, TIMEOUT_S, Core, Response, json_answer, stop_all, unless_gone
 from .door import HEADER_BYTES
 from .health import Health
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 STATUS = ((NotJson, 400), (NotTheForm, 422), (TensorError, 422))
 """HTTP status codes by error, before those of `core.STATUS`."""
-SMALL = 1024
-"""Elements of a result that is written in the event loop, in 1 ms."""
 HEADERS_S = 10.0
 """Seconds for the headers of a request to arrive."""
 CONNECTIONS = 500
@@ -66,7 +63,8 @@ class HttpModel(Protocol):
         future fails with `RequestTimeout`; None for the model's own limit, if it has one. wait: seconds to wait for a
         place in a full queue; None waits without limit, and a model whose queue is elsewhere ignores it. `TensorError`
         for inputs that do not fit, and `QueueFull`, are raised or set on the future; `RequestTimeout`, `BoardError` and
-        other `RsnError`s are set on it.
+        other `RsnError`s are set on it. With arrays and a `wait` of 0 it waits for
+        nothing: an event loop may call it.
         """
 
     def close(self) -> None:
@@ -117,7 +115,7 @@ class _ModelService:
             question = await self._core.request(request, None if reads is None else reads.read)
             result = await self._result(request, question)
             form = writes or self._form
-            body = form.write(result) if _is_small(result) else await self._core.in_thread(form.write, result)
+            body = await self._core.run(elements(result), form.write, result)
             return Response(body, media_type="application/json" if writes is None else MEDIA_TYPE)
         server = self._server
         return json_answer(
@@ -137,19 +135,15 @@ class _ModelService:
         """Ask a question, and return its result. Cancelled, it is cancelled in the server's queue too."""
         most = self._core.timeout_s
         # no waiting for a place in the queue: a load balancer may try another server
-        ask = partial(self._server.ask, question.inputs, timeout=min(question.timeout or most, most), wait=0.0)
         async with self._core.within():  # the server's own limit counts; this one is for the end
-            return await unless_gone(request, self._core.asked(ask))
-
-
-def _is_small(result: Any) -> bool:
-    """Whether a result is written in less time than handing it to a thread takes."""
-    parts = [result]
-    if isinstance(result, Mapping):
-        parts = list(result.values())
-    elif isinstance(result, list | tuple):
-        parts = list(result)
-    return sum(prod(x.shape) if hasattr(x, "shape") else SMALL for x in parts) <= SMALL
+            asked = self._core.asked(
+                elements(question.inputs),
+                self._server.ask,
+                question.inputs,
+                timeout=min(question.timeout or most, most),
+                wait=0.0,
+            )
+            return await unless_gone(request, asked)
 
 
 # -- a process that serves

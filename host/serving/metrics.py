@@ -50,8 +50,6 @@ class Metrics:
             raise ValueError(f"another runner of these metrics is called {runner!r}")
         self._names.add(name)
         self._depth.labels(name).set_function(depth)
-        for outcome in OUTCOMES:  # a counter that appears with its first event has no rate before the second
-            self._requests.labels(name, outcome)
         return Figures(self, name)
 
 
@@ -61,24 +59,29 @@ class Figures:
     def __init__(self, metrics: Metrics, name: str) -> None:
         self._metrics = metrics
         self._name = name
+        # To look a metric up by its label takes longer than to count. And a counter that appears with its first event
+        # has no rate before the second.
+        self._outcomes = {outcome: metrics._requests.labels(name, outcome) for outcome in OUTCOMES}
+        self._waiting, self._running, self._fill, self._modelled = (
+            metric.labels(name) for metric in (metrics._waiting, metrics._running, metrics._fill, metrics._modelled)
+        )
 
     def answered(self, outcome: str) -> None:
         """Count a request that has ended. outcome: one of `OUTCOMES`."""
-        self._metrics._requests.labels(self._name, outcome).inc()
+        self._outcomes[outcome].inc()
 
     def waited(self, seconds: Sequence[float]) -> None:
         """Record how long requests that have begun were in the queue. seconds: of each."""
         for one in seconds:
-            self._metrics._waiting.labels(self._name).observe(one)
+            self._waiting.observe(one)
 
-    def ran(self, took_s: float, fill: float, run: Run) -> None:
+    def ran(self, took_s: float, fill: float, run: Run | None) -> None:
         """Record a successful run. took_s: seconds of the run, by the wall clock; fill: share of the program's
-        sequences that were used, 0 to 1; run: its time is recorded, if it is modelled."""
-        m, name = self._metrics, self._name
-        m._running.labels(name).observe(took_s)
-        m._fill.labels(name).observe(fill)
-        if run.clock == "modelled":
-            m._modelled.labels(name).observe(run.latency_s)
+        sequences that were used, 0 to 1; run: its modelled time is recorded, if it has one."""
+        self._running.observe(took_s)
+        self._fill.observe(fill)
+        if run is not None and run.clock == "modelled":
+            self._modelled.observe(run.latency_s)
 
     def failed(self) -> None:
         """Count a failure of the board, in `rsn_board_failures`."""

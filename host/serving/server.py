@@ -7,7 +7,9 @@ import weakref
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...base.errors import BoardError
@@ -16,6 +18,7 @@ from ..closing import Closing
 from ..forks import fail, forget_in_children
 from ..runner import Result, Runner
 from .arguments import Argument
+from .call_times import AT_ONCE_S, CallTimes, elements, running_loop
 from .health import Health, State
 
 WORKERS = 2
@@ -61,6 +64,7 @@ class Server(Closing):
         self.sizes = dict(sizes)
         """The sizes that there are programs for, by the name of the dimension."""
         self._runners, self._prepare = dict(runners), prepare
+        self._times = CallTimes(AT_ONCE_S)
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="rsn-results")
         self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         self._host_parts: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
@@ -73,7 +77,8 @@ class Server(Closing):
 
         The future has the model's result, cut to the sizes of the arguments, or the error of the run; it can be
         cancelled until the run begins. Raises `TensorError` for arguments that do not fit, `BoardError` after `close`.
-        Waits while the queue is full.
+        Waits while the queue is full. In an event loop, the host part behind the machine is computed in this loop if it
+        is short.
         """
         return self.ask(inputs)
 
@@ -95,6 +100,7 @@ class Server(Closing):
     ) -> None:
         """Queue a request of a call, after which the call goes on. answer: of the call. deadline: when it fails with
         `RequestTimeout`, in seconds of `time.monotonic`. wait: as for `ask`. Raises as `Runner.submit`."""
+        loop = running_loop()
         timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         run = self._runners[request.group].submit(request.inputs, request.parameters, timeout=timeout, wait=wait)
 
@@ -121,7 +127,15 @@ class Server(Closing):
                 if answer.set_running_or_notify_cancel():
                     answer.set_exception(error)
             else:
-                self._host_parts.add(self._pool.submit(go_on, run.result()))
+                result = run.result()
+                size = elements(result.outputs)
+                host_part = partial(self._times.timed, request.group, size, go_on, result)
+                # a call in pieces may wait there for a place in the next queue
+                if loop is not None and len(self._runners) == 1 and self._times.are_short(request.group, size):
+                    with suppress(RuntimeError):  # the loop has ended
+                        loop.call_soon_threadsafe(host_part)
+                        return
+                self._host_parts.add(self._pool.submit(host_part))
 
         run.add_done_callback(ended)
         answer.add_done_callback(lambda answer: run.cancel() if answer.cancelled() else None)

@@ -11,13 +11,13 @@ import base64
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..text_settings import TextSettings
+from .call_times import elements
 from .core import LIMIT_BYTES, TIMEOUT_S, Core, Response, unless_gone
 from .fields import ANYTHING, FLAG, MODEL, TEXT, USER, RequestError, RequestField, model_named, one_of, parsed, whole
 from .http import HttpModel
@@ -266,10 +266,11 @@ class _TextService:
         ones wait for a place."""
         types = None if asked.types is None else [asked.types[i] for i in numbers]
         inputs = padded([asked.ids[i] for i in numbers], types)
-        ask = partial(self._server.ask, inputs, timeout=self._core.timeout_s, wait=0.0)
+        ask, seconds = self._server.ask, self._core.timeout_s
         while True:
             try:
-                return np.asarray(await self._core.asked(ask), np.float32)
+                rows = await self._core.asked(elements(inputs), ask, inputs, timeout=seconds, wait=0.0)
+                return np.asarray(rows, np.float32)
             except QueueFull:
                 if is_first:
                     raise

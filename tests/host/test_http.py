@@ -35,7 +35,7 @@ from rsn.host.boards.device import BoardLost
 from rsn.host.serving import Health, QueueFull, RequestTimeout, Serving, State, http_json
 from rsn.host.serving.arguments import Argument
 from rsn.host.serving.http import application, listener
-from rsn.host.serving.http_json import CHUNK, read_array, read_question, write_json
+from rsn.host.serving.http_json import CHUNK, NotJson, NotTheForm, read_array, read_question, write_json
 from rsn.host.serving.metrics import Metrics
 from rsn.tests.effort import cases, in_full
 
@@ -485,6 +485,29 @@ def test_any_bytes_are_answered_in_json(body: bytes) -> None:
     response = call(echo(IDS), content=body)
     assert response.status_code in (400, 422)
     answered(response, response.status_code)
+
+
+NUMERIC = st.recursive(
+    st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.none() | st.booleans() | st.text(max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('ab"\\', max_size=1), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150)
+@given(
+    NUMERIC, st.sampled_from(["{}", '{{"a": {}, "a": {}}}', '{{"i": {{"x": {}, "x": 1}}}}', "[{}", "{} 1e999", "-{}"])
+)
+def test_numbers_are_parsed_as_all_json_is(value: Any, form: str) -> None:
+    text = form.replace("{}", json.dumps(value)).replace("{{", "{").replace("}}", "}").encode()
+
+    def told(parse: Any) -> str:
+        try:
+            return repr(parse(text))
+        except (NotJson, NotTheForm) as e:
+            return f"{type(e).__name__}: {e}"
+
+    assert told(http_json.parsed_numbers) == told(http_json.parsed_json)
 
 
 @settings(max_examples=60)

@@ -1,0 +1,66 @@
+"""How long calls take, so that short ones are made where they are asked for, and long ones in another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+AT_ONCE_S = 0.001
+"""Seconds of a call that is made in the event loop if such calls have been as short. To hand one to a thread and back
+takes 0.1 ms of CPU beside a run on the simulator."""
+LATEST = 0.1
+"""The weight of the latest call in the mean of all."""
+
+
+class CallTimes:
+    """The CPU times of calls so far, by function and size. Any thread may call it.
+
+    limit_s: the seconds of a short call. Sizes with as many binary digits count as one, and of their times a
+    moving mean counts.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._seconds: dict[tuple[Hashable, int], float] = {}
+
+    def are_short(self, what: Hashable, size: int | None) -> bool:
+        """Return whether calls of this function and size have been short. False before the first one, and for a size
+        that is not known, None."""
+        return size is not None and self._seconds.get((what, size.bit_length()), math.inf) <= self._limit_s
+
+    def timed(self, what: Hashable, size: int | None, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Make a call, and remember how long it took. Waiting does not count: in another thread others take the
+        interpreter meanwhile. what, size: as for `are_short`. Returns and raises what `call` does."""
+        if size is None:
+            return call(*args, **kwargs)
+        key, began = (what, size.bit_length()), time.thread_time()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            took = time.thread_time() - began
+            before = self._seconds.get(key, took)
+            self._seconds[key] = before + LATEST * (took - before)
+
+
+def elements(value: Any) -> int | None:
+    """Return the number of elements of an array, or of the arrays in a mapping, list or tuple; None if something else
+    is in it."""
+    members: Any = [value]
+    if isinstance(value, Mapping):
+        members = value.values()
+    elif isinstance(value, list | tuple):
+        members = value
+    return sum(math.prod(x.shape) for x in members) if all(hasattr(x, "shape") for x in members) else None
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None if there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
