@@ -47,10 +47,13 @@ def graph() -> list[str]:
 
 @pytest.mark.long
 def test_check_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for that of HLS, whose report test_hlscheck.py has."""
     monkeypatch.setattr(Sources, "graph", graph())
+    checks = [each for each in check.CHECKS if each is not check.hls]
+    monkeypatch.setattr(check, "CHECKS", checks)
     done = CliRunner().invoke(check.main)
     assert done.exit_code == 0, done.output
-    assert done.output.count("ok     ") == len(check.CHECKS)
+    assert done.output.count("ok     ") == len(checks)
 
 
 Check = Callable[[Sources], check.Findings]

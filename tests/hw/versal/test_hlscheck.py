@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rsn.hw.versal import check
+from rsn.hw.versal.check import Sources
+from rsn.hw.versal.hlscheck import checker
 from rsn.hw.versal.hlscheck.__main__ import main
 from rsn.hw.versal.hlscheck.checker import (
     TABLES,
@@ -116,9 +119,11 @@ def test_a_mistake_in_a_control_program(mistake: HlsMistake, root: Path, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize("machine", TABLES)
-def test_the_shipped_sources_have_no_finding(machine: str) -> None:
-    """The machine of xnn is that of xnn-base too. What is allowed has its reason in the source."""
-    assert [str(f) for f in report(machine).findings] == []
+def test_the_shipped_sources_have_no_finding(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor has `make check` one. The machine of xnn is that of xnn-base too. What is allowed has its reason in the
+    source."""
+    monkeypatch.setattr(checker, "check_machine", lambda machine, _: report(machine))
+    assert list(check.hls(Sources(sources(), machine))) == []
     assert all(len(reason) > 20 for _, reason in report(machine).allowed)
 
 
