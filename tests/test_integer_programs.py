@@ -26,7 +26,7 @@ from rsn.rsnlib.trace import trace  # noqa: E402
 from rsn.scheduler.bounds import bounds  # noqa: E402
 from rsn.scheduler.build import build  # noqa: E402
 from rsn.scheduler.schedule import PAPER  # noqa: E402
-from rsn.tests.effort import cases, in_both  # noqa: E402
+from rsn.tests.effort import cases, in_both, sampled  # noqa: E402
 from rsn.tests.rsnlib import structures  # noqa: E402
 
 
@@ -126,7 +126,7 @@ DECODERS: dict[str, tuple[str, int, dict[str, int]]] = {
 """Family, rows, and fields of its configuration."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.long) if "wide" in x else x for x in DECODERS])
+@pytest.mark.parametrize("name", sampled(DECODERS, ("shared keys", "norms of heads")))
 def test_decoders(name: str) -> None:
     """RMS norms, rotated heads, some of which share keys and values, and a gate."""
     transformers = pytest.importorskip("transformers")
