@@ -42,7 +42,7 @@ class MemoryBanks:
 
     A bank that holds only weights is read-only. Programs with the same weights share it, as on a device
     (`xrt.XrtBoard`); if the weights come as an image of the bank, the bank is that image, not a copy. weights: packed,
-    by buffer name.
+    by buffer name. Raises `ProgramError` for a weight with another number of elements than its buffer has.
     """
 
     def __init__(self, program: Program, weights: Mapping[str, Array]) -> None:
@@ -69,6 +69,7 @@ class MemoryBanks:
         for i, b in enumerate(buffers):
             place = self.program.place(b)
             weight = weights[b.name]  # looked up once: the mapping may compute it each time
+            _check_size(b, weight)
             if own is None:
                 rest = [x for x in candidates if np.array_equal(_bits(x.elements[place]), _bits(weight))]
                 if not rest:
@@ -91,10 +92,9 @@ class MemoryBanks:
         a name that no buffer has, and for another number of elements than its buffer has, and `ValueError` for a buffer
         in a read-only bank."""
         for name, flat in tensors.items():
-            region = self._region(self.program.buffer(name))
-            if flat.shape != region.shape:  # one element would fill all of it
-                raise ProgramError(f"{name} has shape {flat.shape}; its buffer takes {region.shape}")
-            region[:] = flat
+            buffer = self.program.buffer(name)
+            _check_size(buffer, flat)
+            self._region(buffer)[:] = flat
 
     def outputs(self) -> dict[str, Array]:
         """Return a copy of each output buffer, flat and in memory order."""
@@ -102,6 +102,12 @@ class MemoryBanks:
 
     def _region(self, buffer: Buffer) -> Array:
         return self.banks[buffer.bank][self.program.place(buffer)]
+
+
+def _check_size(buffer: Buffer, flat: Array) -> None:
+    """Raise `ProgramError` unless an array has the elements of its buffer: a single one would fill all of it."""
+    if flat.shape != (buffer.size,):
+        raise ProgramError(f"{buffer.name} has shape {flat.shape}; its buffer takes ({buffer.size},)")
 
 
 def _bits(x: Array) -> npt.NDArray[np.uint32]:

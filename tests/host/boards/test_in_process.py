@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,9 @@ def test_an_input_of_another_size_is_refused() -> None:
     for wrong in (1, size - 1):
         with pytest.raises(ProgramError, match=rf"x has shape \({wrong},\); its buffer takes \({size},\)"):
             memories.fill({"x": np.zeros(wrong, np.float32)})
+    name = next(iter(base().weights))
+    with pytest.raises(ProgramError, match=rf"{re.escape(name)} has shape \(1,\)"):
+        MemoryBanks(base().program, {**base().weights, name: np.zeros(1, np.float32)})
 
 
 @pytest.mark.parametrize("device", ["vck190@sim", "vck190-isca25@sim"])
