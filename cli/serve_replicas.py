@@ -22,7 +22,7 @@ from ..host.replicas.decoder_server import WholeDecoder
 from ..host.replicas.files import StageFile
 from ..host.replicas.pipeline import BoardPipeline, LocalPipeline
 from ..host.replicas.replicated import ReplicatedServer
-from ..host.replicas.stage import StageSource, said_dead
+from ..host.replicas.stage import Boards, StageSource, said_dead
 from ..host.replicas.texts import Generations
 from ..host.serving.arguments import Argument
 from ..host.serving.policy import Serving
@@ -61,15 +61,20 @@ class Copies:
         self._path, self._ray, self._xclbin = str(model.resolve()), ray, xclbin
         self._queue, self._max_wait_s, self._timeout_s = queue, max_wait_s, timeout_s
         self._sources = self._read()
-        stages = len(self._sources)
-        self._boards = tuple(boards) or (board,) * (stages * (count or 1))
-        self.count = len(self._boards) // stages if count is None else count
-        if not 0 < self.count * stages <= len(self._boards):
-            of = f"{self.count or 1} x {stages} stages, each on a board of its own"
-            raise WrongBoards(f"{model}: {of}, need {(self.count or 1) * stages} boards; {len(self._boards)} given")
+        named = tuple(boards) or (board,) * (self.stages * (count or 1))
+        self.count = len(named) // self.stages if count is None else count
+        if not 0 < self.count * self.stages <= len(named):
+            of = f"{self.count or 1} x {self.stages} stages, each on a board of its own"
+            raise WrongBoards(f"{model}: {of}, need {(self.count or 1) * self.stages} boards; {len(named)} given")
         # a cluster that runs already may have such a device in each of its computers
-        check_devices(self._boards, are_elsewhere=ray not in (None, "local"))
+        check_devices(named, are_elsewhere=ray not in (None, "local"))
+        self._together = together = self.stages // len(self._sources)
+        grouped = [named[i : i + together] for i in range(0, len(named) // together * together, together)]
+        self._boards: list[Boards] = [group[0] if together == 1 else group for group in grouped]
+        self._devices = self.count * self.stages if all(map(_is_of_its_computer, named)) else 0
 
+    stages: int
+    """Boards of a copy."""
     loaded: Loaded
     """The model without a board."""
 
@@ -84,7 +89,9 @@ class Copies:
         before = getattr(self, "loaded", loaded)
         if (loaded.arguments, loaded.sizes) != (before.arguments, before.sizes):
             raise ContainerError(f"{self._path}: a model with other arguments or sizes")
-        self.loaded = loaded
+        if count != getattr(self, "stages", count):
+            raise ContainerError(f"{self._path}: a model cut for another number of boards")
+        self.loaded, self.stages = loaded, count
         # no waiting for a board that is down: another copy answers
         serving = Serving(queue=self._queue, max_wait_s=self._max_wait_s, give_up_s=0.0)
         return [StageFile(self._path, own, number, count, serving, self._xclbin) for number in range(count)]
@@ -138,10 +145,9 @@ class Copies:
         if self._ray is None:
             yield lambda sources, number: LocalPipeline(sources, boards, stages * number, name)
             return
-        devices = stages * self.count if all(map(_is_of_its_computer, boards)) else 0
-        with on_ray.cluster(self._ray, devices) as (nodes, takes_device):
+        with on_ray.cluster(self._ray, self._devices) as (nodes, takes_device):
             yield lambda sources, number: on_ray.RayPipeline(
-                sources, boards, stages * number, name, nodes[number % len(nodes)], takes_device
+                sources, boards, stages * number, name, nodes[number % len(nodes)], self._together * takes_device
             )
 
     def _renew(
@@ -173,9 +179,10 @@ class DecoderCopies(Copies):
             sizes = DecoderSizes.of(saved.decoder)
         except (LookupError, TypeError, ValueError) as e:
             raise ContainerError(f"{self._path}: not a decoder that rsn can read: {e}") from e
-        if sizes != getattr(self, "sizes", sizes):
-            raise ContainerError(f"{self._path}: a decoder of other sizes")
-        self.sizes, self._text = sizes, saved.decoder
+        known = (sizes, saved.stages)
+        if known != (getattr(self, "sizes", sizes), getattr(self, "stages", saved.stages)):
+            raise ContainerError(f"{self._path}: a decoder of other sizes, or cut for another number of boards")
+        self.sizes, self.stages, self._text = *known, saved.decoder
         return [WholeDecoder(self._path, own, self._xclbin)]
 
     def tokenizer(self) -> Any:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ...base.errors import BoardError, RsnError, StateLost
 from ...isa.layout import Array
 from .. import generation
-from ..boards.several import BoardName
 from ..generation.slots import Slots
 from ..serving.health import Health, State
 from .files import require_same
+from .stage import Boards
 
 if TYPE_CHECKING:
     from ..serving.metrics import Metrics
@@ -47,16 +47,17 @@ class DecoderAnswer:
 
 @dataclass(frozen=True)
 class WholeDecoder:
-    """A file of a decoder that is not cut, as the only stage (`StageSource`). The attributes are those of
-    `WholeModel`."""
+    """A file of a decoder as the only stage (`StageSource`), which has all boards of the decoder: the part of the host
+    that knows the caches is in one process. The attributes are those of `StageFile`."""
 
     path: str
     identity: str
     xclbin: str | os.PathLike[str] | None = None
 
-    def open(self, board: BoardName, figures: Metrics | None, name: str) -> DecoderServer:
+    def open(self, board: Boards, figures: Metrics | None, name: str) -> DecoderServer:
         """As `StageSource.open`."""
-        decoder = generation.load(self.path, board=board, xclbin=self.xclbin)
+        boards = board if isinstance(board, tuple) else (board,)
+        decoder = generation.load(self.path, boards=boards, xclbin=self.xclbin)
         try:
             require_same(self.path, self.identity)
         except BaseException:

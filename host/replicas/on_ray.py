@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...base.errors import BoardError, MissingError, RsnError, StateLost, TensorError
-from ..boards.several import BoardName
 from ..serving.policy import QueueFull, RequestTimeout
 from .pipeline import PipelineLost
-from .stage import StageDown, StageOnBoard, StageReport, StageSource
+from .stage import Boards, StageDown, StageOnBoard, StageReport, StageSource
 
 try:
     import ray
@@ -60,7 +59,7 @@ class StageActor:
     of the actor with the next stage; None for the last stage."""
 
     def __init__(
-        self, source: StageSource, boards: Sequence[BoardName], first: int, name: str, behind: str | None
+        self, source: StageSource, boards: Sequence[Boards], first: int, name: str, behind: str | None
     ) -> None:
         self._stage = StageOnBoard(source, boards, first, name)
         self._behind = behind
@@ -93,16 +92,17 @@ class StageActor:
 class RayPipeline:
     """A pipeline whose stages are actors. sources: of the stages, in order. boards: for all of them. first: the number
     of the board that the first stage tries first. name: of the model. node: id of the computer whose actors these are
-    while it has room and lives. takes_device: each actor takes one of the devices that computers say they have."""
+    while it has room and lives. devices: how many each actor takes of those
+    that computers say they have."""
 
     def __init__(
         self,
         sources: Sequence[StageSource],
-        boards: Sequence[BoardName],
+        boards: Sequence[Boards],
         first: int,
         name: str,
         node: str,
-        takes_device: bool,
+        devices: int,
     ) -> None:
         names = [f"stage-{i}-{uuid.uuid4().hex}" for i in range(len(sources))]
         self._stages = [
@@ -110,7 +110,7 @@ class RayPipeline:
             .options(
                 name=own,
                 num_cpus=CPUS,
-                resources={BOARD: 1} if takes_device else None,
+                resources={BOARD: devices} if devices else None,
                 max_restarts=-1,
                 max_concurrency=AT_ONCE,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),

@@ -31,6 +31,10 @@ RETRY_S, RETRY_LIMIT_S = 0.1, 5.0
 """Seconds before the boards are tried again when none was free and worked, doubled each time up to the limit."""
 
 
+Boards = BoardName | tuple[BoardName, ...]
+"""A board, or several which a stage has together."""
+
+
 class StageDown(BoardError):
     """A stage has no board at this moment. Nothing of the request was run there."""
 
@@ -54,9 +58,10 @@ class StageServer(Protocol):
 class StageSource(Protocol):
     """Where a stage of a model comes from. It can be pickled."""
 
-    def open(self, board: BoardName, figures: metrics.Metrics | None, name: str) -> StageServer:
-        """Load the stage and open its board. figures, name: where to count calls, and as what. Raises `BoardError` if
-        the board cannot be used, and `ContainerError` for a file that is no such stage."""
+    def open(self, board: Any, figures: metrics.Metrics | None, name: str) -> StageServer:
+        """Load the stage and open its board, one of those that a `StageOnBoard` tries. figures, name: where to count
+        calls, and as what. Raises `BoardError` if the board cannot be used, and `ContainerError` for a file that is no
+        such stage."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class StageOnBoard(Closing):
     `FAILING_S`, the thread looks for another one.
     """
 
-    def __init__(self, source: StageSource, boards: Sequence[BoardName], first: int = 0, name: str = "rsn") -> None:
+    def __init__(self, source: StageSource, boards: Sequence[Boards], first: int = 0, name: str = "rsn") -> None:
         turn = first % len(boards)
         self._source, self._boards, self._name = source, [*boards[turn:], *boards[:turn]], name
         self._registry, self._metrics = _registry()
@@ -155,14 +160,14 @@ class StageOnBoard(Closing):
             try:
                 server = self._source.open(board, self._metrics, self._name)
             except (BoardBusy, BoardMemory):
-                busy.append(str(board))
+                busy.append(_named(board))
             except BoardError as e:
-                dead[str(board)] = str(e)
+                dead[_named(board)] = str(e)
             except Exception as e:  # of the model, for example of a file that is not there: no other board would help
                 return self._none(f"{type(e).__name__}: {e}", dead, busy)
             else:
                 took = time.monotonic() - began
-                here = StageReport(str(board), server.health, dead, tuple(busy), True, os.getpid(), opening_s=took)
+                here = StageReport(_named(board), server.health, dead, tuple(busy), True, os.getpid(), opening_s=took)
                 self._report, self._server = here, server
                 return True
         in_use = f"in use: {', '.join(busy)}" if busy else ""
@@ -173,6 +178,10 @@ class StageOnBoard(Closing):
         health = replace(self._report.health.to(State.FAILING), error=error)
         self._report = StageReport("", health, dead, tuple(busy), True, os.getpid())
         return False
+
+
+def _named(board: Boards) -> str:
+    return " + ".join(map(str, board)) if isinstance(board, tuple) else str(board)
 
 
 def said_dead(dead: Mapping[str, str]) -> str:

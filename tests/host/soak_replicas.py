@@ -74,7 +74,7 @@ def copies(seed: int, faults: float) -> Iterator[tuple[ReplicatedServer, Any, Co
             def model(first: int) -> Any:
                 sources = [Product(first + i) for i in range(STAGES)]
                 return lambda number: on_ray.RayPipeline(
-                    sources, boards, STAGES * number, "soak", nodes[number % len(nodes)], False
+                    sources, boards, STAGES * number, "soak", nodes[number % len(nodes)], 0
                 )
 
             options: Any = {"name": "soak", "arguments": (), "sizes": {}, "places": 2 * STAGES, "queue": 32}

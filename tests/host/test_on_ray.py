@@ -97,9 +97,7 @@ def test_texts_whose_process_is_killed(running: Any, tmp_path: Path) -> None:
     node = ray.get_runtime_context().get_node_id()
     options: Any = {"name": "m", "arguments": (), "sizes": {}, "places": 1}
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
-    with ReplicatedServer(
-        lambda number: on_ray.RayPipeline(sources, ["sim"], 0, "m", node, False), 1, **options
-    ) as server:
+    with ReplicatedServer(lambda number: on_ray.RayPipeline(sources, ["sim"], 0, "m", node, 0), 1, **options) as server:
         server.settled()
         with Generations(server, sizes) as generations:
             heard: list[Event] = []

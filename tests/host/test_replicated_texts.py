@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsn.base.errors import BoardError, CacheFull, PromptTooLong, StateLost, TensorError
-from rsn.host.generation import Sampling
+from rsn.host.generation import Decoder, Sampling
 from rsn.host.generation.loaded import DecoderSizes
+from rsn.host.model.file import identity
 from rsn.host.replicas import replicated, stage, texts
-from rsn.host.replicas.decoder_server import DecoderCall, DecoderServer
+from rsn.host.replicas.decoder_server import DecoderCall, DecoderServer, WholeDecoder
 from rsn.host.replicas.pipeline import LocalPipeline, PipelineLost
 from rsn.host.replicas.replicated import ReplicatedServer
 from rsn.host.replicas.stage import StageDown
 from rsn.host.replicas.texts import Generations, RemoteSlots
 from rsn.host.serving import QueueFull, RequestTimeout, State
 
-from .test_generation import TOKENS, Scripted, alone, logits_of
+from .rigged import Rig
+from .test_generation import END, TOKENS, Scripted, alone, answer, logits_of, made
 from .test_replicas import until
 
 SIZES = DecoderSizes(3, 20, 4, TOKENS, ())
@@ -249,3 +252,29 @@ def test_a_single_copy_that_is_being_replaced_takes_no_texts() -> None:
         replacing.join(20)
         assert list(stream) == alone([1], Sampling(max_tokens=2))[0]
         assert list(made.submit([1], Sampling(max_tokens=2))) == alone([1], Sampling(max_tokens=2))[0]
+
+
+@pytest.mark.long
+def test_a_decoder_over_two_boards_on_two_copies(tmp_path: Path) -> None:
+    """A run of one of the boards fails now and then. Tokens are PyTorch's."""
+    model = made("Llama")
+    path = tmp_path / "decoder.rsnmodel"
+    with Decoder(model, slots=2, capacity=32, boards=2) as decoder:
+        decoder.save(path)
+
+    def fails(number: int) -> None:
+        if number % 7 == 0:
+            raise BoardError("the board is gone")
+
+    boards = [(Rig(before=fails), Rig()), (Rig(), Rig(before=fails))]
+    source = WholeDecoder(str(path), identity(path))
+    sizes = DecoderSizes(2, 32, 32, TOKENS, (END,))
+    options: Any = {"name": "m", "arguments": (), "sizes": {}, "places": 1}
+    prompts = [[3, 1, 4], [1, 5, 9, 2, 6], [5], [3, 5, 8, 9]]
+    with ReplicatedServer(lambda number: LocalPipeline([source], boards, number, "m"), 2, **options) as server:
+        server.settled()
+        assert [report.board.count(" + ") for (report,) in server.reports()] == [1, 1]
+        with Generations(server, sizes) as generations:
+            greedy = Sampling(max_tokens=12, stop_tokens=frozenset({END}))
+            streams = [generations.submit(prompt, greedy) for prompt in prompts]
+            assert [list(stream) for stream in streams] == [answer(model, prompt, 12) for prompt in prompts]
