@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from ..base.errors import CacheFull, TensorError, UnsupportedError
 from ..isa.layout import scaled
-from ..scheduler.graph import Array, Rotary
+from ..scheduler.graph import Array, LayerGraph, Rotary
 from ..scheduler.tables import stored_table
 from .beyond import check_rows_beyond
 from .capture import Environment, Interface, run, shape_of, steps_of, used_up
@@ -84,7 +84,7 @@ class HostPart:
     number. tables: by input with the factors of a rotation for each row, what the host computes them from.
 
     affine: by output of the network, float32 scale and shift (columns,), each or None, that the host applies, because
-    another board reads the output as it is.
+    another board reads the output as it is. joined: by name of what was one output, those that its columns are in.
     """
 
     batch: int
@@ -110,6 +110,7 @@ class HostPart:
     counts: Mapping[Node, int] = field(default_factory=dict)
     rings: Mapping[str, int] = field(default_factory=dict)
     affine: Mapping[str, tuple[Array | None, Array | None]] = field(default_factory=dict)
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     _checked: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
@@ -286,13 +287,25 @@ class HostPart:
         run(self.after, environment, self._used_after)
         return self.interface.unbind(environment, rows)
 
+    def of_columns(self, joined: Mapping[str, tuple[str, ...]], network: LayerGraph) -> HostPart:
+        """Return the same host part of a network in which some outputs are divided into columns. joined: of each the
+        names of these. network: has them."""
+        if not joined:
+            return self
+        parts = {part: name for name, found in joined.items() for part in found}
+        kept = {name: n for name, n in self.columns.items() if name not in joined}
+        rows = {part: self.seqs[name] for part, name in parts.items() if name in self.seqs}
+        columns = kept | {part: network.columns(part) for part in parts}
+        return replace(self, columns=columns, seqs={**self.seqs, **rows}, joined=joined)
+
     def take(self, outputs: Mapping[str, Array], environment: Environment) -> None:
         """Add to `environment` the tensors that are views of the network's outputs. outputs: as for `epilogue`. Raises
         `TensorError` for one that is missing or has another shape."""
         for node, (name, view) in self.results.items():
-            if name not in outputs:
-                raise TensorError(f"the network's output {name} is missing")
-            array = outputs[name]
+            missing = next((part for part in self.joined.get(name, (name,)) if part not in outputs), None)
+            if missing is not None:
+                raise TensorError(f"the network's output {missing} is missing")
+            array = np.concatenate([outputs[part] for part in self.joined.get(name, (name,))], axis=-1)
             if name in self.affine:
                 array = array.copy()
                 for item, rows in zip(array, self.lengths or (self.seq_of(name),) * self.batch, strict=True):

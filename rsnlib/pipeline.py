@@ -26,7 +26,7 @@ from ..scheduler.memory import RoomError, check_weights
 from ..scheduler.norms import norms_at_loads
 from ..scheduler.pack import check_lists
 from ..scheduler.schedule import PAPER, Schedule
-from ..scheduler.stages import chained, cuts_at, raw_outputs
+from ..scheduler.stages import chained, cuts_at, divided, raw_outputs
 from .fold import fold, fold_shapes
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split, split_again
 from .integers import check_told, for_integers, smoothed
@@ -45,9 +45,8 @@ class Pipeline:
     part uses no rows beyond `lengths`; False leaves that to the first call. progress: called with the share of a
     search's budget that is spent, 0 to 1. smooth: calls for factors of SmoothQuant, for an overlay that computes in
     integers; None for no factors. boards: how many the network is cut for; None: the fewest that hold it. cuts:
-    instead, the activations behind which it is cut; None to choose. places: those behind which it may be cut; None for
-    all. Raises `UnsupportedError` for an overlay that nothing can be compiled for, and for `smooth` with an overlay
-    that computes in floats.
+    instead, the activations behind which it is cut; None to choose. Raises `UnsupportedError` for an overlay that
+    nothing can be compiled for, and for `smooth` with an overlay that computes in floats.
     """
 
     overlay: Overlay
@@ -59,7 +58,6 @@ class Pipeline:
     smooth: Sequence[Examples] | None = None
     boards: int | None = 1
     cuts: tuple[str, ...] | None = None
-    places: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         require_compilable(self.overlay)
@@ -161,12 +159,16 @@ class Pipeline:
         module, whose host part then computes what no stage does. Raises as `stage_plan.plan` and `build`."""
         if self.boards == 1:
             return traced, ()
-        traced = replace(traced, network=chained(traced.network))
+        whole = traced
+        network, joined = divided(chained(traced.network))
+        traced = replace(traced, network=network, host=traced.host.of_columns(joined, network))
         if self.cuts is None:
             usual = self.without_search
-            cuts = plan(traced.network, self.overlay, self.boards, lambda part: usual.build(part).program, self.places)
+            cuts = plan(traced.network, self.overlay, self.boards, lambda part: usual.build(part).program)
         else:
             cuts = cuts_at(traced.network, self.cuts)
+        if not cuts:
+            return whole, ()
         affine = {out.name: (out.scale, out.shift) for out in raw_outputs(traced.network, cuts)}
         return replace(traced, host=replace(traced.host, affine=affine)), cuts
 

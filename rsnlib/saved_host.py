@@ -118,6 +118,7 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str], *, writes: bool 
         "masks": [[node.name, *astuple(host.patterns.get(node, PLAIN))] for node in host.masks],
         "in_place": operators(in_place),
         "caches": _caches(host),
+        "joined": {name: list(parts) for name, parts in host.joined.items()},
         "affine": [[name, *map(kept, affine)] for name, affine in host.affine.items()],
         **described_interface(interface, keep, writes=writes),
     }
@@ -322,6 +323,10 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         counted,
         frozenset(map(as_str, as_list(description["added"]))),
         tables=tables,
+        joined={
+            as_str(name): tuple(map(as_str, as_list(parts)))
+            for name, parts in as_dict(description.get("joined", {})).items()
+        },
         affine={as_str(name): _affine(columns[name], x, tensor) for name, *x in as_list(description.get("affine", []))},
         **(_of_caches(description["caches"], nodes) if "caches" in description else {}),
     )
@@ -511,7 +516,8 @@ def _check(host: HostPart, in_place: Iterable[Node]) -> None:
     with unlogged():
         fake = FakeRun(host.interface, host.constants)
         for node, (name, view) in host.results.items():
-            _check_within(node.name, view, host.batch * host.seq_of(name) * host.columns[name])
+            columns = sum(host.columns[part] for part in host.joined.get(name, (name,)))
+            _check_within(node.name, view, host.batch * host.seq_of(name) * columns)
             fake.add(node, torch.empty(view.shape, device="meta").reshape(shape_of(node)))
         fake.run(chain(host.before, host.after, in_place))
         for node, view in (*host.sources.values(), *host.states.values()):

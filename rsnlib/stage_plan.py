@@ -8,7 +8,7 @@ faster, because weights of a part are loaded while the part before computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any
@@ -21,7 +21,7 @@ from ..isa.overlay import Overlay
 from ..isa.program import Program, Role
 from ..scheduler.graph import Gemm, LayerGraph, Rotary
 from ..scheduler.memory import RoomError
-from ..scheduler.stages import carried_bytes, cut_names, stages
+from ..scheduler.stages import carried_bytes, cut_places, stages
 
 
 @dataclass(frozen=True)
@@ -153,19 +153,15 @@ def fewest(parts: Sequence[ChainPart], banks: Mapping[str, int]) -> int | None:
 
 
 def plan(
-    network: LayerGraph,
-    overlay: Overlay,
-    boards: int | None,
-    build: Callable[[LayerGraph], Program],
-    allowed: Container[str] | None = None,
+    network: LayerGraph, overlay: Overlay, boards: int | None, build: Callable[[LayerGraph], Program]
 ) -> tuple[int, ...]:
     """Return the places where a folded network is cut for so many boards; None: for the fewest that hold it. build: as
-    for `chain`. allowed: the activations behind which it may be cut; None for all.
+    for `chain`.
 
     Raises `RoomError` if so many boards cannot hold it, or a part of it is too large for one, with what it needs;
     `UnsupportedError` for more boards than parts; and what `build` raises.
     """
-    places = [place for name, place in cut_names(network).items() if allowed is None or name in allowed]
+    places = cut_places(network)
     parts = chain(network, overlay, build, places)
     least = fewest(parts, overlay.banks)
     if least is None:

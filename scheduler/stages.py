@@ -12,8 +12,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..base.errors import ScheduleError
-from .graph import Layer, LayerGraph, Output
+from ..isa.layout import padded
+from .graph import Gemm, Layer, LayerGraph, Output, unique_name
 from .memory import heads_in
+
+ALIGN = 1024
+"""A product is divided at multiples of so many columns, which are whole tiles of each overlay."""
 
 
 def chained(network: LayerGraph) -> LayerGraph:
@@ -30,6 +34,32 @@ def chained(network: LayerGraph) -> LayerGraph:
     ends = {leaf.y for leaf in leaves}
     others = (layer for layer in network.layers if layer.y not in ends)
     return replace(network, layers=(*first, *(x for layer in others for x in (layer, *behind.get(layer.y, ())))))
+
+
+def divided(network: LayerGraph) -> tuple[LayerGraph, dict[str, tuple[str, ...]]]:
+    """Return a folded network whose last product, such as that with a vocabulary, is divided into products of columns
+    side by side, none of them larger than any other of the network, so that it can be cut within; and of each output
+    that became several, the names of these. Each column is computed as before."""
+    products = [x for x in network.layers if isinstance(x, Gemm) and x.multiplies]
+    last = network.layers[-1]
+    most = max((x.weight.size for x in products if x is not last), default=0)
+    given = [out for out in network.outputs if out.name == last.y]
+    bare = isinstance(last, Gemm) and last.is_open and last.residual is None and len(given) == 1
+    if not isinstance(last, Gemm) or not bare or not 0 < most < last.weight.size:
+        return network, {}
+    width = padded(-(-last.width // -(-last.weight.size // most)), ALIGN)
+    taken = {*network.inputs, *(layer.y for layer in network.layers)}
+    layers: list[Layer] = []
+    outputs: list[Output] = []
+    for at in range(0, last.width, width):
+        columns = slice(at, at + width)
+        name = unique_name(f"{last.y}_{at // width}", taken)
+        layers.append(replace(last, y=name, weight=last.weight[:, columns], bias=last.bias[columns]))
+        scale, shift = (None if x is None else x[columns] for x in (given[0].scale, given[0].shift))
+        outputs.append(Output(name, scale, shift))
+    others = (out for out in network.outputs if out.name != last.y)
+    made = replace(network, layers=(*network.layers[:-1], *layers), outputs=(*others, *outputs))
+    return made, {last.y: tuple(out.name for out in outputs)}
 
 
 def crossing(network: LayerGraph, place: int) -> list[str]:
@@ -96,12 +126,17 @@ def cut_names(network: LayerGraph) -> dict[str, int]:
 
 def cuts_at(network: LayerGraph, names: Sequence[str]) -> tuple[int, ...]:
     """Return the places to cut a folded network behind the layers that compute these activations, so that networks of
-    one model with other sizes are cut alike. Raises `ScheduleError` if one of them is no such place."""
-    places = cut_names(network)
-    for name in names:
-        if name not in places:
-            raise ScheduleError(f"the network cannot be cut behind {name}, where others of its model are")
-    return tuple(places[name] for name in names)
+    one model are cut alike. A network that ends before the last ones, such as a prompt's, which has no product with the
+    vocabulary, has fewer stages. Raises `ScheduleError` if another one is no such place."""
+    known = cut_names(network)
+    places = [known[name] for name in names if name in known]
+    beyond = list(names[len(places) :])
+    if beyond and beyond[0] == network.layers[-1].y:
+        beyond = beyond[1:]
+    made = {layer.y for layer in network.layers}
+    if list(names[: len(places)]) != [name for name in names if name in known] or made & set(beyond):
+        raise ScheduleError(f"the network cannot be cut behind {', '.join(names)}, where others of its model are")
+    return tuple(places)
 
 
 def raw_outputs(network: LayerGraph, cuts: Sequence[int]) -> tuple[Output, ...]:

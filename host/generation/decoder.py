@@ -24,7 +24,6 @@ from ...base.errors import (
     UnsupportedError,
     require_torch,
 )
-from ...scheduler.stages import chained, cut_names
 from .. import tokenizers
 from ..boards.several import BoardName, boards_named
 from ..model.compiled import Compiled
@@ -285,11 +284,7 @@ class Decoder(Slots):
 
     def _compiled(self, arguments: dict[str, Any]) -> DecoderPart:
         """A program of the model. All programs share their weights, on the host and on each board. Those of several
-        boards are cut as the first one, that of the step."""
-        if self._pipeline.boards != 1 and self._pipeline.places is None:  # where programs of prompts can be cut, too
-            prompt = self._pipeline.trace(self._model, self._example(self._prompt_programs()[0])).network
-            places = frozenset(cut_names(chained(prompt)))
-            self._pipeline = replace(self._pipeline, places=places)
+        boards are cut as the first one, that of the step; prompts may end before its last stages."""
         traced = self._pool.shared(self._pipeline.trace(self._model, arguments))
         staged = BuiltStages.of(self._pipeline, traced)
         count = len(staged.built)
@@ -301,7 +296,7 @@ class Decoder(Slots):
             self._shared = [SharedBank.of(tensors, name, overlay) for name in names]
         self._joined = [shared.changes for shared in self._shared]
         if count > 1:
-            return CompiledStages(staged, self._boards, shared=self._shared).open()
+            return CompiledStages(staged, self._boards[:count], shared=self._shared[:count]).open()
         return Compiled(traced, staged.built[0], self._boards[0], shared=self._shared[0]).open()
 
     def _probe(self, text: Any) -> None:

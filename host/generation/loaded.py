@@ -151,7 +151,7 @@ class LoadedDecoder(Slots):
         self._programs: list[_Program] = []
         try:
             for part in saved.parts:
-                self._programs.append(_Program(list(part.on_machine.values()), boards, xclbin))
+                self._programs.append(_Program(list(part.on_machine.values()), boards[: part.stages], xclbin))
         except BaseException:
             self._release()
             raise

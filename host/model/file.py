@@ -127,8 +127,9 @@ class Saved:
 
     @property
     def stages(self) -> int:
-        """The number of stages, each on a board of its own, of all its programs; 1 for a model that one board runs."""
-        return self.parts[0].stages
+        """The number of stages, each on a board of its own; 1 for a model that one board runs. Programs of prompts of a
+        decoder may lack the last ones."""
+        return max(part.stages for part in self.parts)
 
 
 class _Tensors:
@@ -353,7 +354,7 @@ def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
         None if "split" in part else [(program["banks"], program["weights"]) for program in part.get("stages", [part])]
         for part in description["parts"]
     ]
-    if len({part.stages for part in parts}) > 1:
+    if "decoder" not in description and len({part.stages for part in parts}) > 1:
         raise ValueError("its programs have different numbers of stages")
     same = tuple(
         i
@@ -466,7 +467,7 @@ def _check_ends(programs: Sequence[Program], host: HostPart) -> None:
         kept, columns = states.get(name) or (), host.state_columns.get(name, np.zeros(0))
         if kept[:2] != (host.batch, host.seq_of(name)) or not 0 < len(columns) <= columns.max() + 1 <= kept[2]:
             raise ValueError(f"the program keeps {name} as {kept}; the host part has another cache")
-    shown = {name for name, _ in host.results.values()}
+    shown = {part for name, _ in host.results.values() for part in host.joined.get(name, (name,))}
     if inputs != given or outputs != taken or not shown <= outputs.keys():
         raise ValueError(
             f"the program takes {inputs} and gives {outputs}; the host part gives {given} and takes {taken}"
