@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -58,29 +58,38 @@ def tightest(edges: Sequence[OperatorEdge], stated: int) -> Recurrence | None:
 
 
 def _circle_above(edges: Iterable[OperatorEdge], interval: int) -> list[OperatorEdge] | None:
-    """A circle that needs more cycles per iteration than a limit, by the method of Bellman and Ford."""
+    """A circle that needs more cycles per iteration than a limit, by the method of Bellman and Ford. It ends as soon as
+    the edges that lengthened ways last have a circle, which is then such a one."""
     weighted = [(e, e.cycles - interval * e.distance) for e in edges]
     longest: dict[int, float] = {e.of: 0.0 for e, _ in weighted}
     by: dict[int, OperatorEdge] = {}
-    changed = -1
-    for _ in range(len(longest)):
-        changed = -1
+    changed = True
+    while changed:
+        changed = False
         for e, weight in weighted:
             if longest[e.of] + weight > longest[e.to] + 1e-9:
                 longest[e.to] = longest[e.of] + weight
                 by[e.to] = e
-                changed = e.to
-        if changed < 0:
-            return None
-    for _ in range(len(longest)):
-        changed = by[changed].of
-    circle, at = [], changed
-    while True:
-        edge = by[at]
-        circle.append(edge)
-        at = edge.of
-        if at == changed:
+                changed = True
+        if circle := _circle_of(by):
+            return circle
+    return None
+
+
+def _circle_of(by: Mapping[int, OperatorEdge]) -> list[OperatorEdge]:
+    """A circle of edges, of which each node has at most one that leads to it; empty if there is none."""
+    seen: dict[int, int] = {}
+    for start in by:
+        at = start
+        while at in by and at not in seen:
+            seen[at] = start
+            at = by[at].of
+        if seen.get(at) == start:
+            circle = [by[at]]
+            while circle[-1].of != at:
+                circle.append(by[circle[-1].of])
             return circle[::-1]
+    return []
 
 
 def spelled(operators: Iterable[str]) -> str:
