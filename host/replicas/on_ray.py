@@ -80,9 +80,9 @@ class StageActor:
             self._next = await asyncio.to_thread(ray.get_actor, self._behind)
         return _Onward(self._next.ask.remote(result, ends - time.monotonic()))
 
-    async def report(self) -> StageReport:
-        """Return the state."""
-        return replace(self._stage.report(), node=self._node)
+    async def report(self, figures: bool) -> StageReport:
+        """Return the state, and with `figures` the metrics."""
+        return replace(self._stage.report(figures), node=self._node)
 
     async def close(self) -> None:
         """Finish the calls, and release the board."""
@@ -113,6 +113,7 @@ class RayPipeline:
                 resources={BOARD: devices} if devices else None,
                 max_restarts=-1,
                 max_concurrency=AT_ONCE,
+                enable_task_events=False,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
             )
             .remote(source, boards, first + i, name, behind)
@@ -138,9 +139,9 @@ class RayPipeline:
             raise answer
         return answer
 
-    async def reports(self) -> list[StageReport]:
+    async def reports(self, figures: bool = False) -> list[StageReport]:
         """As `BoardPipeline.reports`."""
-        return list(await asyncio.gather(*(stage.report.remote() for stage in self._stages)))
+        return list(await asyncio.gather(*(stage.report.remote(figures) for stage in self._stages)))
 
     def restart(self) -> None:
         """As `BoardPipeline.restart`."""

@@ -24,8 +24,9 @@ class BoardPipeline(Protocol):
         board, `PipelineLost`, and what `Server.ask` raises or its future has. Cancelled, the request is cancelled
         where its run has not begun."""
 
-    async def reports(self) -> list[StageReport]:
-        """Return the state of each stage, in order. Raises any error if one cannot be reached."""
+    async def reports(self, figures: bool = False) -> list[StageReport]:
+        """Return the state of each stage, in order. figures: with its metrics. Raises any error if one cannot be
+        reached."""
 
     def restart(self) -> None:
         """End the processes of stages that hang, and start them again, if they have processes of their own."""
@@ -52,9 +53,9 @@ class LocalPipeline:
             inputs = await asyncio.wrap_future(await asyncio.to_thread(stage.ask, inputs, left))
         return inputs
 
-    async def reports(self) -> list[StageReport]:
+    async def reports(self, figures: bool = False) -> list[StageReport]:
         """As `BoardPipeline.reports`."""
-        return [stage.report() for stage in self._stages]
+        return [stage.report(figures) for stage in self._stages]
 
     def restart(self) -> None:
         """Do nothing: threads cannot be ended."""

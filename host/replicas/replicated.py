@@ -34,6 +34,8 @@ GRACE_S = 1.0
 itself."""
 POLL_S, DOWN_POLL_S, POLL_LIMIT_S = 1.0, 0.1, 5.0
 """Seconds between two looks at the state of a pipeline, of one that does not work, and the most seconds of a look."""
+FIGURES_S = 5.0
+"""Seconds between two looks at the metrics of the stages."""
 HUNG_S = 60.0
 """Seconds after which a pipeline that does not say its state is restarted."""
 
@@ -48,6 +50,9 @@ class _Member:
     drains: bool = False
     reports: Sequence[StageReport] = ()
     seen: float = field(default_factory=time.monotonic)
+    figures: Sequence[str] = ()
+    """The metrics of each stage, as of the latest look at them, which was at `figured`."""
+    figured: float = -FIGURES_S
     watch: asyncio.Task[None] | None = None
     look: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the next look at its state should be at once."""
@@ -143,15 +148,15 @@ class ReplicatedServer(Closing):
         return [member.reports for member in list(self._members)]
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics of all stages, called rsn_stage_..., with labels `replica` and `stage`, numbers from 0.
-        Called by the Prometheus registry."""
+        """Yield the metrics of all stages, at most `FIGURES_S` and a look old, called rsn_stage_..., with labels
+        `replica` and `stage`, numbers from 0. Called by the Prometheus registry."""
         from prometheus_client.parser import text_string_to_metric_families
 
         families: dict[str, Any] = {}
-        for replica, reports in enumerate(self.reports()):
-            for stage, report in enumerate(reports):
+        for replica, member in enumerate(list(self._members)):
+            for stage, figures in enumerate(member.figures):
                 labels = {"replica": str(replica), "stage": str(stage)}
-                for found in text_string_to_metric_families(report.figures):
+                for found in text_string_to_metric_families(figures):
                     samples, found.samples = found.samples, []
                     found.name = _of_stage(found.name)
                     family = families.setdefault(found.name, found)
@@ -311,11 +316,14 @@ class ReplicatedServer(Closing):
         while True:
             member.look.clear()
             try:
+                with_figures = time.monotonic() - member.figured >= FIGURES_S
                 async with asyncio.timeout(POLL_LIMIT_S):
-                    reports: Sequence[StageReport] = await member.pipeline.reports()
+                    reports: Sequence[StageReport] = await member.pipeline.reports(with_figures)
                 member.seen = time.monotonic()
+                if with_figures:
+                    member.figures, member.figured = [report.figures for report in reports], member.seen
             except Exception as e:  # whatever Ray raises of what has ended, or is not there yet
-                reports = ()
+                reports = member.figures = ()
                 if member.reports:
                     log.warning("%s: a pipeline does not answer: %s", self.name, type(e).__name__)
                 if isinstance(e, TimeoutError) and time.monotonic() - member.seen > HUNG_S:

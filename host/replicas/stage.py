@@ -69,7 +69,7 @@ class StageReport:
     """The state of a stage. board: the one that it has, "" for none. dead: by board, why it does not work, as of the
     latest look for one. busy: boards that worked but were not free then. is_tried: whether it has looked for a board at
     least once. process, node: where it runs. opening_s: seconds that opening the board took. figures: its metrics in
-    Prometheus's text format."""
+    Prometheus's text format, "" if they were not asked for."""
 
     board: str
     health: Health
@@ -112,12 +112,12 @@ class StageOnBoard(Closing):
             raise StageDown(self._report.health.error or "the stage has no board")
         return server.ask(inputs, timeout=timeout, wait=0.0)
 
-    def report(self) -> StageReport:
-        """Return the state."""
+    def report(self, figures: bool = False) -> StageReport:
+        """Return the state. figures: with the metrics, which take longer."""
         server, known = self._server, self._report
         if server is not None:
             known = replace(known, health=server.health)
-        if self._registry is None:
+        if self._registry is None or not figures:
             return known
         from prometheus_client import generate_latest
 

@@ -57,6 +57,7 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> None:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicated, "DOWN_POLL_S", 0.005)
+    monkeypatch.setattr(replicated, "FIGURES_S", 0.1)
     monkeypatch.setattr(stage, "LOOK_S", 0.01)
     monkeypatch.setattr(stage, "RETRY_S", 0.01)
 
@@ -126,7 +127,7 @@ def test_boards_that_do_not_work_are_left_out_and_named() -> None:
         report = one.report()
         assert (report.board, report.dead) == (str(good), {str(dead): "the device is gone"})
         assert right(one.ask({"x": inputs(1)}, 5.0).result(5), inputs(1), range(1))
-        assert "rsn_requests_total" in one.report().figures
+        assert "rsn_requests_total" in one.report(True).figures
     with served(local([good, good, good, dead, dead, dead]), 2) as server:
         server.settled()  # a stage of the second pipeline begins with a board that is dead
         assert server.health.state is State.READY
@@ -198,7 +199,7 @@ class Told:
             raise found
         return found
 
-    async def reports(self) -> list[StageReport]:
+    async def reports(self, figures: bool = False) -> list[StageReport]:
         if self.state.board == "hangs":
             await asyncio.sleep(3600)
         if self.state.board == "gone":
