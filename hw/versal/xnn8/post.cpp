@@ -247,19 +247,20 @@ residual_uops:
         for (unsigned block = 0; block < op.blocks; ++block) {
             if (normalises) affine.take(stores ? 0 : block, constants);
             if (!stores && block + 1 < op.blocks) continue;
-            Place at = {};
+            // A packet of Post has 16 rows; what is stored, all rows of a block.
+            const unsigned eights = stores ? op.rows / 8 : 2;
         residual_groups:
-            for (unsigned n = 0; n < (stores ? 1u : op.blocks) * op.rows / 8; ++n) {
-                if (stores) at = {static_cast<uint8_t>(block), static_cast<uint8_t>(n)};
-                else if (n % 2) ++at.group;
-                else at = asks.read();  // for a packet
+            for (unsigned n = 0; n < (stores ? 1u : op.blocks * op.rows / 16); ++n) {
+                const Place at = stores ? Place{static_cast<uint8_t>(block), 0} : asks.read();
                 const unsigned block_at = block_of(stores ? op.slot : op.residual_slot, op.rows) + at.column;
                 const unsigned first = block_at * groups + 2 * at.group, c = stores ? 0 : at.column;
                 uint32_t most[8];  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
-                const auto address = [&](unsigned i) { return x_word(first, i); };
-                read_normalised(reads, cells, group_beats / 2, address, [&](unsigned i, const XCell &cell) {
-                    const unsigned half = i / 2 % 2, of_four = four_columns(2 * i);
+                constexpr unsigned in_eight = group_beats / 2;
+                const auto address = [&](unsigned i) { return x_word(first + i / in_eight * 2, i % in_eight); };
+                read_normalised(reads, cells, eights * in_eight, address, [&](unsigned cell_number, const XCell &cell) {
+                    const unsigned i = cell_number % in_eight, half = i / 2 % 2, of_four = four_columns(2 * i);
+                    const unsigned group = 2 * (at.group + cell_number / in_eight) + half;
                 residual_beats:
                     for (unsigned b = 0; b < 2; ++b) {
 #pragma HLS UNROLL
@@ -269,7 +270,7 @@ residual_uops:
                         for (unsigned r = 0; r < 2; ++r) {
 #pragma HLS UNROLL
                             const unsigned four = 2 * b + r;
-                            const Statistics &norm = norms[four][groups * stores + 2 * at.group + half];
+                            const Statistics &norm = norms[four][groups * stores + group];
                             const int exponent = norm.top - guard + 13 + affine.first_exponent[c]
                                 + norm.inverse.exponent, of_shift = affine.second_exponent[c];
                             const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
@@ -298,7 +299,7 @@ residual_uops:
                         }
                         values << out;
                         // hls-allow state-order: values wait for their exponents, not these for them
-                        if (i >= group_beats / 2 - 4 && i % 2) exponents << made;
+                        if (i >= in_eight - 4 && i % 2) exponents << made;
                     }
                 });
             }

@@ -64,18 +64,29 @@ void exponents_of(const Op &op, unsigned rows, unsigned slot, unsigned count, bo
                   hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<Exponent> &own,
                   hls::stream<Exponent> &of_all, Exponent (&top)[pairs]) {
 #pragma HLS INLINE
+    ChunkGroup asked, taken;
+    Exponent most = lowest;
+    const auto address = [&](unsigned) {
+        const unsigned at = head_cell(slot, asked.chunk, op.narrow, asked.group, 0);
+        asked.next(rows / 4u);
+        return at;
+    };
+    read_cells(reads, cells, has_rows ? count * (rows / 4u) : 0, address, [&](unsigned, const TCell &cell) {
+        Exponent of_cell = lowest;
+        for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+            const bool shows = before + 4 * taken.group + r < shown;
+            of_cell = static_cast<Exponent>(larger(of_cell, shows ? cell.exponent[r] : lowest));
+        }
+        most = static_cast<Exponent>(larger(taken.group ? most : lowest, of_cell));
+        if (4 * taken.group + 4 == rows) own << most;
+        taken.next(rows / 4u);
+    });
+nothing_of_heads:
+    for (unsigned head = 0; !has_rows && head < count; ++head) own << Exponent{lowest};
 each_head:
     for (unsigned head = 0; head < count; ++head) {
-        Exponent most = lowest;
-        const auto address = [&](unsigned i) { return head_cell(slot, head, op.narrow, i, 0); };
-        read_cells(reads, cells, has_rows ? rows / 4u : 0, address, [&](unsigned i, const TCell &cell) {
-            for (unsigned r = 0; r < 4; ++r) {
-#pragma HLS UNROLL
-                const bool shows = before + 4 * i + r < shown;
-                if (shows && cell.exponent[r] > most) most = cell.exponent[r];
-            }
-        });
-        put_behind(own, most);
+#pragma HLS PIPELINE II=ii::factors style=flp
         top[head] = of_all.read();
     }
 }

@@ -127,12 +127,12 @@ constexpr unsigned group_beats = 64;
 // and those of their words of X: the i-th of the eight rows from an even group on.
 constexpr unsigned x_word(unsigned group, unsigned i) { return (group + i / 2 % 2) * x_words + i / 4 * 2 + i % 2; }
 
-// Asks a memory for `count` cells and takes them. at(i): the address of one; take(i, cell).
-template <typename Word, typename At, typename Take>
+// Asks a memory for `count` cells, Ahead of them before it takes the first. at(i): the address of one; take(i, cell).
+template <unsigned Ahead = under_way, typename Word, typename At, typename Take>
 void read_cell(unsigned i, hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At &at, Take &take) {
 #pragma HLS INLINE
     if (i < count) reads << CellRead{false, static_cast<uint16_t>(at(i))};
-    if (i >= under_way) take(i - under_way, words.read());
+    if (i >= Ahead) take(i - Ahead, words.read());
 }
 template <typename Word, typename At, typename Take>
 void read_cells(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At at, Take take) {
@@ -158,10 +158,11 @@ each_second_cycle:
 template <typename Word, typename At, typename Take>
 void read_normalised(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At at, Take take) {
 #pragma HLS INLINE
+    constexpr unsigned ahead = under_way / 4;
 each_fourth_cycle:
-    for (unsigned i = 0; i < count + under_way; ++i) {
+    for (unsigned i = 0; i < count + ahead; ++i) {
 #pragma HLS PIPELINE II=ii::residual style=flp
-        read_cell(i, reads, words, count, at, take);
+        read_cell<ahead>(i, reads, words, count, at, take);
     }
 }
 

@@ -19,6 +19,7 @@ from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit, Wiring
 from . import numbers
+from .cycles import LOOPS
 from .formats import (
     ANGLE_CELLS,
     ENGINES,
@@ -53,16 +54,34 @@ SEND, HEADS = range(2)
 """Readers of the memories: bits of the field `readers` of Rows."""
 
 
+# The loops that these cycles follow are in hw/versal/xnn8: intervals, and what a pipeline takes until it is full.
+
+
 def _results(rows: int) -> int:
-    """Cycles in which a lane takes a block of results, or the sums of a head. 16 rows of a block are a packet of 2080
-    bytes and a header; so are 8 rows of a head, which come on two streams of 128 bit. Post computes 8 elements a
-    cycle."""
+    """Cycles in which a lane takes a block of results. 16 rows are a packet of 2080 bytes and a header; Post computes 8
+    elements a cycle."""
     return rows // 16 * 131
 
 
+def _heads(rows: int) -> int:
+    """Cycles for the sums of a head, of which 8 rows are such a packet: from one of two streams at a time, behind 32
+    cycles for their divisions."""
+    return rows // 8 * (131 + 32)
+
+
 def _added(rows: int) -> int:
-    """Cycles for a block with a residual, which is read from X, and for one that is stored in X with its statistics."""
+    """Cycles for a block that is stored in X with its statistics."""
     return rows * BLOCK // 4
+
+
+def _residual(rows: int) -> int:
+    """Cycles for a block with a residual: 16 rows at a time, a cell of X in four cycles, four cells ahead."""
+    return rows // 16 * (4 * (BLOCK + 4) + FILL)
+
+
+def _stored(rows: int) -> int:
+    """Cycles for a block from X to DDR, which is read like a residual."""
+    return 4 * (rows * BLOCK // 16 + 4) + FILL
 
 
 def _walked(rows: int) -> int:
@@ -71,7 +90,7 @@ def _walked(rows: int) -> int:
 
 
 def _moved(rows: int) -> int:
-    """Cycles for a block between X and DDR: 16 bytes a cycle, exponents among them."""
+    """Cycles for a block from DDR to X: 16 bytes a cycle, exponents among them."""
     return rows * (BLOCK + 1) // 8
 
 
@@ -86,17 +105,27 @@ is filled as a whole, however many rows there are."""
 
 
 def _keys(uop: PanelHeads) -> float:
-    """Cycles in which a part of the keys or values of a sequence passes on. A column of pairs takes 16 bytes a cycle,
-    or 32 if each tile of a pair has its half of a wide head; a lane, which serves one column at a time, has 32."""
-    keys = SLICE_KEYS * slices_of_keys(uop.key_rows, uop.lanes)
+    """Cycles in which a part of the keys or values of a sequence passes on. For each slice of 32 keys, a lane serves
+    one column of pairs after the other: 64 words of a head, each in two cycles, 16 of them ahead."""
     of_lane = -(-uop.heads // uop.lanes) << uop.wide
-    return keys * BLOCK // 32 * max(2, of_lane) / slices(uop.key_rows)
+    each = 2 * (SLICE_KEYS * BLOCK // 32 * of_lane + AHEAD) + FILL
+    return slices_of_keys(uop.key_rows, uop.lanes) * each / slices(uop.key_rows)
 
 
-def _factors(rows: int) -> float:
-    """The share of the time of the divisions and roots of 64 rows, four rows at a time: ten cycles a row, and the
-    depth of the pipeline."""
-    return (10 * rows + 110) / 750
+def _exponents(heads: int, rows: int) -> int:
+    """Cycles for the largest exponents of heads in the rows of a lane, and in all lanes."""
+    return heads * rows // 4 + AHEAD + FILL + heads
+
+
+def _factors(rows: int, blocks: int) -> int:
+    """Cycles until norms and factors of rows are known. A lane looks at four rows of a block a cycle for their largest
+    exponents, then at one for its sums, and for its bound; one process makes those of all lanes, a row a cycle."""
+    return rows // 4 * blocks + 2 * rows * max(blocks, LANES) + 2 * rows + 2 * NORM_FILL + 3 * SUM_FILL
+
+
+AHEAD = 16
+"""Cells of a memory that are asked for before the first is taken."""
+FILL, NORM_FILL, SUM_FILL = (LOOPS[name].fill for name in ("cells", "norms", "sums"))
 
 
 class LaneRows(NamedTuple):
@@ -280,7 +309,7 @@ class PanelRowsUnit(Unit):
             x = self.x.of(rows_of(uop), uop.slot, uop.blocks)
             into.append(numbers.statistics(x, uop.constants, rms=bool(uop.rms)) if uop.norm else None)
 
-        yield Step("row_factors", _factors(uop.rows), do=make)
+        yield Step("row_factors", _factors(uop.rows, uop.blocks), do=make)
 
     def _store(self, uop: PanelRows) -> Steps:
         norm: list[Statistics | None] = []
@@ -298,7 +327,7 @@ class PanelRowsUnit(Unit):
                 x = self.x.of(rows, slot, 1)
                 return (row_words(normalised(x, taken[0], norm[0]) if taken else x),)
 
-            cycles = (_moved_short if in_t else _moved)(uop.rows)
+            cycles = (_moved_short if in_t else _stored)(uop.rows)
             yield Step("lane_word", cycles, puts=(self._stores,), do=make)
 
     def _send(self, uop: PanelRows) -> Steps:
@@ -343,7 +372,7 @@ class PanelRowsUnit(Unit):
                 do=lambda n, x, results=results: results.extend(np.asarray(y).astype(np.int64) for y in x),
             )
             if uop.norm:
-                yield Step("row_factors", _factors(uop.rows) * heads_of_results(uop))
+                yield Step("row_factors", _factors(uop.rows, 1) * heads_of_results(uop))
                 yield Step("lane_word", made * _added(uop.rows))
             make = partial(self._of_sums, uop, done) if uop.attention else partial(self._of_products, uop, slot, made)
 
@@ -468,10 +497,12 @@ def heads_of_results(uop: PanelRows) -> int:
 def _post_cycles(uop: PanelRows) -> int:
     """Cycles in which a lane takes a result."""
     if uop.attention:
-        return _results(uop.rows << uop.wide)
+        return _heads(uop.rows << uop.wide)
+    if uop.residual:
+        return _residual(uop.rows)
     if uop.norm or uop.gated:  # a gate takes both its results at the same time, from two streams
         return _results(uop.rows)
-    return _added(uop.rows) if uop.residual or uop.rotated or uop.memory == LaneMemory.X else _results(uop.rows)
+    return _added(uop.rows) if uop.rotated or uop.memory == LaneMemory.X else _results(uop.rows)
 
 
 def joined_constants(of: list[PackedConstants]) -> tuple[BlockNumbers, BlockNumbers, Integers]:
@@ -539,7 +570,10 @@ class SendUnit(LaneReader):
                 made.append(chunks)
                 return (np.stack(factor),)
 
-            yield Step(puts=(self._factors,), do=factors)
+            read = uop.rows if uop.source == ChunkSource.X8 else uop.rows // 4 * uop.chunks
+            yield Step("lane_word", read + AHEAD + FILL, puts=(self._factors,), do=factors)
+        else:
+            yield Step("lane_word", _exponents(uop.chunks, uop.rows) + _exponents(uop.chunks, uop.key_rows))
         for number in range(uop.chunks):
             if uop.each and number:
                 yield from self.wait(1)
@@ -591,7 +625,7 @@ class SendUnit(LaneReader):
         return (packed_chunk(made[0][head], record),)
 
     def effect_key(self, uop: PanelSend) -> Hashable:
-        return uop.source == ChunkSource.QUERIES, uop.chunks, uop.wait, uop.each, uop.rows, uop.wide, uop.others
+        return uop.source, uop.chunks, uop.wait, uop.each, uop.rows, uop.key_rows, uop.wide, uop.others
 
 
 def packed_chunk(rows: Integers, record: ChunkRecord) -> npt.NDArray[np.int8]:
@@ -613,6 +647,7 @@ class HeadsUnit(LaneReader):
             return
         made: list[Any] = []
         cycles, count = _keys(uop), slices(uop.key_rows)
+        yield Step("lane_word", 2 * _exponents(uop.heads, uop.key_rows))
         for passed, slots in enumerate(((uop.keys_slot,), (uop.keys_slot, uop.values))):
             for number in range(count):
 

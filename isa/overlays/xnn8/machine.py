@@ -65,7 +65,6 @@ WEIGHT_WORDS = 2 * PAIRS
 VECTORS = 32
 """Constants in front of a lane."""
 FILL = 100
-FACTOR_CYCLES = 750
 SHORT_BLOCK = TokenType("block", ROWS, BLOCK // 2 + 1, 1, "a word is a block of 16 or 8 bits of up to 512 rows")
 WEIGHT_TOKEN = TokenType("weights", 1, WEIGHT_WORD, 1, "a word is 64x64 integers of 8 bits")
 CONSTANTS_TOKEN = TokenType("constants", 1, CONSTANTS, 1, "a word is two vectors of 64 integers of 16 bits")
@@ -81,9 +80,9 @@ RATES = {
     "lane_word": Rate(1, "PL cycles", "structure: 128 bit of a stream, or 8 elements of Post", "lanes"),
     "lane_fill": Rate(FILL, "PL cycles", "assumed: depth of the pipeline of Post", "lanes"),
     "row_factors": Rate(
-        FACTOR_CYCLES,
+        1,
         "PL cycles",
-        "assumed: divisions and roots of 64 rows, bit by bit, of four rows at a time",
+        "structure: sums and bounds of a row and block; norms of all lanes, a row a cycle",
         "norm",
     ),
     "chunk_us": Rate(CHUNK_US, "us", f"64x32 by 32x64 on a tile at 1.25 GHz, {SHARE:.0%} of its peak", "products"),

@@ -73,10 +73,10 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("RowScale", "scales", _LANES, LANE_ROWS),
     ("Token", "taken", _LANES, 2),
     ("Token", "safe", _LANES, 2),
-    ("Exponent", "send_own", _LANES, 2),
-    ("Exponent", "send_all", _LANES, 2),
-    ("Exponent", "heads_own", _LANES, 2),
-    ("Exponent", "heads_all", _LANES, 2),
+    ("Exponent", "send_own", _LANES, PAIRS),
+    ("Exponent", "send_all", _LANES, PAIRS),
+    ("Exponent", "heads_own", _LANES, PAIRS),
+    ("Exponent", "heads_all", _LANES, PAIRS),
     ("Bytes", "head_words", _LANES, 16),
 )
 """Element, name, dimensions and depth of the streams between processes."""
