@@ -21,7 +21,7 @@ STANDING = ("for", "last", "nop", "packet")
 INSIDE = ("at", "clamp", "in", "kind", "layers", "outputs", "rows", "view")
 """Keywords inside an item; elsewhere they may be names."""
 
-TAGS = ("blocked", "linear", "integers", "input", "output", "weight", "state", "scratch")
+TAGS = ("blocked", "linear", "integers", "short", "long", "input", "output", "weight", "state", "scratch")
 """Keywords for layouts and roles of buffers."""
 
 NAME = r"[A-Za-z_]\w*(?:\.\w+)*"

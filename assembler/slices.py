@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
+from ..isa.layout import BLOCK_COLS, BLOCK_ROWS, BY_ROW
 from ..isa.program import Buffer, Layout
 
 GRAIN = {Layout.BLOCKED: (BLOCK_ROWS, BLOCK_COLS), Layout.LINEAR: (1, 1)}
@@ -37,10 +37,12 @@ class SliceError(ValueError):
 
 def grain_of(buffer: Buffer) -> tuple[tuple[int, ...], int]:
     """Return the size of a grain of a buffer, in each of its dimensions, and how many elements it takes. That of a
-    buffer of integers is 64 columns of all rows of a sequence."""
+    buffer of integers is 64 columns of all rows of a sequence; where these lie row by row, all columns."""
     if buffer.layout is Layout.INTEGERS:
         rows, _ = buffer.item_shape
         return (rows, BLOCK_COLS), rows * (BLOCK_COLS + 1) // 2
+    if buffer.layout in BY_ROW:
+        return buffer.item_shape, buffer.size * buffer.item_shape[0] // buffer.shape[0]
     steps = GRAIN[buffer.layout][-len(buffer.shape) :]
     return steps, prod(steps)
 

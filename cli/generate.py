@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ..base.durations import duration
 from ..base.errors import TensorError, WrongResultError, require, require_torch
 from ..base.files import write_bytes
 from ..base.other_libraries import silence_other_libraries
-from ..host.generation import machine_files
+from ..host.generation import Decoder, IntegerReference, Slots, machine_files
 from ..streams.placing.devices import DEVICES, device_named
 from .compile import knobs_of
 from .options import JSON, Count, Options, option, with_options
@@ -42,6 +42,7 @@ class GenerateOptions(Options):
     machine: str = option(
         "what runs the model: a machine of its own", type=click.Choice(["generated"]), default="generated"
     )
+    overlay: str | None = option("instead of a machine of its own, an overlay", type=click.Choice(["xnn", "xnn8"]))
     onto: str = option(
         "the device that a machine must fit on",
         default="u55c",
@@ -68,7 +69,7 @@ class GenerateOptions(Options):
         "folder to write for a board: C++ of the machines, a host program, the model",
         type=click.Path(file_okay=False),
     )
-    compares: bool = option("compare the tokens with those of PyTorch", "--compare")
+    compares: bool = option("compare the tokens with those of PyTorch, of xnn8 with its integers", "--compare")
     as_json: bool = JSON
 
 
@@ -88,6 +89,9 @@ def generate_command(model: str, options: GenerateOptions) -> None:
     knobs = knobs_of(options.chosen)
     fixed = {text.partition("=")[0] for text in options.chosen}
     device = device_named(options.onto)
+    if options.overlay is not None:
+        _on_overlay(model, options.overlay, options)
+        return
     if options.two and options.rows is not None:
         raise click.UsageError("--rows is of one machine, and --two-machines makes two")
     about = f"generating a machine for {model} on {options.onto}"
@@ -142,9 +146,64 @@ def generate_command(model: str, options: GenerateOptions) -> None:
     if wanted is not None:
         facts["pytorch_tokens"] = wanted
     click.echo(json.dumps(facts) if options.as_json else "\n".join(_lines(facts, machines)))
-    if wanted is not None and wanted != text.tokens:
-        at = next(k for k, pair in enumerate(zip(wanted, text.tokens, strict=True)) if pair[0] != pair[1])
-        raise WrongResultError(f"token {at + 1} of the answer is {text.tokens[at]}, in PyTorch {wanted[at]}")
+    _check_same(text.tokens, wanted, "PyTorch")
+
+
+def _on_overlay(model: str, overlay: str, options: GenerateOptions) -> None:
+    """Generate the most probable text on an overlay, whose caches stay on the board."""
+    with stepping(f"compiling {model} for {overlay}", ("load the model", "program of a step", "prompt")) as steps:
+        module, tokenizer, prompt = _loaded(model, options)
+        if not prompt:
+            raise TensorError("the prompt has no tokens")
+        steps.done("load the model")
+        capacity = options.capacity or len(prompt) + options.answer
+        decoder = Decoder(module, slots=1, capacity=capacity, overlay=overlay, verify="never")
+        steps.done("program of a step")
+        logits = decoder.prefill(0, prompt)
+    with working(f"running {model}") as progress, decoder:
+        first = decoder.last_run
+        tokens = _most_probable(decoder, logits, options.answer, _ends(module), progress)
+    last = decoder.last_run
+    assert first is not None
+    assert last is not None
+    facts: dict[str, Any] = {"prompt": prompt, "tokens": tokens, "overlay": overlay, "capacity": capacity}
+    facts |= {"ttft_s": first.latency_s, "tokens_per_s": 1 / last.latency_s if len(tokens) > 1 else None}
+    if tokenizer is not None:
+        facts["text"] = tokenizer.decode(tokens)
+    wanted, whose = None, "its integers" if overlay == "xnn8" else "PyTorch"
+    if options.compares and overlay == "xnn8":
+        reference = IntegerReference(module, capacity=capacity)
+        wanted = _most_probable(reference, reference.prefill(0, prompt), options.answer, _ends(module))
+    elif options.compares:
+        wanted = _in_pytorch(module, prompt, len(tokens))
+    lines = [f"tokens         {' '.join(map(str, tokens))}"]
+    if "text" in facts:
+        lines.append(f"text           {json.dumps(facts['text'], ensure_ascii=False)}")
+    if wanted is not None and wanted == tokens:
+        lines.append(f"compared       the same {len(tokens)} tokens by {whose}")
+    lines.append(f"TTFT           {duration(first.latency_s)} for {len(prompt)} tokens (modelled)")
+    if len(tokens) > 1:
+        lines.append(f"tokens/s       {1 / last.latency_s:,.2f} (modelled)")
+    click.echo(json.dumps(facts) if options.as_json else "\n".join(lines))
+    _check_same(tokens, wanted, whose)
+
+
+def _most_probable(
+    decoder: Slots, logits: Any, count: int, ends: Sequence[int], progress: Callable[[float], None] = lambda share: None
+) -> list[int]:
+    """The most probable tokens of the sequence in the first slot, from the logits behind its prompt on."""
+    tokens = [int(logits.argmax())]
+    while len(tokens) < count and tokens[-1] not in ends:
+        progress(len(tokens) / count)
+        tokens.append(int(decoder.step({0: tokens[-1]})[0].argmax()))
+    return tokens
+
+
+def _check_same(tokens: Sequence[int], wanted: Sequence[int] | None, whose: str) -> None:
+    """Raise `WrongResultError` for tokens of an answer that differ from those that are wanted; None wants none."""
+    if wanted is not None and list(wanted) != list(tokens):
+        at = next(k for k, pair in enumerate(zip(wanted, tokens, strict=True)) if pair[0] != pair[1])
+        raise WrongResultError(f"token {at + 1} of the answer is {tokens[at]}, in {whose} {wanted[at]}")
 
 
 def _lines(facts: dict[str, Any], machines: dict[str, generating.Generated]) -> list[str]:

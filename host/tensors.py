@@ -19,8 +19,13 @@ from safetensors.numpy import save_file
 from ..base import files
 from ..base.errors import TensorError
 from ..base.files import replacing
-from ..isa.layout import block, scaled, unblock
-from ..isa.overlays.xnn8.stored import matrix_of_words, matrix_words
+from ..isa.layout import BY_ROW, block, scaled, unblock
+from ..isa.overlays.xnn8.stored import (
+    matrix_of_words,
+    matrix_of_words_by_row,
+    matrix_words,
+    matrix_words_by_row,
+)
 from ..isa.program import Array, Buffer, Layout
 
 PACKED = "rsn.layout"
@@ -59,6 +64,9 @@ def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
             return block(values)
         case Layout.INTEGERS:
             return np.concatenate([matrix_words(item) for item in values.reshape(-1, *buffer.item_shape)])
+        case Layout.SHORT | Layout.LONG:
+            bits, items = 8 * BY_ROW[buffer.layout], values.reshape(-1, *buffer.item_shape)
+            return np.concatenate([matrix_words_by_row(item, bits) for item in items])
     return np.ascontiguousarray(values).reshape(-1)
 
 
@@ -87,6 +95,9 @@ def unpack(buffer: Buffer, flat: Array) -> Array:
         case Layout.INTEGERS:
             items = flat.reshape(buffer.shape[0] // buffer.item_shape[0], -1)
             matrix = np.concatenate([matrix_of_words(item, buffer.shape[1]) for item in items])
+        case Layout.SHORT | Layout.LONG:
+            bits, items = 8 * BY_ROW[buffer.layout], flat.reshape(buffer.shape[0] // buffer.item_shape[0], -1)
+            matrix = np.concatenate([matrix_of_words_by_row(item, buffer.shape[1], bits) for item in items])
         case _:
             matrix = flat.reshape(buffer.shape)
     view = buffer.view or buffer.shape

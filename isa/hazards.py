@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from ..base.finding import Finding
 from .expansion import Accesses, ExpandedProgram, Ints, region_name
-from .layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, INTEGER_ROWS
+from .layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, BY_ROW, INTEGER_ROWS, UNIT, row_units
 from .program import Buffer, Layout, Role
 
 MAX_PIECES = 16_000_000
@@ -248,6 +248,9 @@ def _visible_elements(b: Buffer, starts: Ints, ends: Ints) -> int:
         groups, blocks = b.item_shape[0] // INTEGER_ROWS, b.shape[1] // BLOCK_COLS
         touched = np.any(in_view.reshape(-1, 1, groups, INTEGER_ROWS), axis=3)
         grain, seen = b.size // (len(touched) * groups * blocks), touched.repeat(blocks, 1).reshape(-1)
+    elif b.layout in BY_ROW:
+        items, units = in_view.reshape(-1, b.item_shape[0]), row_units(b.shape[1], BY_ROW[b.layout])
+        grain, seen = UNIT, np.concatenate([items.repeat(n, 1) for n in units], 1).reshape(-1)
     else:
         grain, seen = b.shape[1], in_view
     sums = np.concatenate([[0], np.cumsum(seen)])

@@ -23,12 +23,24 @@ class Layout(Enum):
     INTEGERS = "integers"
     """Of overlay xnn8: integers of 16 bits in blocks of 64 columns, each with an exponent for each row; each sequence
     by itself, of it block by block, and of a block 16 rows at a time (`isa/overlays/xnn8/stored.py`)."""
+    SHORT = "short"
+    """Of overlay xnn8: integers of 8 bits, and an exponent for each row and 64 columns; each sequence by itself, of it
+    512 columns at a time, and of these row by row, filled up to 64 bytes (`isa/overlays/xnn8/stored.py`)."""
+    LONG = "long"
+    """The same with integers of 16 bits."""
+
+
+BY_ROW = {Layout.SHORT: 1, Layout.LONG: 2}
+"""Layouts of integers that lie row by row, with the bytes of one."""
 
 
 INTEGER_ROWS = 16
 """Rows of a block of integers that lie side by side, with their exponents behind them."""
 ITEM_ROWS = 2 * INTEGER_ROWS
 """Rows of an item of integers are a multiple of it, so that each block begins with an address unit."""
+ROW_BLOCKS = 8
+"""Blocks of 64 columns of a row of integers that lie side by side, where these lie row by row, with their exponents
+behind them."""
 BLOCK_ROWS = 128
 BLOCK_COLS = 64
 BLOCK = BLOCK_ROWS * BLOCK_COLS
@@ -56,6 +68,13 @@ def scaled(values: Array, scale: Sequence[float] | Array | None, shift: Sequence
     if shift is not None:
         out += np.asarray(shift, np.float32)
     return out
+
+
+def row_units(columns: int, item: int) -> list[int]:
+    """Return the address units of a row of each 512 columns of integers of `item` bytes, with their exponents, which
+    have as many. columns: a multiple of 64."""
+    blocks = columns // BLOCK_COLS
+    return [item * min(ROW_BLOCKS, blocks - at) + 1 for at in range(0, blocks, ROW_BLOCKS)]
 
 
 def block(matrix: Array) -> Array:

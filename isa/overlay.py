@@ -216,7 +216,8 @@ class InstructionFormat:
     registers of a unit that another format drives; it never terminates a decoder. max_reuse: the largest `reuse` that
     the decoder can count. addresses: only for a format whose uOPs are named tuples and differ between iterations in
     `addr` alone: given a mOP and the number of iterations, the addresses as an array (iterations, uOPs in one), so that
-    checks need not make every uOP; None for any other format.
+    checks need not make every uOP; None for any other format. inside: fields that choose a place within the access
+    that `Overlay.transfer` states, whatever their value.
     """
 
     name: str
@@ -231,6 +232,7 @@ class InstructionFormat:
     uop_bytes: int = 0
     """Bytes of one uOP: the fields of the mOP without strides and counts, in whole words. 0: as large as the mOP."""
     addresses: Callable[[Any, int], Any] | None = None
+    inside: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..base.errors import ProgramError, TensorError
 from .fields import Record
-from .layout import ALIGNED, BLOCK_ROWS, ITEM_ROWS, padded
+from .layout import ALIGNED, BLOCK_ROWS, BY_ROW, ITEM_ROWS, UNIT, padded, row_units
 from .layout import Array as Array
 from .layout import Layout as Layout
 from .overlay import Overlay
@@ -65,7 +65,12 @@ class Buffer:
     def size(self) -> int:
         """Number of float32 elements, padding included: of integers, words of 32 bits, exponents too."""
         elements = prod(self.shape)
-        return elements // 2 + elements // 128 if self.layout is Layout.INTEGERS else elements
+        match self.layout:
+            case Layout.INTEGERS:
+                return elements // 2 + elements // 128
+            case Layout.SHORT | Layout.LONG:
+                return prod(self.shape[:-1]) * sum(row_units(self.shape[-1], BY_ROW[self.layout])) * UNIT
+        return elements
 
     @property
     def item_shape(self) -> tuple[int, int]:
@@ -78,9 +83,10 @@ class Buffer:
     def view_fits(self) -> bool:
         """Whether the stored shape can hold the view, and `rows` suits both."""
         view, shape = self.view, self.shape
-        if self.layout is Layout.INTEGERS and (
-            view is None or len(view) != 3 or len(shape) != 2 or self.item_shape[0] % ITEM_ROWS or shape[1] % 64
-        ):
+        of_integers = self.layout in (Layout.INTEGERS, *BY_ROW)
+        if of_integers and (view is None or len(view) != 3 or len(shape) != 2 or not shape[1] or shape[1] % 64):
+            return False
+        if self.layout is Layout.INTEGERS and self.item_shape[0] % ITEM_ROWS:
             return False
         if view is None:
             return not self.rows

@@ -298,7 +298,7 @@ def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patc
     overlay = program.overlay
     header = program.packets[patch.packet].header
     units = overlay.selected(header.opcode, header.mask)
-    if not any(u.bank for u in units):
+    if not any(u.bank for u in units) or patch.field in overlay.by_opcode[header.opcode].inside:
         return
     where = f"parameter {p.name}"
     ends = (_alone(program, _patched(program, patch, patch.value(x))) for x in (p.low, p.high))

@@ -62,7 +62,7 @@ def fold(
     states = {name: (graph.inputs[name], layouts.get(y)) for name, y in graph.states.items()}
     folded = replace(
         graph,
-        state_columns={
+        stored_columns={
             name: np.arange(width) if layout is None else layout.places(pitch(layout.width))
             for name, (width, layout) in states.items()
         },

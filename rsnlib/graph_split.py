@@ -566,7 +566,7 @@ def _first_layers(network: LayerGraph, count: int) -> LayerGraph:
         outputs=tuple(next((o for o in network.outputs if o.name == name), Output(name)) for name in outputs),
         layers=tuple(layer for layer in first if layer.y in kept),
         seqs={name: rows for name, rows in network.seqs.items() if name in kept},
-        state_columns={name: x for name, x in network.state_columns.items() if name in kept},
+        stored_columns={name: x for name, x in network.stored_columns.items() if name in kept},
     )
 
 

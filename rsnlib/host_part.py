@@ -19,6 +19,7 @@ from torch.fx import Node
 from ..base.errors import CacheFull, TensorError, UnsupportedError
 from ..isa.layout import scaled
 from ..scheduler.graph import Array, LayerGraph, Rotary
+from ..scheduler.integers import paired_table
 from ..scheduler.tables import stored_table
 from .beyond import check_rows_beyond
 from .capture import Environment, Interface, run, shape_of, steps_of, used_up
@@ -33,15 +34,18 @@ from .view import View
 class RotaryTable:
     """An input of the network with the factors of a rotation, which the host computes in each call. factors: the host's
     tensors with them. rotary: constant factors by which they are multiplied, in the order of the machine's columns.
-    pitch: number of stored columns from one head to the next."""
+    pitch: half of the columns of the input: of stored ones, those from one head to the next. paired: the input has a
+    sine and a cosine for each pair of columns (`integers.paired_table`)."""
 
     factors: Factors
     rotary: Rotary
     pitch: int
+    paired: bool = False
 
     def rows(self, environment: Environment, batch: int, seq: int) -> Array:
         """Return the factors as the machine takes them: float32 (batch, seq, 2 * pitch), of which seq rows are those of
-        each of `batch` sequences. environment: holds the host's tensors that `factors` names."""
+        each of `batch` sequences. environment: holds the host's tensors that `factors` names. Raises `TensorError` for
+        factors that pairs of columns do not share, if they have to."""
         columns = self.rotary.head_dim
         own, partner = (
             _four(environment[x]).select(self.factors.heads, 0).broadcast_to((batch, seq, columns))
@@ -53,6 +57,11 @@ class RotaryTable:
             own=own[..., order].reshape(-1, columns).numpy() * self.rotary.own,
             partner=partner[..., order].reshape(-1, columns).numpy() * self.rotary.partner,
         )
+        if self.paired:
+            try:
+                return paired_table(made).astype(np.float32).reshape(batch, seq, -1)
+            except UnsupportedError as error:
+                raise TensorError(str(error)) from None
         return stored_table(made, self.pitch, batch * seq).reshape(batch, seq, -1)
 
 
@@ -77,11 +86,12 @@ class HostPart:
 
     Caches come in kinds. Kind 0 is the network's own; any other kind is a number of rows that its caches have. states:
     by input of the network that keeps its contents between runs, the host's cache and the view of the input that it is.
-    state_columns: by such an input, the position of its columns. rows_taken: by the node with the row that a call
-    replaces, the kind of the caches; all caches of a kind must replace the same row. counts: by mask of another kind
-    than 0, that kind. rings: by input of the network, the kind of a cache whose rows move up; the machine replaces the
-    oldest row. prompts: for caches in which a call replaces the first rows, the node with their positions, and their
-    number. tables: by input with the factors of a rotation for each row, what the host computes them from.
+    stored_columns: by such an input, and by output that is not stored as it is, the position of its columns.
+    rows_taken: by the node with the row that a call replaces, the kind of the caches; all caches of a kind must replace
+    the same row. counts: by mask of another kind than 0, that kind. rings: by input of the network, the kind of a cache
+    whose rows move up; the machine replaces the oldest row. prompts: for caches in which a call replaces the first
+    rows, the node with their positions, and their number. tables: by input with the factors of a rotation for each row,
+    what the host computes them from.
 
     affine: by output of the network, float32 scale and shift (columns,), each or None, that the host applies, because
     another board reads the output as it is. joined: by name of what was one output, those that its columns are in.
@@ -105,7 +115,7 @@ class HostPart:
     states: Mapping[str, tuple[Node, View]] = field(default_factory=dict)
     rows_taken: Mapping[Node, int] = field(default_factory=dict)
     prompts: tuple[tuple[Node, int], ...] = ()
-    state_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
+    stored_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
     tables: Mapping[str, RotaryTable] = field(default_factory=dict)
     counts: Mapping[Node, int] = field(default_factory=dict)
     rings: Mapping[str, int] = field(default_factory=dict)
@@ -310,6 +320,8 @@ class HostPart:
                 array = array.copy()
                 for item, rows in zip(array, self.lengths or (self.seq_of(name),) * self.batch, strict=True):
                     item[:rows] = scaled(item[:rows], *self.affine[name])
+            if name in self.stored_columns:
+                array = array[..., self.stored_columns[name]]
             environment[node] = _shown(self._flat(name, array), view).reshape(shape_of(node))
 
     def _flat(self, name: str, array: Array) -> torch.Tensor:

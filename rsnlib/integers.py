@@ -18,11 +18,11 @@ from ..isa.overlays.xnn8 import numbers
 from ..isa.overlays.xnn8.functions import TABLES
 from ..isa.overlays.xnn8.numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Floats, Integers, RowFactor
 from ..scheduler.graph import Array, AttentionLayer, Gemm
-from ..scheduler.integers import IntegerNetwork, is_view
-from . import precision, reference
+from ..scheduler.integers import IntegerNetwork, is_view, with_stored_columns
+from . import precision, reference, static_cache
 from .capture import arguments, module_of, packet, shape_of
 from .graph_split import Examples
-from .key_spans import KeySpans
+from .key_spans import KeySpans, RowsOfCaches
 from .partition import Traced
 from .passes import USUAL, Passes
 from .quantised_ops import DEQUANTISE, INTEGER_LINEAR, QUANTISE, ROW_SCALES
@@ -55,9 +55,9 @@ def for_integers(passes: Passes) -> Passes:
     return replace(
         passes,
         rewrites=(rows_in_float, *passes.rewrites),
-        fold=lambda graph: graph,
+        fold=with_stored_columns,
         norms_of_inputs=True,
-        keeps_caches=False,
+        pairs_factors=True,
     )
 
 
@@ -77,14 +77,27 @@ class IntegerModel:
         self._borders = borders
         self.visible: Visible | None = None
         """The rows that the masks of the latest call showed; None without masks."""
+        self.last_run = None
+        """None: it runs on no machine."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute a call. Raises `TensorError` for arguments whose shape or type differs from the example's."""
+        return self._called(args, kwargs, None)
+
+    def step(self, rows: RowsOfCaches, *args: Any, **kwargs: Any) -> Any:
+        """The same, but new rows of caches become `rows`, as for `Compiled.step`. Raises as that."""
+        return self._called(args, kwargs, rows)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowsOfCaches | None) -> Any:
+        host = self._host
         if self._borders is not None:
-            args, kwargs = self._borders.widened(self._host.interface.signature, args, kwargs)
-        inputs, spans, state = self._host.prologue(*args, **kwargs)
-        self.visible = self._host.visible(spans)
-        returned = self._host.epilogue(computed(self.network, inputs, spans), state)
+            args, kwargs = self._borders.widened(host.interface.signature, args, kwargs)
+        inputs, spans, state = host.prologue(*args, **kwargs)
+        self.visible = host.visible(spans)
+        if rows is not None:
+            spans = host.at_rows(spans, rows)
+        caches = {name: host.state(name, state) for name in host.states}
+        returned = host.epilogue(computed(self.network, inputs | caches, spans), state, rows)
         return returned if self._borders is None else self._borders.narrowed(returned)
 
 
@@ -102,6 +115,7 @@ def in_integers(
     (SmoothQuant, Xiao et al., 2023, with migration strength 1/2). Raises `UnsupportedError` for a module beyond the
     overlay, naming the layer, and as `trace` does; `ScheduleError` for lengths that do not fit.
     """
+    static_cache.register()
     module, example, borders = precision.in_float32(module_of(model), example_inputs)
     traced = trace(module, example, PASSES, fixes=True)
     check_told(traced)
@@ -115,7 +129,14 @@ def reference_of(module: Callable[[], nn.Module], smooth: Sequence[Examples] | N
 
     def compute(args: tuple[Any, ...], kwargs: dict[str, Any], kind: ReferenceKind) -> Any:
         model = module()
-        example = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments) if kwargs else args
+        example: Examples = args
+        if kwargs:
+            signature = inspect.signature(model.forward)
+            named = dict(signature.bind(*args, **kwargs).arguments)
+            for parameter in signature.parameters.values():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    named |= named.pop(parameter.name, {})
+            example = named
         return in_integers(model, example, smooth=smooth)(*args, **kwargs)
 
     return compute
@@ -141,7 +162,8 @@ def computed(numbers_of: IntegerNetwork, inputs: Mapping[str, Array], spans: Key
         keys = None if spans is None or not len(spans.lengths) else spans.lengths[some]
         starts = None if spans is None or spans.starts is None else spans.starts[some]
         rows = np.array(network.lengths[some], np.int64) if network.lengths else None
-        run = _Run(numbers_of, {name: x[some] for name, x in inputs.items()}, keys, starts, rows)
+        taken = None if spans is None or spans.rows is None else spans.rows[some]
+        run = _Run(numbers_of, {name: x[some] for name, x in inputs.items()}, keys, starts, rows, taken)
         parts.append({out.name: run.values(out.name) for out in network.outputs})
     made = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     for x in made.values() if network.lengths else ():
@@ -159,18 +181,37 @@ class _Run:
         lengths: npt.NDArray[np.int64] | None,
         starts: npt.NDArray[np.int64] | None,
         rows: npt.NDArray[np.int64] | None,
+        taken: npt.NDArray[np.int64] | None,
     ) -> None:
-        self._of, self._lengths, self._starts, self._rows_of = of, lengths, starts, rows
-        self._kept = {name: numbers.blocks_of(x, X_BITS) for name, x in inputs.items()}
+        """taken: the rows of caches that new ones become."""
+        self._of, self._lengths, self._starts, self._rows_of, self._taken = of, lengths, starts, rows, taken
+        self._kept = {
+            name: numbers.blocks_of(of.columns[name].of(x), T_BITS)
+            if name in of.columns
+            else numbers.blocks_of(x, X_BITS)
+            for name, x in inputs.items()
+        }
         self._norms: dict[str, numbers.Statistics] = {}
         for layer in of.network.layers:
             if isinstance(layer, AttentionLayer):
                 self._kept[layer.y] = self._attention(layer)
+            elif layer.into is not None:
+                self._kept[layer.y] = self._appended(layer.into, self._kept[layer.x])
             elif not is_view(layer):
                 self._kept[layer.y] = self._gemm(layer)
 
+    def _appended(self, cache: str, new: BlockNumbers) -> BlockNumbers:
+        """A cache with a new row in each sequence."""
+        assert self._taken is not None
+        whole = BlockNumbers(*(x.copy() for x in self._kept[cache]))
+        for old, row in zip(whole, new, strict=True):
+            old[np.arange(len(old)), self._taken] = row[:, 0]
+        return whole
+
     def values(self, name: str) -> Array:
-        """An activation in X as float32."""
+        """A result as float32, as the machine has it."""
+        if name in self._of.columns:
+            return numbers.values_of(self._kept[name], int(self._of.columns[name].positions.max()) + 1)
         return numbers.values_of(self._x(name), self._of.sent[name].columns)
 
     def _statistics(self, name: str) -> numbers.Statistics | None:
@@ -230,7 +271,11 @@ class _Run:
             )
         if layer.rotary is None:
             return v, exponent
-        own, partner = (t[: v.shape[1]].reshape(-1, *v.shape[2:]) for t in self._of.rotations[layer.y])
+        angles = self._of.rotations.get(layer.y)
+        if angles is None:
+            angles = self._kept[str(layer.rotary.source)]
+        factors = (t[..., : v.shape[1], :, :] for t in numbers.turned(angles))
+        own, partner = (np.tile(t, (v.shape[-2] // t.shape[-2], 1)) for t in factors)
         return numbers.rotated(v, exponent, own, partner)
 
     def _attention(self, layer: AttentionLayer) -> BlockNumbers:
@@ -243,7 +288,7 @@ class _Run:
         shows = np.ones((1, 1, 1, 1), np.bool_) if valid is None else valid.numpy()
         of_keys = np.broadcast_to(shows, (len(lengths), 1, rows, keys)).max(2)[:, 0]
         asks = None if self._rows_of is None else np.arange(rows) < self._rows_of[:, None]
-        of_q, e_q = numbers.of_heads(q, columns.pitch, asks)
+        of_q, e_q = numbers.of_heads(q, columns.pitch, asks, groups=self._of.groups(layer))
         (of_k, e_k), (of_v, e_v) = (numbers.of_heads(x, columns.pitch, of_keys) for x in (k, v))
         of_q, e_q = of_q[:, : layer.heads], e_q[:, : layer.heads]
         which = np.arange(layer.heads) // layer.groups

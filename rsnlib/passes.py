@@ -34,7 +34,8 @@ class Passes(build.SchedulerPasses):
     that data choose are computed; None leaves them to PyTorch. norms_of_inputs: the machine also computes a norm of one
     of its inputs if only products read the result; False: the host does, and sends the input and its norm.
     keeps_caches: the machine keeps caches of keys and values between runs, and takes the factors of rotary positions
-    from the host. The other passes are those of the scheduler."""
+    from the host. pairs_factors: of these it takes two for each pair of columns, not two for each column. The other
+    passes are those of the scheduler."""
 
     rewrites: Sequence[Rewrite] = REWRITES
     rules: Mapping[Any, LoweringPattern] = field(default_factory=lambda: RULES)
@@ -42,6 +43,7 @@ class Passes(build.SchedulerPasses):
     experts: ExpertsPlan | None = None
     norms_of_inputs: bool = False
     keeps_caches: bool = True
+    pairs_factors: bool = False
 
 
 USUAL = Passes()

@@ -151,7 +151,7 @@ def _caches(host: HostPart) -> Json:
     """What a host part says of caches, as JSON."""
     return {
         "states": [[name, node.name, _view(view)] for name, (node, view) in host.states.items()],
-        "columns": {name: columns.tolist() for name, columns in host.state_columns.items()},
+        "columns": {name: columns.tolist() for name, columns in host.stored_columns.items()},
         "rows_taken": [[node.name, kind] for node, kind in host.rows_taken.items()],
         "prompts": [[node.name, count] for node, count in host.prompts],
         "counts": [[node.name, kind] for node, kind in host.counts.items()],
@@ -167,11 +167,11 @@ def _of_caches(description: Json, nodes: Mapping[str, Node]) -> dict[str, Any]:
     for name, places in columns.items():
         if len({*places.tolist()}) < len(places) or min(places, default=0) < 0:
             raise ValueError(f"the columns of {name} are not different ones")
-    if not states.keys() == columns.keys() >= rings.keys():
+    if not columns.keys() >= states.keys() >= rings.keys():
         raise ValueError(f"caches {sorted(states)} have columns of {sorted(columns)}, and move up as {sorted(rings)}")
     return {
         "states": states,
-        "state_columns": columns,
+        "stored_columns": columns,
         "rows_taken": {nodes[node]: as_int(kind) for node, kind in as_list(description["rows_taken"])},
         "prompts": tuple((nodes[node], as_int(count)) for node, count in as_list(description["prompts"])),
         "counts": {nodes[node]: as_int(kind) for node, kind in as_list(description["counts"])},
@@ -332,6 +332,9 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
     )
     if not host.added <= set(sources):
         raise ValueError(f"masks {sorted(host.added)} are no inputs")
+    for name in host.columns.keys() & host.stored_columns.keys():
+        if not host.stored_columns[name].size or host.stored_columns[name].max() + 1 != host.columns[name]:
+            raise ValueError(f"of output {name}, the positions of columns are not those of {host.columns[name]}")
     _check(host, in_place)
     return host
 
@@ -355,21 +358,25 @@ def _table(table: RotaryTable, keep: Callable[[torch.Tensor], str]) -> Json:
     factors, rotary = table.factors, table.rotary
     kept = [keep(torch.from_numpy(np.ascontiguousarray(x))) for x in (rotary.own, rotary.partner)]
     places = [list(rotary.partners), list(rotary.order)]
-    return [factors.own.name, factors.partner.name, factors.heads, table.pitch, *kept, *places]
+    return [factors.own.name, factors.partner.name, factors.heads, table.pitch, *kept, *places, table.paired]
 
 
 def _of_table(fields: Json, nodes: Mapping[str, Node], tensor: Callable[[str], torch.Tensor]) -> RotaryTable:
-    own, partner, heads, pitch, *kept, partners, order = as_list(fields)
+    own, partner, heads, pitch, *kept, partners, order = as_list(fields)[:8]
+    paired = len(fields) > 8 and as_bool(fields[8])  # files from before it was written have none
     numbers = [tensor(as_str(x)).numpy() for x in kept]
     rotary = Rotary(numbers[0], numbers[1], as_ints(partners), "", as_ints(order))
     columns = len(rotary.partners)
-    if any(x.dtype != np.float32 or x.shape != (1, columns) for x in numbers) or not 1 <= columns <= as_int(pitch):
+    if (
+        any(x.dtype != np.float32 or x.shape != (1, columns) for x in numbers)
+        or not 1 <= columns <= as_int(pitch) << paired
+    ):
         raise ValueError(f"a rotation of {columns} columns has factors of {[x.shape for x in numbers]}")
     if any(sorted(x) != [*range(columns)] for x in (rotary.partners, rotary.order) if x):
         raise ValueError("a rotation of columns that do not exist")
     if as_int(heads) not in (1, 2):
         raise ValueError(f"axis {heads} of heads")
-    return RotaryTable(Factors(nodes[as_str(own)], nodes[as_str(partner)], heads), rotary, pitch)
+    return RotaryTable(Factors(nodes[as_str(own)], nodes[as_str(partner)], heads), rotary, pitch, paired)
 
 
 def _operator(node: Node) -> Json:
@@ -517,6 +524,7 @@ def _check(host: HostPart, in_place: Iterable[Node]) -> None:
         fake = FakeRun(host.interface, host.constants)
         for node, (name, view) in host.results.items():
             columns = sum(host.columns[part] for part in host.joined.get(name, (name,)))
+            columns = len(host.stored_columns.get(name, ())) or columns
             _check_within(node.name, view, host.batch * host.seq_of(name) * columns)
             fake.add(node, torch.empty(view.shape, device="meta").reshape(shape_of(node)))
         fake.run(chain(host.before, host.after, in_place))

@@ -467,10 +467,12 @@ class _Tracer:
             counted=network.counted_seq if masks else 0,
             states=states,
             tables={
-                str(x.source): RotaryTable(tables[str(rotations[y].source)], x, network.inputs[str(x.source)] // 2)
+                str(x.source): RotaryTable(
+                    tables[str(rotations[y].source)], x, network.inputs[str(x.source)] // 2, self.passes.pairs_factors
+                )
                 for y, x in folded.items()
             },
-            state_columns=network.state_columns,
+            stored_columns=network.stored_columns,
             rows_taken=kinds,
             rings=rings,
             counts={

@@ -273,7 +273,8 @@ class LayerGraph:
     lengths: rows of each sequence, where they differ; rows beyond are neither stored nor computed. Empty: all `seq`.
     seqs: rows of each sequence of those inputs that have another number than `seq`, such as the text that a decoder
     attends to. A result has the rows of what it is computed from, an attention those of its queries; lengths exclude
-    seqs. state_columns: of a folded graph, where each column of an input that keeps its contents is stored. smooth: for
+    seqs. stored_columns: of a folded graph, where each column of an input that keeps its contents is stored, and of an
+    output that is not stored as it is. smooth: for
     an overlay that computes in integers: what columns of rows are divided by, before they become integers, and rows of
     weights multiplied by, positive (columns,); by activation, none for those that have no entry. cache_rows: rows of
     those inputs that keep their contents whose parameter is `row[b]`; 0: of the first. of_step: it is a stage of a step
@@ -287,7 +288,7 @@ class LayerGraph:
     layers: tuple[Layer, ...] = field(default=())
     lengths: tuple[int, ...] = ()
     seqs: Mapping[str, int] = field(default_factory=dict)
-    state_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
+    stored_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
     smooth: Mapping[str, Float64] = field(default_factory=dict)
     cache_rows: int = 0
     of_step: bool = False
@@ -398,12 +399,12 @@ class LayerGraph:
         return replace(self, layers=tuple(layers))
 
     def columns(self, name: str) -> int:
-        """Number of columns of an activation that a layer of this graph computes. Raises `ScheduleError` for an input
-        or an unknown name."""
+        """Number of columns of an activation that a layer of this graph computes, up to the last one that is stored.
+        Raises `ScheduleError` for an input or an unknown name."""
         found = next((layer for layer in self.layers if layer.y == name), None)
         if found is None:
             raise ScheduleError(f"no layer computes {name}")
-        return found.width
+        return int(self.stored_columns[name].max()) + 1 if name in self.stored_columns else found.width
 
     def show(self) -> str:
         """The graph as text: a line for the inputs, for each layer, and for the outputs."""

@@ -7,9 +7,12 @@ residuals; T holds what attention reads and makes, and hidden columns.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from math import gcd
 from typing import NamedTuple
 
@@ -17,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import UnsupportedError
-from ..isa.layout import ALIGNED, ITEM_ROWS, UNIT, padded
+from ..isa.layout import ALIGNED, ITEM_ROWS, ROW_BLOCKS, UNIT, padded
 from ..isa.overlay import Overlay
 from ..isa.overlays.xnn8.emission import (
     Destination,
@@ -42,12 +45,21 @@ from ..isa.overlays.xnn8.formats import (
     ChunkSource,
     LaneMemory,
     cells,
+    slices,
 )
 from ..isa.overlays.xnn8.functions import TABLES
 from ..isa.overlays.xnn8.lanes import HEADS, SEND
-from ..isa.overlays.xnn8.numbers import BLOCK, BlockNumbers, Integers, NormConstants
-from ..isa.overlays.xnn8.stored import PackedConstants, columns_of, constant_words, row_words, weight_words
-from ..isa.program import Buffer, Layout, ProgramSegment, Role, UnpackedProgram
+from ..isa.overlays.xnn8.numbers import BLOCK, X_BITS, BlockNumbers, NormConstants
+from ..isa.overlays.xnn8.stored import (
+    PackedConstants,
+    columns_of,
+    constant_words,
+    row_blocks,
+    row_words,
+    units_of_row,
+    weight_words,
+)
+from ..isa.program import Buffer, Layout, Parameter, ProgramSegment, Role, UnpackedProgram
 from .chain import parameters_of
 from .dram import Lowered, PackedWeights
 from .graph import AttentionLayer, Gemm, Layer, LayerGraph
@@ -110,12 +122,14 @@ class LaneCells:
 
 class LanesOfSequences(NamedTuple):
     """How sequences lie in lanes. panels: the sequences of each, or parts of one. rows: of a lane. pitch: rows of a
-    sequence off chip. parts: engines over which a sequence is spread."""
+    sequence off chip. parts: engines over which a sequence is spread. keys: of a cache in a lane, in all lanes of an
+    engine; 0 without caches."""
 
     panels: tuple[tuple[PlacedSequence, ...], ...]
     rows: int
     pitch: int
     parts: int = 1
+    keys: int = 0
 
 
 class IntegerPanels:
@@ -129,12 +143,21 @@ class IntegerPanels:
         self._made: dict[str, Make] = {}
         self._ends = dict.fromkeys(overlay.banks, 0)
         self._check()
+        self._caches = {name: self._rows(name, Role.STATE) for name in self.net.states}
+        """The addresses of the sequences in caches."""
+        self._kept = {x.y: x for x in self.net.layers if isinstance(x, Gemm) and x.into is not None}
+        """The rows that become those of caches, by the name of the cache with them."""
+        self._waiting: list[tuple[str, Iterator[Emit]]] = []
+        """Activations in T that are to be stored behind the weights of the queries, so that DDR need not wait for
+        them."""
         self._x = LaneCells("X", X_CELLS)
         """Activations without their norms."""
         self._walked: SentRows | None = None
         """What X8 holds, and whose norm Rows has."""
-        self._angles: Integers | None = None
-        """What Angles holds."""
+        self._angles: BlockNumbers | str | None = None
+        """What Angles holds: constants, or the input with factors of a call; None for nothing."""
+        self._tables: dict[str, list[int]] = {}
+        """The addresses of the sequences in inputs with such factors."""
         self._t = LaneCells("T", T_CELLS)
         self._apart: dict[str, int] = {}
         """Addresses of keys and values that the engines give to each other."""
@@ -148,14 +171,18 @@ class IntegerPanels:
 
     def _check(self) -> None:
         net = self.net
-        if net.seqs:
+        if net.seqs and not net.is_step:
             raise UnsupportedError("inputs with sequences of another length; they are not compiled for xnn8 yet")
+        if len(net.state_rows) > 1:
+            raise UnsupportedError(
+                f"caches of {' and '.join(map(str, net.state_rows))} rows; xnn8 takes those of one size"
+            )
         for layer in net.layers:
             facts: tuple[tuple[str, bool], ...]
             if isinstance(layer, AttentionLayer):
                 facts = (
                     ("a window", layer.window is not None),
-                    ("padding before a sequence", layer.left),
+                    ("padding before a sequence", layer.left and not net.is_step),
                     (f"{layer.groups} heads that share keys and values", 2 * layer.groups > MOST_SHARED),
                 )
             else:
@@ -183,14 +210,22 @@ class IntegerPanels:
         return self._place(bank, Buffer(name, bank, 0, (words,), Layout.LINEAR, Role.WEIGHT), make)
 
     def _rows(self, name: str, role: Role) -> list[int]:
-        """Place an activation. Returns the address of each sequence."""
-        columns = self.of.sent[name].columns
-        pitch, stored = self.at.pitch, padded(columns, BLOCK)
-        net = self.net
-        shape, view = (net.batch * pitch, stored), (net.batch, net.seq, columns)
-        at = self._place("ddr", Buffer(name, "ddr", 0, shape, Layout.INTEGERS, role, view, net.lengths))
-        item = pitch * stored // BLOCK * (BLOCK + 1) // 2 // UNIT
-        return [at + i * item for i in range(net.batch)]
+        """Place an activation, a cache, or the factors of a rotation. Returns the address of each sequence."""
+        net, of = self.net, self.of
+        pitch = LANES * self.at.keys if role is Role.STATE else self.at.pitch
+        layout = Layout.SHORT if name in of.columns else Layout.INTEGERS
+        if role is Role.OUTPUT and net.is_step and (name in of.columns or self._passes_by(name)):
+            pitch, layout = 1, Layout.SHORT if name in of.columns else Layout.LONG
+        if name in of.columns:
+            stored = len(of.columns[name].places)
+            columns = stored if role is Role.STATE else net.columns(name)
+        else:
+            columns = of.sent[name].columns if name in of.sent else net.inputs[name]
+            stored = padded(columns, BLOCK)
+        view = net.batch, net.seq_of(name), columns
+        made = Buffer(name, "ddr", 0, (net.batch * pitch, stored), layout, role, view, net.lengths)
+        at = self._place("ddr", made)
+        return [at + i * made.size // net.batch // UNIT for i in range(net.batch)]
 
     def _vectors(self, name: str, blocks: Sequence[Sequence[PackedConstants]]) -> StoredConstants:
         at = self._weight(name, "lpddr", 80 * len(blocks) * len(blocks[0]), partial(constant_words, blocks))
@@ -215,7 +250,10 @@ class IntegerPanels:
                     yield layer, self._fetch(layer)
                 if layer.q in self._queries:
                     yield from self._product(self._queries.pop(layer.q))
-                yield layer, self._attention(layer)
+                yield from ((layer, store) for store in self._stores_of_t())
+                yield layer, self._of_caches(layer) if layer.k in self._kept else self._attention(layer)
+            elif layer.y in self._kept:
+                self._waiting.append((layer.x, self._keep(layer)))
             elif layer.y in asks:
                 self._queries[layer.y] = layer
                 continue
@@ -223,7 +261,10 @@ class IntegerPanels:
                 yield from self._sum(layer)
             elif not is_view(layer):
                 yield from self._product(layer)
+                if layer.y in self.of.columns and any(out.name == layer.y for out in net.outputs):
+                    self._waiting.append((layer.y, self._give(layer)))
                 if self.at.parts > 1 and layer.y in self._keys:
+                    yield from ((layer, store) for store in self._stores_of_t())
                     yield layer, self._put_apart(layer)
             yield from ((layer, store) for store in self._stores())
 
@@ -330,6 +371,9 @@ class IntegerPanels:
         and it is wider than such a block."""
         is_plain = layer.y in self.of.sent and self.of.sent[layer.y].norm is None and layer.residual is None
         return is_plain and layer.y not in self.net.readers and layer.width > PAIRS * BLOCK
+
+    def _passes_by(self, name: str) -> bool:
+        return any(x.y == name and isinstance(x, Gemm) and self._passes(x) for x in self.net.layers)
 
     def _destination(
         self, layer: Gemm, residual: AddedResidual, affine: Pairs | None, done: Sequence[str]
@@ -445,32 +489,70 @@ class IntegerPanels:
             part = replace(to, slot=to.slot + at, residual_slot=to.residual_slot + at)
             each = walks and not number
             self.emitter.product(source, slot, chunks, block.weights, block.constants, part, each=each)
-            if rows:
-                before = number * made * self.at.pitch * ROW_PAIR // 2 // UNIT
-                count = len(block.weights.shifts) // (1 + to.gated)
-                self.emitter.store([row + before for row in rows], part.slot, count, None, None)
+            if not rows:
+                continue
+            count = len(block.weights.shifts) // (1 + to.gated)
+            if self.net.is_step:
+                at = number * units_of_row(made, X_BITS)
+                self.emitter.store_rows([row + at for row in rows], part.slot, count, 1, LaneMemory.X)
+            else:
+                at = number * made * self.at.pitch * ROW_PAIR // 2 // UNIT
+                self.emitter.store([row + at for row in rows], part.slot, count, late=True)
+        self.emitter.stored_late()
 
     def _turn(self, layer: Gemm) -> Iterator[tuple[Layer, Emit]]:
         """Let Angles hold the factors of a rotation."""
-        own, partner = self.of.rotations[layer.y]
-        pitch = max(BLOCK, self.of.columns[layer.y].pitch)
-        first, second = (x.reshape(len(x), -1, 2)[:, : pitch // 2] for x in (own, partner))
-        if (first[..., 0] != first[..., 1]).any() or (second[..., 0] != -second[..., 1]).any():
-            raise UnsupportedError(f"{layer.place}: a rotation by other factors than a sine and a cosine of each pair")
-        turns = np.stack([first[..., 0], second[..., 1]], -1).reshape(len(own), -1)
-        if self._angles is not None and np.array_equal(self._angles, turns):
+        turns = self.of.rotations.get(layer.y)
+        blocks = max(BLOCK, self.of.columns[layer.y].pitch) // BLOCK
+        if turns is None:
+            assert layer.rotary is not None
+            source = str(layer.rotary.source)
+            if self._angles == source:
+                return
+            self._angles = source
+            if source not in self._tables:
+                self._tables[source] = self._rows(source, Role.INPUT)
+            addresses = self._tables[source]
+        elif isinstance(self._angles, BlockNumbers) and np.array_equal(self._angles.integers, turns.integers):
             return
-        self._angles = turns
-        blocks = pitch // BLOCK
-        table = np.zeros((self.at.pitch, blocks, BLOCK), np.int64)
-        count = min(self.net.seq, len(table))
-        table[:count] = turns[:count].reshape(-1, blocks, BLOCK)
+        else:
+            self._angles = turns
+            table = BlockNumbers(*(np.zeros((self.at.pitch, blocks, n), np.int64) for n in (BLOCK, 1)))
+            count = min(self.net.seq, self.at.pitch)
+            for stored, given in zip(table, turns, strict=True):
+                stored[:count] = given[:count]
+            size = self.at.pitch * blocks * ROW_PAIR // 2
+            at = self._weight(f"{layer.y}.angles", "ddr", size, partial(row_words, table))
+            addresses = [at] * self.net.batch
+        yield layer, partial(self.emitter.load, addresses, 0, blocks, None, LaneMemory.ANGLES)
 
-        def words() -> npt.NDArray[np.float32]:
-            return row_words(BlockNumbers(table, np.full((*table.shape[:2], 1), -14)))
+    def _stores_of_t(self) -> Iterator[Emit]:
+        """Store what waits, and give back the cells of T that nothing else reads."""
+        for name, stores in self._waiting:
+            yield from stores
+            self._left[name] -= 1
+            if not self._left[name]:
+                self._t.free(name)
+        self._waiting.clear()
 
-        at = self._weight(f"{layer.y}.angles", "ddr", len(table) * blocks * ROW_PAIR // 2, words)
-        yield layer, partial(self.emitter.load, [at] * self.net.batch, 0, blocks, None, LaneMemory.ANGLES)
+    def _give(self, layer: Gemm) -> Iterator[Emit]:
+        """Store a result in T for the host."""
+        addresses, is_step = self._rows(layer.y, Role.OUTPUT), self.net.is_step
+        return self._stored(layer.y, addresses, 1 if is_step else self.at.pitch, int(is_step))
+
+    def _keep(self, layer: Gemm) -> Iterator[Emit]:
+        """Let the new row of each sequence become that of a cache."""
+        cache = str(layer.into)
+        return self._stored(layer.x, self._caches[cache], LANES * self.at.keys, self.net.seq_of(cache))
+
+    def _stored(self, name: str, addresses: Sequence[int], pitch: int, cache: int) -> Iterator[Emit]:
+        """Store rows of an activation in T, eight blocks at a time. pitch, cache: rows of a sequence off chip, and of a
+        cache as for `IntegerEmitter.store_rows`."""
+        slot, before = self._t.first(name), 0
+        for blocks in row_blocks(len(self.of.columns[name].places) // BLOCK):
+            at, first = [x + before for x in addresses], slot + blocks.start * cells(self.at.rows)
+            yield partial(self.emitter.store_rows, at, first, len(blocks), cache)
+            before += pitch * units_of_row(len(blocks))
 
     def _put_apart(self, layer: Gemm) -> Emit:
         """Let the engines give their keys or values to each other."""
@@ -496,31 +578,88 @@ class IntegerPanels:
 
         return emit
 
+    def _of_caches(self, layer: AttentionLayer) -> Emit:
+        """An attention over caches: keys and values of a round come to T of all lanes of an engine, one sequence after
+        the other, while the one before is computed if T has room for both."""
+        keys, each = self.at.keys, cells(self.at.keys)
+        queries = self._t.first(layer.q)
+        results = self._t.place(layer, len(self.of.columns[layer.y].places) // BLOCK, layer.y, self.at.rows)
+        groups = row_blocks(len(self.of.columns[layer.k].places) // BLOCK)
+        starts = [*accumulate((LANES * keys * units_of_row(len(group)) for group in groups), initial=0)]
+        rounds: list[tuple[HeadsRound, range]] = []
+        for heads in self._rounds(layer, (queries, 0, 0, results), keys):
+            last = heads.keys // each + heads.blocks(shared=True) - 1
+            read = range(heads.keys // each // ROW_BLOCKS, last // ROW_BLOCKS + 1)
+            before = each * groups[read.start].start
+            rounds.append((heads._replace(keys=heads.keys - before, values=heads.values - before), read))
+        most = max(groups[read[-1]].stop - groups[read[0]].start for _, read in rounds)
+        caches = [(self._caches[str(self._kept[x].into)], _whole(x)) for x in (layer.k, layer.v)]
+        slots = [[self._t.place(layer, most, name, keys) for _, name in caches]]
+        with suppress(UnsupportedError):
+            slots.append([self._t.place(layer, most, name, keys) for _, name in caches])
+        for _, name in caches:
+            self._t.free(name)
+        self._read(layer)
+
+        def emit() -> None:
+            held: dict[int, tuple[int, range]] = {}
+            turns: dict[int, int] = defaultdict(int)
+            work = [(of, *each) for some in self.emitter.rounds() for each in rounds for of in some]
+            last = {of.engine: number for number, (of, *_) in enumerate(work)}
+            for number, (of, heads, read) in enumerate(work):
+                if held.get(of.engine) != (of.number, read):
+                    held[of.engine] = of.number, read
+                    turns[of.engine] += 1
+                    for (addresses, _), slot, readers in zip(
+                        caches, slots[turns[of.engine] % len(slots)], ((SEND, HEADS), (HEADS,)), strict=True
+                    ):
+                        for i in read:
+                            to = slot + each * (groups[i].start - groups[read.start].start)
+                            addr = addresses[of.number] + starts[i]
+                            self.emitter.load_rows(of, addr, to, len(groups[i]), readers)
+                k, v = slots[turns[of.engine] % len(slots)]
+                moved = heads._replace(keys=heads.keys + k, values=heads.values + v)
+                self.emitter.attend(moved, of, ends=last[of.engine] == number)
+
+        return emit
+
     def _attention(self, layer: AttentionLayer) -> Emit:
-        columns, rows = self.of.columns[layer.q], self.at.rows
         apart = self.at.parts > 1
-        key_rows = rows * self.at.parts
         names = (layer.q, *(_whole(name) if apart else name for name in (layer.k, layer.v)))
         queries, keys, values = map(self._t.first, names)
-        results = self._t.place(layer, len(self.of.columns[layer.y].places) // BLOCK, layer.y, rows)
+        results = self._t.place(layer, len(self.of.columns[layer.y].places) // BLOCK, layer.y, self.at.rows)
         self._read(layer)
         for name in names[1:] if apart else ():
             self._t.free(name)
-        rounds = []
-        per = max(1, BLOCK // columns.pitch)  # heads of a block
-        for head in range(0, layer.heads, PAIRS):
-            first = head // layer.groups // per * per  # of keys and values
-            q, y = (x + head * columns.pitch // BLOCK * cells(rows) for x in (queries, results))
-            k, v = (x + first * columns.pitch // BLOCK * cells(key_rows) for x in (keys, values))
-            count, seq, skip = min(PAIRS, layer.heads - head), self.net.seq, head - first * layer.groups
-            shares = layer.groups, skip, layer.masked, layer.causal
-            rounds.append(HeadsRound(q, k, v, y, count, layer.head_dim, seq, seq, *shares))
+        rounds = self._rounds(layer, (queries, keys, values, results), self.at.rows * self.at.parts)
 
         def emit() -> None:
             for number, heads in enumerate(rounds):
                 self.emitter.attention(heads, last=number == len(rounds) - 1)
 
         return emit
+
+    def _rounds(self, layer: AttentionLayer, slots: tuple[int, int, int, int], key_rows: int) -> list[HeadsRound]:
+        """The rounds of an attention. slots: first cells of queries, keys, values and results. key_rows: of a lane."""
+        columns, rounds, grouped = self.of.columns[layer.q], [], self.of.groups(layer)
+        if grouped > 1:
+            kv_heads = layer.kv_heads or layer.heads
+            for head in range(0, kv_heads, PAIRS):
+                at = head * columns.pitch // BLOCK
+                q, y = (x + at * grouped * cells(self.at.rows) for x in (slots[0], slots[3]))
+                k, v = (x + at * cells(key_rows) for x in slots[1:3])
+                of = (min(PAIRS, kv_heads - head), layer.head_dim, self.net.seq, self.net.seq_of(layer.k), grouped, 0)
+                rounds.append(HeadsRound(q, k, v, y, *of, layer.masked, layer.causal, grouped=True))
+            return rounds
+        per = max(1, BLOCK // columns.pitch)  # heads of a block
+        for head in range(0, layer.heads, PAIRS):
+            first = head // layer.groups // per * per  # of keys and values
+            q, y = (x + head * columns.pitch // BLOCK * cells(self.at.rows) for x in (slots[0], slots[3]))
+            k, v = (x + first * columns.pitch // BLOCK * cells(key_rows) for x in slots[1:3])
+            count, seq, skip = min(PAIRS, layer.heads - head), self.net.seq_of(layer.k), head - first * layer.groups
+            shares = layer.groups, skip, layer.masked, layer.causal
+            rounds.append(HeadsRound(q, k, v, y, count, layer.head_dim, self.net.seq, seq, *shares))
+        return rounds
 
     def _stores(self) -> Iterator[Emit]:
         """Store the activation in X if it is a result of the network."""
@@ -566,11 +705,17 @@ class IntegerPanels:
             overlay=self.overlay,
             sequences={unit: tuple(mops) for unit, mops in sequences.items() if mops},
             buffers=tuple(self.buffers),
-            parameters=parameters_of(self.net.rows, patches),
+            parameters=self._parameters(patches),
             patches=patches,
             segments=segments,
         )
         return Lowered(kernels, PackedWeights(self._made))
+
+    def _parameters(self, patches: Mapping[str, object]) -> tuple[Parameter, ...]:
+        net = self.net
+        found = parameters_of(net.rows if not net.states else (net.counted_seq,) * net.batch, patches)
+        rows = (Parameter(f"row[{b}]", 0, n - 1, 0) for n in net.state_rows for b in range(net.batch))
+        return (*found, *rows)
 
     def _segment(self, layer: Layer, uops: Mapping[str, Sequence[tuple[int, int]]]) -> ProgramSegment:
         kind = kind_of(layer if isinstance(layer, AttentionLayer) else [layer])
@@ -586,6 +731,8 @@ def _whole(name: str) -> str:
 
 def placements(network: LayerGraph, overlay: Overlay) -> list[LanesOfSequences]:
     """Return the ways in which sequences can lie in lanes, those that take less time first."""
+    if network.states:
+        return [_step(network)]
     is_wide = any(isinstance(x, AttentionLayer) and x.head_dim > BLOCK for x in network.layers)
     most = WIDE_ROWS if is_wide else LANE_ROWS
     if network.lengths:
@@ -619,6 +766,22 @@ def _alike(network: LayerGraph, each: int, most: int) -> LanesOfSequences | None
         for part in parts
     )
     return LanesOfSequences(tuple(panels), rows, lanes * rows)
+
+
+def _step(network: LayerGraph) -> LanesOfSequences:
+    """Up to four sequences of an engine, two lanes for the row of each, and all lanes for the keys of one after the
+    other. Raises `UnsupportedError` for larger caches than T holds keys of."""
+    (capacity,) = network.state_rows
+    fits = (
+        n for n in range(-(-capacity // LANES), ENGINES * LANE_ROWS + 1) if not n % ROW_STEP and not n % (8 * slices(n))
+    )
+    keys = next(fits, None)
+    at = _alike(network, LANES // 2, LANE_ROWS)
+    assert at is not None
+    if keys is None:
+        raise UnsupportedError(f"caches of {capacity} rows; xnn8 has up to {ENGINES * LANES * LANE_ROWS}")
+    panels = tuple(tuple(of._replace(spread=keys) for of in panel) for panel in at.panels)
+    return at._replace(panels=panels, keys=keys)
 
 
 def _spread(network: LayerGraph, parts: int, most: int) -> LanesOfSequences | None:

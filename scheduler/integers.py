@@ -8,7 +8,7 @@ products read; all others are in X.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +22,8 @@ from .graph import AttentionLayer, Gemm, LayerGraph, Norm, Rotary
 SMALLEST_PITCH = 32
 """Columns of a tile's part of a head."""
 WIDEST_HEAD = 128
+MOST_GROUPED = 16
+"""Heads that become rows: those of a lane in a step of a decoder."""
 KEPT = 2**-12
 """How far from an integer a weight may be that was one times a scale: both were rounded to float32."""
 
@@ -63,6 +65,12 @@ class IntegerColumns:
         values: of all columns that `places` counts, which is not checked."""
         padded = np.concatenate([values, np.zeros((*values.shape[:-1], 1))], -1)
         return padded[..., self.places]
+
+    @cached_property
+    def positions(self) -> npt.NDArray[np.intp]:
+        """Where each column is stored, counted through all heads: the inverse of `places`."""
+        (stored,) = np.nonzero(self.places >= 0)
+        return stored[np.argsort(self.places[stored])]
 
 
 def _filled(places: Integers) -> Integers:
@@ -108,20 +116,23 @@ class SentRows:
 @dataclass(frozen=True, eq=False)
 class IntegerNetwork:
     """A network for xnn8. network: matched. columns: of each activation in T. sent: of each in X. products: by the name
-    of their result. head_norms: scale and shift of norms of heads. rotations: own and partner's factors,
-    (rows, stored columns), 16 bits in units of 2^-14."""
+    of their result. head_norms: scale and shift of norms of heads. rotations: constant factors, as `paired_table` has
+    them: 16 bits in units of 2^-14, (rows, blocks, 64)."""
 
     network: LayerGraph
     columns: Mapping[str, IntegerColumns]
     sent: Mapping[str, SentRows]
     products: Mapping[str, IntegerProduct] = field(default_factory=dict)
     head_norms: Mapping[str, tuple[BlockNumbers, BlockNumbers]] = field(default_factory=dict)
-    rotations: Mapping[str, tuple[Integers, Integers]] = field(default_factory=dict)
+    rotations: Mapping[str, BlockNumbers] = field(default_factory=dict)
 
     @classmethod
     def of(cls, network: LayerGraph) -> IntegerNetwork:
         """Quantise a matched network. Raises `UnsupportedError`, naming the layer, for what xnn8 cannot compute. Its
         factors of activations in T are not used: these have no gains."""
+        if network.states and network.seq > 1:
+            what = f"{network.seq} new rows for a cache that has others"
+            raise UnsupportedError(f"{what}; overlay xnn8 takes a prompt at once, then single rows")
         for layer in network.layers:
             _check(layer)
         smooth = network.smooth
@@ -129,21 +140,29 @@ class IntegerNetwork:
         for layer in network.layers:
             if isinstance(layer, Gemm) and layer.in_heads and layer.y not in columns:
                 raise UnsupportedError(f"{layer.place}: a norm or a rotation of heads that are no queries or keys")
-        sent = {name: _plain(name, count, smooth) for name, count in network.inputs.items()}
+        _check_caches(network, columns)
+        others = {*columns, *(str(rotary.source) for rotary in network.rotated_by.values())}
+        sent = {name: _plain(name, count, smooth) for name, count in network.inputs.items() if name not in others}
         for layer in network.layers:
             if layer.y not in columns and isinstance(layer, Gemm):
                 sent[layer.y] = _sent(layer, smooth)
                 if layer.norm is not None and not layer.in_heads:
                     bounds.check_norm(layer.place, layer.width)
         made = cls(network, columns, sent)
-        products = {x.y: made._product(x) for x in network.layers if isinstance(x, Gemm) and x.multiplies}
+        products = {x.y: made._product(x) for x in network.layers if isinstance(x, Gemm) and is_product(x)}
         for layer in network.layers:
             if isinstance(layer, AttentionLayer):
                 made._check_attention(layer)
         in_heads = {x.y: x for x in network.layers if isinstance(x, Gemm) and x.in_heads}
         norms = {y: _head_norm(x, columns[y]) for y, x in in_heads.items() if x.norm is not None}
-        rotations = {y: _rotation(x, columns[y], x.rotary) for y, x in in_heads.items() if x.rotary is not None}
+        rotations = {y: _rotation(x.place, x.rotary) for y, x in in_heads.items() if x.rotary and not x.rotary.source}
         return cls(network, columns, sent, products, norms, rotations)
+
+    def groups(self, layer: AttentionLayer) -> int:
+        """Return how many heads of queries become rows of one head, with one exponent: those that share keys in a step
+        of a decoder, if they are whole blocks; else 1."""
+        fits = self.network.is_step and layer.groups <= MOST_GROUPED
+        return layer.groups if fits and layer.groups * self.columns[layer.q].pitch % BLOCK == 0 else 1
 
     def stored(self, name: str, width: int) -> IntegerColumns:
         """Return the stored columns of an activation. name: of it. width: its columns, if it is not in T."""
@@ -195,13 +214,28 @@ def _head_norm(layer: Gemm, columns: IntegerColumns) -> tuple[BlockNumbers, Bloc
     return of_scale, of_shift
 
 
-def _rotation(layer: Gemm, columns: IntegerColumns, rotary: Rotary) -> tuple[Integers, Integers]:
+def paired_table(rotary: Rotary) -> npt.NDArray[np.float64]:
+    """Return the factors of a rotation as they are stored: for each pair of columns of whole blocks of heads its own,
+    then that of the partner in its second column, (rows, 64 or more). Raises `UnsupportedError` for other factors than
+    a sine and a cosine of each pair, and for those that are not below 2."""
     most = max(float(np.abs(t).max()) for t in (rotary.own, rotary.partner))
-    if most * (1 << 14) > (1 << 15) - 1:
-        raise UnsupportedError(f"{layer.place}: factors of a rotation of up to {most:g}; overlay xnn8 has them below 2")
-    tables = (columns.of(np.tile(t, layer.heads)) for t in (rotary.own, rotary.partner))
-    own, partner = (np.rint(t * (1 << 14)).astype(np.int64) for t in tables)
-    return own, partner
+    if not most * (1 << 14) <= (1 << 15) - 1:
+        raise UnsupportedError(f"factors of a rotation of up to {most:g}; overlay xnn8 has them below 2")
+    heads = BLOCK // SMALLEST_PITCH
+    columns = IntegerColumns.of_heads(heads, rotary.head_dim, rotary)
+    stored = (columns.of(np.tile(t, heads)) for t in (rotary.own, rotary.partner))
+    own, partner = (x[:, : max(BLOCK, columns.pitch)].reshape(len(x), -1, 2) for x in stored)
+    if (own[..., 0] != own[..., 1]).any() or (partner[..., 0] != -partner[..., 1]).any():
+        raise UnsupportedError("a rotation by other factors than a sine and a cosine of each pair")
+    return np.stack([own[..., 0], partner[..., 1]], -1).reshape(len(own), -1)
+
+
+def _rotation(place: str, rotary: Rotary) -> BlockNumbers:
+    try:
+        table = np.rint(paired_table(rotary) * (1 << 14)).astype(np.int64).reshape(len(rotary.own), -1, BLOCK)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{place}: {error}") from None
+    return BlockNumbers(table, np.full((*table.shape[:2], 1), -14))
 
 
 def _shift(layer: Gemm) -> Floats:
@@ -222,6 +256,38 @@ def _sent(layer: Gemm, smooth: Mapping[str, Floats]) -> SentRows:
     return SentRows(raw, layer.width, layer.norm, scale / smooth.get(layer.y, ones), scale, _shift(layer))
 
 
+def _check_caches(network: LayerGraph, columns: Mapping[str, IntegerColumns]) -> None:
+    """Raise `UnsupportedError` for caches otherwise than in a step of a decoder."""
+    for layer in network.layers:
+        if isinstance(layer, Gemm) and layer.into is not None:
+            for what, is_there in (
+                ("a cache that no attention reads", layer.y not in columns),
+                ("a cache beside keys of other rows", not network.is_step),
+            ):
+                if is_there:
+                    raise UnsupportedError(f"{layer.place}: {what}; overlay xnn8 has none")
+
+
+def with_stored_columns(network: LayerGraph) -> LayerGraph:
+    """Return a matched network that says where columns of caches, and of outputs in T, are stored, and with as many
+    columns of factors of rotations as Angles has (pass `fold` of an overlay that computes in integers). Raises
+    `UnsupportedError` as `IntegerNetwork.of` does."""
+    attended = {name for x in network.layers if isinstance(x, AttentionLayer) for name in (x.k, x.v)}
+    rotated, outputs = network.rotated_by.values(), {out.name for out in network.outputs}
+    if not network.states and not rotated and not outputs & attended:
+        return network
+    columns = _in_t(network)
+    pitches = {str(x.source): IntegerColumns.of_heads(1, x.head_dim, None).pitch for x in rotated}
+    kept = {name: columns[name].positions for name in (*network.states, *outputs) if name in columns}
+    tables = {source: max(BLOCK, pitch) for source, pitch in pitches.items()}
+    return replace(network, inputs=network.inputs | tables, stored_columns=kept)
+
+
+def is_product(layer: Gemm) -> bool:
+    """Whether a layer is a product of the tiles, not rows that become those of a cache as they are."""
+    return layer.multiplies and layer.into is None
+
+
 def is_view(layer: Gemm) -> bool:
     """Whether a layer is only a norm of an activation in X, which is applied as that is sent."""
     return not layer.multiplies and not layer.is_sum and layer.norm is not None and layer.activation is None
@@ -237,8 +303,11 @@ def _in_t(network: LayerGraph) -> dict[str, IntegerColumns]:
         if isinstance(layer, AttentionLayer):
             kv_heads = layer.kv_heads or layer.heads
             for name, heads in ((layer.q, layer.heads), (layer.k, kv_heads), (layer.v, kv_heads)):
-                of = made.get(name)
-                others = name in outputs or any(isinstance(x, Gemm) for x in network.readers[name])
+                kept = made.get(name)
+                cache = kept.into if isinstance(kept, Gemm) else None
+                of = made.get(kept.x) if isinstance(kept, Gemm) and cache is not None else kept
+                read = [x for x in network.readers[of.y if isinstance(of, Gemm) else name] if isinstance(x, Gemm)]
+                others = (name == layer.q and name in outputs) or any(x.into is None for x in read)
                 if others or not isinstance(of, Gemm) or not _is_projection(of):
                     raise UnsupportedError(
                         f"{layer.place}: {name} is no product that only attention reads, with norms of heads at most"
@@ -247,7 +316,7 @@ def _in_t(network: LayerGraph) -> dict[str, IntegerColumns]:
                 columns = IntegerColumns.of_heads(heads, layer.head_dim, rotary)
                 if name in found and not np.array_equal(found[name].places, columns.places):
                     raise UnsupportedError(f"{layer.place}: {name} has other heads in another attention")
-                found[name] = columns
+                found |= dict.fromkeys((name, of.y, *((cache,) if cache else ())), columns)
             if layer.y in outputs or not _feeds_products(network, layer.y):
                 raise UnsupportedError(f"{layer.place}: its result is read by more than products")
             found[layer.y] = IntegerColumns.of_heads(layer.heads, layer.head_dim, rotary)  # as values have theirs
@@ -289,8 +358,6 @@ def _check(layer: Gemm | AttentionLayer) -> None:
     for what, is_there in (
         ("a norm of an operand", layer.x_norm is not None or layer.residual_norm is not None),
         ("a residual with factors", layer.residual_scale is not None and bool((layer.residual_scale != 1).any())),
-        ("rows that are appended to a cache", layer.into is not None),
-        ("rotary positions that the host makes", layer.rotary is not None and layer.rotary.source is not None),
         ("factors behind a function or a sum", has_affine and layer.norm is None and is_more),
         ("factors of 0", layer.norm is None and layer.scale is not None and bool((layer.scale == 0).any())),
         ("a factor of 0", layer.factor == 0),

@@ -6,6 +6,7 @@ from .decoder import Decoder as Decoder
 from .folder import save_folder as save_folder
 from .loaded import LoadedDecoder as LoadedDecoder
 from .loaded import load as load
+from .reference import IntegerReference as IntegerReference
 from .sampling import Sampling as Sampling
 from .slots import CHUNK as CHUNK
 from .slots import Slots as Slots

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from ...base.errors import (
     RsnError,
     TensorError,
     UnsupportedError,
+    WrongResultError,
     require_torch,
 )
 from .. import tokenizers
@@ -33,12 +35,14 @@ from ..model.shared_bank import SharedBank
 from .slots import CHUNK, CachedProgram, PromptProgram, Slots, behind
 
 if TYPE_CHECKING:
-    from ...rsnlib import changes, static_cache
+    from ...rsnlib import changes, integers, static_cache
     from ...rsnlib import pipeline as pipelines
     from ...rsnlib import pool as pools
     from ...rsnlib import verification as verifications
+    from ...rsnlib.key_spans import RowsOfCaches
 else:
     changes = deferred("rsn.rsnlib.changes")
+    integers = deferred("rsn.rsnlib.integers")
     pipelines = deferred("rsn.rsnlib.pipeline")
     pools = deferred("rsn.rsnlib.pool")
     static_cache = deferred("rsn.rsnlib.static_cache")
@@ -49,8 +53,9 @@ log = logging.getLogger("rsn.generation")
 PROBE, LEAST_PROBE = 8, 3
 """Rows of the cache with which a model is tried out, or as many as a shorter window has. With fewer than three it is
 not tried."""
-NEAR = 1e-3
-"""How far logits may be apart there, of the largest one."""
+NEAR, NEAR_QUANTISED = 1e-3, 0.1
+"""How far logits may be apart there, of the largest one; and of a model with quantised weights, whose rows may be
+quantised to other integers where they differ by a rounding."""
 
 
 DecoderPart = Compiled | CompiledStages
@@ -64,15 +69,17 @@ class Decoder(Slots):
     model: in eval mode, in float32. A change of it counts from the next prompt or step on, as in PyTorch: the keys and
     values of earlier tokens stay. slots: number of sequences that are decoded together. capacity: the most tokens of a
     sequence, its prompt included. chunk: the most rows of a prompt that run at once. board, boards: as for
-    `rsn.compile`; all programs are cut where the step is. The keys and values of all slots stay on the board, or on
-    that of their stage; the host has them too, so that a board that failed gets them again.
-    A layer with a sliding window has as many rows as the window, and a new token replaces the oldest one. Raises what
-    `rsn.compile` raises, `UnsupportedError` for a model that attends to chunks of fixed size, or computes something
-    else if it is given positions, `PositionError` for a capacity beyond the model's positions, and `TensorError` for
-    slots, a capacity or a chunk that are no whole numbers or too small.
+    `rsn.compile`; all programs are cut where the step is. overlay: the machine, one that keeps caches: "xnn", or
+    "xnn8", which takes each prompt at once. The keys and values of all slots stay on the board, or on that of their
+    stage; the host has them too, so that a board that failed gets them again. A layer with a sliding window has as many
+    rows as the window, and a new token replaces the oldest one. Raises what `rsn.compile` raises, `UnsupportedError`
+    for a model that attends to chunks of fixed size, or computes something else if it is given positions,
+    `PositionError` for a capacity beyond the model's positions, and `TensorError` for slots, a capacity or a chunk that
+    are no whole numbers or too small.
 
     verify: as for `rsn.compile`: the logits of the first call of each program are compared with those of the model in
-    PyTorch, for all tokens of the sequence and without a cache. Raises `WrongResultError` if they differ.
+    PyTorch, for all tokens of the sequence and without a cache; on xnn8 with those of its integers, which are the same
+    in each bit, and so are the caches. Raises `WrongResultError` if they differ.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class Decoder(Slots):
         board: str = "sim",
         boards: int | str | Sequence[BoardName] = 1,
         verify: str = "first",
+        overlay: str = "xnn",
     ) -> None:
         require_torch("generation")
         if not type(slots) is type(capacity) is type(chunk) is int:
@@ -101,16 +109,20 @@ class Decoder(Slots):
         positions = getattr(text, "max_position_embeddings", None)
         if positions is not None and capacity > positions:
             raise PositionError(f"sequences of {capacity} tokens; the model has positions for {positions}")
-        super().__init__(slots, capacity, chunk)
+        count, names = boards_named(boards)
+        self._pipeline, self._pool = pipelines.Pipeline.named(overlay, boards=count), pools.Pool()
+        in_integers = self._pipeline.overlay.integers
+        super().__init__(slots, capacity, capacity if in_integers else chunk)
         self.vocabulary = int(text.vocab_size)
         ends = model.generation_config.eos_token_id if getattr(model, "generation_config", None) else None
         self.ends = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
-        count, names = boards_named(boards)
         self._model = model
         self._boards: tuple[BoardName, ...] = (board,) if names is None else tuple(names)
-        self._pipeline, self._pool = pipelines.Pipeline.named("xnn", boards=count), pools.Pool()
+        self._mode = verifications.verify_named(verify)
+        self._references: weakref.WeakKeyDictionary[Compiled, integers.IntegerModel] = weakref.WeakKeyDictionary()
+        """What programs are compared with, of an overlay that computes in integers."""
         self._verification = verifications.Verification(
-            verifications.verify_named(verify), self._in_pytorch, model, lambda: True
+            "never" if in_integers else self._mode, self._in_pytorch, model, lambda: True
         )
         self._closed = False
         self._lock = threading.Lock()
@@ -297,7 +309,31 @@ class Decoder(Slots):
         self._joined = [shared.changes for shared in self._shared]
         if count > 1:
             return CompiledStages(staged, self._boards[:count], shared=self._shared[:count]).open()
-        return Compiled(traced, staged.built[0], self._boards[0], shared=self._shared[0]).open()
+        made = Compiled(traced, staged.built[0], self._boards[0], shared=self._shared[0]).open()
+        if self._pipeline.overlay.integers and self._mode != "never":
+            self._references[made] = integers.IntegerModel(traced)
+        return made
+
+    def _logits(self, program: CachedProgram, arguments: dict[str, Any], rows: RowsOfCaches | None = None) -> Any:
+        import torch
+
+        reference = self._references.get(program) if isinstance(program, Compiled) else None
+        if reference is None or not isinstance(program, Compiled):
+            return super()._logits(program, arguments, rows)
+        given = verifications.copied(arguments)
+        logits, wanted = (
+            super(Decoder, self)._logits(x, a, rows) for x, a in ((program, arguments), (reference, given))
+        )
+        layers = zip(*(x["past_key_values"].layers for x in (arguments, given)), strict=True)
+        pairs = [(logits, wanted), *((getattr(a, x), getattr(b, x)) for a, b in layers for x in ("keys", "values"))]
+        if not all(torch.equal(*pair) for pair in pairs):
+            raise WrongResultError(
+                "the logits or the caches of a call differ from the integers of the model. Nothing is returned. This "
+                "is an error of rsn, not of the model: please report it"
+            )
+        if self._mode == "first":
+            del self._references[program]
+        return logits
 
     def _probe(self, text: Any) -> None:
         """Raise `UnsupportedError` unless PyTorch computes the same logits for all tokens at once and for a step with
@@ -307,6 +343,7 @@ class Decoder(Slots):
         `position_ids`, as it counts them, and what counts from the mask.
         """
         import torch
+        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         window = getattr(text, "sliding_window", None)
         positions = getattr(text, "max_position_embeddings", None)
@@ -339,6 +376,7 @@ class Decoder(Slots):
                 position_ids=ids.new_tensor([[count]]),
                 past_key_values=cache,
             ).logits
+        near = NEAR_QUANTISED if any(map(is_traceable_wrapper_subclass, self._model.parameters())) else NEAR
         for name, got, want in (
             ("prompt", behind(prompt, count), wanted[-2]),
             ("chunk of a prompt", chunk[0, -1], wanted[-1]),
@@ -346,7 +384,7 @@ class Decoder(Slots):
         ):
             if not torch.isfinite(want).all():
                 return  # the model has what is no number; there is nothing to compare
-            if float((got - want).abs().max()) > NEAR * float(want.abs().max()):
+            if float((got - want).abs().max()) > near * float(want.abs().max()):
                 raise UnsupportedError(
                     f"{type(self._model).__name__}: the logits of a {name} with a static cache and `position_ids` "
                     'differ from those without; torch.compile(model.forward, backend="rsn") and `generate` may run it'

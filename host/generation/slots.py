@@ -122,6 +122,10 @@ class Slots(Closing):
         """A cache for some sequences. rows: of the layers with a sliding window; None: as many as the window has."""
         raise NotImplementedError
 
+    def _logits(self, program: CachedProgram, arguments: dict[str, Any], rows: RowsOfCaches | None = None) -> Any:
+        """Run a program. rows: as for `CachedProgram.step`; None for a prompt. Returns the logits of its result."""
+        return (program(**arguments) if rows is None else program.step(rows, **arguments)).logits
+
     def _verified(self, program: CachedProgram, sequences: Any, what: object) -> Callable[[list[Any]], None] | None:
         """What to call with the logits behind each of some sequences, to compare them; None if this call of a program
         is not verified. what: tells programs apart."""
@@ -192,7 +196,7 @@ class Slots(Closing):
         if is_last and prompt.begun == self._seen:  # else keys are from before a change of the model
             verified = self._verified(program, sequences, wanted)
         with torch.no_grad():
-            logits = program(**arguments).logits
+            logits = self._logits(program, arguments)
             prompt.done = end
             if is_last:
                 self._keep(slot, prompt)
@@ -284,7 +288,7 @@ class Slots(Closing):
         if all(self._begun[slot] == self._seen for slot in tokens):  # else keys are from before a change of the model
             verified = self._verified(self._step, sequences, "step")
         with torch.no_grad():
-            logits = self._step.step(rows, **self._step_arguments(tokens)).logits
+            logits = self._logits(self._step, self._step_arguments(tokens), rows)
         self.last_run = self._step.last_run
         if verified is not None:
             verified([logits[slot, -1] for slot in tokens])

@@ -99,7 +99,7 @@ class Caches:
         view = self._buffers[name].view
         assert view is not None
         out = np.zeros(view, np.float32)
-        out[..., self._host.state_columns[name]] = self._host.state(name, environment)
+        out[..., self._host.stored_columns[name]] = self._host.state(name, environment)
         return out
 
 

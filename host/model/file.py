@@ -464,7 +464,7 @@ def _check_ends(programs: Sequence[Program], host: HostPart) -> None:
     } | {name: view(name, 2 * table.pitch, host.seq) for name, table in host.tables.items()}
     taken = {name: view(name, columns) for name, columns in host.columns.items()}
     for name in {*states, *host.states}:
-        kept, columns = states.get(name) or (), host.state_columns.get(name, np.zeros(0))
+        kept, columns = states.get(name) or (), host.stored_columns.get(name, np.zeros(0))
         if kept[:2] != (host.batch, host.seq_of(name)) or not 0 < len(columns) <= columns.max() + 1 <= kept[2]:
             raise ValueError(f"the program keeps {name} as {kept}; the host part has another cache")
     shown = {part for name, _ in host.results.values() for part in host.joined.get(name, (name,))}

@@ -36,6 +36,8 @@ class _Limits:
         match mop:
             case OffChipChunks(end=ChunkEnd.LOAD_T | ChunkEnd.STORE_T):
                 yield "T in off-chip memory"
+            case OffChipChunks(end=ChunkEnd.LOAD_ROWS | ChunkEnd.STORE_ROWS):
+                yield "rows that lie off chip one by one"
             case PanelRows() if mop.blocks:
                 yield from self._rows(mop)
             case PanelSend() if mop.chunks:
@@ -47,6 +49,8 @@ class _Limits:
                 yield from self._keys(mop)
 
     def _rows(self, mop: PanelRows) -> Iterator[str]:
+        if mop.by_row:
+            yield "rows that lie off chip one by one"
         if mop.op not in COMPUTED:
             yield f"{RowOp(mop.op).name} of Rows"
         if mop.rotated or mop.memory == LaneMemory.ANGLES:
@@ -81,6 +85,8 @@ class _Limits:
         yield from self._blocks("X8" if mop.source == ChunkSource.X8 else "T", mop.slot, mop.chunks, there)
 
     def _heads(self, mop: PanelRows | PanelSend | PanelHeads) -> Iterator[str]:
+        if not isinstance(mop, PanelHeads) and (mop.spread or mop.grouped):
+            yield "steps of a decoder"
         if mop.groups != 1 or mop.skip:
             yield "heads that share keys"
         if isinstance(mop, PanelHeads):
@@ -90,6 +96,8 @@ class _Limits:
     def _keys(self, mop: PanelRows | PanelSend | PanelHeads | EngineOp) -> Iterator[str]:
         if mop.wide:
             yield "heads of 128 columns"
+        if isinstance(mop, EngineOp) and mop.spread:
+            yield "steps of a decoder"
         if mop.key_rows != self.rows:
             yield "a sequence over several engines"
 

@@ -32,6 +32,7 @@ from .formats import (
     WIDE_ROWS,
     X_CELLS,
     AddedResidual,
+    CacheRows,
     ChunkSource,
     EngineOp,
     LaneMemory,
@@ -44,7 +45,7 @@ from .formats import (
     slices,
 )
 from .functions import TABLES
-from .lanes import HEADS, SEND, blocks_of_results, pitch_of, results_of, shared
+from .lanes import HEADS, SEND, blocks_of_results, keys_of, pitch_of, results_of, shared
 from .numbers import BLOCK
 
 
@@ -59,6 +60,8 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
                 yield "constants come from LPDDR, blocks of rows from DDR"
             elif uop.piece != CONSTANTS and uop.piece % (ROW_STEP * ROW_PAIR):
                 yield "a block of X that is no multiple of 32 rows, or of T that is none of 64"
+        case CacheRows():
+            yield from _cache_rows(unit, uop)
         case PanelWeights():
             if not uop.chunks or not uop.engines:
                 yield "sends no weights, or to no engine"
@@ -86,6 +89,17 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
             if uop.attention:
                 yield from _keys(uop)
                 yield from _wide(uop)
+
+
+def _cache_rows(unit: UnitSpec, uop: CacheRows) -> Iterator[str]:
+    if unit.name == "LPDDR":
+        yield "rows of T are in DDR"
+    if not all(uop.peers):
+        yield "rows of T come from one engine, or go to one"
+    if not uop.pitch or not uop.size or uop.size % uop.piece:
+        yield f"{uop.size} elements are no whole number of {uop.piece}, which pass at a time"
+    if uop.row is not None and not uop.store:
+        yield "one row of a cache is only stored"
 
 
 def _span(uop: Any) -> Iterator[str]:
@@ -131,8 +145,9 @@ def _heads(uop: Any, heads: int) -> Iterator[str]:
     elif uop.key_rows:
         for slot, blocks in _of_keys(uop, heads):
             yield from _blocks("T", slot, blocks, uop.key_rows, T_CELLS)
-    if not 1 <= uop.keys <= uop.lanes * uop.key_rows:
-        yield f"keys={uop.keys}: these lanes have 1 to {uop.lanes * uop.key_rows}"
+    there = keys_of(uop).all
+    if not 1 <= uop.keys <= there:
+        yield f"keys={uop.keys}: these lanes have 1 to {there}"
 
 
 def _of_keys(uop: Any, heads: int) -> Iterator[tuple[int, int]]:
@@ -147,6 +162,16 @@ def _of_keys(uop: Any, heads: int) -> Iterator[tuple[int, int]]:
 def _of_heads(uop: Any, heads: int) -> int:
     """Blocks of some heads."""
     return -(-heads * pitch_of(uop) // BLOCK)
+
+
+def _of_queries(uop: PanelSend) -> int:
+    """Blocks of the queries that an operation reads."""
+    return _of_heads(uop, uop.chunks * (uop.groups if uop.grouped else 1))
+
+
+def _grouped(uop: PanelRows | PanelSend) -> Iterator[str]:
+    if uop.grouped and (uop.groups > uop.rows or uop.skip or uop.groups * pitch_of(uop) % BLOCK):
+        yield f"{uop.groups} heads become rows: of up to {uop.rows}, in whole blocks, from the first one on"
 
 
 CELLS = {LaneMemory.X: X_CELLS, LaneMemory.T: T_CELLS, LaneMemory.ANGLES: ANGLE_CELLS}
@@ -167,9 +192,15 @@ def _rows(uop: PanelRows) -> Iterator[str]:
     if uop.attention:
         yield from _heads(uop, uop.blocks)
         yield from _wide(uop)
+        yield from _grouped(uop)
     if taking and uop.blocks % results_of(uop) and not uop.attention:
         yield f"{uop.blocks} columns of pairs, of which {results_of(uop)} are taken together"
     loads_t = uop.op == RowOp.LOAD and in_t
+    moves = uop.op == RowOp.STORE or (uop.op == RowOp.LOAD and in_t)
+    if uop.by_row and (not moves or uop.norm or uop.blocks > PAIRS):
+        yield f"only T is loaded, and T or X stored as it is, row by row, {PAIRS} blocks at most"
+    if uop.keeps and not (uop.by_row and uop.op == RowOp.STORE):
+        yield "only where rows are stored one by one, one alone can be"
     if loads_t:
         yield from _keys(uop)
         if uop.key_rows % uop.rows:
@@ -218,7 +249,8 @@ def _send(uop: PanelSend) -> Iterator[str]:
         case ChunkSource.QUERIES:
             yield from _heads(uop, uop.chunks)
             yield from _wide(uop)
-            yield from _blocks("T", uop.slot, _of_heads(uop, uop.chunks), uop.rows, T_CELLS)
+            yield from _blocks("T", uop.slot, _of_queries(uop), uop.rows, T_CELLS)
+            yield from _grouped(uop)
             if not 1 <= uop.count <= uop.lanes * uop.rows:
                 yield f"count={uop.count}: these lanes have 1 to {uop.lanes * uop.rows}"
             if not 1 <= uop.head_dim <= pitch_of(uop):
@@ -326,7 +358,7 @@ def _read(uop: Any) -> Iterator[tuple[tuple[str, int], int]]:
             heads = uop.heads if isinstance(uop, PanelHeads) else uop.chunks
             read = [(slot, blocks, uop.key_rows) for slot, blocks in _of_keys(uop, heads)] if heads else []
             if isinstance(uop, PanelSend):
-                read.append((uop.slot, _of_heads(uop, heads), uop.rows))
+                read.append((uop.slot, _of_queries(uop), uop.rows))
             for part in read:
                 yield from ((cell, uop.wait) for tile in _tiles("T", *part) for cell in tile)
 

@@ -6,8 +6,9 @@ Work must be added in an order in which it could be done one by one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from ...fields import Record
@@ -18,6 +19,7 @@ from ...versal.tokens import SlotTokens
 from .formats import (
     CONSTANTS,
     ENGINES,
+    LANES,
     ROW_PAIR,
     T_CELLS,
     WEIGHT_WORD,
@@ -36,7 +38,8 @@ from .formats import (
     cells,
 )
 from .lanes import SEND
-from .numbers import BLOCK, NormConstants
+from .numbers import BLOCK, T_BITS, X_BITS, NormConstants
+from .stored import units_of_row
 
 T = X_CELLS
 """Where T begins among the cells of the tokens, behind X8."""
@@ -77,7 +80,8 @@ class HeadsRound(NamedTuple):
     """A round of attention: up to eight heads in T. queries, keys, values, results: first cells. heads: their number.
     head_dim: columns that count. rows, shown: of a sequence, all and those whose keys count. groups: heads that share
     keys and values. skip: of those, how many come before the first head. masked: the run-time parameter len[b] of a
-    sequence says how many keys count. causal: of these, those up to each row."""
+    sequence says how many keys count. causal: of these, those up to each row. grouped: the heads are those of keys,
+    and the queries that share one are its rows, which takes sequences of one row."""
 
     queries: int
     keys: int
@@ -91,6 +95,7 @@ class HeadsRound(NamedTuple):
     skip: int = 0
     masked: bool = False
     causal: bool = False
+    grouped: bool = False
 
     @property
     def pitch(self) -> int:
@@ -105,11 +110,18 @@ class HeadsRound(NamedTuple):
     @property
     def shares(self) -> dict[str, int]:
         """The fields that state which heads share keys and values."""
-        return {"groups": self.groups, "skip": self.skip}
+        return {"groups": self.groups, "skip": self.skip, "grouped": int(self.grouped)}
+
+    @property
+    def shares_of_keys(self) -> dict[str, int]:
+        """The same for what sends keys and values."""
+        return {"groups": 1 if self.grouped else self.groups, "skip": self.skip}
 
     def blocks(self, *, shared: bool) -> int:
         """How many blocks heads take. shared: those of keys and values."""
-        heads = 1 + (self.skip + self.heads - 1) // self.groups if shared else self.heads
+        heads = self.heads * (self.groups if self.grouped else 1)
+        if shared:
+            heads = self.heads if self.grouped else 1 + (self.skip + self.heads - 1) // self.groups
         return -(-heads * self.pitch // BLOCK)
 
 
@@ -160,7 +172,8 @@ class PlacedSequence(NamedTuple):
     """A sequence in a panel, or a part of one that is spread over engines and has all their lanes. first, lanes: of its
     engine. rows: of a lane, the same in all of a program. number: of the sequence in the batch. part, parts:
     which of how many. length: rows of the sequence; None for those that a round of attention states. pitch: rows of a
-    block of a sequence off chip; 0 for those of its lanes."""
+    block of a sequence off chip; 0 for those of its lanes. spread: keys of a lane, of which all lanes of the engine
+    have as many; 0 if its own lanes have them."""
 
     engine: int
     first: int
@@ -171,6 +184,7 @@ class PlacedSequence(NamedTuple):
     parts: int = 1
     length: int | None = None
     pitch: int = 0
+    spread: int = 0
 
     @property
     def fields(self) -> dict[str, int]:
@@ -180,7 +194,7 @@ class PlacedSequence(NamedTuple):
     @property
     def key_rows(self) -> int:
         """Keys in a lane: of the whole sequence."""
-        return self.rows * self.parts
+        return self.spread or self.rows * self.parts
 
 
 class IntegerEmitter:
@@ -192,6 +206,7 @@ class IntegerEmitter:
         self.patches: dict[str, list[KernelPatch]] = defaultdict(list)
         self._tokens = tuple((SlotTokens(), SlotTokens()) for _ in range(ENGINES))
         self._placed: tuple[PlacedSequence, ...] = ()
+        self._late: list[Callable[[], None]] = []
         self._lanes: dict[int, dict[str, int]] = {}
         """Of each engine that computes the panel, the lanes that have rows, and the rows of each, as fields."""
 
@@ -229,7 +244,7 @@ class IntegerEmitter:
         )
         return {"wait": send, "wait_heads": heads}
 
-    def _rounds(self) -> list[list[PlacedSequence]]:
+    def rounds(self) -> list[list[PlacedSequence]]:
         """The sequences of the panel, those with the first lanes of their engines first."""
         firsts = sorted({of.first for of in self._placed})
         return [[of for of in self._placed if of.first == first] for first in firsts]
@@ -244,7 +259,7 @@ class IntegerEmitter:
     ) -> None:
         """Load the rows of the sequences to X or Angles from cell `slot` on. addresses: of the sequences of the batch,
         in units of 64 bytes. gains: of these blocks."""
-        for number, some in enumerate(self._rounds()):
+        for number, some in enumerate(self.rounds()):
             takes = gains is not None and not number
             if gains is not None and takes:
                 self._constants(gains.addr, blocks * gains.each, self._lanes)
@@ -254,17 +269,35 @@ class IntegerEmitter:
                 self._blocks(addresses[of.number], ChunkEnd.LOAD, of, blocks)
 
     def store(
-        self, addresses: Sequence[int], slot: int, blocks: int, norm: PanelNorm | None, affine: StoredConstants | None
+        self,
+        addresses: Sequence[int],
+        slot: int,
+        blocks: int,
+        norm: PanelNorm | None = None,
+        affine: StoredConstants | None = None,
+        *,
+        late: bool = False,
     ) -> None:
         """Store the rows of the sequences, from cell `slot` of X on. addresses: as for `load`. norm, affine: of the
-        norm of what is stored, both or none."""
+        norm of what is stored, both or none. late: DDR takes them behind the weights of the next product, or with
+        `stored_late`, so that it does not wait for these rows."""
         fields = {"slot": slot, "blocks": blocks, **({} if norm is None else norm.fields)}
-        for some in self._rounds():
+        for some in self.rounds():
             if affine is not None:
                 self._constants(affine.addr, blocks * affine.each, [of.engine for of in some])
             for of in some:
                 self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, **of.fields, **fields))
-                self._blocks(addresses[of.number], ChunkEnd.STORE, of, blocks)
+                take = partial(self._blocks, addresses[of.number], ChunkEnd.STORE, of, blocks)
+                if late:
+                    self._late.append(take)
+                else:
+                    take()
+
+    def stored_late(self) -> None:
+        """Let DDR take what `store` has left to it."""
+        for take in self._late:
+            take()
+        self._late.clear()
 
     def _blocks(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int) -> None:
         """Move blocks of X of one part of a sequence, of which each has all rows that there are off chip."""
@@ -313,6 +346,41 @@ class IntegerEmitter:
             told = sum(1 << reader for reader in readers)
             self._add(f"Rows{engine}", PanelRows(op=RowOp.LOAD, readers=told, **take, **waits))
 
+    def store_rows(
+        self, addresses: Sequence[int], slot: int, blocks: int, cache: int = 0, memory: LaneMemory = LaneMemory.T
+    ) -> None:
+        """Store rows of up to eight blocks of T or X, from cell `slot` on, row by row. addresses: of the sequences of
+        the batch, in units of 64 bytes. cache: number of rows of a cache, of which row row[b] becomes the first row of
+        sequence b; 1 for that row alone; 0 stores all rows. DDR takes rows of X late, as for `store`."""
+        in_x = memory is LaneMemory.X
+        units, keeps = units_of_row(blocks, X_BITS if in_x else T_BITS), int(cache > 0)
+        for of in self._placed:
+            rows = {"memory": memory, "by_row": 1, "keeps": keeps, "slot": slot, "blocks": blocks}
+            self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, **rows, **of.fields))
+            count = of.lanes * of.rows
+            fields = {"end": ChunkEnd.STORE_ROWS, "engines": 1 << of.engine, "further": blocks - 1, "keeps": keeps}
+            fields |= {"size": (cache or count) * units * UNIT, "of_x": int(in_x)}
+            mop = OffChipChunks(addr=addresses[of.number] + of.part * count * units, **fields)
+            if in_x:
+                self._late.append(partial(self._add, "DDR", mop))
+                continue
+            self._add("DDR", mop)
+            if cache > 1:
+                patch = KernelPatch("DDR", len(self.sequences["DDR"]) - 1, "row", 0, cache - 1)
+                self.patches[f"row[{of.number}]"].append(patch)
+
+    def load_rows(self, of: PlacedSequence, addr: int, slot: int, blocks: int, readers: tuple[int, ...]) -> None:
+        """Load up to eight blocks of the rows of a cache to T of all lanes of the engine of a sequence, from cell
+        `slot` on. addr: in units of 64 bytes."""
+        units, all_lanes = units_of_row(blocks), {"lanes": LANES, "rows": of.rows}
+        size = LANES * of.key_rows * units * UNIT
+        fields = {"end": ChunkEnd.LOAD_ROWS, "engines": 1 << of.engine, "further": blocks - 1}
+        self._add("DDR", OffChipChunks(addr=addr, size=size, **fields))
+        waits = self._waits(of.engine, self._tiles(T + slot, blocks, cells(of.key_rows)), readers)
+        take = {"memory": LaneMemory.T, "by_row": 1, "slot": slot, "blocks": blocks, "key_rows": of.key_rows}
+        take |= {"spread": 1, "readers": sum(1 << reader for reader in readers)}
+        self._add(f"Rows{of.engine}", PanelRows(op=RowOp.LOAD, **take, **all_lanes, **waits))
+
     def sum(self, source: int, to: Destination, blocks: int, constants: int) -> None:
         """Add blocks of X, from cell `source` on, to those that `to` names, if it names any. constants: where gains
         begin, in units of 64 bytes."""
@@ -359,6 +427,7 @@ class IntegerEmitter:
         ):
             if count:
                 self._add(bank, OffChipChunks(addr=addr, size=chunks * count * WEIGHT_WORD, end=ChunkEnd.WEIGHTS))
+        self.stored_late()
         self._constants(constants, to.constants(columns), self._lanes)
         made = self._tiles(T + to.slot, columns // (1 + to.gated)) if to.in_t else []
         for engine, lanes in self._lanes.items():
@@ -367,17 +436,20 @@ class IntegerEmitter:
 
     def attention(self, heads: HeadsRound, *, last: bool) -> None:
         """Compute a round of attention for each sequence. last: a product follows, or nothing."""
-        rounds = self._rounds()
+        rounds = self.rounds()
         for number, some in enumerate(rounds):
             for of in some:
                 ends = last and not any(x.engine == of.engine for later in rounds[number + 1 :] for x in later)
-                self._heads(heads, of, int(ends))
+                self.attend(heads, of, ends=ends)
 
-    def _heads(self, heads: HeadsRound, at: PlacedSequence, ends: int) -> None:
+    def attend(self, heads: HeadsRound, at: PlacedSequence, *, ends: bool) -> None:
+        """Compute a round of attention for a sequence. ends: it is the last one of its engine before a product."""
         send, reader = self._tokens[at.engine]
+        spread = int(at.spread > 0)
         shown = min(heads.shown, at.length or heads.shown)
-        of = {**heads.widths, **heads.shares, "keys": shown, "key_rows": at.key_rows}
+        of = {**heads.widths, "keys": shown, "key_rows": at.key_rows}
         lanes, first = {"first": at.first, "lanes": at.lanes}, at.part * at.lanes * at.rows
+        lanes = {"first": 0, "lanes": LANES} if spread else lanes
         apart = sum(1 << x.engine for x in self._placed if x.number == at.number and x.engine != at.engine)
         queries, results = (
             self._tiles(T + slot, heads.blocks(shared=False)) for slot in (heads.queries, heads.results)
@@ -394,19 +466,24 @@ class IntegerEmitter:
             count=min((at.length or heads.rows) - first, at.lanes * at.rows),
             causal=int(heads.causal),
             first_row=first,
+            spread=spread,
             others=apart,
             wait=send.read(cell for tile in (*queries, *keys) for cell in tile),
             **of,
+            **heads.shares,
             **at.fields,
         )
         self._add(f"Send{at.engine}", mop)
         wait = reader.read(cell for tile in (*keys, *values) for cell in tile)
         slots = {"keys_slot": heads.keys, "values": heads.values, "heads": heads.heads}
-        self._add(f"Heads{at.engine}", PanelHeads(wait=wait, **slots, **of, **lanes))
-        wide = {"wide": heads.widths["wide"], "key_rows": at.key_rows}
-        self._add(f"Engine{at.engine}", EngineOp(attention=1, leaves=ends, columns=heads.heads, **wide, **at.fields))
+        self._add(f"Heads{at.engine}", PanelHeads(wait=wait, **slots, **of, **heads.shares_of_keys, **lanes))
+        wide = {"wide": heads.widths["wide"], "key_rows": at.key_rows, "spread": spread}
+        self._add(
+            f"Engine{at.engine}", EngineOp(attention=1, leaves=int(ends), columns=heads.heads, **wide, **at.fields)
+        )
         waits = self._waits(at.engine, results, (SEND,))
-        take = {"memory": LaneMemory.T, "slot": heads.results, "values": heads.values, "tell": ends}
+        take = {"memory": LaneMemory.T, "slot": heads.results, "values": heads.values, "tell": int(ends)}
+        take |= {"spread": spread, **heads.shares}
         rows = PanelRows(op=RowOp.TAKE, attention=1, blocks=heads.heads, **of, **at.fields, **take, **waits)
         self._add(f"Rows{at.engine}", rows)
         for kind in ("Send", "Heads", "Rows") if heads.masked else ():

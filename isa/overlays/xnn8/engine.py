@@ -21,6 +21,7 @@ from .formats import (
     ENGINES,
     HALVES,
     LANE_ROWS,
+    LANES,
     RECORD_WORDS,
     ChunkKind,
     ChunkRecord,
@@ -102,6 +103,11 @@ class PanelWeightsUnit(Unit):
         return uop
 
 
+def key_lanes(uop: EngineOp) -> int:
+    """The lanes that have the keys and values of an operation."""
+    return LANES if uop.spread else uop.lanes
+
+
 class EngineUnit(Unit):
     """The tiles of an engine, with what passes weights or heads on to them."""
 
@@ -173,7 +179,7 @@ class EngineUnit(Unit):
         count = slices(uop.key_rows)
         # of wide heads, a pair multiplies as many rows as a tile does of others
         share_of_rows = (uop.rows << uop.wide) / LANE_ROWS
-        share = slices_of_keys(uop.key_rows, uop.lanes) / count * share_of_rows
+        share = slices_of_keys(uop.key_rows, key_lanes(uop)) / count * share_of_rows
         for rate, operands in (("maxima_us", 1), ("weights_us", 2)):
             for _ in range(count):
                 words = operands * heads
@@ -192,7 +198,7 @@ class EngineUnit(Unit):
     def _head(self, q: Any, record: ChunkRecord, keys: Any, values: Any, uop: EngineOp) -> npt.NDArray[np.int32]:
         """Sums of weighted values of a head, and of weights, (rows, columns + 1). keys, values: (lanes, keys of a lane,
         columns)."""
-        of_keys, of_values = (x.reshape(uop.key_rows * uop.lanes, -1) for x in (keys, values))
+        of_keys, of_values = (x.reshape(uop.key_rows * key_lanes(uop), -1) for x in (keys, values))
         key = np.arange(len(of_keys))
         shows = key < record.keys
         if record.causal:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import NamedTuple
 
 from ...fields import Record, bits
+from ...layout import UNIT, row_units
 from ...versal.off_chip import ChunkTransfer, starts
 from .numbers import BLOCK, NormConstants
 
@@ -68,6 +70,31 @@ class ChunkEnd(IntEnum):
     STORE = 3
     LOAD_T = 4
     STORE_T = 5
+    LOAD_ROWS = 6
+    """Rows of a cache to T of all lanes."""
+    STORE_ROWS = 7
+    """Rows of T to a cache, or rows of T or X to the host."""
+
+
+OF_ROWS = ChunkEnd.LOAD_ROWS, ChunkEnd.STORE_ROWS
+
+
+class CacheRows(NamedTuple):
+    """Rows of T or X that lie off chip row by row (`stored.matrix_words_by_row`). addr: of the first, in units of 64
+    bytes. size: float32 elements of all. store: write to the memory, else read. peers: names of units. pitch: elements
+    of a row. row: the only one that is written, which is dropped beyond `size`; None for all."""
+
+    addr: int
+    size: int
+    store: bool
+    peers: tuple[str, ...]
+    pitch: int
+    row: int | None
+
+    @property
+    def piece(self) -> int:
+        """Elements that pass at a time: of up to 16 rows."""
+        return self.pitch if self.row is not None else self.pitch * ROW_STEP
 
 
 class OffChipChunks(Record, words=5, name="OffChip"):
@@ -76,23 +103,33 @@ class OffChipChunks(Record, words=5, name="OffChip"):
 
     addr: int = bits(0, 0, 32, "first word, in units of 64 bytes")
     size: int = bits(1, 0, 23, "words of 32 bits of one chunk")
-    end: int = bits(1, 23, 3, "weights to W, constants to lanes, blocks of X to or from lanes, of T to or from lanes")
+    end: int = bits(1, 23, 3, "weights to W, constants to lanes, blocks of X or T, or rows of T, to or from lanes")
     engines: int = bits(1, 26, 3, "whose lanes: bit i selects engine i; ignored for weights")
     rows: int = bits(4, 0, 10, "of a block of X or T, of the lanes of an engine together")
     first: int = bits(4, 10, 3, "first of these lanes")
     lanes: int = bits(4, 13, 4, "their number: each has a port of the memory with one other", default=LANES)
+    row: int = bits(4, 17, 11, "of a cache of `size` words: that is stored")
+    keeps: int = bits(4, 28, 1, "only that row is stored, unless it is beyond the cache")
+    further: int = bits(4, 29, 3, "blocks of a row of T, beyond the first")
+    of_x: int = bits(1, 29, 1, "these rows are of X")
     reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
     chunk_stride: int = bits(3, 0, 24, "from one chunk to the next, in units of 64 bytes")
     chunks: int = bits(3, 24, 8, "chunks", default=1)
 
 
-def off_chip_uops(mop: OffChipChunks, iteration: int) -> Iterator[ChunkTransfer]:
+def off_chip_uops(mop: OffChipChunks, iteration: int) -> Iterator[ChunkTransfer | CacheRows]:
     """Yield the uOPs of one repetition of a mOP, one for each chunk. iteration: number of the repetition, from 0."""
     end = ChunkEnd(mop.end)
     peers = tuple(f"Rows{i}" for i in range(ENGINES) if mop.engines >> i & 1)
     of_rows = mop.rows * ROW_PAIR // (4 if end in (ChunkEnd.LOAD_T, ChunkEnd.STORE_T) else 2)
     piece = {ChunkEnd.WEIGHTS: WEIGHT_WORD, ChunkEnd.CONSTANTS: CONSTANTS}.get(end, of_rows)
-    stores = end in (ChunkEnd.STORE, ChunkEnd.STORE_T)
+    stores = end in (ChunkEnd.STORE, ChunkEnd.STORE_T, ChunkEnd.STORE_ROWS)
+    if end in OF_ROWS:
+        named = peers if len(peers) == 1 else ("",)
+        (units,) = row_units((mop.further + 1) * BLOCK, 1 + mop.of_x)
+        for addr in starts(mop, iteration):
+            yield CacheRows(addr, mop.size, stores, named, units * UNIT, mop.row if mop.keeps else None)
+        return
     if end is ChunkEnd.WEIGHTS:
         peers = ("W",)
     elif stores and len(peers) > 1:
@@ -158,6 +195,10 @@ class PanelRows(Record, words=8, name="Rows"):
     residual: int = bits(0, 21, 2, "added: nothing, X as it is, X normalised")
     residual_slot: int = bits(7, 3, 8, "first cell of X that is added")
     source: int = bits(7, 11, 8, "of a sum: first cell of X to which it is added")
+    by_row: int = bits(7, 19, 1, "T is loaded, T or X stored, row by row")
+    keeps: int = bits(7, 20, 1, "of these rows only the first is stored")
+    spread: int = bits(7, 21, 1, "keys and values are in all lanes of the engine")
+    grouped: int = bits(7, 22, 1, "the first rows of results are heads that share values, of the first row")
     function: int = bits(0, 23, 3, "of results: 0 none, or a number of functions.TABLES from 1 on")
     gains: int = bits(0, 26, 1, "constants bring the gains of what is written to X")
     norm: int = bits(0, 27, 1, "what leaves X is normalised; of results, each head")
@@ -242,6 +283,8 @@ class PanelSend(ColumnShifts, words=6, name="Send"):
     rows: int = bits(0, 21, 7, "of a lane", default=LANE_ROWS)
     key_rows: int = bits(4, 21, 8, "of a lane, of keys", default=LANE_ROWS)
     causal: int = bits(0, 5, 1, "of queries: keys behind their row do not count")
+    spread: int = bits(5, 11, 1, "of queries: keys are in all lanes of the engine")
+    grouped: int = bits(5, 12, 1, "heads that share keys become rows: of queries, the first row alone is sent")
     first_row: int = bits(5, 0, 11, "of the sequence in these lanes")
     columns: int = bits(2, 27, 4, "of a product: columns of pairs that have results", default=PAIRS)
 
@@ -277,6 +320,7 @@ class EngineOp(Record, words=2, name="Engine"):
     wide: int = bits(0, 29, 1, "heads have 128 columns, of which each tile of a pair has half")
     times: int = bits(1, 0, 5, "blocks of results, one after the other", default=1)
     key_rows: int = bits(1, 5, 8, "of a lane, of keys", default=LANE_ROWS)
+    spread: int = bits(1, 13, 1, "keys and values are in all lanes of the engine")
 
 
 class ChunkKind(IntEnum):

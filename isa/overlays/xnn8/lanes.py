@@ -18,6 +18,7 @@ from ....base.errors import ProgramError
 from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit, Wiring
+from ...layout import UNIT_BYTES
 from . import numbers
 from .cycles import LOOPS
 from .formats import (
@@ -46,7 +47,17 @@ from .formats import (
 )
 from .functions import TABLES
 from .numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Integers, RowFactor, Statistics
-from .stored import PackedConstants, Words, row_words, rows_of_words, short_row_words, short_rows_of_words
+from .stored import (
+    PackedConstants,
+    Words,
+    of_words_by_row,
+    row_words,
+    rows_of_words,
+    short_row_words,
+    short_rows_of_words,
+    units_of_row,
+    words_by_row,
+)
 
 FILLED, FREE, FACTORS, EXPONENTS = "filled", "free", "factors", "exponents"
 """Labels of the streams between Rows and the readers of its memories."""
@@ -102,6 +113,16 @@ def _moved_short(rows: int) -> int:
 CHUNK = (LANE_ROWS * BLOCK // 2 + 4 * RECORD_WORDS) // 16
 """Cycles for a chunk of rows: each tile of a pair gets 32 columns and a record, 16 bytes a cycle. The buffer of a tile
 is filled as a whole, however many rows there are."""
+
+
+def _moved_rows(rows: int, uop: PanelRows, lanes: int) -> float:
+    """Cycles for rows of an operation between these lanes and DDR, one by one, if each lane has 16 bytes a cycle."""
+    return rows * units_of_row(uop.blocks, _bits(uop)) * UNIT_BYTES / 16 / lanes
+
+
+def _bits(uop: PanelRows) -> int:
+    """Of the integers of its memory."""
+    return T_BITS if uop.memory == LaneMemory.T else X_BITS
 
 
 def _keys(uop: PanelHeads) -> float:
@@ -168,14 +189,23 @@ class LaneBlocks:
             into[:] = new.reshape(at.lanes, at.rows, blocks, -1).swapaxes(1, 2)
 
     def heads(
-        self, at: LaneRows, slot: int, which: Integers, count: int, pitch: int, least: Integers | None = None
+        self,
+        at: LaneRows,
+        slot: int,
+        which: Integers,
+        count: int,
+        pitch: int,
+        least: Integers | None = None,
+        groups: int = 1,
     ) -> tuple[Integers, Integers]:
         """Return heads of a sequence as attention takes them: integers of 8 bits (heads, rows, columns of a head), and
         the exponent of each, (heads, 1, 1). which: their numbers, of those from cell `slot` on. count: rows that count;
-        the others are 0. pitch: columns from a head to the next. least: as for `numbers.of_heads`, of all heads."""
+        the others are 0. pitch: columns from a head to the next. least, groups: as for `numbers.of_heads`, of all
+        heads."""
         x = self.of(at, slot, -(-(int(which.max()) + 1) * pitch // BLOCK))
         shows = np.arange(at.all) < count
-        made, exponents = numbers.of_heads(BlockNumbers(x.integers[None], x.exponents[None]), pitch, shows[None], least)
+        all_heads = BlockNumbers(x.integers[None], x.exponents[None])
+        made, exponents = numbers.of_heads(all_heads, pitch, shows[None], least, groups)
         return made[0, which], exponents[0, which]
 
 
@@ -186,6 +216,8 @@ def rows_of(uop: PanelRows | PanelSend) -> LaneRows:
 
 def keys_of(uop: PanelRows | PanelSend | PanelHeads) -> LaneRows:
     """The rows of keys and values of an operation."""
+    if not isinstance(uop, PanelHeads) and uop.spread:
+        return LaneRows(0, LANES, uop.key_rows)
     return LaneRows(uop.first, uop.lanes, uop.key_rows)
 
 
@@ -196,16 +228,8 @@ def pitch_of(uop: PanelRows | PanelSend | PanelHeads) -> int:
 
 def shared(uop: PanelRows | PanelSend | PanelHeads, heads: int) -> Integers:
     """Of each of some heads, the number of the one whose keys and values it takes."""
-    return (uop.skip + np.arange(heads)) // uop.groups
-
-
-def turned(angles: BlockNumbers) -> tuple[Integers, Integers]:
-    """The factors of a rotation, as `numbers.rotated` takes them. angles: of each pair of columns, its own and that of
-    the partner, which has the other sign in the first column."""
-    pairs = angles.integers.reshape(*angles.integers.shape[:-1], -1, 2)
-    own, partner = pairs[..., :1], pairs[..., 1:]
-    each = np.concatenate([own, own], -1), np.concatenate([-partner, partner], -1)
-    return each[0].reshape(angles.integers.shape), each[1].reshape(angles.integers.shape)
+    groups = 1 if not isinstance(uop, PanelHeads) and uop.grouped else uop.groups
+    return (uop.skip + np.arange(heads)) // groups
 
 
 def normalised(x: BlockNumbers, affine: PackedConstants, norm: Statistics | None) -> BlockNumbers:
@@ -275,7 +299,7 @@ class PanelRowsUnit(Unit):
 
     def _load(self, uop: PanelRows) -> Steps:
         if uop.memory == LaneMemory.T:
-            yield from self._load_t(uop)
+            yield from (self._load_rows if uop.by_row else self._load_t)(uop)
             return
         memory = LaneMemory(uop.memory)
         for slot in slots_of(uop):
@@ -302,6 +326,35 @@ class PanelRowsUnit(Unit):
             )
             yield from self._told(uop)
 
+    def _load_rows(self, uop: PanelRows) -> Steps:
+        """Load rows of a cache: the rows of a lane, then those of the next one."""
+        at = keys_of(uop)
+
+        def keep(n: int, words: Any) -> None:
+            self.t.put(
+                at, uop.slot, of_words_by_row(np.concatenate([np.asarray(x).reshape(-1) for x in words]), uop.blocks)
+            )
+
+        cycles = _moved_rows(ROW_STEP, uop, at.lanes)
+        pieces = at.all // ROW_STEP
+        yield Burst(pieces, "lane_word", cycles, gets=(self._loads,), do=keep, needs_whole_token=True)
+        for _ in range(uop.blocks):
+            yield from self._told(uop)
+
+    def _store_rows(self, uop: PanelRows) -> Steps:
+        at, count = rows_of(uop), 1 if uop.keeps else ROW_STEP
+        made: list[Words] = []
+
+        def make(number: int) -> tuple[Words]:
+            if not made:
+                x = (self.t if uop.memory == LaneMemory.T else self.x).of(at, uop.slot, uop.blocks)
+                made.append(words_by_row(x, _bits(uop)).reshape(at.all // ROW_STEP, ROW_STEP, -1))
+            return (made[0][number, :count].reshape(-1),)
+
+        cycles = _moved_rows(count, uop, 1 if uop.keeps else at.lanes)
+        for number in range(1 if uop.keeps else at.all // ROW_STEP):
+            yield Step("lane_word", cycles, puts=(self._stores,), do=partial(make, number))
+
     def _statistics(self, uop: PanelRows, into: list[Statistics | None]) -> Steps:
         """The norm of the rows, which follows from what was summed up as X was stored. It goes to `into`."""
 
@@ -312,6 +365,9 @@ class PanelRowsUnit(Unit):
         yield Step("row_factors", _factors(uop.rows, uop.blocks), do=make)
 
     def _store(self, uop: PanelRows) -> Steps:
+        if uop.by_row:
+            yield from self._store_rows(uop)
+            return
         norm: list[Statistics | None] = []
         if uop.norm:
             yield from self._statistics(uop, norm)
@@ -378,7 +434,7 @@ class PanelRowsUnit(Unit):
 
             def keep(slot: int = slot, make: Any = make, results: Any = results, taken: Any = taken) -> None:
                 v, exponent = make(results, taken, factors)
-                values = numbers.stored(v, exponent, T_BITS if uop.memory == LaneMemory.T else X_BITS)
+                values = numbers.stored(v, exponent, _bits(uop))
                 (self.t if uop.memory == LaneMemory.T else self.x).put(rows_of(uop), slot, values)
 
             yield Step(do=keep)
@@ -446,7 +502,7 @@ class PanelRowsUnit(Unit):
         if uop.rotated:
             number = (slot - uop.slot) // cells(uop.rows) % max(1, pitch_of(uop) // BLOCK)
             angles = self.angles.of(rows_of(uop), number * cells(uop.rows), blocks)
-            v, exponent = numbers.rotated(v, exponent, *turned(angles))
+            v, exponent = numbers.rotated(v, exponent, *numbers.turned(angles))
         return v, exponent
 
     def _of_sums(
@@ -460,8 +516,13 @@ class PanelRowsUnit(Unit):
         made = []
         for i, sums in enumerate(of_heads):
             v, exponent = numbers.of_weights(sums[:, :-1], sums[:, -1:], exponents[head + i], MOST_KEYS)
-            units = v.reshape(len(v), -1, min(pitch_of(uop), BLOCK))
-            made.append((units, exponent[:, None].repeat(units.shape[1], 1)))
+            if uop.grouped:  # rows are heads of the first row
+                v, exponent = (np.pad(x[None, : uop.groups], ((0, len(x) - 1), (0, 0), (0, 0))) for x in (v, exponent))
+            else:
+                v, exponent = v[:, None], exponent[:, None]
+            unit = min(pitch_of(uop), BLOCK)
+            units = v.reshape(len(v), -1, unit)
+            made.append((units, exponent.repeat(pitch_of(uop) // unit, 1)))
         return numbers.joined(*(np.concatenate(x, 1) for x in zip(*made, strict=True)))
 
 
@@ -478,14 +539,14 @@ def slots_of(uop: PanelRows) -> range:
 def results_of(uop: PanelRows) -> int:
     """How many results Post takes at a time: of narrow heads, of a gate, and of a wide head that is normalised, two."""
     if uop.attention:
-        return 1 + uop.narrow
+        return 1 + (uop.narrow & ~uop.grouped)
     return (1 + uop.gated) * (1 + (uop.norm & uop.wide))
 
 
 def blocks_of_results(uop: PanelRows, count: int) -> int:
     """How many blocks become of `count` results."""
     if uop.attention:
-        return -(-count * pitch_of(uop) // BLOCK)
+        return -(-count * (uop.groups if uop.grouped else 1) * pitch_of(uop) // BLOCK)
     return count // (1 + uop.gated)
 
 
@@ -602,8 +663,13 @@ class SendUnit(LaneReader):
         """The queries of a head, with the shifts of its scores. heard: exponents of queries in other engines."""
         if not made:
             t, pitch = self.rows.t, pitch_of(uop)
-            least = np.max(heard, 0) if heard else None
-            made += t.heads(rows_of(uop), uop.slot, np.arange(uop.chunks), uop.count, pitch, least)
+            least, groups = np.max(heard, 0) if heard else None, uop.groups if uop.grouped else 1
+            which = np.arange(uop.chunks * groups)
+            q, of_queries = t.heads(rows_of(uop), uop.slot, which, uop.count, pitch, least, groups)
+            if uop.grouped:
+                rows = q[:, 0].reshape(uop.chunks, groups, pitch)
+                q, of_queries = np.pad(rows, ((0, 0), (0, q.shape[1] - groups), (0, 0))), of_queries[::groups]
+            made += q, of_queries
             _, of_keys = t.heads(keys_of(uop), uop.keys_slot, shared(uop, uop.chunks), uop.keys, pitch)
             made += numbers.score_shifts(made[1] + of_keys, uop.head_dim)
         first, second = (int(x[head].item()) for x in made[2:])
@@ -611,7 +677,7 @@ class SendUnit(LaneReader):
             kind=ChunkKind.QUERIES,
             head=head,
             heads=uop.chunks,
-            lanes=uop.lanes,
+            lanes=keys_of(uop).lanes,
             rows=uop.rows,
             narrow=uop.narrow,
             wide=uop.wide,

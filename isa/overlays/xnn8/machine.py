@@ -12,15 +12,16 @@ docs/xnn8.md; off-chip memories, launch and path of instructions are those of xn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from ....machine.description import Capability, Rate, Stream, UnitSpec, Where
+from ....machine.steps import Step, Steps
 from ....machine.token_type import TokenType
 from ...fields import Record
 from ...layout import UNIT, UNIT_BYTES
-from ...overlay import InstructionFormat, Overlay, one_uop
-from ...versal.off_chip import ChunkBankUnit, addresses, transfer
+from ...overlay import InstructionFormat, Overlay, Transfer, one_uop
+from ...versal.off_chip import ChunkBankUnit, ChunkTransfer, addresses, transfer
 from ...versal.rates import ISSUING, LINK, MOVING
 from .checks import legal, rules
 from .engine import (
@@ -42,6 +43,7 @@ from .formats import (
     T_CELLS,
     WEIGHT_WORD,
     X_CELLS,
+    CacheRows,
     EngineOp,
     OffChipChunks,
     PanelHeads,
@@ -65,7 +67,9 @@ WEIGHT_WORDS = 2 * PAIRS
 VECTORS = 32
 """Constants in front of a lane."""
 FILL = 100
-SHORT_BLOCK = TokenType("block", ROWS, BLOCK // 2 + 1, 1, "a word is a block of 16 or 8 bits of up to 512 rows")
+SHORT_BLOCK = TokenType(
+    "block", ROWS, BLOCK // 2 + 1, 1, "a word is a block of 16 or 8 bits of up to 512 rows, or 16 rows of T"
+)
 WEIGHT_TOKEN = TokenType("weights", 1, WEIGHT_WORD, 1, "a word is 64x64 integers of 8 bits")
 CONSTANTS_TOKEN = TokenType("constants", 1, CONSTANTS, 1, "a word is two vectors of 64 integers of 16 bits")
 CHUNK_TOKEN = TokenType("chunk", 1, 1, 1, "a word is a chunk: of rows, 64 columns of 8 bits; of weights, 64 rows")
@@ -110,6 +114,31 @@ class PanelBankUnit(ChunkBankUnit):
 
     def words(self, piece: int) -> tuple[int, int]:
         return 1, 1
+
+    def kernel(self, uop: ChunkTransfer | CacheRows) -> Steps:
+        if isinstance(uop, ChunkTransfer):
+            yield from super().kernel(uop)
+            return
+        yield Step("offchip_uop")
+        start, pieces = uop.addr * UNIT, uop.size // uop.piece
+        if not uop.store:
+            yield self.loaded(start, pieces, uop.piece, uop.peers, 1)
+        elif uop.row is None:
+            yield self.stored(start, pieces, uop.piece, uop.peers[0], 1)
+        elif uop.row < pieces:
+            yield self.stored(start + uop.row * uop.pitch, 1, uop.piece, uop.peers[0], 1)
+        else:
+            yield Step(gets=(self.source(uop.peers[0]),))
+
+    def effect_key(self, uop: ChunkTransfer | CacheRows) -> Hashable:
+        return uop.size, uop.store, uop.peers, uop.piece
+
+
+def _transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
+    """The off-chip access of a uOP. That of one row of a cache may be anywhere in it."""
+    if isinstance(uop, CacheRows) and uop.size:
+        return Transfer(str(unit.bank), uop.addr, uop.size, uop.store, partial=uop.row is not None)
+    return transfer(unit, uop)
 
 
 def _units() -> tuple[UnitSpec, ...]:
@@ -158,7 +187,9 @@ def _streams() -> Iterator[Stream]:
 
 def _format(opcode: int, kind: str, record: Any) -> InstructionFormat:
     off_chip = record is OffChipChunks
-    more: dict[str, Any] = {"uops": off_chip_uops, "addresses": addresses} if off_chip else {"uops": one_uop}
+    more: dict[str, Any] = {"uops": one_uop}
+    if off_chip:
+        more = {"uops": off_chip_uops, "addresses": addresses, "inside": frozenset({"row"})}
     return InstructionFormat(kind, opcode, kind, record, loops_window=True, decode_cycles=8, **more)
 
 
@@ -175,7 +206,7 @@ XNN8 = Overlay(
     image_bytes=512 << 10,
     max_bank_bytes=(OffChipChunks.field("addr").bounds[1] + 1) * UNIT_BYTES,
     legal=legal,
-    transfer=transfer,
+    transfer=_transfer,
     semantic_checks=rules,
     integers=True,
     device=DEVICE,

@@ -263,12 +263,16 @@ def of_rows(x: BlockNumbers) -> tuple[Integers, RowFactor]:
 
 
 def of_heads(
-    x: BlockNumbers, pitch: int, shows: npt.NDArray[np.bool_] | None = None, least: Integers | None = None
+    x: BlockNumbers,
+    pitch: int,
+    shows: npt.NDArray[np.bool_] | None = None,
+    least: Integers | None = None,
+    groups: int = 1,
 ) -> tuple[Integers, Integers]:
     """A T as attention takes it: int8 (batch, heads, rows, pitch), and the exponent of each head and sequence, (batch,
     heads, 1, 1): its largest one. x: (batch, rows, blocks, columns). pitch: columns from a head to the next, 32 or a
     multiple of 64. shows: (batch, rows), rows whose exponents count; others are 0. None: all. least: exponents of the
-    first heads in rows that are elsewhere, (heads, 1, 1)."""
+    first heads in rows that are elsewhere, (heads, 1, 1). groups: neighbouring heads that have one exponent."""
     unit = min(pitch, BLOCK)
     batch, rows = x.integers.shape[:2]
     of_units = x.exponents.repeat(BLOCK // unit, -2).reshape(batch, rows, -1, pitch // unit, 1)
@@ -280,6 +284,8 @@ def of_heads(
     if least is not None:
         first = top[:, :, : len(least)]
         np.maximum(first, least.reshape(1, 1, -1, 1, 1), out=first)
+    if groups > 1:
+        top = top.reshape(batch, 1, -1, groups, 1, 1).max(3).repeat(groups, 2)
     integers = rounded(integers, top - of_units).reshape(batch, rows, -1, pitch)
     return integers.transpose(0, 2, 1, 3), top.reshape(batch, -1, 1, 1)
 
@@ -349,6 +355,16 @@ def rotated(v: Integers, exponent: Integers, own: Integers, partner: Integers) -
     pairs = short.reshape(*short.shape[:-1], -1, 2)
     turned = short * own + pairs[..., ::-1].reshape(short.shape) * partner
     return rounded(turned, 12), exponent + 3
+
+
+def turned(angles: BlockNumbers) -> tuple[Integers, Integers]:
+    """The factors of a rotation, as `rotated` takes them. angles: of each pair of columns, its own factor and that of
+    the partner, which has the other sign in the first column; 16 bits, below 2."""
+    units = rounded(angles.integers, -14 - angles.exponents)
+    pairs = units.reshape(*units.shape[:-1], -1, 2)
+    own, partner = pairs[..., :1], pairs[..., 1:]
+    each = np.concatenate([own, own], -1), np.concatenate([-partner, partner], -1)
+    return each[0].reshape(units.shape), each[1].reshape(units.shape)
 
 
 def joined(v: Integers, exponent: Integers) -> tuple[Integers, Integers]:

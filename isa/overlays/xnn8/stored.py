@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...layout import INTEGER_ROWS
-from .numbers import BLOCK, X_BITS, BlockNumbers, Floats, blocks_of, values_of
+from ...layout import INTEGER_ROWS, ROW_BLOCKS, UNIT, UNIT_BYTES, row_units
+from .numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Floats, blocks_of, values_of
 
 Words = npt.NDArray[np.float32]
 
@@ -109,6 +109,54 @@ def short_rows_of_words(words: Words) -> BlockNumbers:
     x = np.ascontiguousarray(words).view(np.int8).astype(np.int64).reshape(-1, SHORT_ROW_GROUP * (BLOCK + 1))
     integers, exponents = x[:, : SHORT_ROW_GROUP * BLOCK], x[:, SHORT_ROW_GROUP * BLOCK :]
     return BlockNumbers(integers.reshape(-1, 1, BLOCK), exponents.reshape(-1, 1, 1))
+
+
+def row_blocks(blocks: int) -> list[range]:
+    """Return the blocks of a row that lie side by side, in their order, where rows lie one by one. blocks: of a row."""
+    return [range(at, min(at + ROW_BLOCKS, blocks)) for at in range(0, blocks, ROW_BLOCKS)]
+
+
+def units_of_row(blocks: int, bits: int = T_BITS) -> int:
+    """Return the units of 64 bytes of a row of up to `ROW_BLOCKS` blocks. bits: of T or X."""
+    (units,) = row_units(blocks * BLOCK, bits // 8)
+    return units
+
+
+def words_by_row(x: BlockNumbers, bits: int = T_BITS) -> Words:
+    """Rows of T or X, one by one. x: (rows, up to 8 blocks, 64) and (rows, blocks, 1). bits: of T or X."""
+    rows, blocks = x.integers.shape[:2]
+    made = np.zeros(
+        (rows, units_of_row(blocks, bits) * UNIT_BYTES * 8 // bits), np.int8 if bits == T_BITS else np.int16
+    )
+    made[:, : blocks * BLOCK] = x.integers.reshape(rows, -1)
+    made[:, blocks * BLOCK : blocks * (BLOCK + 1)] = x.exponents.reshape(rows, -1)
+    return made.reshape(-1).view(np.float32)
+
+
+def of_words_by_row(words: Words, blocks: int, bits: int = T_BITS) -> BlockNumbers:
+    """The inverse of `words_by_row`."""
+    x = np.ascontiguousarray(words).view(np.int8 if bits == T_BITS else np.int16).astype(np.int64)
+    x = x.reshape(-1, units_of_row(blocks, bits) * UNIT_BYTES * 8 // bits)
+    ends = x[:, blocks * BLOCK : blocks * (BLOCK + 1)]
+    return BlockNumbers(x[:, : blocks * BLOCK].reshape(-1, blocks, BLOCK), ends.reshape(-1, blocks, 1))
+
+
+def matrix_words_by_row(values: Floats, bits: int) -> Words:
+    """A matrix of whole blocks as rows: all rows of the first eight blocks, then of the next ones. values: (rows,
+    columns). bits: of T or X. Raises `TensorError` for values that are not finite."""
+    x = blocks_of(values, bits)
+    groups = row_blocks(x.integers.shape[1])
+    return np.concatenate([words_by_row(BlockNumbers(*(y[:, g.start : g.stop] for y in x)), bits) for g in groups])
+
+
+def matrix_of_words_by_row(words: Words, columns: int, bits: int) -> npt.NDArray[np.float32]:
+    """The inverse of `matrix_words_by_row`: float32 (rows, columns)."""
+    groups = row_blocks(columns // BLOCK)
+    units = [units_of_row(len(g), bits) for g in groups]
+    rows = words.size // (sum(units) * UNIT)
+    parts = np.split(words, np.cumsum([rows * n * UNIT for n in units])[:-1])
+    found = (of_words_by_row(x, len(g), bits) for x, g in zip(parts, groups, strict=True))
+    return values_of(BlockNumbers(*(np.concatenate(x, 1) for x in zip(*found, strict=True))), columns)
 
 
 def matrix_words(values: Floats) -> Words:

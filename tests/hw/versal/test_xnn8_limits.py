@@ -16,6 +16,8 @@ from .test_csim_xnn8 import Layer
 
 SHARED = "heads that share keys"
 APART = "a sequence over several engines"
+ROWS = "rows that lie off chip one by one"
+STEP = "steps of a decoder"
 
 
 def layer(head_dim: int = 64) -> dict[str, list[Record]]:
@@ -64,6 +66,11 @@ def test_heads_of_32_columns_are_refused() -> None:
         ("Heads0", {}, {"wide": 1}, "heads of 128 columns"),
         ("Engine0", {"attention": 1}, {"wide": 1}, "heads of 128 columns"),
         ("DDR", {"end": ChunkEnd.LOAD}, {"end": ChunkEnd.LOAD_T}, "T in off-chip memory"),
+        ("DDR", {"end": ChunkEnd.LOAD}, {"end": ChunkEnd.LOAD_ROWS}, ROWS),
+        ("Rows0", {"op": RowOp.STORE}, {"by_row": 1}, ROWS),
+        ("Rows0", {"attention": 1}, {"spread": 1}, STEP),
+        ("Send0", {"source": 2}, {"grouped": 1}, STEP),
+        ("Engine0", {"attention": 1}, {"spread": 1}, STEP),
     ],
 )
 def test_what_it_lacks_is_refused_by_name(unit: str, which: dict[str, Any], fields: dict[str, int], what: str) -> None:
