@@ -38,6 +38,7 @@ from ..isa.overlays.xnn8.formats import (
     PAIRS,
     ROW_PAIR,
     ROW_STEP,
+    SLICE_KEYS,
     T_CELLS,
     WIDE_ROWS,
     X_CELLS,
@@ -46,9 +47,10 @@ from ..isa.overlays.xnn8.formats import (
     LaneMemory,
     cells,
     slices,
+    slices_of_keys,
 )
 from ..isa.overlays.xnn8.functions import TABLES
-from ..isa.overlays.xnn8.lanes import HEADS, SEND
+from ..isa.overlays.xnn8.lanes import CHUNK, HEADS, SEND
 from ..isa.overlays.xnn8.numbers import BLOCK, X_BITS, BlockNumbers, NormConstants
 from ..isa.overlays.xnn8.stored import (
     PackedConstants,
@@ -746,7 +748,7 @@ def placements(network: LayerGraph, overlay: Overlay) -> list[LanesOfSequences]:
             f"sequences of {network.seq} rows; xnn8 has up to {ENGINES * LANES * most}"
             + " if heads have more than 64 columns" * is_wide
         )
-    return sorted(fit, key=lambda at: _seconds(network, overlay.seconds, at))
+    return sorted(fit, key=lambda at: estimated_seconds(network, overlay.seconds, at))
 
 
 def _lane_rows(rows: int, lanes: int) -> int:
@@ -820,28 +822,50 @@ def _ragged(counts: Sequence[int], rows: int) -> LanesOfSequences | None:
     return LanesOfSequences(tuple(panels), rows, pitch)
 
 
-def _seconds(network: LayerGraph, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
-    """About how long all panels take: each product in the tiles, off chip, or behind them, whichever is longest, and
-    attention."""
+def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
+    """About how long all panels take: of each product the tiles, memories off chip, or what is behind the tiles,
+    whichever is longest; and attention. At the end of each there is nothing beside what is behind the tiles. Simulated
+    times are up to 25 % longer (tests/test_integer_programs.py)."""
     both = 1 / seconds["ddr_read_gbs"] + 1 / seconds["lpddr_read_gbs"]
-    chunk = max(seconds["chunk_us"] * at.rows / LANE_ROWS, BLOCK * PAIRS * BLOCK / both)
-    post = PAIRS * at.rows * BLOCK / 8 * seconds["lane_word"]
+    share, word = at.rows / LANE_ROWS, seconds["lane_word"]
+    chunk = max(seconds["chunk_us"] * share, BLOCK * PAIRS * BLOCK / both, CHUNK * word)
+    block = at.rows * BLOCK / 8 * word
+    """Of results, in a lane; of those that are added in X, twice as long."""
     total = 0.0
     for layer in network.layers:
         if isinstance(layer, Gemm):
-            k, n = layer.weight.shape
-            total += -(-n // (PAIRS * BLOCK)) * max(-(-k // BLOCK) * chunk, post)
+            k, n = (-(-size // BLOCK) for size in layer.weight.shape)
+            behind = block * (1 + (layer.residual is not None))
+            total += max(-(-n // PAIRS) * k * chunk, n * behind) + (min(n, PAIRS) * behind + block) * (k > 0)
             continue
-        key_rows = at.rows * at.parts
-        each = at.rows / LANE_ROWS * key_rows / (LANE_ROWS // 2)
-        lanes = sum(max(sum(x.lanes for x in panel if x.engine == i) for i in range(ENGINES)) for panel in at.panels)
-        rounds = lanes / len(at.panels) * -(-layer.heads // PAIRS) * (1 + (layer.head_dim > BLOCK))
-        total += rounds * each * (seconds["maxima_us"] + seconds["weights_us"])
+        key_rows, wide = at.rows * at.parts, layer.head_dim > BLOCK
+        rounds = -(-layer.heads // PAIRS) * (1 + wide)
+        tiles, heads = seconds["maxima_us"] + seconds["weights_us"], min(layer.heads, PAIRS)
+        passed = 0.0
+        for panel in at.panels:
+            passed += max(
+                sum(
+                    max(
+                        share * slices_of_keys(key_rows, of.lanes) * tiles,
+                        # keys, then keys and values; a lane serves one column of pairs at a time
+                        3 * key_rows * of.lanes * BLOCK / SLICE_KEYS * max(2, -(-heads // of.lanes) << wide) * word,
+                        heads * 2 * block,
+                    )
+                    + seconds["round_us"] * share
+                    for of in panel
+                    if of.engine == engine
+                )
+                for engine in range(ENGINES)
+            )
+        total += passed / len(at.panels) * rounds + 2 * heads * block
         if at.parts > 1:
             moved = 2 * at.pitch * (layer.kv_heads or layer.heads) * layer.head_dim
             # LPDDR alone has weights meanwhile, so both memories work
             total += moved * (seconds["ddr_write_gbs"] + seconds["ddr_read_gbs"]) / 2
-    return total * len(at.panels)
+    # rows of the first panel come before anything is computed, those of the last one leave behind everything
+    ends = sum(network.inputs.values()) * seconds["ddr_read_gbs"]
+    ends += sum(network.columns(out.name) for out in network.outputs) * seconds["ddr_write_gbs"]
+    return total * len(at.panels) + 2 * network.batch * at.pitch * ends / len(at.panels)
 
 
 def lower(network: LayerGraph, overlay: Overlay) -> Lowered:

@@ -24,6 +24,7 @@ from rsn.host.generation import Decoder, IntegerReference, load  # noqa: E402
 from rsn.host.generation.slots import PromptProgram  # noqa: E402
 from rsn.isa.program import Buffer, Layout, Program, Role  # noqa: E402
 from rsn.isa.verify import check  # noqa: E402
+from rsn.tests.effort import full, long, spread  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -73,7 +74,7 @@ CASES: dict[str, tuple[Callable[[], Any], int, int]] = {
 """Model, slots, capacity."""
 
 
-@pytest.mark.parametrize("name", [x if x == "GPT-2" else pytest.param(x, marks=pytest.mark.long) for x in CASES])
+@pytest.mark.parametrize("name", spread(CASES, 2, quick=("GPT-2",)))
 def test_prompts_and_steps_are_the_integers(name: str) -> None:
     """Each call is compared with the integers: logits and caches. Sequences have different lengths; some wait."""
     make, slots, capacity = CASES[name]
@@ -125,8 +126,7 @@ def model():
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "layers"), [("llama", "num_hidden_layers"), ("gpt2", "n_layer")])
+@pytest.mark.parametrize(("name", "layers"), [long("llama", "num_hidden_layers"), full("gpt2", "n_layer")])
 def test_generated_text(name: str, layers: str, tmp_path: Path) -> None:
     """`rsn generate` gives the tokens of the integers."""
     path = tmp_path / "a.py"

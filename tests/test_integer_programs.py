@@ -17,14 +17,17 @@ from rsn.assembler.container import dumps, loads  # noqa: E402
 from rsn.assembler.parser import parse  # noqa: E402
 from rsn.assembler.printer import show  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
-from rsn.hw.sim.machine import simulate  # noqa: E402
+from rsn.hw.sim.machine import Machine, simulate  # noqa: E402
 from rsn.isa.overlays.xnn8 import XNN8  # noqa: E402
 from rsn.isa.program import Layout, Program, Role  # noqa: E402
 from rsn.isa.verify import check  # noqa: E402
 from rsn.rsnlib.integers import PASSES  # noqa: E402
 from rsn.rsnlib.trace import trace  # noqa: E402
+from rsn.scheduler import integer_panels  # noqa: E402
 from rsn.scheduler.bounds import bounds  # noqa: E402
 from rsn.scheduler.build import build  # noqa: E402
+from rsn.scheduler.integers import IntegerNetwork  # noqa: E402
+from rsn.scheduler.pack import pack  # noqa: E402
 from rsn.scheduler.schedule import PAPER  # noqa: E402
 from rsn.tests.effort import cases, in_both, sampled  # noqa: E402
 from rsn.tests.rsnlib import structures  # noqa: E402
@@ -304,3 +307,18 @@ def test_modelled_times_of_an_encoder() -> None:
         assert max(bounds(network, XNN8, built.program.segments).seconds.values()) < found[-1]
     assert 1.9e-3 < found[0] < 2.3e-3
     assert 1.3e-3 < found[1] - found[0] < 1.6e-3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("batch", "seq"), [(6, 197), (12, 128), (3, 100)])
+def test_the_fastest_way_is_taken(batch: int, seq: int) -> None:
+    """Of the ways in which sequences can lie in lanes, the first one by the estimate is the fastest that is simulated;
+    estimates are near."""
+    network = trace(encoder(1, 384, 6, 1536), (torch.zeros(batch, seq, 384),), PASSES, fixes=True).network
+    of, found = IntegerNetwork.of(network), []
+    for at in integer_panels.placements(network, XNN8)[:3]:
+        lowered = integer_panels.IntegerPanels(of, XNN8, at).lowered()
+        simulated = Machine(pack(lowered.kernels, lowered.starts)).timing.latency
+        found.append(simulated)
+        assert 0.75 < integer_panels.estimated_seconds(network, XNN8.seconds, at) / simulated < 1.25
+    assert found[0] <= 1.02 * min(found)
