@@ -355,6 +355,7 @@ def compile(
         reference,
         model,
         followed.exists,
+        padded=usual.overlay.integers,
     )
     pool = None if dynamic_shapes is None else pools.Pool()
 

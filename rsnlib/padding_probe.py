@@ -13,6 +13,7 @@ from ..base.errors import TensorError, UnsupportedError
 from ..base.tolerance import BOUND
 from .call_padding import Sizes, is_zero_or_one
 from .shapes import Arguments, Batch, Dim
+from .verification import is_quantised
 
 CutLeaves = Callable[[Sequence[Any], Sizes, Sizes], list[Any]]
 """Cuts the leaves of a result from padded sizes to the sizes of a call."""
@@ -81,7 +82,7 @@ class Probe:
                     continue
                 padded = tuple(map(self._padded_size, self._of.dims, sizes))
                 full = leaves_of(self._asked(self._of.resized(given, padded), self._of.dims, padded))
-                if _difference(unpadded, full, cut, padded, sizes):
+                if self._difference(unpadded, full, cut, padded, sizes):
                     self._refuse(given, sizes, unpadded, cut)
 
     def _refuse(self, given: dict[str, Any], sizes: Sizes, unpadded: Sequence[Any], cut: Any) -> NoReturn:
@@ -89,7 +90,7 @@ class Probe:
         for i, dim in enumerate(self._of.dims):
             padded = (*sizes[:i], self._padded_size(dim, sizes[i]), *sizes[i + 1 :])
             full = leaves_of(self._asked(self._of.resized(given, padded), [dim], [padded[i]]))
-            why = _difference(unpadded, full, cut, padded, sizes)
+            why = self._difference(unpadded, full, cut, padded, sizes)
             if why or i == len(sizes) - 1:
                 raise refusal(self._of, dim, why or "output 0: it differs if several dimensions are padded")
         raise AssertionError("no dimension")
@@ -123,6 +124,11 @@ class Probe:
             changed = {name: change(x) if hasattr(x, "shape") else x for name, x in base.items()}
             if any(changed[name] is not x for name, x in base.items()):
                 yield changed
+
+    def _difference(self, unpadded: Sequence[Any], full: Sequence[Any], cut: CutLeaves, *sizes: Sizes) -> str:
+        """As the function of this name. A quantised module may be further apart."""
+        taken, asked = sizes
+        return _difference(unpadded, full, cut, taken, asked, QUANTISED if is_quantised(self._model) else BOUND)
 
     @staticmethod
     def _other(dim: Dim, size: int) -> int:
@@ -164,8 +170,10 @@ def described(arguments: Arguments, dims: Sequence[Dim], sizes: Sequence[int]) -
     return " and ".join(f"a {arguments.names[dim]} of {size}" for dim, size in zip(dims, sizes, strict=True))
 
 
-def _difference(unpadded: Sequence[Any], full: Sequence[Any], cut: CutLeaves, taken: Sizes, asked: Sizes) -> str:
-    """Which output differs, and by how much, after a padded result is cut; "" if none does."""
+def _difference(
+    unpadded: Sequence[Any], full: Sequence[Any], cut: CutLeaves, taken: Sizes, asked: Sizes, bound: float
+) -> str:
+    """Which output differs by more than `bound`, and by how much, after a padded result is cut; "" if none does."""
     try:
         padded = cut(full, taken, asked)
     except RuntimeError as error:
@@ -180,7 +188,7 @@ def _difference(unpadded: Sequence[Any], full: Sequence[Any], cut: CutLeaves, ta
                 return f"output {n}: it differs"
         elif a.numel():
             off = float((a - b).abs().max() / a.abs().max().clamp(min=1e-30))
-            if not off <= BOUND:  # NaN is not the same
+            if not off <= bound:  # NaN is not the same
                 return f"output {n}: it differs by {off:.2g} of its largest value"
     return ""
 
@@ -194,6 +202,9 @@ def _called(model: nn.Module, arguments: dict[str, Any]) -> Any:
         return model(**arguments)
 
 
+QUANTISED = 0.02
+"""How far results of a quantised module may be apart, of their largest value: what padding changes by more than a
+rounding changes them by far more."""
 FEW = 12
 """Largest number of rows and sequences of an example, if the module can be called with so few."""
 FILLED = 5

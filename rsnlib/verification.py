@@ -91,6 +91,12 @@ def of_kind(module: nn.Module, kind: ReferenceKind) -> nn.Module:
     return module
 
 
+def is_quantised(model: nn.Module) -> bool:
+    """Return whether a module has quantised parameters. It may quantise its rows, too: to another integer where they
+    differ by a rounding, such as that of products of other shapes."""
+    return any(map(is_traceable_wrapper_subclass, model.parameters()))
+
+
 def moved(x: torch.Tensor, drawn: torch.Generator) -> torch.Tensor:
     """Return a parameter with each number moved by at most `MOVED_BY` of it, a new tensor of the same shape and type.
     Integers and quantised ones stay, because they are exact. drawn: gives the random numbers."""
@@ -131,10 +137,14 @@ class Verification:
     """Verifies calls of a model.
 
     mode: which calls. reference: computes them in PyTorch. model: kept alive until a call has passed; with "always" for
-    good. can: tells whether the reference can be computed, after the model may have gone.
+    good. can: tells whether the reference can be computed, after the model may have gone. padded: of a call that is
+    padded, the reference computes what is padded, since its result depends on that in the last bits.
     """
 
-    def __init__(self, mode: Verify, reference: Reference, model: object, can: Callable[[], bool]) -> None:
+    def __init__(
+        self, mode: Verify, reference: Reference, model: object, can: Callable[[], bool], *, padded: bool = False
+    ) -> None:
+        self.padded = padded
         self._mode, self._reference, self._can = mode, reference, can
         self._model = None if mode == "never" else model
         self._passed: dict[Hashable, tuple[object, datetime]] = {}

@@ -322,3 +322,32 @@ def test_the_fastest_way_is_taken(batch: int, seq: int) -> None:
         found.append(simulated)
         assert 0.75 < integer_panels.estimated_seconds(network, XNN8.seconds, at) / simulated < 1.25
     assert found[0] <= 1.02 * min(found)
+
+
+@pytest.mark.long
+def test_a_family_of_a_quantised_encoder(tmp_path: Path) -> None:
+    """Programs of several sizes, of a model that torchao quantised: calls are padded to one of them, and give the
+    integers of that size; a file gives the same."""
+    torchao = pytest.importorskip("torchao.quantization")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 2}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=96), add_pooling_layer=False).eval()
+    torchao.quantize_(model, torchao.Int8DynamicActivationInt8WeightConfig())
+
+    def call(rows: int, valid: int) -> dict[str, Any]:
+        mask = (torch.arange(rows) < valid).long().expand(2, rows)
+        return {"input_ids": torch.arange(2 * rows).reshape(2, rows) * 29 % 90 + 1, "attention_mask": mask}
+
+    dimensions = {name: {1: rsn.Length(16, 32)} for name in ("input_ids", "attention_mask")}
+    family = rsn.compile(model, call(16, 16), overlay="xnn8", dynamic_shapes=dimensions)
+    family.save(tmp_path / "a.rsnmodel")
+    loaded = rsn.load(tmp_path / "a.rsnmodel")
+    for rows, size in ((16, 16), (9, 16), (20, 32)):
+        given = call(rows, rows)
+        padded = {name: torch.nn.functional.pad(x, (0, size - rows)) for name, x in given.items()}
+        with torch.no_grad():
+            got = family(**given).last_hidden_state
+            wanted = rsn.in_integers(model, padded)(**padded).last_hidden_state[:, :rows]
+        assert torch.equal(got, wanted)
+        assert torch.equal(loaded(**given)["last_hidden_state"], got)

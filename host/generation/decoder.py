@@ -54,8 +54,7 @@ PROBE, LEAST_PROBE = 8, 3
 """Rows of the cache with which a model is tried out, or as many as a shorter window has. With fewer than three it is
 not tried."""
 NEAR, NEAR_QUANTISED = 1e-3, 0.1
-"""How far logits may be apart there, of the largest one; and of a model with quantised weights, whose rows may be
-quantised to other integers where they differ by a rounding."""
+"""How far logits may be apart there, of the largest one; and of a model with quantised weights."""
 
 
 DecoderPart = Compiled | CompiledStages
@@ -343,7 +342,6 @@ class Decoder(Slots):
         `position_ids`, as it counts them, and what counts from the mask.
         """
         import torch
-        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         window = getattr(text, "sliding_window", None)
         positions = getattr(text, "max_position_embeddings", None)
@@ -376,7 +374,7 @@ class Decoder(Slots):
                 position_ids=ids.new_tensor([[count]]),
                 past_key_values=cache,
             ).logits
-        near = NEAR_QUANTISED if any(map(is_traceable_wrapper_subclass, self._model.parameters())) else NEAR
+        near = NEAR_QUANTISED if verifications.is_quantised(self._model) else NEAR
         for name, got, want in (
             ("prompt", behind(prompt, count), wanted[-2]),
             ("chunk of a prompt", chunk[0, -1], wanted[-1]),

@@ -87,11 +87,15 @@ class Family(CompiledModule):
             seen = self._follow()
             self._latest = latest = self._program(call.taken)
             built, verified = latest.at(seen), None
+            padded = self._verification is not None and self._verification.padded
+            given: tuple[tuple[Any, ...], dict[str, Any]] = ((), call.given) if padded else (args, kwargs)
             if self._verification is not None:
-                verified = self._verification.begin(built, args, kwargs, call.taken)
-            result = self._filling.padding.cut(latest.call_with(seen, (), call.given), call)
+                verified = self._verification.begin(built, *given, call.taken)
+            whole = latest.call_with(seen, (), call.given)
+            result = self._filling.padding.cut(whole, call)
             if verified is not None and self._verification is not None:
-                verified.check(result, args, kwargs, layers=latest.depth, visible=latest.shown_rows)
+                compared = whole if padded else result
+                verified.check(compared, *given, layers=latest.depth, visible=latest.shown_rows)
                 self._verification.passed(built, call.taken)
             return result if self._borders is None else self._borders.narrowed(result)
 
