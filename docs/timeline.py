@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rsn.assembler import container
 from rsn.base.durations import unit_of
-from rsn.docs import front
+from rsn.docs import front, scaling
 from rsn.hw.sim.explain import SegmentTime, explain
 from rsn.hw.sim.machine import Machine, causes, launch_seconds
 from rsn.hw.sim.scene import covered
@@ -212,6 +212,7 @@ def pictures() -> dict[str, str]:
             made("asm", str(DOCS.parent / "programs" / f"{name}.rsn"), "-o", binary)
             out[f"{name}.svg"] = draw(container.read(binary), f"programs/{name}.rsn, modelled")
     out[front.NAME] = front.picture()
+    out[scaling.NAME] = scaling.picture()
     return out
 
 

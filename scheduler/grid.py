@@ -602,7 +602,7 @@ def _results(s: Binder, part: ColumnTile, row: OutputRows, tile: TileAccesses, t
             whole = norm is not None and not gemm.in_heads
             s.turn(unit, receive, store if cols or whole else None)
             at = row.start + i * row.acc
-            if cols and (gemm.into is not None or gemm.y in s.tiled.apart):
+            if cols and (gemm.into is not None or gemm.y in (s.tiled.apart or ())):
                 tile.stores += _rows_apart(s, gemm, range(at, at + row.acc), col, cols, unit)
             elif cols:
                 tile.stores.append(s.blocks(gemm.y, at, row.acc, col, cols, unit, store=True))

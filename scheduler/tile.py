@@ -193,7 +193,7 @@ class Tiled:
     columns: dict[str, Columns]
     rows: dict[int, RowLayout]
     statistics: dict[str, StoredStatistics] = field(default_factory=dict)
-    apart: frozenset[str] = frozenset()
+    apart: frozenset[str] | None = None
 
     @property
     def grid(self) -> ProductGrid:
@@ -203,7 +203,7 @@ class Tiled:
     def rows_of(self, name: str) -> RowLayout:
         """How the rows of the activation `name` lie in memory. Raises `KeyError` for one whose number of rows was not
         cut."""
-        if self.apart and self.network.seq_of(name) == 1 and name not in self.apart:
+        if self.apart is not None and self.network.seq_of(name) == 1 and name not in self.apart:
             batch = self.network.batch
             return RowLayout([SequenceSpan(0, 1, 1)] * batch, 1, together=True)
         return self.rows[self.network.seq_of(name)]
@@ -301,11 +301,11 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
     )
 
 
-def _apart(network: LayerGraph) -> frozenset[str]:
+def _apart(network: LayerGraph) -> frozenset[str] | None:
     """The activations of a step of a decoder whose sequences have blocks of their own: caches, and the queries that
-    meet them. Empty if the rows of sequences cannot lie together."""
+    meet them; none in a stage without attention. None if the rows of sequences cannot lie together."""
     if not 1 < network.batch <= TILE or not network.is_step:
-        return frozenset()
+        return None
     queries = (layer.q for layer in network.layers if isinstance(layer, AttentionLayer))
     return frozenset({*network.states, *queries})
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from torch import nn
 
 import rsn
 from rsn.base.errors import BoardError, ContainerError, ScheduleError, TensorError, UnsupportedError, WrongBoards
+from rsn.docs import scaling
 from rsn.host.boards.several import check_boards
 from rsn.host.boards.sim import SimBoard
 from rsn.host.generation import Decoder
@@ -31,11 +33,15 @@ from rsn.host.model.compiled import Compiled
 from rsn.host.model.compiled_stages import BuiltStages, CompiledStages
 from rsn.host.model.following import Recipe
 from rsn.host.tensors import checksum
+from rsn.hw.sim.machine import Machine
+from rsn.isa.overlays import XNN
 from rsn.rsnlib.changes import Followed
 from rsn.rsnlib.pipeline import Pipeline
-from rsn.rsnlib.stage_plan import ChainPart, fewest, least_slowest, needed
+from rsn.rsnlib.stage_plan import ChainPart, chain, fewest, least_slowest, needed
+from rsn.scheduler.build import build
 from rsn.scheduler.graph import Gemm, LayerGraph, Output
 from rsn.scheduler.memory import RoomError
+from rsn.scheduler.schedule import PAPER
 from rsn.scheduler.stages import chained, cut_places, stages
 from rsn.tests.effort import examples, long
 from rsn.tests.test_generate import made
@@ -58,7 +64,7 @@ def bert(layers: int = 2, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
     return transformers.BertModel(config).eval(), {"input_ids": torch.randint(100, (2, 40)), "attention_mask": mask}
 
 
-def llama(device: str = "cpu") -> tuple[nn.Module, dict[str, Any]]:
+def llama(device: str = "cpu", vocabulary: int = 100) -> tuple[nn.Module, dict[str, Any]]:
     import transformers
 
     torch.manual_seed(0)
@@ -68,7 +74,7 @@ def llama(device: str = "cpu") -> tuple[nn.Module, dict[str, Any]]:
         num_attention_heads=4,
         num_key_value_heads=2,
         intermediate_size=256,
-        vocab_size=100,
+        vocab_size=vocabulary,
         use_cache=False,
     )
     with torch.device(device):
@@ -161,6 +167,24 @@ BERT_WITH_STATES = bert(output_hidden_states=True)
 def whole_result() -> Any:
     with rsn.compile(*BERT_WITH_STATES) as whole:
         return whole(**BERT_WITH_STATES[1])
+
+
+@pytest.mark.parametrize("overlay", ["xnn", long("xnn2")])
+def test_a_product_with_a_large_vocabulary_is_cut(overlay: str, tmp_path: Path) -> None:
+    """Its columns are in several stages; a file joins them, too."""
+    model, example = llama(vocabulary=3000)
+    path = tmp_path / "llama.rsnmodel"
+    with (
+        rsn.compile(model, example, overlay=overlay) as whole,
+        rsn.compile(model, example, overlay=overlay, boards=6) as cut,
+    ):
+        wanted = whole(**example)
+        assert isinstance(cut, CompiledStages)
+        assert any("lm_head" in name for name in cut.stages.cuts)
+        assert same(cut(**example), wanted)
+        cut.save(path)
+    with rsn.load(path, boards=["sim"] * 6) as loaded:
+        assert same(loaded(**example), wanted)
 
 
 def test_a_value_that_skips_stages_reaches_its_reader() -> None:
@@ -393,10 +417,11 @@ def test_calls_follow_each_other_through_the_stages(saved: Path) -> None:
 # -- generation
 
 
-@pytest.mark.parametrize("name", [long("Llama"), long("Gemma 3")])
-def test_a_decoder_over_two_boards(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "boards"), [long("Llama", 5), long("Gemma 3", 2)])
+def test_a_decoder_over_several_boards(name: str, boards: int, tmp_path: Path) -> None:
     """Prompts, in chunks too, and steps: each logit is that of one board, in memory and from a file. Logits of prompts
-    are a product of PyTorch, whose last bit depends on where the weights lie in a file."""
+    are a product of PyTorch, whose last bit depends on where the weights lie in a file. Of five boards the last one has
+    the product with the vocabulary alone, of which programs of prompts have none."""
     sizes: dict[str, Any] = {"slots": 2, "capacity": 40, "chunk": 16}
     prompts = [[3, 9, 4], [7 * k % 61 for k in range(27)]]
 
@@ -406,13 +431,13 @@ def test_a_decoder_over_two_boards(name: str, tmp_path: Path) -> None:
             steps = [x for k in range(3) for x in decoder.step({0: k, 1: k + 5}).values()]
             return read, steps + [x for layer in decoder._cache.layers for x in (layer.keys, layer.values)]
 
-    one, two = Decoder(made(name), **sizes), Decoder(made(name), **sizes, boards=2)
+    one, two = Decoder(made(name), **sizes), Decoder(made(name), **sizes, boards=boards)
     one.save(tmp_path / "one.rsnmodel")
     two.save(tmp_path / "two.rsnmodel")
-    with pytest.raises(WrongBoards, match="cut into 2 stages"):
+    with pytest.raises(WrongBoards, match=f"cut into {boards} stages"):
         load_decoder(tmp_path / "two.rsnmodel")
     (read, steps), *others = (
-        run(decoder) for decoder in (one, two, load_decoder(tmp_path / "two.rsnmodel", boards=["sim", "sim"]))
+        run(decoder) for decoder in (one, two, load_decoder(tmp_path / "two.rsnmodel", boards=["sim"] * boards))
     )
     for also_read, also_steps in others:
         assert all(np.allclose(x, y, atol=1e-6) for x, y in zip(also_read, read, strict=True))
@@ -438,3 +463,43 @@ def test_new_rows_of_caches_are_in_the_stage_of_their_layer() -> None:
 
 
 SQUARE = np.eye(64, dtype=np.float32)
+
+
+# -- the time of many boards
+
+
+def test_the_picture_of_scaling_has_a_line_for_each_model() -> None:
+    rows = [
+        {"model": "A & B", "overlay": "xnn", "batch": batch, "boards": n, "of_boards": 1 / n}
+        for batch in (1, 8)
+        for n in (1, 2, 4)
+    ]
+    lines = scaling.lines_of("\n".join(map(json.dumps, rows)))
+    assert lines == {"A & B (xnn)": {"1": 1.0, "2": 1.0, "4": 1.0}}
+    drawn = ElementTree.fromstring(scaling.draw(lines))
+    assert [x.text for x in drawn.iter() if x.text and x.text.startswith("A & B")] == ["A & B (xnn)"]
+    kept = json.loads(scaling.KEPT.read_text("utf-8"))
+    assert len(kept) == 5
+    assert (scaling.DOCS / "pictures" / scaling.NAME).read_text("utf-8") == scaling.picture()
+
+
+def test_stages_take_little_less_than_their_parts() -> None:
+    """The times by which a cut is chosen are those of the programs of its stages, from above and within a tenth."""
+    pipeline = Pipeline.named("xnn", boards=2)
+    traced, cuts = pipeline.cut(pipeline.trace(*bert(4)))
+    network = traced.network
+    parts = chain(network, pipeline.overlay, lambda part: pipeline.build(part).program, cut_places(network))
+    whole = sum(x.seconds for x in parts)
+    built = [Machine(pipeline.build(x).program).timing.latency for x in stages(network, cuts)]
+    assert 0.9 * whole < sum(built) <= whole
+
+
+def test_rows_of_a_stage_of_a_step_lie_together() -> None:
+    """Also without an attention: eight sequences of one row take as long as one of eight rows."""
+    gemm = Gemm("g", "x", "y", SQUARE, np.zeros(64, np.float32))
+    step = LayerGraph(8, 1, {"x": 64}, (Output("y"),), (gemm,), of_step=True)
+    together, apart, rows = (
+        Machine(build(network, XNN, PAPER).program).timing.latency
+        for network in (step, replace(step, of_step=False), replace(step, batch=1, seq=8))
+    )
+    assert together == rows < apart
