@@ -38,7 +38,6 @@ from ..isa.overlays.xnn8.formats import (
     PAIRS,
     ROW_PAIR,
     ROW_STEP,
-    SLICE_KEYS,
     T_CELLS,
     WIDE_ROWS,
     X_CELLS,
@@ -50,7 +49,7 @@ from ..isa.overlays.xnn8.formats import (
     slices_of_keys,
 )
 from ..isa.overlays.xnn8.functions import TABLES
-from ..isa.overlays.xnn8.lanes import CHUNK, HEADS, SEND
+from ..isa.overlays.xnn8.lanes import AHEAD, CHUNK, FILL, HEAD_PACKET, HEADS, SEND
 from ..isa.overlays.xnn8.numbers import BLOCK, X_BITS, BlockNumbers, NormConstants
 from ..isa.overlays.xnn8.stored import (
     PackedConstants,
@@ -825,39 +824,47 @@ def _ragged(counts: Sequence[int], rows: int) -> LanesOfSequences | None:
 def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
     """About how long all panels take: of each product the tiles, memories off chip, or what is behind the tiles,
     whichever is longest; and attention. At the end of each there is nothing beside what is behind the tiles. Simulated
-    times are up to 25 % longer (tests/test_integer_programs.py)."""
+    times are up to 40 % longer (tests/test_integer_programs.py)."""
     both = 1 / seconds["ddr_read_gbs"] + 1 / seconds["lpddr_read_gbs"]
     share, word = at.rows / LANE_ROWS, seconds["lane_word"]
     chunk = max(seconds["chunk_us"] * share, BLOCK * PAIRS * BLOCK / both, CHUNK * word)
     block = at.rows * BLOCK / 8 * word
-    """Of results, in a lane; of those that are added in X, twice as long."""
-    total = 0.0
+    """Of results, in a lane."""
+    added = at.rows / ROW_STEP * (4 * (BLOCK + 4) + FILL) * word
+    """Of those that are added in X."""
+    total, walked = 0.0, set[str]()
     for layer in network.layers:
         if isinstance(layer, Gemm):
             k, n = (-(-size // BLOCK) for size in layer.weight.shape)
-            behind = block * (1 + (layer.residual is not None))
+            behind = block if layer.residual is None else added
+            if layer.multiplies and layer.x not in walked:  # factors of its rows, of which no norm is left out
+                walked.add(layer.x)
+                total += at.rows * (2 * max(k, LANES) + k / 4 + 2) * word
             total += max(-(-n // PAIRS) * k * chunk, n * behind) + (min(n, PAIRS) * behind + block) * (k > 0)
             continue
         key_rows, wide = at.rows * at.parts, layer.head_dim > BLOCK
         rounds = -(-layer.heads // PAIRS) * (1 + wide)
         tiles, heads = seconds["maxima_us"] + seconds["weights_us"], min(layer.heads, PAIRS)
+        of_head = (at.rows << wide) / 8 * HEAD_PACKET * word
         passed = 0.0
         for panel in at.panels:
             passed += max(
                 sum(
                     max(
                         share * slices_of_keys(key_rows, of.lanes) * tiles,
-                        # keys, then keys and values; a lane serves one column of pairs at a time
-                        3 * key_rows * of.lanes * BLOCK / SLICE_KEYS * max(2, -(-heads // of.lanes) << wide) * word,
-                        heads * 2 * block,
+                        # keys, then keys and values; a lane serves one column of pairs after the other
+                        3 * slices_of_keys(key_rows, of.lanes) * _slice(-(-heads // of.lanes) << wide) * word,
+                        heads * of_head,
                     )
                     + seconds["round_us"] * share
+                    # the largest exponents of queries, and of keys and values, are looked for first
+                    + (heads * (at.rows + 3 * key_rows) / 4 + 4 * (AHEAD + FILL + heads)) * word
                     for of in panel
                     if of.engine == engine
                 )
                 for engine in range(ENGINES)
             )
-        total += passed / len(at.panels) * rounds + 2 * heads * block
+        total += passed / len(at.panels) * rounds + heads * of_head
         if at.parts > 1:
             moved = 2 * at.pitch * (layer.kv_heads or layer.heads) * layer.head_dim
             # LPDDR alone has weights meanwhile, so both memories work
@@ -866,6 +873,11 @@ def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: Lan
     ends = sum(network.inputs.values()) * seconds["ddr_read_gbs"]
     ends += sum(network.columns(out.name) for out in network.outputs) * seconds["ddr_write_gbs"]
     return total * len(at.panels) + 2 * network.batch * at.pitch * ends / len(at.panels)
+
+
+def _slice(heads: int) -> float:
+    """About how many cycles a lane takes to pass a slice of keys of some heads on."""
+    return 2 * (BLOCK * heads + AHEAD) + FILL
 
 
 def lower(network: LayerGraph, overlay: Overlay) -> Lowered:

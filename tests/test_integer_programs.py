@@ -320,7 +320,7 @@ def test_the_fastest_way_is_taken(batch: int, seq: int) -> None:
         lowered = integer_panels.IntegerPanels(of, XNN8, at).lowered()
         simulated = Machine(pack(lowered.kernels, lowered.starts)).timing.latency
         found.append(simulated)
-        assert 0.75 < integer_panels.estimated_seconds(network, XNN8.seconds, at) / simulated < 1.25
+        assert 0.65 < integer_panels.estimated_seconds(network, XNN8.seconds, at) / simulated < 1.25
     assert found[0] <= 1.02 * min(found)
 
 

@@ -74,10 +74,14 @@ def _results(rows: int) -> int:
     return rows // 16 * 131
 
 
+HEAD_PACKET = 131 + 32
+"""Cycles of 8 rows of the sums of a head, with their divisions."""
+
+
 def _heads(rows: int) -> int:
     """Cycles for the sums of a head, of which 8 rows are such a packet: from one of two streams at a time, behind 32
     cycles for their divisions."""
-    return rows // 8 * (131 + 32)
+    return rows // 8 * HEAD_PACKET
 
 
 def _added(rows: int) -> int:
