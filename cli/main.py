@@ -32,7 +32,7 @@ COMMANDS = {
     "fmt": ListedCommand("fmt", "Format .rsn FILES in place: indentation, spacing, blank lines."),
     "generate": ListedCommand("generate", "Generate text with a language model, on a machine of its own."),
     "hls": ListedCommand("hls", "Write a stream program as HLS C++, and run it here."),
-    "info": ListedCommand("info", "Show what PROGRAM (.bin or .rsn) holds."),
+    "info": ListedCommand("info", "Show what PROGRAM (.bin, .rsn or .rsnmodel) holds."),
     "map": ListedCommand("map", "Map a stream program onto the tiles of a machine."),
     "overlay": ListedCommand("overlay", "Show the parameters of an overlay: value, unit, source."),
     "reproduce": ListedCommand("reproduce", "Compare the paper's TABLE, or all, with the model."),

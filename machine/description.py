@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FREE = "free"
 """The rate of a step that takes no time."""
+LINK = "link_gbs"
+"""The rate of the link between boards. No step of a program has it."""
 
 
 @dataclass(frozen=True)

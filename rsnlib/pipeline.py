@@ -156,9 +156,15 @@ class Pipeline:
 
     def cut(self, traced: Traced) -> tuple[Traced, tuple[int, ...]]:
         """Return where a network is cut into stages, places as `scheduler.stages.stages` takes them; and the traced
-        module, whose host part then computes what no stage does. Raises as `stage_plan.plan` and `build`."""
+        module, whose host part then computes what no stage does. Raises as `stage_plan.plan` and `build`, and
+        `UnsupportedError` for an overlay that computes in integers."""
         if self.boards == 1:
             return traced, ()
+        if self.overlay.integers:
+            raise UnsupportedError(
+                f"boards: overlay {self.overlay.name} computes in integers; results of a stage leave its board as "
+                "float32, and the next would round them anew"
+            )
         whole = traced
         network, joined = divided(chained(traced.network))
         traced = replace(traced, network=network, host=traced.host.of_columns(joined, network))

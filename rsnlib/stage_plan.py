@@ -19,6 +19,7 @@ from ..base.errors import UnsupportedError
 from ..hw.sim.machine import Machine, launch_seconds
 from ..isa.overlay import Overlay
 from ..isa.program import Program, Role
+from ..machine.description import LINK
 from ..scheduler.graph import Gemm, LayerGraph, Rotary
 from ..scheduler.memory import RoomError
 from ..scheduler.stages import carried_bytes, cut_places, stages
@@ -87,7 +88,7 @@ def least_slowest(
 def link_seconds(overlay: Overlay, size: int) -> float:
     """Return the seconds that the link between two boards takes for `size` bytes: 0 if the overlay has no rates
     `link_gbs` and `link_us`."""
-    return overlay.seconds.get("link_us", 0.0) + size * overlay.seconds.get("link_gbs", 0.0)
+    return overlay.seconds.get("link_us", 0.0) + size * overlay.seconds.get(LINK, 0.0)
 
 
 def chain(

@@ -166,6 +166,6 @@ def _stage(network: LayerGraph, first: int, end: int) -> LayerGraph:
         seqs=seqs,
         of_step=network.is_step,
         cache_rows=network.cache_rows or next(iter(network.state_rows), 0),
-        stored_columns={name: x for name, x in network.stored_columns.items() if name in inputs},
+        stored_columns={name: x for name, x in network.stored_columns.items() if name in inputs or name in made},
         smooth={name: x for name, x in network.smooth.items() if name in inputs or name in made},
     )

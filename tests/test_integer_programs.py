@@ -295,6 +295,12 @@ def test_command_line(tmp_path: Path) -> None:
         assert message in refused.output
 
 
+def test_a_cut_model_is_refused() -> None:
+    """Between stages go float32 rows, which the next stage would make integers of anew."""
+    with pytest.raises(rsn.errors.UnsupportedError, match="boards: overlay xnn8 computes in integers"):
+        rsn.compile(encoder(2, 64, 2, 64), (torch.randn(1, 8, 64),), overlay="xnn8", boards=2)
+
+
 @pytest.mark.long
 def test_modelled_times_of_an_encoder() -> None:
     """BERT-Large, six sequences of 512 rows: one layer alone, and one more in a stack. No time is below its bound."""
@@ -305,8 +311,8 @@ def test_modelled_times_of_an_encoder() -> None:
         built = build(network, XNN8, PAPER)
         found.append(simulate(built.program).latency_s)
         assert max(bounds(network, XNN8, built.program.segments).seconds.values()) < found[-1]
-    assert 1.9e-3 < found[0] < 2.3e-3
-    assert 1.3e-3 < found[1] - found[0] < 1.6e-3
+    assert 2.3e-3 < found[0] < 2.6e-3
+    assert 1.5e-3 < found[1] - found[0] < 1.7e-3
 
 
 @pytest.mark.long

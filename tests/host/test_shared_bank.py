@@ -52,9 +52,9 @@ def layers(seed: int, count: int = 4) -> list[nn.Linear]:
     return made
 
 
-def bank(compiled: Any) -> Any:
+def bank(member: Any) -> Any:
     """The memory of a simulated board that has a model's weights."""
-    (board,) = compiled._on_board.runner._boards._boards.values()
+    (board,) = member.runner._boards._boards.values()
     return board._memories.banks["lpddr"]
 
 
@@ -114,7 +114,7 @@ def test_graphs_of_torch_compile_share_their_weights() -> None:
     members = list(shared._members)
     assert len(members) == 2
     assert bank(members[0]) is bank(members[1])
-    assert members[0].program.packets != members[1].program.packets  # type: ignore[attr-defined]
+    assert members[0].runner.program.packets != members[1].runner.program.packets
     size = bank(members[0]).size
     del members
     compiled = model.forward
@@ -141,7 +141,7 @@ def test_modules_of_one_model() -> None:
         for _ in range(2):
             assert difference(one(x), whole(x)) < 1e-5
             assert difference(other(x), part(x)) < 1e-5
-            assert bank(one) is bank(other)
+            assert bank(one._on_board) is bank(other._on_board)
             parts[1].weight.mul_(2)
         assert other.program.buffers == alone.program.buffers
         assert other.program.packets == alone.program.packets
@@ -188,7 +188,7 @@ def test_models_that_share_little_stay_apart() -> None:
     with rsn.compile(one, (x,)) as a, rsn.compile(other, (x,)) as b, torch.no_grad():
         assert difference(a(x), one(x)) < 1e-5
         assert difference(b(x), other(x)) < 1e-5
-        assert bank(a).size == bank(b).size
+        assert bank(a._on_board).size == bank(b._on_board).size
 
 
 @pytest.mark.long

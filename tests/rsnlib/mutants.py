@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant("rsnlib.rules:rms_norm", "torch.finfo(torch.float32).eps", "1e-2", "decoder"),
     Mutant("rsnlib.rules:_gain", "layer.scale[0]) * factor", "layer.scale[0])", "scaled"),
-    Mutant("rsnlib.gate_rules:_gated", "[gated.weight, weight]", "[weight, gated.weight]", "decoder"),
+    Mutant("rsnlib.gate_rules:_gated", "_beside(gated.weight, weight)", "_beside(weight, gated.weight)", "decoder"),
     Mutant("rsnlib.gate_rules:_gated", "ratio != 1", "False", "scaled"),
     Mutant(
         "rsnlib.gate_rules:_total", "taking.base, added.base", "taking.base, values.layers.of(taking.base.x)", "sums"
@@ -125,9 +125,7 @@ MUTANTS = [
     Mutant("scheduler.lanes.operations:Matched._note", "row_norm(last.norm) if", "None if", "lanes"),
     Mutant("scheduler.lanes.operations:Matched._is_up", "layer.residual is None", "True", "lanes"),
     # binding of calls
-    Mutant(
-        "rsnlib.host_part:HostPart.take", "self._flat(name, outputs[name])", "self._flat(name, outputs[name] * 1.001)"
-    ),
+    Mutant("rsnlib.host_part:HostPart.take", "self._flat(name, array)", "self._flat(name, array * 1.001)"),
     Mutant(
         "rsnlib.host_part:HostPart._spans_of",
         "KeySpans(lengths, starts, rows)",
