@@ -270,6 +270,11 @@ class StreamNetwork:
         return None
 
     @cached_property
+    def buses(self) -> list[str]:
+        """The rates at which programs move bytes off the chip, by name, in order."""
+        return [name for name, rate in self.rates.items() if rate.unit == "GB/s" and name != LINK]
+
+    @cached_property
     def seconds(self) -> dict[str, float]:
         """Seconds per amount (byte, tile, cycle) of each rate, by name.
 

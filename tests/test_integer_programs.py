@@ -337,7 +337,7 @@ def test_a_family_of_a_quantised_encoder(tmp_path: Path) -> None:
     torchao = pytest.importorskip("torchao.quantization")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 1}
     model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=96), add_pooling_layer=False).eval()
     torchao.quantize_(model, torchao.Int8DynamicActivationInt8WeightConfig())
 

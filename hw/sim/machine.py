@@ -19,7 +19,6 @@ from ...isa.overlay import Overlay
 from ...isa.packet import Words
 from ...isa.program import Array, Buffer, Program
 from ...isa.segments import stored_buffers
-from ...machine.description import LINK
 from ...machine.event_log import CriticalPath
 from ...machine.executor import ProcessNetwork
 from ...machine.plan import TimedWorkload
@@ -195,8 +194,7 @@ def summary(done: RunTiming, overlay: Overlay, instructions: int) -> Run:
     Raises `ValueError` if the run was not recorded.
     """
     latency = done.latency + launch_seconds(overlay)
-    buses = [name for name, rate in overlay.rates.items() if rate.unit == "GB/s" and name != LINK]
-    moved = {name.removesuffix("_gbs"): int(done.amounts[name]) for name in buses}
+    moved = {name.removesuffix("_gbs"): int(done.amounts[name]) for name in overlay.buses}
     moved["instructions"] = instructions
     return Run(
         latency_s=latency,

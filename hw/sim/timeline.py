@@ -185,17 +185,14 @@ class Timeline:
 
     @cached_property
     def transfers(self) -> list[Transfers]:
-        """The transfers of each rate that is a bandwidth, in the overlay's order of rates; one without steps is there
-        too.
-        """
-        out = []
+        """The transfers of each bandwidth of the overlay, in its order; one without steps is there too."""
+        out, overlay = [], self.machine.program.overlay
         for i, name in enumerate(self.rates):
-            rate = self.machine.program.overlay.rates.get(name)
-            if rate is None or rate.unit != "GB/s":
+            if name not in overlay.buses:
                 continue
             rows = np.flatnonzero(self.rate_of_step[self.step] == i)
             amounts = self.amount_of_step[self.step[rows]]
-            out.append(Transfers(name, rate.cause, self.start[rows], self.end[rows], amounts))
+            out.append(Transfers(name, overlay.rates[name].cause, self.start[rows], self.end[rows], amounts))
         return out
 
     @cached_property

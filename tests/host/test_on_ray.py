@@ -86,6 +86,7 @@ def test_processes_that_hang(running: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert right(server.ask({"x": x}).result(60), x, range(100, 100 + STAGES))  # the soak has replaced the model
 
 
+@pytest.mark.full
 def test_texts_whose_process_is_killed(running: Any, tmp_path: Path) -> None:
     """In their middle: the caches are filled again, and each text goes on."""
     model = made("Llama")
