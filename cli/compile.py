@@ -182,7 +182,7 @@ class CompileOptions(Options):
         of=OVERLAYS,
     )
     boards: str | None = option(
-        f"cut the layers into stages for so many boards, or auto: the fewest that hold them; {SUFFIX} holds the stages",
+        f"cut the layers into N stages, each for one board; auto: as few as hold them; a {SUFFIX} file has all stages",
         metavar="N|auto",
         of=OVERLAYS,
     )

@@ -494,9 +494,9 @@ def run(
     nodes: Iterable[Node], environment: Environment, used_up: Mapping[Node, Iterable[Node]] = MappingProxyType({})
 ) -> None:
     """Run operators in order, without gradients. nodes: the operators. environment: holds the values of their operands
-    by node, and receives their results. used_up: by operator, those whose values nobody reads behind it, which
-    `environment` then loses. Raises `TensorError`, naming the operator, for operands that an operator cannot take, such
-    as an index that is out of range."""
+    by node, and receives their results. used_up: by operator, the nodes whose values no later operator reads;
+    `environment` loses them behind it. Raises `TensorError`, naming the operator, for operands that an operator cannot
+    take, such as an index that is out of range."""
     with torch.no_grad():
         for node in nodes:
             args, kwargs = map_arg((node.args, node.kwargs), environment.__getitem__)

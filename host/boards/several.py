@@ -41,7 +41,7 @@ def boards_for(
 
 
 def check_boards(boards: Sequence[BoardName], stages: int) -> None:
-    """Check the boards of a model that has so many stages. Raises `WrongBoards` for another number of boards, and for
+    """Check the boards of a model. stages: how many it has. Raises `WrongBoards` for another number of boards, and for
     two names of one device; `BoardError` for a name that means none."""
     if len(boards) != stages:
         cut = f"cut into {stages} stages, each for a board of its own" if stages > 1 else "for one board"

@@ -112,7 +112,7 @@ class DecoderServer:
         except BoardError as e:
             self._failures += 1
             failed = self.health.failed(e)
-            # from the beginning of time on: nothing here opens the board again, so that nobody should wait for it
+            # since=0.0: the stage looks for another board at once. Nothing here opens this one again.
             self.health = replace(failed, since=0.0) if self._failures >= FAILURES else failed.to(State.DEGRADED)
             raise
         except RsnError:
