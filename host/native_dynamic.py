@@ -17,12 +17,12 @@ from ..isa.overlays.tasks.program import OffChipTensor
 from ..isa.overlays.tasks.values import convert
 from ..streams.dynamic.errors import StuckError, Waiting
 from ..streams.dynamic.graph import Stream
-from ..streams.dynamic.hls.emit import HEADERS, DynamicHls, HeldMemory, native_call
+from ..streams.dynamic.hls.emit import STEP, DynamicHls, HeldMemory, native_call
 from ..streams.dynamic.hls.records import from_records, to_records
 from ..streams.dynamic.memory import Tensor
 from ..streams.dynamic.run import Arrivals
 from ..streams.dynamic.tokens import Token
-from ..streams.hls.native import native_main
+from ..streams.hls.native import HEADERS, native_main
 from .native_tasks import from_memory, to_memory
 
 Array = npt.NDArray[Any]
@@ -32,7 +32,7 @@ RESULT_WORDS = 1 << 16
 """Words of 32 bits for the tokens of a result, with which a run begins."""
 MOST_RESULT_WORDS = 1 << 28
 LARGER = "a result is larger than its memory"
-"""What a run ends with where a result needs more (step.h)."""
+"""What a run ends with where a result needs more (step_memory.h)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def build_dynamic(programs: Sequence[DynamicHls], target: Path, optimize: str = 
     """Compile programs, whose names differ, to the executable `target`. optimize: an option of the compiler. Raises
     `BoardError` if there is no compiler, or if it refuses the text."""
     text = native_main([made.text for made in programs], [native_call(made) for made in programs])
-    build_regions(text, HEADERS, target, optimize)
+    build_regions(text, (STEP, HEADERS), target, optimize)
 
 
 def dynamic_memories(

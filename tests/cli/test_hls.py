@@ -148,7 +148,8 @@ def test_dynamic_programs(dynamic: tuple[Path, str], monkeypatch: pytest.MonkeyP
     assert result.files == [name for name in expected.files if not name.endswith(".times")]
     assert all(np.array_equal(result[name], expected[name]) for name in result.files)
     assert {file.name for file in (folder / "out").iterdir()} == {
-        "top.cpp", "step.h", "kernels.h", "channels.h", "testbench.cpp", "hls.tcl", "connectivity.cfg", "README.md",
+        "top.cpp", "step.h", "step_tokens.h", "step_memory.h", "step_operators.h", "step_functions.h", "kernels.h",
+        "channels.h", "testbench.cpp", "hls.tcl", "connectivity.cfg", "README.md",
         "rows.bin", "kept.bin", "kept.expected.bin",
     }  # fmt: skip
     assert (folder / "out" / "kept.expected.bin").read_bytes() == np.float32([2, 4, 6, 8, 1, -2]).tobytes()

@@ -9,7 +9,6 @@ from itertools import combinations
 from pathlib import Path
 
 from ...hls.names import CppNames, identifier
-from ...hls.native import HEADERS as KERNELS
 from ...hls.values import HlsError
 from ..graph import OperatorNode, Program, Stream
 from ..memory import Tensor
@@ -17,8 +16,8 @@ from ..operators.off_chip import LinearOffChipLoad, LinearOffChipStore, RandomOf
 from .elements import CppElement, Unbounded, cpp_element
 from .operators import PortWriter, ProcessWriter, StreamEnd, process_body
 
-HEADERS = (Path(__file__).resolve().parent, KERNELS)
-"""The folders of step.h and kernels.h."""
+STEP = Path(__file__).resolve().parent
+"""The folder of step.h, and of what it includes but kernels.h."""
 DEPTH = 2
 """Tokens that a stream holds for each of its readers, unless the program says otherwise."""
 NO_OPERATOR = -1

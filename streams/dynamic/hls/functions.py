@@ -1,4 +1,4 @@
-"""The C++ of what higher-order operators apply: expressions of the functions of `step.h`, or the user's own."""
+"""The C++ of what higher-order operators apply: functions of `step_functions.h`, or the user's own."""
 
 from __future__ import annotations
 

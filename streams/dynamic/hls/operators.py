@@ -1,4 +1,4 @@
-"""The process of each operator: a call of its function of `step.h`, with the streams that it reads and writes."""
+"""The process of each operator: a call of its function of `step_operators.h`, with its streams."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...hls.native import HEADERS
 from ...hls.project import connectivity_text, script, testbench_text
 from ...placing.devices import StreamDevice
-from .emit import HEADERS, DynamicHls
+from .emit import STEP, DynamicHls
 
 TESTBENCH_WORDS = 1 << 20
 """Words of 32 bits for a result in the testbench."""
@@ -16,16 +17,13 @@ def dynamic_project(made: DynamicHls, device: StreamDevice) -> dict[str, str]:
     """
     return {
         "top.cpp": made.text,
-        **{f"{name}.h": _header(f"{name}.h") for name in ("step", "kernels", "channels")},
+        **{name: (HEADERS / name).read_text(encoding="utf-8") for name in ("kernels.h", "channels.h")},
+        **{header.name: header.read_text(encoding="utf-8") for header in sorted(STEP.glob("step*.h"))},
         "testbench.cpp": testbench(made),
         "hls.tcl": script(made.name, device.mhz * 1e6, device),
         "connectivity.cfg": connectivity(made, device),
         "README.md": readme(made, device),
     }
-
-
-def _header(name: str) -> str:
-    return next(folder / name for folder in HEADERS if (folder / name).is_file()).read_text(encoding="utf-8")
 
 
 def testbench(made: DynamicHls) -> str:
@@ -70,7 +68,9 @@ def readme(made: DynamicHls, device: StreamDevice) -> str:
 | file | what it holds |
 |---|---|
 | `top.cpp` | `{made.name}_top`: one dataflow region; a process for each operator |
-| `step.h`, `kernels.h`, `channels.h` | tokens, elements, a function template for each operator; 16-bit floats |
+| `step.h` | includes `step_tokens.h`, `step_memory.h`, `step_operators.h` and `step_functions.h`: tokens, tokens in a \
+memory, a function template for each operator, what operators apply |
+| `kernels.h`, `channels.h` | 16-bit floats, integers; tensors in several memory channels, on the host |
 | `testbench.cpp` | runs the region once on files with the bytes of its tensors and tokens |
 | `hls.tcl` | commands for Vitis HLS, {device.name} at {device.mhz} MHz: `vitis_hls -f hls.tcl` |
 | `connectivity.cfg` | the memory channel of each argument, for `v++ --link --config` |
@@ -80,8 +80,8 @@ them, which clock and interval it reaches, and what area they need, is not known
 
 - A tensor that several operators access has a pointer for each of them: pass the same buffer to all. An operator has a
   bundle of its own, of up to 512 bits.
-- Tokens of inputs and results lie in words of 32 bits, as `step.h` says (`feed`, `collect`). Behind the pointer to a
-  result comes the number of its words; hardware does not check it.
+- Tokens of inputs and results lie in words of 32 bits, as `step_memory.h` says (`feed`, `collect`). Behind the
+  pointer to a result comes the number of its words; hardware does not check it.
 - A stream is a FIFO of heads, as deep in tokens as the program says, and one of words for each tile in its elements.
 - EagerMerge, and Reassemble where several are chosen, take what comes first: their order may differ from run to run.
 - Float arithmetic is not fused and not reordered: a tool that may do either gives other last bits.

@@ -1,4 +1,4 @@
-"""Tokens of a stream as words of 32 bits in a memory, as `step.h` reads and writes them."""
+"""Tokens of a stream as words of 32 bits in a memory, as `step_memory.h` reads and writes them."""
 
 from __future__ import annotations
 
