@@ -1,0 +1,190 @@
+"""Where sequences lie in the lanes of xnn8: several side by side in an engine, or one over several engines; and an
+estimate of which of these ways takes the least time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+
+from ..base.errors import UnsupportedError
+from ..isa.layout import ITEM_ROWS, padded
+from ..isa.overlay import Overlay
+from ..isa.overlays.xnn8.emission import PlacedSequence
+from ..isa.overlays.xnn8.formats import (
+    ENGINES,
+    LANE_ROWS,
+    LANES,
+    PAIRS,
+    ROW_STEP,
+    WIDE_ROWS,
+    slices,
+    slices_of_keys,
+)
+from ..isa.overlays.xnn8.lanes import AHEAD, CHUNK, FILL, HEAD_PACKET
+from ..isa.overlays.xnn8.numbers import BLOCK
+from .graph import AttentionLayer, Gemm, LayerGraph
+
+
+class LanesOfSequences(NamedTuple):
+    """How sequences lie in lanes. panels: the sequences of each, or parts of one. rows: of a lane. pitch: rows of a
+    sequence off chip. parts: engines over which a sequence is spread. keys: of a cache in a lane, in all lanes of an
+    engine; 0 without caches."""
+
+    panels: tuple[tuple[PlacedSequence, ...], ...]
+    rows: int
+    pitch: int
+    parts: int = 1
+    keys: int = 0
+
+
+def placements(network: LayerGraph, overlay: Overlay) -> list[LanesOfSequences]:
+    """Return the ways in which sequences can lie in lanes, those that take less time first."""
+    if network.states:
+        return [_step(network)]
+    is_wide = any(isinstance(x, AttentionLayer) and x.head_dim > BLOCK for x in network.layers)
+    most = WIDE_ROWS if is_wide else LANE_ROWS
+    if network.lengths:
+        found = [_ragged(network.rows, rows) for rows in range(ROW_STEP, most + 1, ROW_STEP)]
+    else:
+        found = [_alike(network, each, most) for each in range(1, LANES + 1)]
+    found += [_spread(network, parts, most) for parts in range(2, ENGINES + 1)]
+    fit = [at for at in found if at is not None]
+    if not fit:
+        raise UnsupportedError(
+            f"sequences of {network.seq} rows; xnn8 has up to {ENGINES * LANES * most}"
+            + " if heads have more than 64 columns" * is_wide
+        )
+    return sorted(fit, key=lambda at: estimated_seconds(network, overlay.seconds, at))
+
+
+def _lane_rows(rows: int, lanes: int) -> int:
+    """The rows of each of some lanes for a sequence: off chip, a block of it is a whole number of groups of rows."""
+    return padded(-(-rows // lanes), ROW_STEP if lanes % 2 == 0 else ITEM_ROWS)
+
+
+def _alike(network: LayerGraph, each: int, most: int) -> LanesOfSequences | None:
+    """Up to `each` sequences of an engine, side by side; None if a lane has no room for its rows."""
+    lanes = LANES // each
+    rows = _lane_rows(network.seq, lanes)
+    if rows > most:
+        return None
+    parts = np.array_split(np.arange(network.batch), -(-network.batch // (ENGINES * each)))
+    panels = (
+        tuple(PlacedSequence(i % ENGINES, i // ENGINES * lanes, lanes, rows, int(n)) for i, n in enumerate(part))
+        for part in parts
+    )
+    return LanesOfSequences(tuple(panels), rows, lanes * rows)
+
+
+def _step(network: LayerGraph) -> LanesOfSequences:
+    """Up to four sequences of an engine, two lanes for the row of each, and all lanes for the keys of one after the
+    other. Raises `UnsupportedError` for larger caches than T holds keys of."""
+    (capacity,) = network.state_rows
+    fits = (
+        n for n in range(-(-capacity // LANES), ENGINES * LANE_ROWS + 1) if not n % ROW_STEP and not n % (8 * slices(n))
+    )
+    keys = next(fits, None)
+    at = _alike(network, LANES // 2, LANE_ROWS)
+    assert at is not None
+    if keys is None:
+        raise UnsupportedError(f"caches of {capacity} rows; xnn8 has up to {ENGINES * LANES * LANE_ROWS}")
+    panels = tuple(tuple(of._replace(spread=keys) for of in panel) for panel in at.panels)
+    return at._replace(panels=panels, keys=keys)
+
+
+def _spread(network: LayerGraph, parts: int, most: int) -> LanesOfSequences | None:
+    """A sequence after the other, over up to `parts` engines; None if a lane has no room, or an engine no rows."""
+    rows = padded(-(-network.seq // (LANES * parts)), ROW_STEP)
+    of_engine = LANES * rows
+    if rows > most or (parts - 1) * of_engine >= network.seq:
+        return None
+    panels = []
+    for number, count in enumerate(network.rows):
+        own = -(-count // of_engine)
+        of = (PlacedSequence(i, 0, LANES, rows, number, i, own, count, of_engine * parts) for i in range(own))
+        panels.append(tuple(of))
+    return LanesOfSequences(tuple(panels), rows, of_engine * parts, parts)
+
+
+def _ragged(counts: Sequence[int], rows: int) -> LanesOfSequences | None:
+    """Sequences in as many lanes of `rows` rows as each needs, the longest first, each in the first engine that has
+    room; None if one takes more than an engine. counts: rows of the sequences."""
+    lanes = [padded(-(-count // rows), ITEM_ROWS // gcd(rows, ITEM_ROWS)) for count in counts]
+    if max(lanes) > LANES:
+        return None
+    pitch = max(lanes) * rows
+    engines: list[list[PlacedSequence]] = []
+    for number in sorted(range(len(counts)), key=lambda i: -lanes[i]):
+        ends = [sum(of.lanes for of in engine) for engine in engines]
+        at = next((i for i, end in enumerate(ends) if end + lanes[number] <= LANES), len(engines))
+        if at == len(engines):
+            engines.append([])
+            ends.append(0)
+        of = PlacedSequence(at % ENGINES, ends[at], lanes[number], rows, number, length=counts[number], pitch=pitch)
+        engines[at].append(of)
+    panels = (
+        tuple(of for engine in engines[i : i + ENGINES] for of in engine) for i in range(0, len(engines), ENGINES)
+    )
+    return LanesOfSequences(tuple(panels), rows, pitch)
+
+
+def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
+    """About how long all panels take: of each product the tiles, memories off chip, or what is behind the tiles,
+    whichever is longest; and attention. At the end of each there is nothing beside what is behind the tiles. Simulated
+    times are up to 40 % longer (tests/test_integer_programs.py)."""
+    both = 1 / seconds["ddr_read_gbs"] + 1 / seconds["lpddr_read_gbs"]
+    share, word = at.rows / LANE_ROWS, seconds["lane_word"]
+    chunk = max(seconds["chunk_us"] * share, BLOCK * PAIRS * BLOCK / both, CHUNK * word)
+    block = at.rows * BLOCK / 8 * word
+    """Of results, in a lane."""
+    added = at.rows / ROW_STEP * (4 * (BLOCK + 4) + FILL) * word
+    """Of those that are added in X."""
+    total, walked = 0.0, set[str]()
+    for layer in network.layers:
+        if isinstance(layer, Gemm):
+            k, n = (-(-size // BLOCK) for size in layer.weight.shape)
+            behind = block if layer.residual is None else added
+            if layer.multiplies and layer.x not in walked:  # factors of its rows, of which no norm is left out
+                walked.add(layer.x)
+                total += at.rows * (2 * max(k, LANES) + k / 4 + 2) * word
+            total += max(-(-n // PAIRS) * k * chunk, n * behind) + (min(n, PAIRS) * behind + block) * (k > 0)
+            continue
+        key_rows, wide = at.rows * at.parts, layer.head_dim > BLOCK
+        rounds = -(-layer.heads // PAIRS) * (1 + wide)
+        tiles, heads = seconds["maxima_us"] + seconds["weights_us"], min(layer.heads, PAIRS)
+        of_head = (at.rows << wide) / 8 * HEAD_PACKET * word
+        passed = 0.0
+        for panel in at.panels:
+            passed += max(
+                sum(
+                    max(
+                        share * slices_of_keys(key_rows, of.lanes) * tiles,
+                        # keys, then keys and values; a lane serves one column of pairs after the other
+                        3 * slices_of_keys(key_rows, of.lanes) * _slice(-(-heads // of.lanes) << wide) * word,
+                        heads * of_head,
+                    )
+                    + seconds["round_us"] * share
+                    # the largest exponents of queries, and of keys and values, are looked for first
+                    + (heads * (at.rows + 3 * key_rows) / 4 + 4 * (AHEAD + FILL + heads)) * word
+                    for of in panel
+                    if of.engine == engine
+                )
+                for engine in range(ENGINES)
+            )
+        total += passed / len(at.panels) * rounds + heads * of_head
+        if at.parts > 1:
+            moved = 2 * at.pitch * (layer.kv_heads or layer.heads) * layer.head_dim
+            # LPDDR alone has weights meanwhile, so both memories work
+            total += moved * (seconds["ddr_write_gbs"] + seconds["ddr_read_gbs"]) / 2
+    # rows of the first panel come before anything is computed, those of the last one leave behind everything
+    ends = sum(network.inputs.values()) * seconds["ddr_read_gbs"]
+    ends += sum(network.columns(out.name) for out in network.outputs) * seconds["ddr_write_gbs"]
+    return total * len(at.panels) + 2 * network.batch * at.pitch * ends / len(at.panels)
+
+
+def _slice(heads: int) -> float:
+    """About how many cycles a lane takes to pass a slice of keys of some heads on."""
+    return 2 * (BLOCK * heads + AHEAD) + FILL
