@@ -240,9 +240,11 @@ inline std::uint64_t bits_of(double x) {
     return out;
 }
 
+// Elements are not cleared where a tile or a word of them is declared, as those of C++ are not: in HLS that is a loop.
+
 // bfloat16: the upper half of a float, rounded to nearest, ties to even.
 struct bf16 {
-    std::uint16_t bits = 0;
+    std::uint16_t bits;
 
     bf16() = default;
     explicit bf16(float x) {
@@ -256,7 +258,7 @@ struct bf16 {
 
 // IEEE half precision.
 struct f16 {
-    std::uint16_t bits = 0;
+    std::uint16_t bits;
 
     f16() = default;
     explicit f16(double x) : f16(static_cast<float>(x)) {}
@@ -294,10 +296,10 @@ struct f16 {
 template <class Kept>
 struct Nibble {
 #if defined(__SYNTHESIS__)
-    std::conditional_t<std::is_signed<Kept>::value, ap_int<4>, ap_uint<4>> value = 0;
+    std::conditional_t<std::is_signed<Kept>::value, ap_int<4>, ap_uint<4>> value;
     operator int() const { return static_cast<int>(value); }
 #else
-    Kept value = 0;
+    Kept value;
     operator int() const { return value; }
 #endif
 

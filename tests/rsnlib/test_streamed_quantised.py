@@ -219,6 +219,7 @@ def test_the_source_has_the_cycles_that_are_modelled(config: str, tmp_path: Path
     found = counted(file)
     assert not found.report.findings
     assert found.path == pytest.approx(machine.cycles, rel=0.1)
+    assert max(taken.cycles for _, taken in found.report.processes) <= found.modelled
 
 
 @pytest.mark.parametrize("rule", ["balanced", long("printed")])
