@@ -69,8 +69,11 @@ SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.2, 0.1, 0.05, 0.02)
 """Of the multipliers that kernels may use, what they get: less where large kernels leave gaps on dies that no other
 kernel fills, and where a device has few LUTs, which are not shared out themselves."""
 
+LATER = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""If streams do not fit, the parts of its time by which a machine may take longer, for less deep ones."""
+
 CUT, CUTS = 0.8, 14
-"""If streams do not fit, they keep this share of their slots, and again, up to `CUTS` times; then the safe depths."""
+"""If these do not fit, streams keep this share of their slots, and again, up to `CUTS` times; then the safe depths."""
 
 SIZED_LAYERS = 2
 """Layers of a model for which a machine is balanced and sized. In the second one loads have run ahead while the first
@@ -454,20 +457,28 @@ def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> Str
 
 
 def _sized(made: Streamed, device: StreamDevice, limit: int) -> _Sized:
-    """Choose depths, memories and dies: the fast depths if there is room for them, else less deep streams, those of
-    loads first. Depths below the fast ones, which are safe, take time; below the safe ones a run would hang."""
+    """Choose depths, memories and dies: the fast depths if there is room for them, else those of fewest bits with which
+    the machine takes a little longer, and longer again. Where none of these fit, less deep streams, those of loads
+    first; below the safe depths a run would hang."""
     sized, loads = made.sized(), _load_streams(made)
-    fast, safe = fast_depths(sized).levels, dict[str, int]()
+
+    def placed(depths: Mapping[str, int]) -> _Sized:
+        held = _held(made, sized, depths, limit)
+        memories = allocate(held, Memories.of_device(device), _wide(made))
+        return made.changed(depths=depths), held, memories, _on_dies(made, memories, device)
+
+    for slack in LATER:
+        fast = fast_depths(sized, slack).levels
+        try:
+            return placed(fast)
+        except ResourceError as e:
+            too_large = e
+    safe = safe_depths(sized).levels
     shares = [CUT**step for step in range(CUTS)] + [0.0]
     for of_loads, of_others in [*((share, 1.0) for share in shares), *((0.0, share) for share in shares[1:])]:
-        if of_loads < 1 and not safe:
-            safe = safe_depths(sized).levels
         of = {stream: of_loads if stream in loads else of_others for stream in fast}
-        depths = {stream: max(safe.get(stream, 1), int(of[stream] * depth)) for stream, depth in fast.items()}
         try:
-            held = _held(made, sized, depths, limit)
-            memories = allocate(held, Memories.of_device(device), _wide(made))
-            return made.changed(depths=depths), held, memories, _on_dies(made, memories, device)
+            return placed({stream: max(safe[stream], int(of[stream] * depth)) for stream, depth in fast.items()})
         except ResourceError as e:
             too_large = e
     raise too_large

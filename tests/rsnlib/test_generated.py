@@ -19,7 +19,7 @@ from rsn.hw.sim.machine import Machine
 from rsn.rsnlib.streamed import Knobs, Streamed, streamed
 from rsn.rsnlib.streamed.balance import _shared, _Steps, balanced
 from rsn.rsnlib.streamed.figures import warnings
-from rsn.rsnlib.streamed.generate import DEFAULT, Generated, generate, place
+from rsn.rsnlib.streamed.generate import DEFAULT, Generated, _cycles, _sized, generate, place
 from rsn.rsnlib.streamed.resources import area
 from rsn.rsnlib.streamed.search import fastest, tile_candidates
 from rsn.streams.placing.devices import DEVICES, U55C
@@ -137,6 +137,14 @@ def test_knobs_that_are_given_stay() -> None:
 
 
 @pytest.mark.long
+def test_a_little_less_memory_costs_a_little_time() -> None:
+    """Depths with which the machine takes a little longer come before others, of which no time is known."""
+    whole = place(captured(), U55C)
+    sized, held, _, _ = _sized(whole.streamed, U55C, whole.on_chip_bytes * 19 // 20)
+    assert sum(held.values()) < whole.on_chip_bytes
+    assert whole.cycles < _cycles(sized.sized()) <= 1.01 * whole.cycles
+
+
 def test_what_is_held_is_counted() -> None:
     # Sums, rows of the norm and vectors; a buffer of a row of tiles for each converter; streams.
     held = made().held
