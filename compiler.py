@@ -380,7 +380,6 @@ def compile(
         example: tuple[Any, ...] | dict[str, Any], pipeline: Pipeline
     ) -> Compiled | CompiledPieces | CompiledStages:
         seen = followed.look()
-        pipeline = replace(pipeline, cuts=next(iter(chosen), None))
         recipe = Recipe(followed, example, pipeline, getattr(followed.original, "config", None), pool)
         shared = SharedBank.of(followed.original.parameters(), board, overlay)
         # The programs of a family are in float32; its borders are its own, and so is the verification of its calls.
@@ -399,7 +398,8 @@ def compile(
             if count == 1:
                 built = _built(recipe.build, found)  # schedule, lower, pack
             else:
-                stages = _built(partial(BuiltStages.of, pipeline), found)
+                cut = partial(BuiltStages.again, pipeline, chosen[0]) if chosen else partial(BuiltStages.of, pipeline)
+                stages = _built(cut, found)
                 built = stages.built[0]
                 chosen[:] = [stages.cuts]
         if found.told:
@@ -421,7 +421,8 @@ def compile(
         lambda example, check: program(example, usual.observed("capture", check)),
         borders,
         verification,
+        largest_first=count != 1,
     )
     if count != 1:
-        family.program(*(dim.sizes[-1] for dim in family.dims))
+        family.program(*family.largest)
     return family

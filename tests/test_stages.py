@@ -31,6 +31,7 @@ from rsn.host.generation import load as load_decoder
 from rsn.host.generation.slots import Slots
 from rsn.host.model.compiled import Compiled
 from rsn.host.model.compiled_stages import BuiltStages, CompiledStages
+from rsn.host.model.family import Family
 from rsn.host.model.following import Recipe
 from rsn.host.tensors import checksum
 from rsn.hw.sim.machine import Machine
@@ -204,6 +205,23 @@ def test_a_changed_model_is_followed() -> None:
         assert not same(before, after)
         with rsn.compile(model, example) as whole:
             assert same(after, whole(**example))
+
+
+@pytest.mark.parametrize("is_family", [False, True])
+def test_a_model_without_the_layers_behind_which_it_was_cut_is_cut_anew(is_family: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64)) for _ in range(4))).eval()
+    x = torch.randn(2, 8, 64)
+    calls = (x, x.repeat(1, 2, 1)) if is_family else (x,)
+    shapes: Any = {"input": {1: rsn.Length(8, 16)}} if is_family else None
+    with rsn.compile(model, (x,), boards=2, dynamic_shapes=shapes) as cut:
+        for call in calls:
+            cut(call)
+        model[0], model[1] = model[1], nn.Identity().eval()
+        for call in calls:
+            assert (cut(call) - model(call)).abs().max() < 1e-5
+        programs = cut.programs.values() if isinstance(cut, Family) else [cut]
+        assert [len(program.programs) for program in programs] == [2] * len(calls)
 
 
 # -- where a model is cut

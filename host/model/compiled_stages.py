@@ -57,6 +57,23 @@ class BuiltStages:
         names = tuple(network.layers[-1].y for network in networks[:-1])
         return cls(replace(traced, again=None), names, networks, built)
 
+    @classmethod
+    def again(
+        cls,
+        pipeline: Pipeline,
+        cuts: tuple[str, ...],
+        traced: Traced,
+        build: Callable[[int, Traced], Built] | None = None,
+    ) -> BuiltStages:
+        """Cut a traced module behind the same activations as another one of its model, with `build` as for `of`. If the
+        model has changed and has some of them no more, it is cut and built anew. Raises as `of`."""
+        anew = replace(pipeline, cuts=None)
+        try:
+            made = cls.of(replace(pipeline, cuts=cuts), traced, build)
+        except ScheduleError:
+            return cls.of(anew, traced)
+        return made if len(made.built) > len(cuts) else cls.of(anew, traced)
+
     @property
     def figures(self) -> list[StageFigures]:
         """What each stage takes. Raises as `stage_figures`."""
@@ -129,12 +146,10 @@ class CompiledStages(FollowingModule):
     def _take_over(self, change: Change) -> None:
         recipe, before = self._recipe, self._stages
         assert recipe is not None
-        # The same places, unless the changed model has other layers.
-        kept = replace(recipe.pipeline, cuts=before.cuts)
-        try:
-            stages = BuiltStages.of(kept, recipe.trace(), lambda i, stage: recipe.rebuild(before.built[i], stage))
-        except ScheduleError:
-            stages = BuiltStages.of(replace(recipe.pipeline, boards=len(self._on_boards)), recipe.trace())
+        anew = replace(recipe.pipeline, boards=len(self._on_boards))
+        stages = BuiltStages.again(
+            anew, before.cuts, recipe.trace(), lambda i, stage: recipe.rebuild(before.built[i], stage)
+        )
         for on_board in self._on_boards:
             on_board.changed()
         self._stages = stages

@@ -51,8 +51,9 @@ class Family(CompiledModule):
     followed: the model, watched for changes. example_inputs: by position or by name. shapes: the sizes of each
     dimension that calls choose. make: compiles a program from example inputs by name, and passes the captured graph to
     the function that it is given. borders: data types of arguments and results of a model whose weights are in half
-    precision; example inputs and programs are in float32 then. verification: of calls. Raises `UnsupportedError` for a
-    module whose result depends on the padding, `TensorError` for shapes that do not fit.
+    precision; example inputs and programs are in float32 then. verification: of calls. largest_first: the program of
+    the largest sizes is made before any other one. Raises `UnsupportedError` for a module whose result depends on the
+    padding, `TensorError` for shapes that do not fit.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class Family(CompiledModule):
         make: Make,
         borders: Borders | None = None,
         verification: Verification | None = None,
+        largest_first: bool = False,
     ) -> None:
-        self._verification = verification
+        self._verification, self._largest_first = verification, largest_first
         self._followed, self._seen, self._borders = followed, followed.look(), borders
         self._model = followed.original
         """Kept alive for programs that are compiled later."""
@@ -131,6 +133,8 @@ class Family(CompiledModule):
 
     def _program(self, sizes: tuple[int, ...]) -> Compiled | CompiledPieces | CompiledStages:
         with self._lock:
+            if self._largest_first and not self._made and sizes != self.largest:
+                self._program(self.largest)
             if sizes not in self._made:
                 example = self._arguments.example_of(sizes)
                 self._made[sizes] = self._make(example, lambda captured: self._filling.check(sizes, captured))
@@ -145,6 +149,11 @@ class Family(CompiledModule):
         for sizes in self._every:
             self.program(*sizes).open()
         return self
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """The largest size of each dimension."""
+        return tuple(dim.sizes[-1] for dim in self._arguments.dims)
 
     @property
     def _every(self) -> Iterator[tuple[int, ...]]:
