@@ -5,11 +5,14 @@ one before. If each has multipliers of its own, most of them idle. Here all prod
 them in turn, in the order of the graph; each array has a part of the columns. The weights of an array are one tensor,
 in the order of their use, so that its load runs ahead while kernels between the products work. What each product has
 for itself, its scales and its bias, is in a kernel of its own, with the name of the product: its epilogue.
+
+A product with a vocabulary, behind the layers of a model, can have the same arrays: once the last layer is computed,
+their loads go on with its weights, at the whole speed that weights of layers have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import gcd
@@ -17,8 +20,9 @@ from math import gcd
 import numpy as np
 
 from ...base.element_types import FLOATS
+from .covering import with_columns
 from .knobs import Knobs, fit
-from .operators import Array, OperatorGraph, StreamOperator, rebuilt
+from .operators import Array, OperatorGraph, StreamOperator, consumers, rebuilt
 from .repeated import of_layer
 
 WEIGHTS = "weights_"
@@ -66,13 +70,21 @@ class SharedArrays:
 
     names: of the arrays. turns: products in the order in which they are computed; those of one turn have the same left
     operand, and an array computes them one after the other for each row tile. tile: depth and columns of a tile of
-    weights. types: element types of the two operands as they are multiplied, as `plans.types_of`.
+    weights. types: element types of the two operands as they are multiplied, as `plans.types_of`. behind: turns at the
+    end that are behind the layers of a model, and computed once.
     """
 
     names: tuple[str, ...]
     turns: tuple[tuple[ArrayProduct, ...], ...]
     tile: tuple[int, int]
     types: tuple[str, str]
+    behind: int = 0
+
+    @property
+    def parts(self) -> tuple[SharedArrays, SharedArrays]:
+        """What they compute for each layer, and what once behind them."""
+        of_layer = len(self.turns) - self.behind
+        return replace(self, turns=self.turns[:of_layer], behind=0), replace(self, turns=self.turns[of_layer:])
 
     @property
     def products(self) -> Iterator[ArrayProduct]:
@@ -107,29 +119,80 @@ def with_shared_arrays(graph: OperatorGraph, knobs: Knobs, carried: str = "") ->
     becomes an operator "epilogue" of the same name, with the attribute `arrays` (`SharedArrays`), and with the weights
     of the arrays in place of its own. Of one kind are linear operators with the same rows and element types of both
     operands; with zero points of rows, or with the same one for all, or with none. Left as they are: a product of which
-    there is no second one of its kind, one with zero points of weights, or that dequantises its weight, one with
-    knobs (`OWN`) of its own, and what computes behind layers. knobs: of the operators, by the names before. carried:
-    name of the result that the next layer reads, "" for none."""
-    kinds: dict[object, list[StreamOperator]] = {}
-    for x in (of_layer(graph, carried) if carried else graph).kernels:
-        if knobs.arrays and x.op == "linear" and _can_share(x) and knobs.of.get(x.name, {}).keys().isdisjoint(OWN):
-            zero = "each row" if x.operand("zero") is not None else x.attributes.get("zero")
-            kinds.setdefault((x.shape[:2], x.operands[0].dtype, x.operands[1].dtype, zero), []).append(x)
-    changed: dict[StreamOperator, tuple[SharedArrays, tuple[StreamOperator, ...]]] = {}
-    several = [of_kind for of_kind in kinds.values() if len(of_kind) > 1]
-    for number, of_kind in enumerate(several):
+    there is no second one of its kind, one with zero points of weights, or that dequantises its weight, and one with
+    knobs (`OWN`) of its own. What computes behind layers has no arrays of its own: it has those of layers, if it is of
+    the kind of their products, its columns are those of whole tiles of all arrays, or can be because only the host
+    reads them, and its sums are of whole tiles. knobs: of the operators, by the names before. carried: name of the
+    result that the next layer reads, "" for none."""
+    layer = of_layer(graph, carried) if carried else graph
+    kinds, behind = _kinds(layer.kernels, knobs), dict[object, list[StreamOperator]]()
+    if carried:
+        inside = {*layer.operators}
+        behind = _kinds((x for x in graph.kernels if x not in inside), knobs)
+    read = consumers(graph.operators)
+    made: dict[str, tuple[SharedArrays, tuple[StreamOperator, ...], int]] = {}
+    several = {kind: of_kind for kind, of_kind in kinds.items() if len(of_kind) > 1}
+    for number, (kind, of_kind) in enumerate(several.items()):
         stem = f"products_{number}" if len(several) > 1 else "products"
         arrays = _arrays(of_kind, knobs, stem)
         weights = tuple(_weights(of_kind, arrays, k) for k in range(len(arrays.names)))
-        changed |= dict.fromkeys(of_kind, (arrays, weights))
-    if not changed:
+        made_wide = {x: wide for x in behind.get(kind, ()) if (wide := _wide(x, arrays, x not in read))}
+        whole = _with_behind(arrays, made_wide)
+        made |= {x.name: (whole, weights, x.shape[2]) for x in of_kind}
+        last = whole.parts[1]
+        widened = [_with_columns(x, columns) for x, columns in made_wide.items()]
+        of_last = tuple(_weights(widened, last, k, "_behind") for k in range(len(last.names))) if widened else ()
+        made |= {x.name: (whole, of_last, x.shape[2]) for x in widened}
+    if not made:
         return graph
-    made: dict[str, tuple[SharedArrays, tuple[StreamOperator, ...]]] = {x.name: of for x, of in changed.items()}
 
     def change(x: StreamOperator) -> StreamOperator:
-        return _epilogue(x, *made[x.name]) if x.name in made and not x.is_memory else x
+        if x.name not in made or x.is_memory:
+            return x
+        arrays, weights, columns = made[x.name]
+        return _epilogue(_with_columns(x, columns), arrays, weights)
 
     return rebuilt(graph, change)
+
+
+def _kinds(kernels: Iterable[StreamOperator], knobs: Knobs) -> dict[object, list[StreamOperator]]:
+    """Products that can have arrays, by their kind."""
+    kinds: dict[object, list[StreamOperator]] = {}
+    for x in kernels:
+        if knobs.arrays and x.op == "linear" and _can_share(x) and knobs.of.get(x.name, {}).keys().isdisjoint(OWN):
+            zero = "each row" if x.operand("zero") is not None else x.attributes.get("zero")
+            kind = x.shape[:2], x.row_tile, x.operands[0].dtype, x.operands[1].dtype, zero
+            kinds.setdefault(kind, []).append(x)
+    return kinds
+
+
+def _wide(x: StreamOperator, arrays: SharedArrays, can_grow: bool) -> int:
+    """The columns of a product behind the layers that are whole tiles of all arrays; 0 if it cannot have these, or its
+    sums are no whole tiles. can_grow: columns may be added."""
+    depth, each = x.operands[0].shape[2] // _groups(x), arrays.tile[1] * len(arrays.names)
+    columns = x.existing[3] if x.existing else x.shape[2]
+    wide = -(-columns // each) * each
+    return wide if depth % arrays.tile[0] == 0 and (can_grow or wide == x.shape[2]) else 0
+
+
+def _with_columns(x: StreamOperator, columns: int) -> StreamOperator:
+    """A product with more columns, or fewer of those that were added, and its weights."""
+    if columns == x.shape[2]:
+        return x
+    named = zip(x.attributes["operand_names"], x.operands, strict=True)
+    operands = (with_columns(y, columns) if name.startswith("weight") else y for name, y in named)
+    return replace(with_columns(x, columns), operands=tuple(operands))
+
+
+def _with_behind(arrays: SharedArrays, products: Mapping[StreamOperator, int]) -> SharedArrays:
+    """Arrays that compute products behind the layers, too. products: with the columns of each."""
+    turns: dict[StreamOperator, list[ArrayProduct]] = {}
+    tk, count = arrays.tile[0], len(arrays.names)
+    for x, wide in products.items():
+        parts = x.operands[0].shape[2] // _groups(x) // tk
+        product = ArrayProduct(x.name, wide // arrays.tile[1] // count, _groups(x), parts, 0, count)
+        turns.setdefault(x.operands[0], []).append(product)
+    return replace(arrays, turns=(*arrays.turns, *map(tuple, turns.values())), behind=len(turns))
 
 
 def _can_share(x: StreamOperator) -> bool:
@@ -189,20 +252,24 @@ def _dealt(turn: Sequence[StreamOperator], tile: tuple[int, int], count: int) ->
     return tuple(made)
 
 
-def _weights(products: Sequence[StreamOperator], arrays: SharedArrays, number: int) -> StreamOperator:
+def _weights(products: Sequence[StreamOperator], arrays: SharedArrays, number: int, suffix: str = "") -> StreamOperator:
     """The weights of an array, tile below tile in the order of their use, (tiles * depth, columns). Of each of its
-    products it has every tile of columns whose number is its own, counted around the arrays. number: of the array."""
+    products it has every tile of columns whose number is its own, counted around the arrays. number: of the array.
+    suffix: of the name."""
     by_name = {x.name: x.operands[1] for x in products}
     tk, tn = arrays.tile
     parts = []
     for product in arrays.of_array(number):
         matrix = by_name[product.name].data
         assert isinstance(matrix, np.ndarray)
+        if matrix.shape[-1] < by_name[product.name].shape[2]:
+            more = by_name[product.name].shape[2] - matrix.shape[-1]
+            matrix = np.pad(matrix, [(0, 0)] * (matrix.ndim - 1) + [(0, more)], mode="edge")
         cut = matrix.reshape(-1, tk, product.columns, product.count, tn)[:, :, :, number - product.first]
         parts.append(cut.transpose(2, 0, 1, 3).reshape(-1, tn))
     data: Array = np.concatenate(parts)
     weight = products[0].operands[1]
-    name = f"{arrays.names[number]}_weight"
+    name = f"{arrays.names[number]}_weight{suffix}"
     return StreamOperator(name, "memory", (), (1, *data.shape), data=data, dtype=weight.dtype)
 
 
@@ -216,9 +283,10 @@ def _epilogue(x: StreamOperator, arrays: SharedArrays, weights: Sequence[StreamO
 
 
 def arrays_of(kernels: Iterable[StreamOperator]) -> dict[StreamOperator, list[StreamOperator]]:
-    """Return an operator "array" for each array of kernels, with its epilogues. The array's operand are its weights;
-    its shape has the columns of all its products, once for each group; the attribute `arrays` is the `SharedArrays`,
-    and `zero` what it subtracts from all left operands, None if that comes with them, or for nothing."""
+    """Return an operator "array" for each array of kernels, with its epilogues. The array's operands are its weights,
+    those of a layer and those behind the layers; its shape has the columns of all its products, once for each group;
+    the attribute `arrays` is the `SharedArrays`, and `zero` what it subtracts from all left operands, None if that
+    comes with them, or for nothing."""
     of: dict[SharedArrays, list[StreamOperator]] = {}
     for x in kernels:
         if "arrays" in x.attributes:
@@ -228,9 +296,9 @@ def arrays_of(kernels: Iterable[StreamOperator]) -> dict[StreamOperator, list[St
         first = epilogues[0]
         attributes = {"arrays": shared, "zero": first.attributes.get("zero")}
         for k, name in enumerate(shared.names):
-            weight = next(weight for x in epilogues if (weight := x.operand(f"{WEIGHTS}{k}")) is not None)
+            weights = dict.fromkeys(w for x in epilogues if (w := x.operand(f"{WEIGHTS}{k}")) is not None)
             columns = sum(product.columns * product.groups for product in shared.of_array(k)) * shared.tile[1]
             shape = 1, first.shape[1], columns
-            made = StreamOperator(name, "array", (weight,), shape, attributes, dtype=first.dtype)
+            made = StreamOperator(name, "array", tuple(weights), shape, attributes, dtype=first.dtype)
             found[replace(made, row_tile=first.row_tile)] = epilogues
     return found

@@ -43,12 +43,12 @@ from .carrying import Carrying
 from .covering import with_whole_columns, with_whole_tiles
 from .knobs import Knobs
 from .lengths import BlockOfLength, BlocksByLength, with_any_length
-from .operators import Array, FromHost, Held, OperatorGraph, Positions, StreamOperator
+from .operators import Array, FromHost, OperatorGraph, Positions, StreamOperator
 from .plans import KernelPlan, dataflow, fabric_of, node_of, planned, units_of
 from .ports import ChannelPorts, float_add_of
-from .program import StreamProgramText, program
+from .program import HeldByTensor, StreamProgramText, program
 from .reading import GraphReader, OperatorBlock
-from .repeated import HeldByLayers, of_layer
+from .repeated import HeldOneBehindOther, of_layer
 from .repeated_layers import repeated_block
 from .rules import RULES
 from .showing import ShownTensor
@@ -205,9 +205,10 @@ class Streamed:
         `TensorError` for masks that hide all keys of a row."""
         return self._tensor(name, self.written.inputs[name], at, values)
 
-    def _tensor(
-        self, name: str, data: Held | HeldByLayers, at: BlockOfLength, values: Mapping[Node, Any]
-    ) -> npt.NDArray[Any]:
+    def _tensor(self, name: str, data: HeldByTensor, at: BlockOfLength, values: Mapping[Node, Any]) -> npt.NDArray[Any]:
+        if isinstance(data, HeldOneBehindOther):
+            parts: list[Array] = [*data.parts]  # type: ignore[list-item]
+            return self.written.laid_out(name, np.concatenate(parts, axis=-2))
         if isinstance(data, tuple):
             return np.stack([self._tensor(name, of_layer, at, values) for of_layer in data])
         data, length = at.held.get(id(data), data), at.length or None
@@ -346,7 +347,9 @@ def _made(
         if graph is block.graph:  # of the other layers, the next ones read all results but caches
             covered = with_whole_columns(covered, knobs, carried)
         made = with_split_products(covered, knobs)
-        return with_shared_arrays(with_any_length(made, knobs.rows) if lengths else made, knobs, carried)
+        # Nothing is behind the others, whose results have other names.
+        behind = carried if graph is block.graph else ""
+        return with_shared_arrays(with_any_length(made, knobs.rows) if lengths else made, knobs, behind)
 
     graph, repeated = changed(block.graph), None
     if block.repeated and layers > 1:

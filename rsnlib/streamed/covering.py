@@ -67,14 +67,19 @@ def with_whole_columns(graph: OperatorGraph, knobs: Knobs, carried: str = "") ->
     for x in graph.operators:
         made[x] = replace(x, operands=tuple(made[operand] for operand in x.operands))
         if x in wide:
-            heads, rows, columns = x.shape
-            existing = (*(x.existing or (heads, 1, rows))[:3], columns)
-            attributes: dict[str, Any] = dict(x.attributes)
-            if attributes.get("bias") is not None:
-                attributes["bias"] = np.pad(attributes["bias"], (0, wide[x] - columns), mode="edge")
-            shape = heads, rows, wide[x]
-            made[x] = replace(made[x], shape=shape, attributes=attributes, existing=existing)
+            made[x] = with_columns(made[x], wide[x])
     return OperatorGraph(tuple(made.values()), tuple(made[x] for x in graph.results))
+
+
+def with_columns(x: StreamOperator, columns: int) -> StreamOperator:
+    """Return a product, or a weight off the chip, with columns behind those that exist: of a bias they repeat the last
+    one, and elements off the chip are added where they are laid out."""
+    heads, rows, before = x.shape
+    existing = x.existing or (heads, 1, rows, before)
+    attributes: dict[str, Any] = dict(x.attributes)
+    if attributes.get("bias") is not None:
+        attributes["bias"] = np.pad(attributes["bias"][: existing[3]], (0, columns - existing[3]), mode="edge")
+    return replace(x, shape=(heads, rows, columns), attributes=attributes, existing=existing)
 
 
 def _divides_badly(size: int, most: int) -> bool:

@@ -145,14 +145,15 @@ def array(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     of its products. (The order of weights has those of all turns once for each row tile.) Its sums are tiles of the
     rows and columns of all products."""
     shared: SharedArrays = x.attributes["arrays"]
-    (tk, tn), (_, m, columns), count = shared.tile, x.shape, x.operands[0].shape[1] // shared.tile[0]
+    (tk, tn), (_, m, columns) = shared.tile, x.shape
+    counts = [weight.shape[1] // tk for weight in x.operands]
     tm = fit(unit, knobs.rows)
     rows = row_tiles(x, m, tm)
     sums = SUMS if x.multiplies_integers else x.dtype
     return KernelPlan(
-        (tiles(x.operands[0], (tk, tn), [(rows, 1), (count, tk)], row=1),),
+        tuple(tiles(y, (tk, tn), [(rows, 1), (n, tk)], row=1) for y, n in zip(x.operands, counts, strict=True)),
         tiles(replace(x, dtype=sums), (tm, tn), [(rows, tm), (columns // tn, tn)], row=0, column=1),
-        {"rows": rows, "tiles": count},
+        {"rows": rows, "tiles": sum(counts)},
         {"tm": tm, "tn": tn, "tk": tk},
         whole_bytes(tm * tn, sums),
         (tm, tn),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -31,9 +31,12 @@ from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator, vectors_of
 from .plans import KernelPlan, new_rows, puts_of, rates
 from .ports import ChannelPorts, float_add_of, pieces
-from .repeated import POSITIONS, HeldByLayers, ProgramLayers
+from .repeated import POSITIONS, HeldByLayers, HeldOneBehindOther, ProgramLayers
 
 Shape = tuple[int, ...]
+
+HeldByTensor = Held | HeldByLayers | HeldOneBehindOther
+"""What a tensor off the chip holds before a run."""
 
 COPYING = {"elements": MOVED}
 """The datapath of converters: they move tiles as fast as streams do."""
@@ -60,7 +63,8 @@ class StreamProgramText:
     """A stream program.
 
     statements: of it, without places. inputs: what each input tensor holds; None for one that tasks fill before they
-    read it; a tuple for one with an axis for the layers in front. outputs: the name of the tensor of each stored
+    read it; a tuple for one with an axis for the layers in front, and `HeldOneBehindOther` for one of all layers and of
+    what is behind them. outputs: the name of the tensor of each stored
     operator, by the operator's name. shapes: of all tensors, in elements. layered: the tensors with an axis for the
     layers. dtypes: their element types. converters: by name of their task. packed_tensors: of tensors that lie tile
     by tile. loads: the operator that each task that loads a tensor is for, both by name. stores: names of tasks that
@@ -73,7 +77,7 @@ class StreamProgramText:
     """
 
     statements: Sequence[StatementNode]
-    inputs: Mapping[str, Held | HeldByLayers]
+    inputs: Mapping[str, HeldByTensor]
     outputs: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
     layered: frozenset[str]
@@ -251,7 +255,7 @@ class _ProgramWriter:
         self.local: dict[str, str] = {}
         self.tensors: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
-        self.inputs: dict[str, Held | HeldByLayers] = {}
+        self.inputs: dict[str, HeldByTensor] = {}
         self.outputs: dict[str, str] = {}
         self.streams: list[_Stream] = []
         self.tasks: list[_Task] = []
@@ -259,6 +263,7 @@ class _ProgramWriter:
         self.loads: dict[str, str] = {}
         self.stores: list[str] = []
         self.moved: dict[str, MovedBytes] = {}
+        self.cost_behind: dict[str, int] = {}  # of what loads move once, behind the layers
         self.existing: dict[str, tuple[Existing, Shape]] = {}
         self.row_axes: dict[str, tuple[int, int]] = {}
         self.rows_together: dict[str, int] = {}
@@ -305,6 +310,8 @@ class _ProgramWriter:
                 if task.name in self.moved and not task.once:
                     moved = self.moved[task.name]
                     self.moved[task.name] = replace(moved, cost=moved.cost * self.repeated.count)
+        for name, cost in self.cost_behind.items():
+            self.moved[name] = replace(self.moved[name], cost=self.moved[name].cost + cost)
         held = self.inputs, self.outputs, self.tensors, frozenset(self.layered), self.dtypes
         return StreamProgramText(
             statements,
@@ -410,6 +417,9 @@ class _ProgramWriter:
         if x.op == "replace" and k == 0:
             self._load_cache(x, memory, order)
             return
+        if x.op == "array" and len(x.operands) > 1:
+            self._load_of_array(x)
+            return
         key = memory, order.tensor, (order.element, _nesting(order)) if self.knobs.packed else ()
         if key not in self._loaded:
             # The tiles of an array lie below each other, as it takes them.
@@ -421,6 +431,39 @@ class _ProgramWriter:
             self.inputs[self._loaded[key]] = self._held(memory, memory.data)
         tensor = self._loaded[key]
         self._give(x, k, lambda reader: self._load_of(tensor, order, x, [], reader))
+
+    def _load_of_array(self, x: StreamOperator) -> None:
+        """A task that loads the weights of an array, those of each layer and then those behind the layers, from one
+        tensor through one port. A product with a vocabulary then gets the bandwidth that those of layers have."""
+        arrays: SharedArrays = x.attributes["arrays"]
+        plan, count = self.plans[x], self.repeated.count if self.repeated else 1
+        own, last = plan.gets
+        rows = own.tensor[-2] * count + last.tensor[-2]
+        lying = PackedTensor((*own.tensor[:-2], rows, own.tensor[-1]), own.element, own.element, own.dtype)
+        name = self._tensor(x.operands[0].name, (*lying.shape[: len(own.element)], *token_shape(own)), own.dtype)
+        self.packed_tensors[name] = lying
+        held = (self._held(memory, memory.data) for memory in x.operands)  # of layers a tuple
+        self.inputs[name] = HeldOneBehindOther(tuple(y for z in held for y in (z if isinstance(z, tuple) else (z,))))
+
+        def made(reader: str) -> str:
+            task = unique_name(f"load_{name}", self.taken)
+            self.loads[task] = x.name
+            stream = _Stream(
+                unique_name(f"{name}_tiles", self.taken), _type(token_shape(own), own.dtype),
+                own.tokens + last.tokens, task, reader,
+            )  # fmt: skip
+            self.streams.append(stream)
+            moved = self._moved(task, name, own, self.knobs.at(x.name).port)
+            self.cost_behind[task] = self.moved[task].cost // own.tokens * last.tokens
+            of_layer, behind = arrays.parts
+            tiles = own.tensor[-2] // own.element[-2]
+            first: Term | int = named(self.layer) * tiles if self.repeated else 0
+            body = self._load_turns(name, x, of_layer, own.trips[0], stream.name, moved, first)
+            after = self._load_turns(name, x, behind, last.trips[0], stream.name, moved, count * tiles)
+            self.tasks.append(_Task(task, body, [name], before=self._latency(name), after=after))
+            return stream.name
+
+        self._give(x, 0, made)
 
     def _load_cache(self, x: StreamOperator, memory: StreamOperator, order: Order) -> None:
         """A task that loads a cache for the kernel that replaces rows of it. The cache lies row by row, in a tensor of
@@ -465,7 +508,8 @@ class _ProgramWriter:
         stream = self._stream(f"{tensor}_tiles", order, task, reader or target.name)
         moved = self._moved(task, tensor, order, self.knobs.at(target.name).port)
         if target.op == "array" and order.trips[0] > 1:
-            body = self._load_turns(tensor, target, order.trips[0], stream, moved)
+            arrays: SharedArrays = target.attributes["arrays"]
+            body = self._load_turns(tensor, target, arrays, order.trips[0], stream, moved)
         else:
             body = load(tensor, order, stream, moved, self.packed_tensors.get(tensor), self._front(tensor))
         latency = self._latency(tensor)
@@ -475,15 +519,27 @@ class _ProgramWriter:
             self.tasks.append(_Task(task, body, [tensor], before=latency))
         return stream
 
-    def _load_turns(self, tensor: str, x: StreamOperator, rows: int, stream: str, after: Statements) -> Statements:
-        """Statements that load the weights of an array: those of each turn for each row tile."""
+    def _load_turns(
+        self,
+        tensor: str,
+        x: StreamOperator,
+        arrays: SharedArrays,
+        rows: int,
+        stream: str,
+        after: Statements,
+        begin: Term | int = 0,
+    ) -> Statements:
+        """Statements that load the weights of an array: those of each turn for each row tile. arrays: what it computes
+        of them. begin: the number of the first tile."""
         body, first = Statements(), 0
-        arrays: SharedArrays = x.attributes["arrays"]
         for turn in arrays.turns:
             count = sum(product.tiles for product in arrays.of_turn(turn, arrays.names.index(x.name)))
             if not count:
                 continue
-            at = named("k") + first if first else named("k")
+            if isinstance(begin, int):
+                at = named("k") + (begin + first) if begin + first else named("k")
+            else:
+                at = begin + first + named("k") if first else begin + named("k")
             loaded = [named(stream).put(named(tensor)[(*self._front(tensor), at, 0)]), *after]
             body += nest([("i", rows), ("k", count)], loaded)
             first += count
@@ -624,7 +680,9 @@ class _ProgramWriter:
         """The tasks that get an operand of an operator: its own; what products of a turn multiply goes to those arrays
         that compute one of them, once for all products."""
         shared: SharedArrays | None = x.attributes.get("arrays")
-        if shared is None or x.op == "array" or not is_of_arrays(name := x.attributes["operand_names"][k]):
+        if x.op == "array":  # one task loads all its weights
+            return (x.name,) if k == 0 else ()
+        if shared is None or not is_of_arrays(name := x.attributes["operand_names"][k]):
             return (x.name,)
         turn = shared.turn(x.name)
         if name not in LEFT or turn[0].name != x.name:
@@ -722,20 +780,24 @@ class _ProgramWriter:
             of = (named(self.layer), slice(None)) if tensor in self.layered else (slice(None),)
             kept.append(assign(vectors[name], named(tensor)[of]))
         gets = [self.gets[x.name, x, k] for k in range(len(x.operands)) if x.name in self._readers(x, k)]
-        turns = self._turns(x) if x.op == "array" else []
         stored = named(cache.stored) if cache and cache.stored else None
         names = {name: named(vector) for name, vector in vectors.items()}
         puts = {y: [*map(named, self.puts[y])] for y in puts_of(x, self.plans[x])}
         gets += self.sums.get(x.name, ())
-        ends = BodyNames([*map(named, gets)], puts.pop(x), names, stored, puts, turns)
-        task.body = [*kept, *BODIES[x.op](x, self.plans[x], ends)]
+        ends = BodyNames([*map(named, gets)], puts.pop(x), names, stored, puts)
+        if x.op == "array":
+            task.body, task.after = self._turns(x, ends)
+        else:
+            task.body = [*kept, *BODIES[x.op](x, self.plans[x], ends)]
         task.comment = x.site
 
-    def _turns(self, x: StreamOperator) -> list[tuple[Term, Term | None]]:
-        """For each turn of an array, in which it computes a product, the streams of the left operand (`_left`)."""
-        arrays: SharedArrays = x.attributes["arrays"]
-        number = arrays.names.index(x.name)
-        return [self._left(x.name, turn) for turn in arrays.turns if arrays.of_turn(turn, number)]
+    def _turns(self, x: StreamOperator, ends: BodyNames) -> Iterator[Statements]:
+        """What an array does for each layer, and once behind them. ends: of both, without turns."""
+        puts, number = iter(ends.puts), x.attributes["arrays"].names.index(x.name)
+        for arrays in x.attributes["arrays"].parts:
+            turns = [self._left(x.name, turn) for turn in arrays.turns if arrays.of_turn(turn, number)]
+            own = replace(ends, puts=[next(puts) for _ in arrays.of_array(number)], turns=turns)
+            yield BODIES[x.op](replace(x, attributes={**x.attributes, "arrays": arrays}), self.plans[x], own)
 
     def _left(self, array: str, turn: Sequence[ArrayProduct]) -> tuple[Term, Term | None]:
         """The streams on which an array gets the left operand of a turn, and its zero points. array: its name."""

@@ -17,6 +17,13 @@ HeldByLayers = tuple[Held, ...]
 
 
 @dataclass(frozen=True, eq=False)
+class HeldOneBehindOther:
+    """What a tensor holds of each layer, and what behind these: matrices, of which the rows follow each other."""
+
+    parts: HeldByLayers
+
+
+@dataclass(frozen=True, eq=False)
 class ProgramLayers:
     """The layers that a program goes through.
 

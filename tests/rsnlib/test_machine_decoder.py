@@ -16,9 +16,12 @@ from torch import nn
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
 from torchao.quantization.granularity import PerGroup
 
+from rsn.assembler import container
 from rsn.base.errors import CacheFull, PositionError, ProgramError, PromptTooLong, TensorError, UnsupportedError
+from rsn.benchmarks.hls_cycles import counted
 from rsn.host.generation.machine_files import machine_files, native_text
 from rsn.host.native_tasks import run_native, to_memory
+from rsn.host.tasks import run_tasks
 from rsn.hw.sim.tasks import run_on_tensors
 from rsn.hw.versal.csim.tasks import build_regions
 from rsn.isa.overlays.tasks.overlay import program_of
@@ -173,12 +176,12 @@ def check_text(made: MachineDecoder, model: nn.Module) -> None:
 
 
 class Chain(nn.Module):
-    """Layers whose results are products, and a head; no tile divides their columns."""
+    """Layers whose results are products, and a head; by default no tile divides their columns."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 13, inner: int = 24, words: int = 29, *first: nn.Module) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(13, 24), nn.ReLU(), nn.Linear(24, 13)) for _ in range(3))
-        self.norm, self.head = nn.LayerNorm(13), nn.Linear(13, 29)
+        layers = (nn.Sequential(*first, nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width)) for _ in range(3))
+        self.layers, self.norm, self.head = nn.ModuleList(layers), nn.LayerNorm(width), nn.Linear(width, words)
 
     def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -203,20 +206,56 @@ def test_a_head_takes_any_row(kernels: int) -> None:
         made.run(x, torch.tensor([10]))
 
 
-def test_a_head_shares_no_arrays_with_layers() -> None:
-    """It has as many rows as they have, and more columns off the chip than weights. Balance counts all layers, of
-    which it sees two."""
+def test_a_head_of_as_many_rows_shares_the_arrays_of_layers() -> None:
+    """With more columns than it has, off the chip and in its result. Balance counts all layers, of which it sees two.
+    Beside layers of more rows it has its own multipliers."""
     torch.manual_seed(0)
     model, x, row = Chain().eval(), torch.randn(1, 1, 13), torch.tensor([0])
-    made = streamed(model, (x, row), Knobs(rows=4, columns=8, depth=8, arrays=2), repeated=True, head=True)
+    knobs = Knobs(rows=4, columns=8, depth=8, arrays=2)
+    made = streamed(model, (x, row), knobs, repeated=True, head=True)
     assert not made.report.findings, made.report
-    assert [y.name for y in made.plans if y.op == "linear"] == ["head"]
-    assert [y.name for y in made.plans if y.op == "array"]
+    assert {y.op for y in made.plans if y.name.startswith(("linear", "head", "products"))} == {"epilogue", "array"}
+    assert made.written.shapes["head_result"] == (1, 30)
+    alone = made.changed(layers=1)
+    assert made.written.shapes["products_1_weight"][0] == 3 * 12 * 13 + 15 * 13
+    assert alone.written.shapes["products_1_weight"][0] == 12 * 13 + 15 * 13
+    loads = {moved.tensor: moved.cost for moved in made.written.moved.values()}
+    assert loads["products_1_weight"] == (3 * 12 * 13 + 15 * 13) * made.knobs.port  # each number a word
     with torch.no_grad():
-        torch.testing.assert_close(made.run(x, row), model(x, row))
+        wanted = model(x, row)
+        torch.testing.assert_close(made.run(x, row), wanted)
+        parted = made.changed(groups={node.name: k for k, node in enumerate(made.dataflow.nodes)})
+        torch.testing.assert_close(parted.run(x, row), wanted)
     times = made.sized().together({})
     assert times is not None
     assert _Steps(made.changed(layers=2), 1 << 20).cycles([]) == pytest.approx(times.latency, rel=0.02)
+    of_rows = streamed(model, (torch.randn(1, 3, 13), row), knobs, repeated=True, head=True)
+    assert [y.name for y in of_rows.plans if y.op == "linear"] == ["head"]
+
+
+@pytest.mark.long
+def test_the_source_of_a_head_in_arrays_is_its_machine(tmp_path: Path) -> None:
+    """With the bits of the engine, and no process that takes longer than all: with int4 weights in groups, and more
+    words than whole tiles of the arrays have."""
+    torch.manual_seed(0)
+    model, x, row = Chain(64, 96, 150, nn.LayerNorm(64)).eval(), torch.randn(1, 1, 64), torch.tensor([0])
+    quantize_(model, Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32)))
+    knobs = replace(DEFAULT, rows=1, columns=16, depth=32, arrays=2, unroll=128)
+    made = place(streamed(model, (x, row), repeated=True, head=True), U55C, knobs)
+    assert not [y for y in made.streamed.plans if y.op == "linear"]
+    with torch.no_grad():
+        wanted = model(x, row)
+    assert (made.streamed.run(x, row) - wanted).abs().max() < 1e-6 * wanted.abs().max()
+    tensors = made.streamed.tensors(x, row)
+    region = built(tmp_path, {"head": program_of(made.machine.overlay)})["head"]
+    found, outputs = run_native(region, tensors), run_tasks(made.machine, tensors).outputs
+    assert all(found[name].tobytes() == outputs[name].tobytes() for name in outputs)
+    file = tmp_path / "head.bin"
+    container.write(made.machine, file)
+    cycles = counted(file)
+    assert not cycles.report.findings
+    assert cycles.modelled == pytest.approx(made.cycles, abs=2)
+    assert max(taken.cycles for _, taken in cycles.report.processes) <= cycles.modelled
 
 
 @pytest.mark.long
