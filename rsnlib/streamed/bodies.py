@@ -19,7 +19,7 @@ from . import pointwise as p
 from .arrays import SharedArrays, is_of_arrays
 from .knobs import fit
 from .lengths import LENGTH
-from .operators import StreamOperator
+from .operators import ROW_SCALE, StreamOperator
 from .plans import SUMS, KernelPlan
 
 LONGEST = 88
@@ -131,7 +131,7 @@ def _quantised_linear(
         body = [assign(TOTAL, call("zeros", x.dtype, *shape)), *nest([("g", n["groups"])], step)]
     else:
         body, total = [*of_group, *summed], scaled
-    scale: Operand = SCALE if "scale" in get else x.attributes["scale"]
+    scale = SCALE if "scale" in get else _static_scale(x, ends, span("j", plan.sizes["tn"], x.shape[2]))
     sent = ends.put(with_bias(total * scale))
     return nest([("i", n["rows"])], [*of_rows, *nest([("j", n["columns"])], [*body, *sent])])
 
@@ -186,11 +186,16 @@ def epilogue(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements
         if n["groups"] > 1:
             group, total = [*group, assign(TOTAL, TOTAL + scaled)], TOTAL
             group = [assign(TOTAL, call("zeros", x.dtype, tm, tn)), *nest([("g", n["groups"])], group)]
-        total = total * (SCALE if "scale" in get else x.attributes["scale"])
+        total = total * (SCALE if "scale" in get else _static_scale(x, ends, span("j", tn, x.shape[2])))
     if "bias" in ends.vectors:
         total = total + ends.vectors["bias"][span("j", tn, x.shape[2])]
     inner = nest([("j", n["columns"])], [*group, *ends.put(total)])
     return [*kept, *nest([("i", n["rows"])], [*of_rows, *inner])]
+
+
+def _static_scale(x: StreamOperator, ends: BodyNames, columns: slice) -> Operand:
+    """The static scale of the rows of a product, beside a tile of some of its columns."""
+    return ends.vectors[ROW_SCALE][columns] if ROW_SCALE in ends.vectors else x.attributes["scale"]
 
 
 def _without_zero(rows: Term, zero: Operand) -> Term:

@@ -44,6 +44,10 @@ Held = Array | FromHost | Positions | None
 """What a tensor off the chip holds before a run; None for one that tasks fill before they read it."""
 
 
+ROW_SCALE = "row_scale"
+"""The vector of a linear operator of integers with the static scale of its rows, once for each column, where layers
+have different ones. Where they have the same one, it is the attribute `scale`, a number."""
+
 BESIDE = frozenset(("row_scales", "integers"))
 """Results of a kernel that quantises rows, their first operand: scales or zero points, and integers with these."""
 
@@ -129,7 +133,7 @@ class OperatorGraph:
 
 def vectors_of(x: StreamOperator) -> dict[str, Array]:
     """Return the constant vectors that a kernel keeps, by name, (elements,) each: bias, gamma, beta, what softmax puts
-    into added columns, and those of an expression."""
+    into added columns, and those of an expression, or of a static scale (`ROW_SCALE`)."""
     named = {name: x.attributes.get(name) for name in ("bias", "gamma", "beta", "hidden")}
     named |= x.attributes.get("vectors", {})
     return {name: vector for name, vector in named.items() if vector is not None}

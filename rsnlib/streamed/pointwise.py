@@ -105,6 +105,28 @@ def mapped(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Expressio
     return leaf(x) if isinstance(x, OperandIndex | RowConstant) else x
 
 
+def with_numbers_apart(xs: Sequence[Expression], vectors: dict[str, tuple[float, ...]]) -> Expression | None:
+    """Return the one expression that expressions are, in which numbers that are not the same in all of them are
+    vectors; None if they differ in anything else. vectors: gets the numbers of each, by the name of its vector, which
+    none of the others has."""
+    first = xs[0]
+    if isinstance(first, PointwiseCall):
+        calls = [x for x in xs if isinstance(x, PointwiseCall)]
+        alike = {(x.name, len(x.arguments)) for x in calls}
+        if len(calls) < len(xs) or len(alike) > 1:
+            return None
+        made = [with_numbers_apart(of, vectors) for of in zip(*(x.arguments for x in calls), strict=True)]
+        return None if None in made else PointwiseCall(first.name, tuple(x for x in made if x is not None))
+    if all(x == first for x in xs):
+        return first
+    numbers = tuple(x for x in xs if isinstance(x, float))
+    if len(numbers) < len(xs):
+        return None
+    name = f"number_{len(vectors)}"
+    vectors[name] = numbers
+    return RowConstant(name)
+
+
 def term(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Term], inside: bool = False) -> Term:
     """Return an expression in the language of stream programs. leaf: from an operand or a vector to its name there.
     inside: of another operator, so that it has brackets."""

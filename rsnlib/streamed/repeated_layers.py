@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,14 @@ from torch.fx import Node
 from ...base.errors import UnsupportedError
 from ..capture import LIFTED, Environment, Interface, draws, dtype_of, module_path, shape_of, site
 from ..view import View
-from .operators import FromHost, OperatorGraph, Positions, StreamOperator
+from .operators import ROW_SCALE, FromHost, OperatorGraph, Positions, StreamOperator
+from .pointwise import with_numbers_apart
 from .reading import GraphPart, GraphReader, OperatorBlock, Rule, ahead, block_of
 from .repeated import RepeatedLayers, held_by_layers, of_layer
 from .showing import ShownTensor
+
+ReadGraph = tuple[OperatorGraph, dict[Node, ShownTensor]]
+"""Operators of a part of a graph, and what its nodes show of their results."""
 
 
 def repeated_block(
@@ -38,7 +42,7 @@ def repeated_block(
     """
     _merge_equal(program)
     parts = _parts(model, program, interface)
-    read = [GraphReader(program, interface, rules, part).read() for part in parts]
+    read = _with_vectors([GraphReader(program, interface, rules, part).read() for part in parts])
     for other, part in zip(read[1:], parts[1:], strict=True):
         _check_same(read[0][0], other[0], parts[0].path, part.path)
     graph, shown = read[0]
@@ -190,6 +194,51 @@ def _check_stored(graph: OperatorGraph, result: StreamOperator) -> None:
                 f"{x.site or x.name}: each layer stores its result; layers store rows of caches of fixed capacity, as "
                 "those of a StaticCache"
             )
+
+
+def _with_vectors(read: list[ReadGraph]) -> list[ReadGraph]:
+    """Layers in which numbers of the graph that are not the same in all of them are vectors of kernels, of which each
+    layer has its own: those of elementwise operators, and static scales of the rows of products."""
+    made: list[dict[StreamOperator, StreamOperator]] = [{} for _ in read]
+    for of_layers in zip(*(graph.operators for graph, _ in read), strict=False):
+        for x, y, done in zip(of_layers, _with_own_numbers(of_layers), made, strict=True):
+            done[x] = replace(y, operands=tuple(done[operand] for operand in y.operands))
+    if any(len(done) < len(graph.operators) for done, (graph, _) in zip(made, read, strict=True)):
+        return read  # they differ in more
+    return [
+        (
+            OperatorGraph(tuple(done.values()), tuple(done[x] for x in graph.results)),
+            {node: replace(value, operator=done[value.operator]) for node, value in shown.items()},
+        )
+        for done, (graph, shown) in zip(made, read, strict=True)
+    ]
+
+
+def _with_own_numbers(of_layers: Sequence[StreamOperator]) -> Sequence[StreamOperator]:
+    """An operator of each layer, with vectors in place of numbers that differ."""
+    first, numbers = of_layers[0], dict[str, tuple[float, ...]]()
+    if len({(x.op, x.shape) for x in of_layers}) > 1:
+        return of_layers
+    changed: dict[str, Any] = {}
+    if first.op == "pointwise":
+        changed["expression"] = with_numbers_apart([x.attributes["expression"] for x in of_layers], numbers)
+        if changed["expression"] is None:  # they differ in more
+            return of_layers
+    scales = tuple(x.attributes["scale"] for x in of_layers if x.op == "linear" and "scale" in x.attributes)
+    if len(scales) == len(of_layers) and len({*scales}) > 1:
+        numbers[ROW_SCALE] = scales
+    if not numbers:
+        return of_layers
+
+    def vectors(k: int) -> dict[str, Any]:
+        own = {name: np.full(first.shape[2], of[k], np.float32) for name, of in numbers.items()}
+        return {**of_layers[k].attributes.get("vectors", {}), **own}
+
+    kept = ({name: of for name, of in x.attributes.items() if name != "scale"} for x in of_layers)
+    return [
+        replace(x, attributes={**own, **changed, "vectors": vectors(k)})
+        for k, (x, own) in enumerate(zip(of_layers, kept, strict=True))
+    ]
 
 
 def _check_same(first: OperatorGraph, other: OperatorGraph, path: str, other_path: str) -> None:

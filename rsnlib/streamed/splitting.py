@@ -44,6 +44,8 @@ def _parts(x: StreamOperator, count: int) -> Iterator[StreamOperator]:
         attributes: dict[str, Any] = {**x.attributes}
         if attributes["bias"] is not None:
             attributes["bias"] = attributes["bias"][own]
+        if "vectors" in attributes:
+            attributes["vectors"] = {name: vector[own] for name, vector in attributes["vectors"].items()}
         existing = x.existing and (*x.existing[:3], _existing(x.existing[3], own))
         shape = heads, rows, columns // count
         yield replace(

@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
-from torchao.quantization.granularity import PerGroup
+from torchao.quantization import (
+    Int8DynamicActivationIntxWeightConfig,
+    Int8StaticActivationInt8WeightConfig,
+    quantize_,
+)
+from torchao.quantization.granularity import PerGroup, PerRow, PerTensor
 
 from rsn.assembler import container
 from rsn.base.errors import CacheFull, PositionError, ProgramError, PromptTooLong, TensorError, UnsupportedError
@@ -337,16 +341,48 @@ class ScaledLayers(nn.Module):
         return y
 
 
+def test_layers_have_their_own_numbers() -> None:
+    model, x = ScaledLayers().eval(), torch.randn(2, 8)
+    made = streamed(model, (x,), SMALL, repeated=True)
+    assert not made.report.findings, made.report
+    with torch.no_grad():
+        torch.testing.assert_close(made.run(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "kernels", "natively"), [(0, 1, False), full(2, 1, False), full(0, 2, False), long(2, 1, True)]
+)
+def test_layers_have_their_own_static_scales(arrays: int, kernels: int, natively: bool, tmp_path: Path) -> None:
+    """With the bits of a program for one layer, one layer after the other; and those of PyTorch but for rounding."""
+    torch.manual_seed(0)
+    model, x, row = Chain(64, 96, 29, nn.LayerNorm(64)).eval(), torch.randn(1, 5, 64), torch.tensor([4])
+    for number, layer in enumerate(model.modules()):
+        if isinstance(layer, nn.Linear) and layer is not model.head:
+            scale, granularity = torch.full((1, 1, 1), 0.01 + 0.003 * number), [PerTensor(), PerRow()]
+            quantize_(layer, Int8StaticActivationInt8WeightConfig(act_quant_scale=scale, granularity=granularity))
+    knobs = Knobs(rows=4, columns=16, depth=16, packed=1, arrays=arrays, kernels=kernels)
+    made = streamed(model, (x, row), knobs, repeated=True)
+    assert not made.report.findings, made.report
+    assert made.written.shapes["linear_1_row_scale" if kernels == 1 else "linear_1_0_row_scale"] == (3, 96 // kernels)
+    with torch.no_grad():
+        torch.testing.assert_close(made.run(x, row), model(x, row), rtol=1e-5, atol=1e-5)
+    (result,) = made.written.outputs.values()
+    outputs, _ = run_on_tensors(made.machine, made.tensors(x, row))
+    rows = x
+    for layer in model.layers:
+        rows = streamed(layer, (rows,), knobs).run(rows)
+    assert made.written.elements(result, outputs[result]).tobytes() == rows.numpy().tobytes()
+    if natively:
+        region = built(tmp_path, {"layers": program_of(made.machine.overlay)})["layers"]
+        assert run_native(region, made.tensors(x, row))[result].tobytes() == outputs[result].tobytes()
+
+
 def test_layers_that_differ_are_refused() -> None:
     model = decoder_model("gpt2", n_layer=2)
     arguments = with_cache(model, torch.zeros(1, 1, dtype=torch.long), 0, 8)
     model.transformer.h[1].mlp.act = nn.Tanh().eval()
     with pytest.raises(UnsupportedError, match=r"transformer\.h\.1.* differs from .*transformer\.h\.0.*expression is"):
         streamed(model, arguments, SMALL, repeated=True)
-    with pytest.raises(
-        UnsupportedError, match=r"at layers\.1.* differs from .* at layers\.0.*expression is .*0\.2.*0\.1"
-    ):
-        streamed(ScaledLayers().eval(), (torch.randn(2, 8),), SMALL, repeated=True)
     with pytest.raises(UnsupportedError, match="Linear has no layers in a ModuleList that compute"):
         streamed(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), SMALL, repeated=True)
 
