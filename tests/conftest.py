@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import multiprocessing.spawn
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 import rsn
+from rsn.tests.warm_python import WarmPython
 
 # The graphs of PyTorch are many objects that live long: looking for cycles among them each 700 new objects, as is set
 # unless one says otherwise, takes a fifth of the time of the tests.
@@ -140,6 +143,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def root() -> Path:
     """The checkout, which is also the package `rsn`."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """One in all processes of pytest-xdist. It starts with the first test that asks for it."""
+    own = tmp_path_factory.getbasetemp()
+    with closing(WarmPython((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "warm")) as python:
+        yield python
+
+
+@pytest.fixture
+def warm_processes(warm_python: WarmPython) -> Iterator[None]:
+    """Processes that `multiprocessing` starts have their imports done."""
+    executable = multiprocessing.spawn.get_executable()
+    multiprocessing.spawn.set_executable(str(warm_python.bin / "python"))
+    yield
+    multiprocessing.spawn.set_executable(executable)
 
 
 @pytest.fixture

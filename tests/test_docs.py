@@ -54,6 +54,7 @@ LONG = {
     "docs/experts.md",
     "docs/generation.md",
     "docs/getting-started.md",
+    "docs/many-boards.md",
     "docs/models.md",
     "docs/openai.md",
     "docs/own-overlay.md",
@@ -234,14 +235,6 @@ def typed(page: Path, shell: Shell) -> int:
                 shown = "\n".join(command.shown)
                 pytest.fail(f"{where}\n--- the page shows\n{shown}\n--- it prints\n{printed}", pytrace=False)
     return count
-
-
-@pytest.fixture(scope="module")
-def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
-    """One for all pages, in all processes of pytest-xdist: a command has what its own shell exports."""
-    own = tmp_path_factory.getbasetemp()
-    with closing(WarmPython((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "warm")) as python:
-        yield python
 
 
 def marks(page: Path) -> list[pytest.MarkDecorator]:

@@ -2,7 +2,8 @@
 
 Importing torch and the package takes longer than most commands. A server imports them once, and forks for every
 command; small programs named `python` and `rsn` hand it their arguments, folder, environment and open files, and end
-as the command does. A fork has no threads but its own, because importing starts none.
+as the command does. Processes that a command starts with `multiprocessing` are such programs, too. A fork has no
+threads but its own, because importing starts none.
 
 All processes of a test session share one server. Each holds a FIFO open for writing as long as it needs the server,
 which reads that FIFO, and ends when nobody holds it any longer, however a process has ended.
@@ -16,6 +17,7 @@ import fcntl
 import gc
 import importlib
 import json
+import multiprocessing.spawn
 import os
 import pkgutil
 import runpy
@@ -39,12 +41,15 @@ IMPORTED = (
 )
 """With what torch loads in its first export, and transformers with its first model: each of them a second and more."""
 
+MOST_FILES = 253
+"""That one message can carry."""
+
 SHIM = """#!{python} -IS
 import array, json, os, signal, socket, sys
+files = array.array("i", [int(n) for n in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + n)])
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
-    said = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
-    files = array.array("i", [0, 1, 2])
+    said = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ), files.tolist()]).encode()
     server.sendmsg([len(said).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
     server.sendall(said)
     child = int.from_bytes(server.recv(8), "big")
@@ -123,15 +128,23 @@ def serve(folder: Path) -> None:
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     clients: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([listening, woken, holders], [], [])
+        poll = select.poll()
+        for asked in (listening, woken, holders):
+            poll.register(asked, select.POLLIN)
+        for client in clients.values():
+            poll.register(client, 0)  # its end alone
+        ready = {number for number, _ in poll.poll()}
         if holders in ready:
             with _alone(folder):  # nobody begins to hold it meanwhile
                 if select.select([holders], [], [], 0)[0]:
                     os._exit(0)
-        if woken in ready:
+        for child, client in clients.items():
+            if client.fileno() in ready:
+                os.kill(child, signal.SIGKILL)  # as the program that asked for it was
+        if woken.fileno() in ready:
             woken.recv(4096)
             _tell_ends(clients)
-        if listening in ready:
+        if listening.fileno() in ready:
             client, _ = listening.accept()
             child = os.fork()  # no process between this one and the command: each fork takes 30 ms
             if not child:
@@ -165,7 +178,7 @@ def _modules() -> Iterator[str]:
 def _answer(client: socket.socket) -> NoReturn:
     """Tell the number of this process, and be the command that the client asks for."""
     with client:
-        size, rights, _, _ = client.recvmsg(8, socket.CMSG_SPACE(3 * 4))
+        size, rights, _, _ = client.recvmsg(8, socket.CMSG_SPACE(MOST_FILES * 4))
         files = array.array("i", rights[0][2])
         left, said = int.from_bytes(size, "big"), b""
         while len(said) < left:
@@ -174,12 +187,17 @@ def _answer(client: socket.socket) -> NoReturn:
     _become(files, *json.loads(said))
 
 
-def _become(files: Any, name: str, args: list[str], cwd: str, environment: dict[str, str]) -> NoReturn:
-    """Do what `python` or `rsn` does with these arguments; does not return."""
-    for number, file in enumerate(files):
+def _become(
+    files: Any, name: str, args: list[str], cwd: str, environment: dict[str, str], numbers: list[int]
+) -> NoReturn:
+    """Do what `python` or `rsn` does with these arguments; does not return. numbers: of the files, for the command."""
+    above = max(*numbers, *files) + 1
+    for number, file in zip(numbers, [fcntl.fcntl(file, fcntl.F_DUPFD, above) for file in files], strict=True):
         os.dup2(file, number)
-        if file > 2:
-            os.close(file)
+        os.close(file)
+    for file in set(files).difference(numbers):
+        os.close(file)
+    multiprocessing.spawn.set_executable(str(Path(sys.argv[1]) / "bin" / "python"))
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)

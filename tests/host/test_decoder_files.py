@@ -60,6 +60,7 @@ def test_tokens_of_decoders_from_files(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("warm_processes")
 def test_a_folder_becomes_a_file(tmp_path: Path) -> None:
     """With the tokenizer, and each program compared with the model."""
     words = Tokenizer(WordLevel({str(n): n for n in range(96)}, unk_token="0"))

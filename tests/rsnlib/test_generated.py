@@ -290,6 +290,7 @@ def test_a_machine_that_loads_weights_again_and_again_has_a_warning() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("warm_processes")
 def test_a_search_finds_no_worse_machine_and_says_the_same_again(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
 

@@ -222,6 +222,7 @@ def test_workers_that_do_not_exist_are_refused(where: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("where", ["2", "ray"])
 def test_many_workers_find_what_one_finds(where: str) -> None:
     problem: Problem = Valley()
