@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from .base.deferred import deferred
 from .base.errors import ScheduleError, TensorError, UnsupportedError, require_torch
-from .host.boards.several import BoardName, boards_named
+from .host.boards.several import BoardName, boards_named, check_shards
 from .host.model import experts as patched
 from .host.model.compiled import Compiled, modelled_layers
-from .host.model.compiled_stages import BuiltStages, CompiledStages
+from .host.model.compiled_shards import built_stages
+from .host.model.compiled_stages import CompiledStages
 from .host.model.family import Family
 from .host.model.following import Recipe
 from .host.model.pieces import CompiledPieces
@@ -124,6 +125,7 @@ def explain(
     experts: str | Experts | None = None,
     whole: bool = True,
     boards: int | str | Sequence[BoardName] = 1,
+    shards: int = 1,
 ) -> str:
     """Return a report as text: where each operator of a module would run and why, and each module's share of the FLOPs
     and of the modelled time (schedule "paper"). Nothing runs on a board. Raises as `compile`.
@@ -131,8 +133,8 @@ def explain(
     model: as for `compile`, or the result of `torch.compile(..., backend="rsn")`. PyTorch then runs it twice to capture
     its graphs; the report covers each graph, the graph breaks, and what stays in PyTorch. Overlay and experts are those
     of the options of `torch.compile`. Its tensors may be on the meta device: a report needs no values. example_inputs,
-    overlay, experts, whole, boards: as for `compile`; of several boards the report begins with bytes, modelled time and
-    traffic of each stage.
+    overlay, experts, whole, boards, shards: as for `compile`; of several boards the report begins with bytes, modelled
+    time and traffic of each stage.
     """
     require_torch("compiling a model")
     model, example_inputs = _opened(model, example_inputs)
@@ -140,9 +142,10 @@ def explain(
     if explain_captured.is_captured(model):
         return torch_backend.explain(model, example)
     count, _ = boards_named(boards)
+    check_shards(shards, count)
     if count != 1 and not whole:
         raise ScheduleError(PIECES)
-    pipeline = _with_experts(pipelines.Pipeline.named(overlay, boards=count), experts, "sim")
+    pipeline = _with_experts(pipelines.Pipeline.named(overlay, boards=count, shards=shards), experts, "sim")
     shaped = capture.without_values(model)
     if shaped is not None:
         model, pipeline = shaped, pipeline.of_shapes
@@ -161,7 +164,7 @@ def explain(
     with pipeline.proposing_pieces(lambda: (module, example), is_half=borders is not None):
         traced = pipeline.trace(module, example)
         if count != 1:
-            return _built(partial(BuiltStages.of, pipeline), traced).explain()
+            return _built(partial(built_stages, pipeline), traced).explain()
         return traced.explain(_built(modelled, traced))
 
 
@@ -202,6 +205,7 @@ def compile(
     whole: Literal[True] = ...,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
     boards: int | str | Sequence[BoardName],
+    shards: int = ...,
 ) -> Compiled | CompiledStages: ...
 @overload
 def compile(
@@ -237,6 +241,7 @@ def compile(
     verify: str = ...,
     whole: bool = ...,
     boards: int | str | Sequence[BoardName] = ...,
+    shards: int = ...,
 ) -> Family: ...
 @overload
 def compile(
@@ -256,6 +261,7 @@ def compile(
     whole: bool = ...,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
     boards: int | str | Sequence[BoardName] = ...,
+    shards: int = ...,
 ) -> Compiled | CompiledPieces | CompiledStages | Family: ...
 def compile(
     model: nn.Module | ExportedProgram | str | os.PathLike[str],
@@ -274,6 +280,7 @@ def compile(
     whole: bool = True,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = None,
     boards: int | str | Sequence[BoardName] = 1,
+    shards: int = 1,
 ) -> Compiled | CompiledPieces | CompiledStages | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
@@ -304,7 +311,9 @@ def compile(
 
     boards: how many boards the layers are cut for (docs/many-boards.md), "auto" for the fewest that hold the model, or
     the names of the boards. Each stage is on a board of its own; with a number, each is on a `board`. The result is
-    then a `CompiledStages`, unless there is one stage.
+    then a `CompiledStages`, unless there is one board. shards: how many boards compute each stage together, each of
+    them its heads and its columns of each layer; `boards` is then a multiple of it, and results differ from those of
+    one board by the rounding of the sums between boards.
 
     smooth: with an overlay that computes in integers, calls for factors of SmoothQuant (docs/xnn8.md); like
     `example_inputs`, and of their shapes.
@@ -332,10 +341,11 @@ def compile(
             "takes lengths without whole=False, and one in pieces takes sizes as rsn.Length, with dynamic_shapes"
         )
     count, names = boards_named(boards)
+    check_shards(shards, count)
     if count != 1 and not whole:
         raise ScheduleError(PIECES)
     usual = pipelines.Pipeline.named(
-        overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths, smooth=smooth, boards=count
+        overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths, smooth=smooth, boards=count, shards=shards
     )
     usual = _with_experts(usual, experts, board)
     example, module = _kept(_examples(example_inputs)), capture.module_of(model)
@@ -398,16 +408,15 @@ def compile(
             if count == 1:
                 built = _built(recipe.build, found)  # schedule, lower, pack
             else:
-                cut = partial(BuiltStages.again, pipeline, chosen[0]) if chosen else partial(BuiltStages.of, pipeline)
-                stages = _built(cut, found)
+                stages = _built(partial(built_stages, pipeline, cuts=next(iter(chosen), None)), found)
                 built = stages.built[0]
                 chosen[:] = [stages.cuts]
         if found.told:
             warnings.warn(found.told, stacklevel=3)
         if stages is not None and len(stages.built) > 1:
-            n = len(stages.built)
+            n = stages.board_count
             banks = [
-                SharedBank.of(followed.original.parameters(), f"{board}, stage {k} of {n}", overlay) for k in range(n)
+                SharedBank.of(followed.original.parameters(), f"{board}, board {k} of {n}", overlay) for k in range(n)
             ]
             return CompiledStages(stages, names or [board] * n, recipe, seen, own[0], banks, own[1])
         return Compiled(found, built, board, recipe, seen, own[0], shared, own[1])

@@ -398,7 +398,7 @@ class LaidOut:
             path, width = (name, self._graph.inputs[name]) if layer is None else (layer.path, layer.width)
             y = f"{name} {layout}"  # until all are known
             eye, zeros = np.eye(width, dtype=np.float32), np.zeros(width)
-            self._moves[name, layout] = Gemm(f"{path}.columns".lstrip("."), name, y, eye, zeros)
+            self._moves[name, layout] = Gemm(f"{path}.columns".lstrip("."), name, y, eye, zeros, copies=True)
         return self._moves[name, layout].y
 
     def _operand_layouts(self, layer: Layer) -> Iterator[tuple[str, Layout]]:

@@ -83,7 +83,7 @@ class LayerBuilder:
         """Make an activation that keeps its contents between runs, with rows of it replaced by those of x. path: the
         module path. state: the activation as the host has it, with the columns of x."""
         eye, zeros = np.eye(x.width, dtype=np.float32), np.zeros(x.width)
-        return self._added(Gemm(path, x.y, self._fresh(), eye, zeros, into=state.y), _Fusion())
+        return self._added(Gemm(path, x.y, self._fresh(), eye, zeros, into=state.y, copies=True), _Fusion())
 
     def attention(
         self, path: str, q: Base, k: Base, v: Base, heads: int, head_dim: int, **fields: Any

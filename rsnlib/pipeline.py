@@ -26,6 +26,7 @@ from ..scheduler.memory import RoomError, check_weights
 from ..scheduler.norms import norms_at_loads
 from ..scheduler.pack import check_lists
 from ..scheduler.schedule import PAPER, Schedule
+from ..scheduler.shards import opened
 from ..scheduler.stages import chained, cuts_at, divided, raw_outputs
 from .fold import fold, fold_shapes
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split, split_again
@@ -45,8 +46,9 @@ class Pipeline:
     part uses no rows beyond `lengths`; False leaves that to the first call. progress: called with the share of a
     search's budget that is spent, 0 to 1. smooth: calls for factors of SmoothQuant, for an overlay that computes in
     integers; None for no factors. boards: how many the network is cut for; None: the fewest that hold it. cuts:
-    instead, the activations behind which it is cut; None to choose. Raises `UnsupportedError` for an overlay that
-    nothing can be compiled for, and for `smooth` with an overlay that computes in floats.
+    instead, the activations behind which it is cut; None to choose. shards: how many boards compute each stage. Raises
+    `UnsupportedError` for an overlay that nothing can be compiled for, and for `smooth` with an overlay that computes
+    in floats.
     """
 
     overlay: Overlay
@@ -58,6 +60,7 @@ class Pipeline:
     smooth: Sequence[Examples] | None = None
     boards: int | None = 1
     cuts: tuple[str, ...] | None = None
+    shards: int = 1
 
     def __post_init__(self) -> None:
         require_compilable(self.overlay)
@@ -75,14 +78,23 @@ class Pipeline:
         lengths: Sequence[int] | None = None,
         smooth: Sequence[Examples] | None = None,
         boards: int | None = 1,
+        shards: int = 1,
     ) -> Pipeline:
         """Return a pipeline for an overlay and a schedule by name. overlay: name, or path of an overlay file. schedule:
         name, path of a file, or object. budget_s: seconds of the search for "best". passes: None for the usual ones.
-        lengths, smooth, boards: as for the class. Raises `ProgramError` for an unknown overlay, `ScheduleError` for an
-        unknown schedule."""
+        lengths, smooth, boards, shards: as for the class. Raises `ProgramError` for an unknown overlay, `ScheduleError`
+        for an unknown schedule."""
         chosen = schedule_named(schedule, budget_s)
         usual = passes or USUAL
-        return cls(overlay=find(overlay), schedule=chosen, passes=usual, lengths=lengths, smooth=smooth, boards=boards)
+        return cls(
+            overlay=find(overlay),
+            schedule=chosen,
+            passes=usual,
+            lengths=lengths,
+            smooth=smooth,
+            boards=boards,
+            shards=shards,
+        )
 
     @cached_property
     def _passes(self) -> Passes:
@@ -167,13 +179,14 @@ class Pipeline:
             )
         whole = traced
         network, joined = divided(chained(traced.network))
+        network = network if self.shards == 1 else opened(network, self.shards)
         traced = replace(traced, network=network, host=traced.host.of_columns(joined, network))
         if self.cuts is None:
             usual = self.without_search
-            cuts = plan(traced.network, self.overlay, self.boards, lambda part: usual.build(part).program)
+            cuts = plan(traced.network, self.overlay, self.boards, lambda part: usual.build(part).program, self.shards)
         else:
             cuts = cuts_at(traced.network, self.cuts)
-        if not cuts:
+        if not cuts and self.shards == 1:
             return whole, ()
         affine = {out.name: (out.scale, out.shift) for out in raw_outputs(traced.network, cuts)}
         return replace(traced, host=replace(traced.host, affine=affine)), cuts

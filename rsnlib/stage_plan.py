@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..isa.program import Program, Role
 from ..machine.description import LINK
 from ..scheduler.graph import Gemm, LayerGraph, Rotary
 from ..scheduler.memory import RoomError
+from ..scheduler.shards import Exchange, rounds, shard_places
 from ..scheduler.stages import carried_bytes, cut_places, stages
 
 
@@ -91,17 +93,65 @@ def link_seconds(overlay: Overlay, size: int) -> float:
     return overlay.seconds.get("link_us", 0.0) + size * overlay.seconds.get(LINK, 0.0)
 
 
+@dataclass(frozen=True)
+class RoundTimes:
+    """A round of shards. run_s: modelled seconds of the slowest shard, with its launch. sent: bytes that a board sends
+    in the exchange behind it, and receives. link_s: seconds that the exchange takes on the link of a board."""
+
+    run_s: float
+    sent: int
+    link_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the round and the exchange, one behind the other."""
+        return self.run_s + self.link_s
+
+
+def round_times(programs: Sequence[Program | None], exchange: Exchange) -> RoundTimes:
+    """Return the times of a round. programs: of each shard, None for one that computes nothing.
+
+    In the exchange each board sends its part of a sum to each other one. Large sums are divided instead: each board
+    gets a share of the columns from the others, adds them, and sends the result to the others, which takes two messages
+    and fewer bytes. The faster of both is taken. The first board also gets the columns that only others have.
+    """
+    shards, made = len(programs), [program for program in programs if program is not None]
+    overlay = made[0].overlay
+    outputs = [
+        {b.name: 4 * prod(b.view or b.shape) for b in program.with_role(Role.OUTPUT)} if program is not None else {}
+        for program in programs
+    ]
+    run_s = max(Machine(program).timing.latency for program in made) + launch_seconds(overlay)
+    summed = sum(outputs[0].get(name, 0) for name in exchange.sums)
+    gathered = sum(of.get(name, 0) for of in outputs[1:] for name in exchange.columns)
+    sent, link_s = 0, 0.0
+    if summed:
+        whole, share = (shards - 1) * summed, -(-(shards - 1) * summed // shards)
+        direct, divided = link_seconds(overlay, whole), 2 * link_seconds(overlay, share)
+        sent, link_s = (whole, direct) if direct <= divided else (2 * share, divided)
+    if gathered:
+        sent, link_s = sent + gathered, link_s + link_seconds(overlay, gathered)
+    return RoundTimes(run_s, sent, link_s)
+
+
 def chain(
-    network: LayerGraph, overlay: Overlay, build: Callable[[LayerGraph], Program], places: Sequence[int]
+    network: LayerGraph,
+    overlay: Overlay,
+    build: Callable[[LayerGraph], Program],
+    places: Sequence[int],
+    shards: int = 1,
 ) -> list[ChainPart]:
     """Return the parts of a folded network between places where it can be cut. build: makes the program of a part; each
-    kind of part is built once. Raises what `build` raises."""
+    kind of part is built once. shards: how many boards compute each part; with more than one, its time has all launches
+    and exchanges. Raises what `build` raises."""
     ends = {*network.inputs, *(out.name for out in network.outputs)}
     known: dict[object, ChainPart] = {}
     made = []
     for place, part in zip((0, *places), stages(network, places), strict=True):
         key = _form(part, ends)
-        if key not in known:
+        if key not in known and shards > 1:
+            known[key] = replace(_sharded(part, overlay, build, shards, ends), kind=len(known))
+        elif key not in known:
             program = build(part)
             fixed = [b for b in program.buffers if b.role in (Role.WEIGHT, Role.STATE) or b.name in ends]
             kept = {bank: sum(4 * b.size for b in fixed if b.bank == bank) for bank in overlay.banks}
@@ -109,6 +159,29 @@ def chain(
             known[key] = ChainPart(Machine(program).timing.latency, kept, shared, len(known))
         made.append(replace(known[key], link_s=link_seconds(overlay, carried_bytes(network, place))))
     return made
+
+
+def _sharded(
+    part: LayerGraph, overlay: Overlay, build: Callable[[LayerGraph], Program], shards: int, ends: set[str]
+) -> ChainPart:
+    """A part that several boards compute together, as `chain` returns it. Each program keeps its memory, because the
+    board has all of them at once."""
+    built: dict[object, Program] = {}
+    kept = [dict.fromkeys(overlay.banks, 0) for _ in range(shards)]
+    seconds = 0.0
+    for one in rounds(part, shards):
+        programs: list[Program | None] = []
+        for network in one.networks:
+            key = None if network is None else _form(network, ends)
+            if network is not None and key not in built:
+                built[key] = build(network)
+            programs.append(None if network is None else built[key])
+        for program, sizes in zip(programs, kept, strict=True):
+            if program is not None:
+                for bank in sizes:
+                    sizes[bank] += 4 * program.bank_size(bank)
+        seconds += round_times(programs, one.exchange).seconds
+    return ChainPart(seconds, {bank: max(sizes[bank] for sizes in kept) for bank in overlay.banks}, {})
 
 
 def _form(part: LayerGraph, ends: set[str]) -> object:
@@ -154,26 +227,38 @@ def fewest(parts: Sequence[ChainPart], banks: Mapping[str, int]) -> int | None:
 
 
 def plan(
-    network: LayerGraph, overlay: Overlay, boards: int | None, build: Callable[[LayerGraph], Program]
+    network: LayerGraph,
+    overlay: Overlay,
+    boards: int | None,
+    build: Callable[[LayerGraph], Program],
+    shards: int = 1,
 ) -> tuple[int, ...]:
     """Return the places where a folded network is cut for so many boards; None: for the fewest that hold it. build: as
-    for `chain`.
+    for `chain`. shards: how many boards compute each stage; the network is then one that `scheduler.shards.opened`
+    returned.
 
     Raises `RoomError` if so many boards cannot hold it, or a part of it is too large for one, with what it needs;
     `UnsupportedError` for more boards than parts; and what `build` raises.
     """
-    places = cut_places(network)
-    parts = chain(network, overlay, build, places)
+    places = cut_places(network) if shards == 1 else shard_places(network, shards)
+    more = "shards=2 (--shards 2) or more divides each layer among boards" if shards == 1 else "take more shards"
+    try:
+        parts = chain(network, overlay, build, places, shards)
+    except RoomError as error:
+        raise RoomError(f"{error}; {more}") from error
+    wanted = None if boards is None else boards // shards
     least = fewest(parts, overlay.banks)
     if least is None:
         number = next(i for i, part in enumerate(parts) if not _fits([part], overlay.banks))
         layer = network.layers[(0, *places)[number]].place
-        raise RoomError(f"{layer}: a layer needs {_told([parts[number]], overlay)}: no board holds it")
-    if boards is not None and boards > len(parts):
+        raise RoomError(f"{layer}: a layer needs {_told([parts[number]], overlay)}: no board holds it; {more}")
+    if wanted is not None and wanted > len(parts):
         raise UnsupportedError(f"boards={boards}: this network can be cut into {len(parts)} stages at most")
-    if boards is not None and boards < least:
-        raise RoomError(f"boards={boards}: the model needs {_told(parts, overlay)}: at least {least} boards")
-    cuts = least_slowest(parts, boards or least, overlay.banks, launch_seconds(overlay))
+    if wanted is not None and wanted < least:
+        needs = f"the model needs {_told(parts, overlay)}"
+        each = "" if shards == 1 else f", on each of the shards={shards} boards of all stages"
+        raise RoomError(f"boards={boards}: {needs}{each}: at least {least * shards} boards")
+    cuts = least_slowest(parts, wanted or least, overlay.banks, launch_seconds(overlay) if shards == 1 else 0.0)
     assert cuts is not None
     return tuple(places[part - 1] for part in cuts)
 

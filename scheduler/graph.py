@@ -97,7 +97,8 @@ class Gemm:
     and to each of which `rotary` is applied last, behind scale; scale is then equal in all heads. 0: no heads.
     x_norm, residual_norm: applied to x, and to the residual, before anything else. into: name of an input that keeps
     its contents between runs; the rows of the result replace rows of it, in each sequence from the run-time parameter
-    row[b] on, and y is the whole of it.
+    row[b] on, and y is the whole of it. copies: the weight is the identity matrix, but for the order of columns in each
+    head: y is x in another layout.
     """
 
     path: str
@@ -119,6 +120,7 @@ class Gemm:
     x_norm: Norm | None = None
     residual_norm: Norm | None = None
     into: str | None = None
+    copies: bool = False
 
     @property
     def place(self) -> str:

@@ -27,6 +27,15 @@ def boards_named(boards: int | str | Sequence[BoardName]) -> tuple[int | None, S
     return len(boards), tuple(boards)
 
 
+def check_shards(shards: int, boards: int | None) -> None:
+    """Check how many boards compute each stage. boards: of all stages, None for as few as possible. Raises
+    `ScheduleError` unless it is a number that divides that of the boards."""
+    if not isinstance(shards, int) or isinstance(shards, bool) or shards < 1:
+        raise ScheduleError(f"shards={shards!r}: a number of boards that compute each stage together")
+    if boards is not None and boards % shards:
+        raise ScheduleError(f"boards={boards}: with shards={shards} a multiple of {shards}")
+
+
 def boards_for(
     path: str | os.PathLike[str], stages: int, board: BoardName, boards: Sequence[BoardName] | None
 ) -> Sequence[BoardName]:

@@ -27,9 +27,10 @@ from ...base.errors import (
     require_torch,
 )
 from .. import tokenizers
-from ..boards.several import BoardName, boards_named
+from ..boards.several import BoardName, boards_named, check_shards
 from ..model.compiled import Compiled
-from ..model.compiled_stages import BuiltStages, CompiledStages
+from ..model.compiled_shards import built_stages
+from ..model.compiled_stages import CompiledStages
 from ..model.file import ModelVariant, SavedText, write
 from ..model.shared_bank import SharedBank
 from .slots import CHUNK, CachedProgram, PromptProgram, Slots, behind
@@ -67,8 +68,8 @@ class Decoder(Slots):
 
     model: in eval mode, in float32. A change of it counts from the next prompt or step on, as in PyTorch: the keys and
     values of earlier tokens stay. slots: number of sequences that are decoded together. capacity: the most tokens of a
-    sequence, its prompt included. chunk: the most rows of a prompt that run at once. board, boards: as for
-    `rsn.compile`; all programs are cut where the step is. overlay: the machine, one that keeps caches: "xnn", or
+    sequence, its prompt included. chunk: the most rows of a prompt that run at once. board, boards, shards: as
+    for `rsn.compile`; all programs are cut where the step is. overlay: the machine, one that keeps caches: "xnn", or
     "xnn8", which takes each prompt at once. The keys and values of all slots stay on the board, or on that of their
     stage; the host has them too, so that a board that failed gets them again. A layer with a sliding window has as many
     rows as the window, and a new token replaces the oldest one. Raises what `rsn.compile` raises, `UnsupportedError`
@@ -92,6 +93,7 @@ class Decoder(Slots):
         boards: int | str | Sequence[BoardName] = 1,
         verify: str = "first",
         overlay: str = "xnn",
+        shards: int = 1,
     ) -> None:
         require_torch("generation")
         if not type(slots) is type(capacity) is type(chunk) is int:
@@ -109,7 +111,8 @@ class Decoder(Slots):
         if positions is not None and capacity > positions:
             raise PositionError(f"sequences of {capacity} tokens; the model has positions for {positions}")
         count, names = boards_named(boards)
-        self._pipeline, self._pool = pipelines.Pipeline.named(overlay, boards=count), pools.Pool()
+        check_shards(shards, count)
+        self._pipeline, self._pool = pipelines.Pipeline.named(overlay, boards=count, shards=shards), pools.Pool()
         in_integers = self._pipeline.overlay.integers
         super().__init__(slots, capacity, capacity if in_integers else chunk)
         self.vocabulary = int(text.vocab_size)
@@ -297,13 +300,13 @@ class Decoder(Slots):
         """A program of the model. All programs share their weights, on the host and on each board. Those of several
         boards are cut as the first one, that of the step; prompts may end before its last stages."""
         traced = self._pool.shared(self._pipeline.trace(self._model, arguments))
-        staged = BuiltStages.of(self._pipeline, traced)
-        count = len(staged.built)
+        staged = built_stages(self._pipeline, traced)
+        count = staged.board_count
         if not self._shared:
             self._pipeline = replace(self._pipeline, boards=count, cuts=staged.cuts)
             self._boards = self._boards if len(self._boards) == count else self._boards * count
             overlay, tensors = self._pipeline.overlay.name, list(self._model.parameters())
-            names = [f"{board}" if count == 1 else f"{board}, stage {k}" for k, board in enumerate(self._boards)]
+            names = [f"{board}" if count == 1 else f"{board}, board {k}" for k, board in enumerate(self._boards)]
             self._shared = [SharedBank.of(tensors, name, overlay) for name in names]
         self._joined = [shared.changes for shared in self._shared]
         if count > 1:

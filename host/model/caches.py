@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +24,12 @@ class Caches:
     board's states are copies of them. A call brings a copy of each cache whose tensor is another one than in the call
     before, or was written to since: by a prompt, by the user, or because the last call failed.
 
-    host: the host part of the model. program: the one on the board, of the whole network or of a stage.
+    host: the host part of the model. program: the one on the board, of the whole network, a stage or a shard. columns:
+    of the host's caches, those that the board keeps, by the name of the state; all for one that is not there.
     """
 
-    def __init__(self, host: HostPart, program: Program) -> None:
-        self._host = host
+    def __init__(self, host: HostPart, program: Program, columns: Mapping[str, slice] | None = None) -> None:
+        self._host, self._columns = host, columns or {}
         self._buffers = {b.name: b for b in program.with_role(Role.STATE)}
         self._rings = {name: kind for name, kind in host.rings.items() if name in self._buffers}
         self._held: dict[str, tuple[weakref.ref[torch.Tensor], tuple[int, int]]] = {}
@@ -99,7 +101,9 @@ class Caches:
         view = self._buffers[name].view
         assert view is not None
         out = np.zeros(view, np.float32)
-        out[..., self._host.stored_columns[name]] = self._host.state(name, environment)
+        own = self._host.state(name, environment)[..., self._columns.get(name, slice(None))]
+        # All heads are stored alike, so that those of a shard lie as the first ones of the whole cache.
+        out[..., self._host.stored_columns[name][: own.shape[-1]]] = own
         return out
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ...base.errors import ScheduleError
 from ...hw.sim.machine import Run
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ...rsnlib.precision import Borders
     from ...rsnlib.verification import Verification, VerifiedCall, Visible
     from ...scheduler.graph import LayerGraph
+    from ..runner import Runner
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class BuiltStages:
     built: tuple[Built, ...]
 
     @classmethod
-    def of(cls, pipeline: Pipeline, traced: Traced, build: Callable[[int, Traced], Built] | None = None) -> BuiltStages:
+    def of(cls, pipeline: Pipeline, traced: Traced, build: Callable[[int, Traced], Built] | None = None) -> Self:
         """Cut a traced module, and build its stages. build: instead of the pipeline, from a stage's number and the
         module with its network alone. Raises as `Pipeline.cut` and `Pipeline.build`."""
         traced, cuts = pipeline.cut(traced)
@@ -64,7 +65,7 @@ class BuiltStages:
         cuts: tuple[str, ...],
         traced: Traced,
         build: Callable[[int, Traced], Built] | None = None,
-    ) -> BuiltStages:
+    ) -> Self:
         """Cut a traced module behind the same activations as another one of its model, with `build` as for `of`. If the
         model has changed and has some of them no more, it is cut and built anew. Raises as `of`."""
         anew = replace(pipeline, cuts=None)
@@ -72,7 +73,26 @@ class BuiltStages:
             made = cls.of(replace(pipeline, cuts=cuts), traced, build)
         except ScheduleError:
             return cls.of(anew, traced)
-        return made if len(made.built) > len(cuts) else cls.of(anew, traced)
+        return made if len(made.cuts) == len(cuts) else cls.of(anew, traced)
+
+    @property
+    def board_count(self) -> int:
+        """How many boards it takes."""
+        return len(self.built)
+
+    @property
+    def board_numbers(self) -> tuple[int, ...]:
+        """The number of the board of each program."""
+        return tuple(range(len(self.built)))
+
+    @property
+    def size(self) -> str:
+        """How it is cut, as text."""
+        return f"{len(self.built)} stages"
+
+    def hosted(self, runners: Sequence[Runner]) -> HostedProgram:
+        """Return calls of all programs. runners: of each program, on its board."""
+        return HostedProgram(self.traced.host, *runners)
 
     @property
     def figures(self) -> list[StageFigures]:
@@ -101,10 +121,11 @@ class BuiltStages:
 
 
 class CompiledStages(FollowingModule):
-    """A module whose layers are cut into stages, each on a board of its own. Results are those of one board.
+    """A module whose layers are cut into stages, each on a board of its own. Results are those of one board; if several
+    boards compute a stage together (`BuiltShards`), they differ by the rounding of sums between boards.
 
-    boards: where the stages run, one for each. recipe, seen, borders, verification: as for `FollowingModule`. shared:
-    the weights of the programs of each stage, which its board holds once.
+    boards: where the stages run, one for each, or one for each shard of each. recipe, seen, borders, verification: as
+    for `FollowingModule`. shared: the weights of the programs of each board, which it holds once.
     """
 
     def __init__(
@@ -118,10 +139,10 @@ class CompiledStages(FollowingModule):
         verification: Verification | None = None,
     ) -> None:
         super().__init__(recipe, seen, borders, verification)
-        check_boards(boards, len(stages.built))
+        check_boards(boards, stages.board_count)
         self._stages = stages
-        banks = [None] * len(boards) if shared is None else shared
-        self._on_boards = [OnBoard(board, bank, self._turn) for board, bank in zip(boards, banks, strict=True)]
+        self._boards, self._banks = boards, [None] * len(boards) if shared is None else shared
+        self._on_boards = self._placed_on(stages)
         self._hosted: HostedProgram
         self._placed: tuple[Built | None, ...] = ()
         self.last_run: Run | None = None
@@ -129,6 +150,9 @@ class CompiledStages(FollowingModule):
         before the first call."""
         self.visible: Visible | None = None
         """The rows that the masks of the latest call showed; None without masks."""
+
+    def _placed_on(self, stages: BuiltStages) -> list[OnBoard]:
+        return [OnBoard(self._boards[i], self._banks[i], self._turn) for i in stages.board_numbers]
 
     def step(self, rows: RowsOfCaches, *args: Any, **kwargs: Any) -> Any:
         """As `Compiled.step`."""
@@ -146,20 +170,27 @@ class CompiledStages(FollowingModule):
     def _take_over(self, change: Change) -> None:
         recipe, before = self._recipe, self._stages
         assert recipe is not None
-        anew = replace(recipe.pipeline, boards=len(self._on_boards))
-        stages = BuiltStages.again(
-            anew, before.cuts, recipe.trace(), lambda i, stage: recipe.rebuild(before.built[i], stage)
-        )
+        anew = replace(recipe.pipeline, boards=before.board_count)
+        stages = before.again(anew, before.cuts, recipe.trace(), self._rebuilt)
         for on_board in self._on_boards:
             on_board.changed()
+        if stages.board_numbers != before.board_numbers:  # a model with other layers has other programs
+            self.close()
+            self._on_boards = self._placed_on(stages)
         self._stages = stages
+
+    def _rebuilt(self, i: int, part: Traced) -> Built:
+        """Return program i of the changed module. part: the module with its network alone."""
+        recipe, before = self._recipe, self._stages.built
+        assert recipe is not None
+        return recipe.rebuild(before[i], part) if i < len(before) else recipe.build(part)
 
     def _open(self) -> None:
         for on_board, built in zip(self._on_boards, self._stages.built, strict=True):
             on_board.open(built)
         placed = tuple(on_board.placed for on_board in self._on_boards)
         if placed != self._placed:
-            self._hosted = HostedProgram(self._stages.traced.host, *(x.runner for x in self._on_boards))
+            self._hosted = self._stages.hosted([x.runner for x in self._on_boards])
             self._placed = placed
 
     @property
@@ -232,6 +263,5 @@ class CompiledStages(FollowingModule):
         network, programs = self._stages.traced.network, [built.program for built in self._stages.built]
         names = ", ".join(dict.fromkeys(program.overlay.name for program in programs))
         return (
-            f"<rsn.CompiledStages: {len(network.layers)} segments, {network.size}, "
-            f"in {len(programs)} stages on {names}>"
+            f"<rsn.CompiledStages: {len(network.layers)} segments, {network.size}, in {self._stages.size} on {names}>"
         )

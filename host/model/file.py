@@ -33,6 +33,7 @@ from ...isa.program import Buffer, Program, Role, only_weights
 from ...rsnlib.call_padding import CallPadding, Cut, Factor, Sizes
 from ...rsnlib.shapes import Arguments, Batch, Dim, Length
 from ..tensors import Images, check_dtype, checksum
+from .hosted_shards import ShardRound
 
 if TYPE_CHECKING:
     import torch
@@ -77,12 +78,14 @@ class ModelVariant:
     """A model for one choice of sizes. sizes: one for each dimension that calls choose, () if there are none. split:
     its pieces; None for a whole model. programs: of the whole model, which is one, or one for each stage, which have
     the same host part; or of each piece in order, None for one that PyTorch runs. verified: when a call was compared
-    with the model in PyTorch last, in UTC; None if none was."""
+    with the model in PyTorch last, in UTC; None if none was. rounds: of a model in shards, which of its programs run
+    together; none of any other model."""
 
     sizes: Sizes
     programs: tuple[SavedProgram | None, ...]
     split: Split | None = None
     verified: datetime | None = None
+    rounds: tuple[ShardRound, ...] = ()
 
     @property
     def on_machine(self) -> dict[int, SavedProgram]:

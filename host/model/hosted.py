@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 from ...base.errors import StateLost
 from ...hw.sim.machine import joined
 from ...isa.program import Array, Program, Role
-from ..runner import Runner
+from ..runner import Result, Runner
 from .caches import Caches
 
 if TYPE_CHECKING:
+    from torch.fx import Node
+
     from ...hw.sim.machine import Run
     from ...rsnlib.host_part import HostPart
-    from ...rsnlib.key_spans import RowsOfCaches
+    from ...rsnlib.key_spans import KeySpans, RowsOfCaches
     from ...rsnlib.verification import Visible
 
 
@@ -62,20 +64,43 @@ class HostedProgram:
         if rows is not None:
             spans = host.at_rows(spans, rows)
         parameters = stage_parameters(self._programs, {} if spans is None else spans.parameters())
-        runs = []
-        for runner, caches, named in zip(self._runners, self._caches, parameters, strict=True):
-            inputs = stage_inputs(runner.program, known)
-            try:
-                brought, turned = caches.missing(state, spans)
-                result = runner.run(inputs | brought, named | turned)
-            except StateLost:  # the board was opened again: it takes all caches anew
-                brought, turned = caches.missing(state, spans)
-                result = runner.run(inputs | brought, named | turned)
-            runs.append(result.run)
-            known |= result.outputs
-        self.last_run = joined(runs)
+        self.last_run = self._on_boards(known, parameters, state, spans)
         outputs = {name: known[name].reshape(host.batch, host.seq_of(name), -1) for name in host.columns}
         returned = host.epilogue(outputs, state, rows)
         for caches in self._caches:
             caches.keep(state)
         return returned
+
+    def _on_boards(
+        self,
+        known: dict[str, Array],
+        parameters: Sequence[Mapping[str, int]],
+        state: dict[Node, Any],
+        spans: KeySpans | None,
+    ) -> Run:
+        """Run all programs, and return their time and traffic. known: the inputs of the network, to which all outputs
+        are added. parameters: of each program. state, spans: as the host part returns them."""
+        runs = []
+        for number, named in enumerate(parameters):
+            result = self._on_board(number, known, named, state, spans)
+            runs.append(result.run)
+            known |= result.outputs
+        return joined(runs)
+
+    def _on_board(
+        self,
+        number: int,
+        known: Mapping[str, Array],
+        named: Mapping[str, int],
+        state: dict[Node, Any],
+        spans: KeySpans | None,
+    ) -> Result:
+        """Run the program of this number. The others: as for `_on_boards`."""
+        runner, caches = self._runners[number], self._caches[number]
+        inputs = stage_inputs(runner.program, known)
+        try:
+            brought, turned = caches.missing(state, spans)
+            return runner.run(inputs | brought, {**named, **turned})
+        except StateLost:  # the board was opened again: it takes all caches anew
+            brought, turned = caches.missing(state, spans)
+            return runner.run(inputs | brought, {**named, **turned})

@@ -9,7 +9,8 @@ from math import prod
 from ...base.durations import duration
 from ...hw.sim.machine import Machine, launch_seconds
 from ...isa.program import Program, Role
-from ...rsnlib.stage_plan import link_seconds
+from ...rsnlib.stage_plan import link_seconds, round_times
+from .hosted_shards import ShardRound, board_numbers
 
 HOST = -1
 """The number of the host, in the place of a stage."""
@@ -30,6 +31,9 @@ class StageFigures:
     takes: Mapping[int, int]
     carried: int
     link_s: float
+    shards: int = 1
+    exchanged: int = 0
+    exchange_s: float = 0.0
 
 
 def stage_figures(programs: Sequence[Program], results: Collection[str]) -> list[StageFigures]:
@@ -64,17 +68,74 @@ def stage_figures(programs: Sequence[Program], results: Collection[str]) -> list
     return figures
 
 
+def shard_figures(
+    programs: Sequence[Program], rounds: Sequence[ShardRound], results: Collection[str]
+) -> list[StageFigures]:
+    """Return the figures of the stages of a model whose stages several boards compute together. programs, rounds: of
+    all stages. results: as for `stage_figures`. Raises as that."""
+    numbers, shards = board_numbers(rounds), len(rounds[0].programs)
+    count = rounds[-1].stage + 1
+    overlay = programs[0].overlay
+    sizes: dict[str, int] = {}
+    made: dict[str, int] = {}
+    last: dict[str, int] = dict.fromkeys(results, count)
+    for number, program in enumerate(programs):
+        stage = numbers[number] // shards
+        for b in program.with_role(Role.OUTPUT):
+            made[b.name] = stage
+        for b in (*program.with_role(Role.INPUT), *program.with_role(Role.OUTPUT)):
+            sizes[b.name] = max(sizes.get(b.name, 0), 4 * prod(b.view or b.shape))
+        for b in program.with_role(Role.INPUT):
+            last[b.name] = max(last.get(b.name, HOST), stage)
+    figures = []
+    for stage in range(count):
+        own = [one for one in rounds if one.stage == stage]
+        times = [round_times([None if i is None else programs[i] for i in one.programs], one.exchange) for one in own]
+        banks = {
+            bank: max(
+                4 * sum(program.bank_size(bank) for i, program in enumerate(programs) if numbers[i] == board)
+                for board in range(stage * shards, (stage + 1) * shards)
+            )
+            for bank in overlay.banks
+        }
+        takes: dict[int, int] = {}
+        inputs = (x.with_role(Role.INPUT) for i, x in enumerate(programs) if numbers[i] // shards == stage)
+        for name in {b.name for buffers in inputs for b in buffers}:
+            source = made.get(name, HOST)
+            if source != stage:
+                takes[source] = takes.get(source, 0) + sizes[name]
+        later = (size for name, size in sizes.items() if made.get(name, HOST) < stage <= last.get(name, HOST))
+        carried = sum(later) if stage else 0
+        figures.append(
+            StageFigures(
+                sum(x.seconds for x in times),
+                banks,
+                takes,
+                carried,
+                link_seconds(overlay, carried) if stage else 0.0,
+                shards,
+                sum(x.sent for x in times),
+                sum(x.link_s for x in times),
+            )
+        )
+    return figures
+
+
 def stage_table(figures: Sequence[StageFigures], modules: Sequence[str] = ()) -> list[str]:
     """Return a table of stages as lines, with the slowest and the sum. modules: of each stage, as text; none where they
     are not known."""
-    banks = list(figures[0].banks)
-    rows = [["stage", *banks, "modelled", "from the link", "link", "layers" if modules else ""]]
+    banks, shards = list(figures[0].banks), figures[0].shards
+    between = ["between shards", "exchanges"] if shards > 1 else []
+    rows = [["stage", *banks, "modelled", "from the link", "link", *between, "layers" if modules else ""]]
     for number, x in enumerate(figures):
         sizes = [f"{x.banks[bank] / 1e6:.1f} MB" for bank in banks]
         link = ["-", "-"] if not number else [f"{x.carried / 1e6:.3f} MB", duration(x.link_s)]
+        link += [f"{x.exchanged / 1e6:.3f} MB", duration(x.exchange_s)] if shards > 1 else []
         rows.append([str(number), *sizes, duration(x.seconds), *link, modules[number] if modules else ""])
     slowest, whole = max(max(x.seconds, x.link_s) for x in figures), sum(x.seconds + x.link_s for x in figures)
     told = f"a call takes {duration(whole)}; while others follow, one ends each {duration(slowest)}"
+    if shards > 1:
+        told += f"\n{shards} boards compute each stage, {shards * len(figures)} in all; sizes are of one board"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return [*lines, told]

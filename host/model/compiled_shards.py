@@ -1,0 +1,127 @@
+"""`rsn.compile(..., boards=N, shards=S)`: a model of which S boards compute each stage together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Self
+
+from ...rsnlib.summary import Modelled
+from ...scheduler.build import Built
+from ...scheduler.shards import rounds
+from ...scheduler.stages import stages
+from .compiled import modelled_layers
+from .compiled_stages import BuiltStages
+from .file import ModelVariant, SavedProgram
+from .hosted_shards import HostedShards, ShardRound, board_numbers
+from .stage_figures import StageFigures, shard_figures, stage_table
+
+if TYPE_CHECKING:
+    from ...rsnlib.partition import Traced
+    from ...rsnlib.pipeline import Pipeline
+    from ...scheduler.graph import LayerGraph
+    from ..runner import Runner
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltShards(BuiltStages):
+    """A traced module that is cut into stages and shards. networks, built: of the programs of all rounds and shards, in
+    order. rounds: which of them run together. shards: how many boards compute each stage. parts: the networks of the
+    stages."""
+
+    rounds: tuple[ShardRound, ...]
+    shards: int
+    parts: tuple[LayerGraph, ...]
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, traced: Traced, build: Callable[[int, Traced], Built] | None = None) -> Self:
+        """Cut a traced module, and build its programs. build: instead of the pipeline, from a program's number and the
+        module with its network alone. Raises as `Pipeline.cut` and `Pipeline.build`."""
+        traced, cuts = pipeline.cut(traced)
+        parts = stages(traced.network, cuts)
+        networks: list[LayerGraph] = []
+        made: list[ShardRound] = []
+        for stage, part in enumerate(parts):
+            for one in rounds(part, pipeline.shards):
+                numbers = []
+                for network in one.networks:
+                    numbers.append(None if network is None else len(networks))
+                    networks += [] if network is None else [network]
+                made.append(ShardRound(stage, tuple(numbers), one.exchange))
+        built: list[Built] = []
+        for i, network in enumerate(networks):
+            if build is not None:
+                built.append(build(i, replace(traced, network=network)))
+            elif any(i in one.programs[2:] for one in made):  # mostly the program before, with other weights
+                built.append(pipeline.rebuild(built[-1], network))
+            else:
+                built.append(pipeline.build(network))
+        # The host applies scale and shift where no program does.
+        applied = {out.name for network in networks for out in network.outputs if out.scale is not None}
+        affine = {
+            out.name: (out.scale, out.shift)
+            for out in traced.network.outputs
+            if out.name not in applied and not (out.scale is None and out.shift is None)
+        }
+        traced = replace(traced, host=replace(traced.host, affine=affine), again=None)
+        names = tuple(part.layers[-1].y for part in parts[:-1])
+        return cls(traced, names, tuple(networks), tuple(built), tuple(made), pipeline.shards, parts)
+
+    @property
+    def board_count(self) -> int:
+        """How many boards it takes."""
+        return len(self.parts) * self.shards
+
+    @property
+    def board_numbers(self) -> tuple[int, ...]:
+        """The number of the board of each program: the shards of the first stage come first."""
+        return board_numbers(self.rounds)
+
+    @property
+    def size(self) -> str:
+        """How it is cut, as text."""
+        return f"{len(self.parts)} stages of {self.shards} shards"
+
+    def hosted(self, runners: Sequence[Runner]) -> HostedShards:
+        """Return calls of all programs. runners: of each program, on its board."""
+        return HostedShards(self.traced.host, self.rounds, *runners)
+
+    @property
+    def figures(self) -> list[StageFigures]:
+        """What each stage takes, of its fullest board. Raises as `shard_figures`."""
+        return shard_figures([built.program for built in self.built], self.rounds, self.traced.host.columns)
+
+    def explain(self) -> str:
+        """Return a table of the stages, and one of the modules, as text. Times are those of the first shard, but for
+        the table of the stages."""
+        layers: dict[str, float] = {}
+        segments: dict[str, float] = {}
+        whole = 0.0
+        for one in self.rounds:
+            number = one.programs[0]
+            assert number is not None
+            times = modelled_layers(self.built[number].program, self.networks[number])
+            layers.update(times.layers)
+            segments.update(times.segments)
+            whole += times.latency_s
+        modelled = Modelled(whole, layers, segments)
+        return "\n".join([*stage_table(self.figures, self.modules), "", self.traced.explain(modelled)])
+
+    @property
+    def modules(self) -> list[str]:
+        """The first and the last module of each stage, as text."""
+        return [f"{part.layers[0].place} to {part.layers[-1].place}" for part in self.parts]
+
+    def part(self, sizes: tuple[int, ...] = (), verified: datetime | None = None) -> ModelVariant:
+        """Return the programs as a part of a model file. sizes, verified: of `ModelVariant`."""
+        host = self.traced.host
+        programs = tuple(SavedProgram(x.program, x.weights, host) for x in self.built)
+        return ModelVariant(sizes, programs, None, verified, self.rounds)
+
+
+def built_stages(pipeline: Pipeline, traced: Traced, cuts: tuple[str, ...] | None = None) -> BuiltStages:
+    """Cut a traced module into the stages and shards of a pipeline, and build its programs. cuts: of another program of
+    its model, if they are to be the same. Raises as `BuiltStages.of` and `BuiltShards.of`."""
+    made = BuiltStages if pipeline.shards == 1 else BuiltShards
+    return made.of(pipeline, traced) if cuts is None else made.again(pipeline, cuts, traced)

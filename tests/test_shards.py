@@ -1,0 +1,269 @@
+"""Boards that compute each layer together: what is divided, what the shards compute, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import rsn
+from rsn.base.errors import ScheduleError, UnsupportedError, WrongBoards
+from rsn.host.generation import Decoder
+from rsn.host.generation.slots import Slots
+from rsn.host.model.compiled_shards import BuiltShards
+from rsn.host.model.compiled_stages import CompiledStages
+from rsn.host.model.hosted_shards import exchanged
+from rsn.isa.overlays import XNN
+from rsn.rsnlib.reference import compute
+from rsn.scheduler.graph import ActivationFunction, Array, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
+from rsn.scheduler.memory import RoomError
+from rsn.scheduler.shards import opened, rounds, shard_places
+from rsn.scheduler.stages import stages
+from rsn.tests.effort import examples, long
+from rsn.tests.test_generate import MODELS as FAMILIES
+from rsn.tests.test_stages import bart, bert, difference, llama, small_banks
+
+
+def gpt2() -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=192, n_layer=2, n_head=6, vocab_size=100, use_cache=False)
+    return transformers.GPT2Model(config).eval(), {"input_ids": torch.randint(100, (2, 24))}
+
+
+MODELS = {"bert": bert, "llama": llama, "gpt2": gpt2, "bart": bart}
+
+
+# -- results
+
+
+@pytest.mark.parametrize(
+    ("name", "overlay", "boards", "shards"),
+    [
+        ("llama", "xnn", 4, 2),
+        long("bert", "xnn2", 4, 4),
+        long("llama", "xnn", 4, 4),  # each head of keys is on two boards
+        long("gpt2", "xnn", 3, 3),
+        long("bert", "xnn", 2, 2),
+        long("bart", "xnn", 4, 2),
+    ],
+)
+def test_shards_compute_what_one_board_does(name: str, overlay: str, boards: int, shards: int) -> None:
+    model, example = MODELS[name]()
+    with (
+        rsn.compile(model, example, overlay=overlay) as whole,
+        rsn.compile(model, example, overlay=overlay, boards=boards, shards=shards) as cut,
+        torch.no_grad(),
+    ):
+        assert isinstance(cut, CompiledStages)
+        wanted, got = whole(**example), cut(**example)
+        assert difference(got, wanted) < 1e-6
+        rows = example.get("attention_mask", example["input_ids"] >= 0).bool()
+        rows = torch.ones(wanted[0].shape[:2], dtype=torch.bool) if name == "bart" else rows
+        assert difference(got[0][rows], model(**example)[0][rows]) < 1e-5
+        again = cut(**example)
+        assert all(torch.equal(x, y) for x, y in zip(got.values(), again.values(), strict=True) if torch.is_tensor(x))
+
+
+def values_of(network: LayerGraph, inputs: dict[str, Array]) -> dict[str, Array]:
+    """All activations of a network, in PyTorch."""
+    known = dict(inputs)
+    for layer in network.layers:
+        known[layer.y] = compute(network, layer, known, None)
+    return known
+
+
+def outputs_of(network: LayerGraph | None, known: dict[str, Array]) -> dict[str, Array] | None:
+    if network is None:
+        return None
+    assert all(known[name].shape[-1] == columns for name, columns in network.inputs.items())
+    found = values_of(network, {name: known[name] for name in network.inputs})
+    return {out.name: found[out.name] for out in network.outputs}
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> LayerGraph:
+    """Transformers of one to three layers, some of whose inner results are outputs too."""
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    columns, dim = 8, draw(st.sampled_from([2, 3]))
+    layers: list[Layer] = []
+    outputs: list[str] = []
+    is_pre, is_rms = draw(st.booleans()), draw(st.booleans())
+    norm = Norm(1e-5, is_rms)
+
+    def product(x: str, y: str, rows: int, width: int, **fields: Any) -> str:
+        bias = random.normal(size=width).astype(np.float32)
+        weight = random.normal(size=(rows, width)).astype(np.float32) / np.float32(rows**0.5)
+        layers.append(Gemm(y, x, y, weight, bias, **fields))
+        return y
+
+    def closing(x: str, y: str, rows: int, h: str) -> str:
+        scale = random.normal(size=columns).astype(np.float32)
+        return product(x, y, rows, columns, residual=h, residual_scale=scale, norm=None if is_pre else norm)
+
+    h = "x"
+    for i in range(draw(st.integers(1, 3))):
+        first = {"x_norm": norm} if is_pre else {}
+        groups, heads = draw(st.sampled_from([(1, 4), (2, 4), (4, 4), (1, 12), (6, 12)]))
+        keys = heads // groups * dim
+        fields: dict[str, Any] = {"norm": norm, "heads": heads} if draw(st.booleans()) else {}
+        q = product(h, f"q{i}", columns, heads * dim, **fields, **first)
+        k = product(h, f"k{i}", columns, keys, **first)
+        v = product(h, f"v{i}", columns, keys, **first)
+        if draw(st.booleans()):
+            outputs.append(k)
+        bias = random.normal(size=(1, heads, 5, 5)).astype(np.float32) if draw(st.booleans()) else None
+        kv = heads // groups if groups > 1 else 0
+        layers.append(AttentionLayer(f"a{i}", q, k, v, f"a{i}", heads, dim, causal=i == 0, bias=bias, kv_heads=kv))
+        h = closing(f"a{i}", f"o{i}", heads * dim, h)
+        width, is_gated = draw(st.integers(5, 13)), draw(st.booleans())
+        gate: dict[str, Any] = {"gated": is_gated, "activation": ActivationFunction.SILU}
+        f = product(h, f"f{i}", columns, (1 + is_gated) * width, **gate, **first)
+        h = closing(f, f"h{i}", width, h)
+        if draw(st.booleans()):
+            outputs.append(h)
+    if draw(st.booleans()):
+        h = product(h, "logits", columns, 11)
+    names = dict.fromkeys((*outputs, h))
+    return LayerGraph(2, 5, {"x": columns}, tuple(map(Output, names)), tuple(layers))
+
+
+@examples(2000, 40, deadline=None)
+@given(networks(), st.sampled_from([2, 4]), st.data())
+def test_any_network_in_shards_computes_the_same(network: LayerGraph, shards: int, data: st.DataObject) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
+    wanted = values_of(network, {"x": x})
+    network = opened(network, shards)
+    places = shard_places(network, shards)
+    cuts = sorted(data.draw(st.sets(st.sampled_from(places)))) if places else []
+    known: dict[str, Array] = {"x": x}
+    sizes = {layer.y: layer.weight.size for layer in network.layers if isinstance(layer, Gemm)}
+    for stage in stages(network, cuts):
+        for one in rounds(stage, shards):
+            for part in filter(None, one.networks):
+                for layer in part.layers:  # heads of keys may be on several boards
+                    if isinstance(layer, Gemm) and layer.multiplies and layer.y[0] not in "kv":
+                        assert layer.weight.size < sizes[layer.y]
+            known |= exchanged(one.exchange, [outputs_of(part, known) for part in one.networks])
+    for out in network.outputs:
+        assert np.abs(known[out.name] - wanted[out.name]).max() <= 3e-6 * np.abs(wanted[out.name]).max()
+
+
+@pytest.mark.long
+def test_a_changed_model_is_followed() -> None:
+    model, example = bert(1)
+    with rsn.compile(model, example, boards=2, shards=2) as cut, torch.no_grad():
+        before = cut(**example)
+        model.encoder.layer[0].output.dense.weight.mul_(0.5)
+        after = cut(**example)
+        assert difference(after, before) > 1e-3
+        with rsn.compile(model, example) as whole:
+            assert difference(after, whole(**example)) < 1e-6
+
+
+# -- memory and refusals
+
+
+def test_a_layer_beyond_one_board_is_divided() -> None:
+    pipeline = small_banks(3 << 17)
+    traced = pipeline.trace(*bert())
+    with pytest.raises(RoomError, match=r"bank lpddr, .* has 0.39 MB .*shards=2 \(--shards 2\)"):
+        pipeline.cut(traced)
+    built = BuiltShards.of(replace(pipeline, shards=4), traced)
+    assert len(built.figures) == 4
+    assert all(stage.banks["lpddr"] <= 3 << 17 for stage in built.figures)
+    with pytest.raises(RoomError, match=r"boards=4: .* on each of the shards=4 boards of all stages: at least 16 boar"):
+        BuiltShards.of(replace(pipeline, shards=4, boards=4), traced)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "error", "words"),
+    [
+        ("bert", {"boards": 3, "shards": 3}, UnsupportedError, r"layer.0.attention.self: 4 heads cannot .* shards=3"),
+        ("bert", {"boards": 3, "shards": 2}, ScheduleError, "boards=3: with shards=2 a multiple of 2"),
+        ("bert", {"shards": 2}, ScheduleError, "boards=1: with shards=2 a multiple of 2"),
+        ("bert", {"boards": 2, "shards": 0}, ScheduleError, "shards=0"),
+        ("bert", {"boards": 2, "shards": True}, ScheduleError, "shards=True"),
+        ("bert", {"boards": 2, "shards": 2, "overlay": "xnn8"}, UnsupportedError, "xnn8 computes in integers"),
+        ("bert", {"boards": 99 * 2, "shards": 2}, UnsupportedError, "boards=198: .* 4 stages at most"),
+        ("bert", {"boards": ["vck190", "vck190@xrt:0"], "shards": 2}, WrongBoards, "vck190@xrt:0 are one"),
+    ],
+)
+def test_wrong_shards_are_refused(name: str, given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        rsn.compile(*MODELS[name](), **given)
+
+
+def test_a_network_that_cannot_be_divided_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.LayerNorm(64)).eval()
+    with pytest.raises(UnsupportedError, match="0: shards=2: the network has no heads or columns"):
+        rsn.compile(model, (torch.rand(1, 8, 64),), boards=2, shards=2)
+
+
+def test_groups_of_heads_that_do_not_divide_are_refused() -> None:
+    zeros = np.zeros((6, 6), np.float32)
+    products = tuple(Gemm(y, "x", y, zeros[:, :n], zeros[0, :n]) for y, n in (("q", 6), ("k", 2), ("v", 2)))
+    attention = AttentionLayer("a", "q", "k", "v", "a", 6, 1, kv_heads=2)
+    layers = (*products, attention, Gemm("o", "a", "o", zeros, zeros[0]))
+    network = LayerGraph(1, 4, {"x": 6}, (Output("o"),), layers)
+    assert len(rounds(opened(network, 6), 6)[0].networks) == 6
+    with pytest.raises(UnsupportedError, match=r"a: 6 heads, of which each 3 share keys, .* shards=3: 2 heads"):
+        opened(network, 3)
+
+
+@pytest.mark.long
+def test_a_model_without_values_is_explained() -> None:
+    model, example = llama()
+    empty, _ = llama("meta")
+    given: dict[str, Any] = {"boards": 4, "shards": 2}
+    assert rsn.explain(empty, example, **given) == rsn.explain(model, example, **given)
+
+
+# -- time
+
+
+def test_times_of_stages_are_those_of_their_parts() -> None:
+    """The table has every launch and exchange; a faster link takes their share away."""
+    pipeline = replace(small_banks(1 << 30), shards=2, boards=2)
+    traced = pipeline.trace(*llama())
+    (slow,) = BuiltShards.of(pipeline, traced).figures
+    fast = replace(pipeline, overlay=pipeline.overlay.with_rates(link_gbs=1e9, link_us=0.0))
+    (quick,) = BuiltShards.of(fast, traced).figures
+    assert slow.seconds - quick.seconds == pytest.approx(slow.exchange_s, rel=1e-6)
+    sums = 4 * 24 * 128 * 4  # four sums of 24 rows and 128 columns; and the second half of 100 logits for the first
+    assert slow.exchanged == sums + 24 * 50 * 4
+    link_us, link_s = XNN.seconds["link_us"], XNN.seconds["link_gbs"]
+    assert slow.exchange_s == pytest.approx(5 * link_us + slow.exchanged * link_s)
+
+
+# -- generation
+
+
+@pytest.mark.parametrize(
+    ("name", "boards", "shards"),
+    [long("Llama", 4, 4), long("GPT-2", 4, 2), long("Gemma 3", 2, 2)],
+)
+def test_a_decoder_in_shards(name: str, boards: int, shards: int) -> None:
+    """Prompts, in chunks too, and steps; the caches of the host are those of one board. The weights are as they are:
+    larger ones, as in `made`, carry roundings on, and a board is 2e-6 from float64 itself."""
+    torch.manual_seed(1)
+    model = FAMILIES[name]().eval()
+    sizes: dict[str, Any] = {"slots": 2, "capacity": 40, "chunk": 16}
+    prompts = [[3, 9, 4], [7 * k % 61 for k in range(27)]]
+
+    def run(decoder: Slots) -> list[Any]:
+        with decoder:
+            read = [decoder.prefill(slot, prompt) for slot, prompt in enumerate(prompts)]
+            steps = [x for k in range(3) for x in decoder.step({0: k, 1: k + 5}).values()]
+            return [*read, *steps, *(x for layer in decoder._cache.layers for x in (layer.keys, layer.values))]
+
+    one = run(Decoder(model, **sizes))
+    for x, y in zip(run(Decoder(model, **sizes, boards=boards, shards=shards)), one, strict=True):
+        assert np.abs(np.asarray(x) - np.asarray(y)).max() <= 1e-6 * np.abs(np.asarray(y)).max()
