@@ -8,10 +8,10 @@ faster, because weights of a part are loaded while the part before computes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -57,9 +57,7 @@ def least_slowest(
     """Return where to cut a chain for so many boards: numbers of parts, ascending; None if no cut fits. Of all cuts
     into stages that fit their boards it has the least slowest stage, and of these the one whose links take least time
     together. banks: bytes of each. launch_s: seconds of a launch."""
-    n = len(parts)
     ends = [0.0, *accumulate(part.seconds for part in parts)]
-    best: list[tuple[float, float, tuple[int, ...]] | None] = [(0.0, 0.0, ()), *[None] * n]
     fits: dict[tuple[int, int], bool] = {}
 
     def is_within(first: int, end: int) -> bool:
@@ -67,24 +65,40 @@ def least_slowest(
             fits[first, end] = _fits(parts[first:end], banks)
         return fits[first, end]
 
-    for _ in range(boards):
-        following: list[tuple[float, float, tuple[int, ...]] | None] = [None] * (n + 1)
-        for end in range(1, n + 1):
-            for first in range(end - 1, -1, -1):
-                if not is_within(first, end):
-                    break  # nor is any longer one
-                before = best[first]
-                if before is None:
-                    continue
-                link_s = parts[first].link_s if first else 0.0
-                slowest = max(before[0], launch_s + ends[end] - ends[first], link_s)
-                found = (slowest, before[1] + link_s, (*before[2], first))
-                old = following[end]
-                if old is None or found[:2] < old[:2]:
-                    following[end] = found
-        best = following
-    last = best[n]
-    return None if last is None else last[2][1:]
+    def link_s(first: int) -> float:
+        return parts[first].link_s if first else 0.0
+
+    def stage_s(first: int, end: int) -> float:
+        return max(launch_s + ends[end] - ends[first], link_s(first))
+
+    def cheapest(price: Callable[[float, int, int], float]) -> tuple[float, tuple[int, ...]] | None:
+        """Return the least price of all stages, and their first parts; None if no cut fits. price: of the stages up to
+        one, from that of those before it, its first part, and its end."""
+        best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ()), *[None] * len(parts)]
+        for _ in range(boards):
+            following: list[tuple[float, tuple[int, ...]] | None] = [None] * len(best)
+            for end in range(1, len(best)):
+                for first in range(end - 1, -1, -1):
+                    if not is_within(first, end):
+                        break  # nor is any longer one
+                    before, old = best[first], following[end]
+                    if before is None:
+                        continue
+                    found = price(before[0], first, end)
+                    if old is None or found < old[0]:
+                        following[end] = found, (*before[1], first)
+            best = following
+        return best[-1]
+
+    slowest = cheapest(lambda before, first, end: max(before, stage_s(first, end)))
+    if slowest is None:
+        return None
+    # A chain that begins with a faster stage than it needs may have dearer links: so the links are a second question.
+    least = cheapest(
+        lambda before, first, end: before + link_s(first) if stage_s(first, end) <= slowest[0] else math.inf
+    )
+    assert least is not None
+    return least[1][1:]
 
 
 def link_seconds(overlay: Overlay, size: int) -> float:
@@ -118,7 +132,9 @@ def round_times(programs: Sequence[Program | None], exchange: Exchange) -> Round
     shards, made = len(programs), [program for program in programs if program is not None]
     overlay = made[0].overlay
     outputs = [
-        {b.name: 4 * prod(b.view or b.shape) for b in program.with_role(Role.OUTPUT)} if program is not None else {}
+        {b.name: 4 * math.prod(b.view or b.shape) for b in program.with_role(Role.OUTPUT)}
+        if program is not None
+        else {}
         for program in programs
     ]
     run_s = max(Machine(program).timing.latency for program in made) + launch_seconds(overlay)

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -239,6 +239,7 @@ def chains(draw: st.DrawFn) -> list[ChainPart]:
 
 @examples(3000, 150, deadline=None)
 @given(chains(), st.integers(1, 5), st.integers(0, 3))
+@example([ChainPart(1, {}, {}, 0, link) for link in (0, 0, 1, 0, 0, 1, 1)], 3, 0)  # its start is fast, its links dear
 def test_the_cut_is_the_best_of_all(parts: list[ChainPart], boards: int, launch: int) -> None:
     def price(cuts: tuple[int, ...]) -> tuple[float, float] | None:
         ends = (0, *cuts, len(parts))
