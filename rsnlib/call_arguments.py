@@ -4,8 +4,8 @@ arguments and results, where it lies and what shares it, for those who write to 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,45 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..base.errors import TensorError
+
+K = TypeVar("K", bound=Hashable)
+LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, np.ndarray, type(None), bool, int, float, str})
+"""Types of arguments that are no containers (pytree)."""
+FORMS = 64
+"""The most forms of calls that are remembered."""
+
+
+class CallForms(Generic[K]):
+    """Where the arguments of calls go, by the form of a call: how many are given by position, and which by name. To
+    bind a call to a signature takes ten times as long as to find its form. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int | str, ...], dict[K, int]] = {}
+
+    def arranged(
+        self,
+        arrange: Callable[[tuple[Any, ...], dict[str, Any]], Mapping[K, Any]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> dict[K, Any]:
+        """Return the arguments of a call, `args` by position and `kwargs` by name, as `arrange` does. That is called
+        once for each form, with objects in place of the arguments, and must place each argument by the form alone.
+        Raises what it raises."""
+        form: tuple[int | str, ...] = (len(args), *kwargs)
+        places, values = self._known.get(form), (*args, *kwargs.values())
+        if places is None:
+            marks = [object() for _ in values]
+            named = dict(zip(kwargs, marks[len(args) :], strict=True))
+            try:
+                arranged = arrange(tuple(marks[: len(args)]), named)
+            except TensorError:
+                return dict(arrange(args, dict(kwargs)))  # its message is about the arguments
+            number = {mark: i for i, mark in enumerate(marks)}
+            places = {key: number[mark] for key, mark in arranged.items()}
+            if len(self._known) >= FORMS:
+                self._known.clear()
+            self._known[form] = places
+        return {key: values[i] for key, i in places.items()}
 
 
 def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:

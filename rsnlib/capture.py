@@ -9,8 +9,9 @@ import copy
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +34,8 @@ from torch.utils import _pytree as pytree
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import TOP
 from .call_arguments import (
+    LEAVES,
+    CallForms,
     Layouts,
     as_laid_out,
     as_tensor,
@@ -393,13 +396,12 @@ class Interface:
         that otherwise differ from the example in structure, type or shape, or in their values if these are fixed; that
         are not dense CPU tensors; that the module writes to and that share memory, or have other strides than the
         example; and as `as_tensor` does."""
-        try:
-            flat, structure = pytree.tree_flatten(canonical(self.signature, args, kwargs))
-        except TypeError as error:
-            raise TensorError(f"the module's arguments: {error}") from error
-        if structure != self.structure:
-            raise TensorError(self._difference(args, kwargs))
-        for i, (node, value) in enumerate(zip(self.arguments, flat, strict=True)):
+        environment: Environment
+        if LEAVES.issuperset(map(type, chain(args, kwargs.values()))):
+            environment = self._forms.arranged(self._flattened, args, kwargs)
+        else:
+            environment = self._flattened(args, kwargs)
+        for node, value in environment.items():
             example = node.meta["val"]
             if isinstance(value, np.ndarray) and isinstance(example, torch.Tensor):
                 array, value = value, as_tensor(node.name, value)
@@ -407,9 +409,13 @@ class Interface:
                     raise TensorError(
                         f"argument {node.name}, which the module writes to, is an array that PyTorch cannot write to"
                     )
-                flat[i] = value
-            if isinstance(value, torch.Tensor) and node not in {*self.written, *self.returned}:
-                value = flat[i] = _as_int64(node, value)
+                environment[node] = value
+            if (
+                isinstance(value, torch.Tensor)
+                and value.dtype != dtype_of(node)
+                and node not in {*self.written, *self.returned}
+            ):
+                value = environment[node] = _as_int64(node, value)
             if not isinstance(example, torch.Tensor):
                 if type(value) is not type(example) or value != example:
                     raise TensorError(f"argument {node.name} must be {example!r}, as when the module was traced")
@@ -429,10 +435,24 @@ class Interface:
                     "because the machine has tables for rotary positions: compile again with these values"
                 )
             elif self.laid_out is not None:
-                flat[i] = as_laid_out(node, value, is_written=node in self.laid_out)
-        environment = dict(zip(self.arguments, flat, strict=True))
-        check_apart(environment, self.written)
+                environment[node] = as_laid_out(node, value, is_written=node in self.laid_out)
+        if self.written:
+            check_apart(environment, self.written)
         return environment
+
+    @cached_property
+    def _forms(self) -> CallForms[Node]:
+        return CallForms()
+
+    def _flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
+        """The arguments of a call by placeholder. Raises `TensorError` for another structure than the example's."""
+        try:
+            flat, structure = pytree.tree_flatten(canonical(self.signature, args, kwargs))
+        except TypeError as error:
+            raise TensorError(f"the module's arguments: {error}") from error
+        if structure != self.structure:
+            raise TensorError(self._difference(args, kwargs))
+        return dict(zip(self.arguments, flat, strict=True))
 
     def _difference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """A message on the first argument that the example lacks or has with another structure."""
@@ -491,12 +511,14 @@ class Interface:
 
 
 def run(
-    nodes: Iterable[Node], environment: Environment, used_up: Mapping[Node, Iterable[Node]] = MappingProxyType({})
+    nodes: Collection[Node], environment: Environment, used_up: Mapping[Node, Iterable[Node]] = MappingProxyType({})
 ) -> None:
     """Run operators in order, without gradients. nodes: the operators. environment: holds the values of their operands
     by node, and receives their results. used_up: by operator, the nodes whose values no later operator reads;
     `environment` loses them behind it. Raises `TensorError`, naming the operator, for operands that an operator cannot
     take, such as an index that is out of range."""
+    if not nodes:
+        return
     with torch.no_grad():
         for node in nodes:
             args, kwargs = map_arg((node.args, node.kwargs), environment.__getitem__)

@@ -158,17 +158,18 @@ class HostPart:
     def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], KeySpans | None, Environment]:
         """Run the operators before the machine, on the module's arguments.
 
-        Returns the network's inputs by activation name, float32 (batch, rows, columns); the valid keys of each sequence
-        and the rows that caches take, or None for a network without masks and caches; and the values that the epilogue
-        needs. Raises `TensorError` for an argument that differs from the example in structure, shape or type, for masks
-        that the program cannot apply or that hide different keys, and as `run` does; `CacheFull` for a row beyond a
-        cache; `UnsupportedError` if the host part depends on rows beyond the network's lengths.
+        Returns the network's inputs by activation name, float32 (batch, rows, columns), which may share memory with the
+        arguments; the valid keys of each sequence and the rows that caches take, or None for a network without masks
+        and caches; and the values that the epilogue needs. Raises `TensorError` for an argument that differs from the
+        example in structure, shape or type, for masks that the program cannot apply or that hide different keys, and as
+        `run` does; `CacheFull` for a row beyond a cache; `UnsupportedError` if the host part depends on rows beyond the
+        network's lengths.
         """
         arguments = self.interface.bind(args, kwargs)
         environment = self.constants | arguments
         run(self.before, environment, self._used_before)
-        spans = self._spans(environment)
-        state = {node: value for node, value in environment.items() if node in self._needed}
+        spans = self._spans(environment) if self.prompts or self.masks or self.rows_taken else None
+        state = {node: environment[node] for node in self._needed if node in environment}
         if self.lengths and self.lengths not in self._checked and check_rows_beyond(self, arguments):
             self._checked.add(self.lengths)
         return self.inputs(environment), spans, state
@@ -237,8 +238,9 @@ class HostPart:
         return _rows(environment[node], view).reshape(self.batch, self.seq_of(name), -1)
 
     def inputs(self, environment: Environment) -> dict[str, Array]:
-        """Return the network's inputs by activation name, float32 (batch, rows, columns). environment: holds the host's
-        tensors that they are made from. Raises `TensorError` for a mask with NaN."""
+        """Return the network's inputs by activation name, float32 (batch, rows, columns), which may share memory with
+        those tensors. environment: holds the host's tensors that they are made from. Raises `TensorError` for a mask
+        with NaN."""
         return {
             name: _rows(_to_add(environment[node]) if name in self.added else environment[node], view).reshape(
                 self.batch, self.seq_of(name), -1
@@ -288,9 +290,9 @@ class HostPart:
     def epilogue(self, outputs: Mapping[str, Array], state: Environment, rows: RowsOfCaches | None = None) -> Any:
         """Run the operators after the machine. Returns the module's result, in its original structure.
 
-        outputs: by activation name, float32 (batch, rows, columns), with the Output's scale and shift applied. state:
-        from the prologue of the same call. rows: as for `Interface.unbind`. Raises `TensorError` for an output that is
-        missing or has another shape, and as `run` does.
+        outputs: by activation name, float32 (batch, rows, columns), with the Output's scale and shift applied; the
+        result may share their memory. state: from the prologue of the same call. rows: as for `Interface.unbind`.
+        Raises `TensorError` for an output that is missing or has another shape, and as `run` does.
         """
         environment = dict(state)
         self.take(outputs, environment)
@@ -309,13 +311,19 @@ class HostPart:
         return replace(self, columns=columns, seqs={**self.seqs, **rows}, joined=joined)
 
     def take(self, outputs: Mapping[str, Array], environment: Environment) -> None:
-        """Add to `environment` the tensors that are views of the network's outputs. outputs: as for `epilogue`. Raises
-        `TensorError` for one that is missing or has another shape."""
+        """Add to `environment` the tensors that are views of the network's outputs, each with memory of its own among
+        them. outputs: as for `epilogue`. Raises `TensorError` for one that is missing or has another shape."""
+        taken: set[str] = set()
         for node, (name, view) in self.results.items():
-            missing = next((part for part in self.joined.get(name, (name,)) if part not in outputs), None)
+            parts = self.joined.get(name, (name,))
+            missing = next((part for part in parts if part not in outputs), None)
             if missing is not None:
                 raise TensorError(f"the network's output {missing} is missing")
-            array = np.concatenate([outputs[part] for part in self.joined.get(name, (name,))], axis=-1)
+            if len(parts) > 1:
+                array = np.concatenate([outputs[part] for part in parts], axis=-1)
+            else:
+                array = outputs[parts[0]].copy() if parts[0] in taken else outputs[parts[0]]
+            taken.update(parts)
             if name in self.affine:
                 array = array.copy()
                 for item, rows in zip(array, self.lengths or (self.seq_of(name),) * self.batch, strict=True):
@@ -328,7 +336,7 @@ class HostPart:
         rows = self.seq_of(name)
         if array.ndim != 3 or array.shape[:2] != (self.batch, rows):
             raise TensorError(f"output {name} has shape {array.shape}, not ({self.batch}, {rows}, columns)")
-        return torch.tensor(array, dtype=torch.float32).ravel()
+        return torch.from_numpy(np.require(array, np.float32, ["C", "W"])).ravel()
 
 
 def _shown(flat: torch.Tensor, view: View) -> torch.Tensor:
@@ -347,8 +355,13 @@ def _to_add(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(tensor: torch.Tensor, view: View) -> Array:
-    """The flat activation of which `tensor`, after broadcasting, is `view`: the inverse of `_shown`."""
-    tensor = tensor.detach().broadcast_to(view.shape)
+    """The flat activation of which `tensor`, after broadcasting, is `view`: the inverse of `_shown`. It may share its
+    memory."""
+    tensor = tensor.detach()
+    if tensor.dtype == torch.float32 and tensor.is_contiguous() and view == View.dense(tensor.shape):
+        same: Array = tensor.reshape(-1).numpy()
+        return same
+    tensor = tensor.broadcast_to(view.shape)
     flat = torch.empty(tensor.numel(), dtype=torch.float32)
     shown = _shown(flat, view)
     shown.copy_(tensor.reshape(shown.shape))

@@ -12,14 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from ..base.errors import TensorError
 
 MAX_SHOWN = 6
 """Largest number of buckets that an error message lists."""
+REMEMBERED = 1024
+"""The most sizes of calls whose bucket is remembered."""
 
-Asked = TypeVar("Asked")
+Asked = TypeVar("Asked", bound=Sequence[Any])
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,7 @@ class SizeBucket(ShapeBucket[Sequence[int]]):
         return ", ".join(map(str, self.extents))
 
 
-@dataclass(frozen=True)
-class SequenceSize:
+class SequenceSize(NamedTuple):
     """A sequence of a request. rows: its number of rows. needs_mask: it needs a program with masks, because the request
     masks its keys."""
 
@@ -162,10 +163,19 @@ class ShapeBuckets(Generic[B, Asked]):
 
     def __init__(self, buckets: Iterable[B]) -> None:
         self.ordered: tuple[B, ...] = tuple(sorted(buckets, key=lambda bucket: bucket.rows))
+        self._chosen: dict[tuple[Any, ...], B] = {}
 
     def choose(self, asked: Asked) -> B | None:
         """Return the bucket with the fewest rows that a call of the sizes `asked` fits; None if it fits none."""
-        return next((bucket for bucket in self.ordered if bucket.fits(asked)), None)
+        key = tuple(asked)
+        found = self._chosen.get(key)
+        if found is None:
+            found = next((bucket for bucket in self.ordered if bucket.fits(asked)), None)
+            if len(self._chosen) >= REMEMBERED:
+                self._chosen.clear()
+            if found is not None:
+                self._chosen[key] = found
+        return found
 
     def shown(self) -> list[str]:
         """Return the largest buckets as text, those with the fewest rows first: those that no bucket with more rows

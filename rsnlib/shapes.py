@@ -85,6 +85,7 @@ class Arguments:
     def __init__(self, signature: inspect.Signature, example: tuple[Any, ...] | dict[str, Any], shapes: Shapes) -> None:
         _check_form(shapes)
         self.signature = signature
+        self._forms: call_arguments.CallForms[str] | None = None
         self.shapes = shapes
         args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
         self.example = self.named(args, kwargs)
@@ -113,6 +114,11 @@ class Arguments:
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, whether given by position or by name. Raises `TensorError` if they do
         not fit the signature, and for a module that takes `*args`."""
+        if self._forms is None:
+            self._forms = call_arguments.CallForms()
+        return self._forms.arranged(self._bound, args, kwargs)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -168,7 +174,8 @@ class Arguments:
         Raises `TensorError` as `places` does."""
         size_of, out = dict(zip(self.dims, sizes, strict=True)), dict(given)
         for name, axis, dim in self.places(given):
-            out[name] = _resized(out[name], axis, size_of[dim], copies=isinstance(dim, Batch))
+            if out[name].shape[axis] != size_of[dim]:
+                out[name] = _resized(out[name], axis, size_of[dim], copies=isinstance(dim, Batch))
         return out
 
     def example_of(self, sizes: Sequence[int]) -> dict[str, Any]:

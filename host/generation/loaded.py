@@ -13,7 +13,7 @@ from ...rsnlib.key_spans import RowsOfCaches
 from ..boards.several import BoardName, boards_for
 from ..model.file import Saved, SavedProgram, SavedText, read
 from ..model.hosted import HostedProgram
-from ..model.stage_calls import typed
+from ..model.stage_calls import HostErrors
 from ..runner import Runner
 from ..tokenizers import tokenizer_of
 from .slots import PromptProgram, Slots
@@ -116,7 +116,7 @@ class _Program:
         return self.step(None, **arguments)
 
     def step(self, rows: RowsOfCaches | None, **arguments: Any) -> Any:
-        with typed():
+        with HostErrors():
             return _Result(self._hosted.call((), _as_tensors(arguments), rows))
 
     @property

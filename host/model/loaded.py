@@ -22,7 +22,7 @@ from ..text_settings import TextSettings
 from ..tokenizers import tokenizer_of
 from .file import ModelVariant, Saved, SavedProgram, read
 from .module import BoardModule
-from .stage_calls import SavedCalls, typed
+from .stage_calls import HostErrors, SavedCalls
 
 if TYPE_CHECKING:
     import torch
@@ -236,7 +236,7 @@ class Loaded(BoardModule):
                 call = self._calls.after(call, result.outputs)
             return self._calls.end(call)
         result = yield from self._pieces(number, part, args, kwargs)
-        with typed():
+        with HostErrors():
             return self._calls.finished(result, fitted)
 
     def _pieces(self, number: int, part: ModelVariant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QueuedCall:
@@ -244,12 +244,12 @@ class Loaded(BoardModule):
         assert part.split is not None
         calls = part.split.calls(part.programs, args, kwargs)
         try:
-            with typed():
+            with HostErrors():
                 piece, taken = next(calls)
             while True:
                 group = self._group(number, piece)
                 gives = yield from _one_program(part.on_machine[piece].host, group, taken)
-                with typed():
+                with HostErrors():
                     piece, taken = calls.send(gives)
         except StopIteration as end:
             return end.value
@@ -257,10 +257,10 @@ class Loaded(BoardModule):
 
 def _one_program(host: HostPart, group: Hashable, args: tuple[Any, ...]) -> QueuedCall:
     """A call of the program of a piece, with the values that it takes."""
-    with typed():
+    with HostErrors():
         inputs, spans, state = host.prologue(*args)
     result = yield MachineRequest(group, inputs, {} if spans is None else spans.parameters())
-    with typed():
+    with HostErrors():
         return host.epilogue(result.outputs, state)
 
 

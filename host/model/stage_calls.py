@@ -3,8 +3,7 @@ the next, which may be on another board or in another process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -112,7 +111,7 @@ class SavedCalls:
     def begun(self, fitted: Fitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StageCall:
         """As `begin`, from what `fitted` returns."""
         host = self._parts[fitted.taken].on_machine[0].host
-        with typed():
+        with HostErrors():
             inputs, spans, state = host.prologue(*args, **kwargs)
         # The network's other sequences are padding, copies of the last one. They need not run if requests may have
         # fewer sequences than a program.
@@ -128,11 +127,13 @@ class SavedCalls:
         )
 
     def by_name(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Return the arguments of a server's request, and whether they are widened (`begin`). Arguments that the model
-        takes in half precision may come as float32, which is what JSON gives."""
+        """Return copies of the arguments of a server's request, because the caller may write to them while it waits;
+        and whether they are widened (`begin`). Arguments that the model takes in half precision may come as float32,
+        which is what JSON gives."""
+        copied = {name: _copied(x) for name, x in inputs.items()}
         if self._saved.borders is None:
-            return dict(inputs), False
-        return precision.widened_example(dict(inputs)), True
+            return copied, False
+        return precision.widened_example(copied), True
 
     def fitted(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False
@@ -179,7 +180,7 @@ class SavedCalls:
             # Sequences that were filled in are copies of the last, and so is what the machine would make of them.
             y = np.concatenate([y, np.repeat(y[-1:], host.batch - n, 0)]) if n < host.batch else y
             outputs[name] = y.reshape(host.batch, host.seq_of(name), -1)
-        with typed():
+        with HostErrors():
             result = host.epilogue(outputs, self._state(host, call))
             return self.finished(result, Fitted({}, call.taken, call.asked))
 
@@ -209,14 +210,29 @@ class SavedCalls:
         return host.constants | {node: call.values[node.name] for node in nodes if node.name in call.values}
 
 
-@contextmanager
-def typed() -> Iterator[None]:
+def _copied(x: Any) -> Any:
+    """A value with copies of its tensors and arrays, which may be in containers."""
+    if isinstance(x, np.ndarray):
+        return x.copy()
+    if hasattr(x, "detach"):
+        return x.detach().clone()
+    if x is None or isinstance(x, bool | int | float):
+        return x
+    from torch.utils import _pytree as pytree
+
+    leaves, structure = pytree.tree_flatten(x)
+    return structure.unflatten([y if y is x else _copied(y) for y in leaves])
+
+
+class HostErrors:
     """Context in which a host part runs. Raises `TensorError` for what PyTorch refuses, such as a token id beyond its
-    embedding table."""
-    try:
-        yield
-    except RsnError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        message = str(e).strip().partition("\n")[0]
-        raise TensorError(f"the host part (PyTorch) cannot run with these arguments: {message}") from e
+    embedding table. A generator with `contextmanager` would take three times as long."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        refused = ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
+        if isinstance(error, refused) and not isinstance(error, RsnError):
+            message = str(error).strip().partition("\n")[0]
+            raise TensorError(f"the host part (PyTorch) cannot run with these arguments: {message}") from error

@@ -39,7 +39,7 @@ class BinaryTensors(Form):
             x = tensors[argument.name]
             if x.dtype != dtype_of(argument) or x.ndim != len(argument.shape):
                 raise TensorError(f"{shown(argument.name)} is {x.dtype} {x.shape}; it should be {argument}")
-        return Question({name: x.copy() for name, x in tensors.items()}, None)  # the body's own memory is read-only
+        return Question(tensors, None)
 
     def write(self, result: Any) -> bytes:
         """Return the tensors of a result. Those in dictionaries, fields, lists and tuples are named by the way to them,
