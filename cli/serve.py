@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ import click
 from .. import text_encoder
 from ..base.deferred import deferred
 from ..base.errors import require
+from ..base.garbage import gc_frozen
 from ..base.other_libraries import silence_other_libraries
 from ..host import generation
 from ..host.model.file import SUFFIX
@@ -183,13 +184,16 @@ def serve_command(model: Path, options: ServeOptions) -> None:
             figures = "" if registry else "; no /metrics without prometheus_client: pip install prometheus-client"
             if http.is_reached_from_outside(sock):
                 figures += "; other computers reach it, " + ("with a key" if options.api_key else "without a key")
-            http.serve(
-                app,
-                sock,
-                ready=lambda url: click.echo(f"{click.format_filename(model)} at {url} {where}{figures}"),
-                timeout_s=timeout,
-                connections=options.connections,
-            )
+            # The collector would walk over the model again and again, and stop all requests meanwhile. Copies of a
+            # model are replaced, and must be collected then.
+            with gc_frozen() if copied is None else nullcontext():
+                http.serve(
+                    app,
+                    sock,
+                    ready=lambda url: click.echo(f"{click.format_filename(model)} at {url} {where}{figures}"),
+                    timeout_s=timeout,
+                    connections=options.connections,
+                )
         finally:
             server.close()
 

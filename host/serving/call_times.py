@@ -1,10 +1,13 @@
-"""How long calls take, so that short ones are made where they are asked for, and long ones in another thread."""
+"""How long calls take, so that short ones are made where they are asked for, and long ones in another thread; and how
+threads hand calls to an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
@@ -15,6 +18,8 @@ AT_ONCE_S = 0.001
 takes 0.1 ms of CPU beside a run on the simulator."""
 LATEST = 0.1
 """The weight of the latest call in the mean of all."""
+MEASURED = 8
+"""Of calls that have been short, one of so many is measured: to read the clock of a thread is a call of the system."""
 
 
 class CallTimes:
@@ -27,6 +32,9 @@ class CallTimes:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._seconds: dict[tuple[Hashable, int], float] = {}
+        self._calls = 0
+        self._doubted: set[tuple[Hashable, int]] = set()
+        """What may have become slow: the last call took long by the wall clock."""
 
     def are_short(self, what: Hashable, size: int | None) -> bool:
         """Return whether calls of this function and size have been short. False before the first one, and for a size
@@ -34,17 +42,53 @@ class CallTimes:
         return size is not None and self._seconds.get((what, size.bit_length()), math.inf) <= self._limit_s
 
     def timed(self, what: Hashable, size: int | None, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Make a call, and remember how long it took. Waiting does not count: in another thread others take the
-        interpreter meanwhile. what, size: as for `are_short`. Returns and raises what `call` does."""
+        """Make a call, and remember how long it took; of calls that have been short, how long some of them took.
+        Waiting does not count: in another thread others take the interpreter meanwhile. what, size: as for `are_short`.
+        Returns and raises what `call` does."""
         if size is None:
             return call(*args, **kwargs)
-        key, began = (what, size.bit_length()), time.thread_time()
+        key = what, size.bit_length()
+        self._calls += 1  # threads may lose a count, which changes nothing but which call is measured
+        if self._calls % MEASURED and key not in self._doubted and self.are_short(what, size):
+            began = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if time.perf_counter() - began > self._limit_s:
+                    self._doubted.add(key)
+        began = time.thread_time()
         try:
             return call(*args, **kwargs)
         finally:
             took = time.thread_time() - began
+            self._doubted.discard(key)
             before = self._seconds.get(key, took)
             self._seconds[key] = before + LATEST * (took - before)
+
+
+class LoopCalls:
+    """Calls that other threads hand to an event loop: all that come before the loop makes the first wake it once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._calls: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()
+        self._is_woken = False
+
+    def add(self, call: Callable[[], object]) -> None:
+        """Let the loop make a call, behind those that were added before. Any thread may add one. Raises `RuntimeError`
+        if the loop has ended, and does not take the call."""
+        with self._lock:
+            if not self._is_woken:
+                self.loop.call_soon_threadsafe(self._make)
+                self._is_woken = True
+            self._calls.append(call)
+
+    def _make(self) -> None:
+        with self._lock:
+            calls, self._calls, self._is_woken = self._calls, deque(), False
+        for call in calls:
+            self.loop.call_soon(call)
 
 
 def elements(value: Any) -> int | None:

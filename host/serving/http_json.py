@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -224,7 +225,7 @@ def _flattened(argument: Argument, value: Any) -> tuple[list[Any], tuple[int, ..
         for i, part in enumerate(level):
             if type(part) is not list or len(part) != len(first):
                 raise _wrong(argument, i, shape, part, f"a list of {len(first)}, as the first one is")
-        level = [element for part in level for element in part]
+        level = list(chain.from_iterable(level))
         shape = (*shape, len(first))
     return level, shape
 
@@ -232,7 +233,7 @@ def _flattened(argument: Argument, value: Any) -> tuple[list[Any], tuple[int, ..
 def _convert(argument: Argument, values: list[Any], into: Tensor, at: int, shape: tuple[int, ...]) -> None:
     """Convert values into a part of the array. at: index of the first of them, for messages."""
     types, wanted = KINDS[into.dtype.kind]
-    if not types.issuperset(map(type, values)):
+    if not types.issuperset(set(map(type, values))):
         i = next(i for i, v in enumerate(values) if type(v) not in types)
         raise _wrong(argument, at + i, shape, values[i], wanted)
     try:

@@ -18,7 +18,7 @@ from ..closing import Closing
 from ..forks import fail, forget_in_children
 from ..runner import Result, Runner
 from .arguments import Argument
-from .call_times import AT_ONCE_S, CallTimes, elements, running_loop
+from .call_times import AT_ONCE_S, CallTimes, LoopCalls, elements, running_loop
 from .health import Health, State
 
 WORKERS = 2
@@ -67,6 +67,7 @@ class Server(Closing):
         self._times = CallTimes(AT_ONCE_S)
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="rsn-results")
         self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+        self._loop_calls: LoopCalls | None = None
         self._host_parts: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         """The host parts of calls that have begun."""
         forget_in_children(self)
@@ -100,45 +101,61 @@ class Server(Closing):
     ) -> None:
         """Queue a request of a call, after which the call goes on. answer: of the call. deadline: when it fails with
         `RequestTimeout`, in seconds of `time.monotonic`. wait: as for `ask`. Raises as `Runner.submit`."""
-        loop = running_loop()
         timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         run = self._runners[request.group].submit(request.inputs, request.parameters, timeout=timeout, wait=wait)
+        go_on = partial(self._go_on, answer, call, deadline)
+        run.add_done_callback(partial(self._ended, answer, request.group, go_on, self._calls_of_loop()))
+        asked = weakref.ref(run)  # the queue holds it; the run holds the answer
+        answer.add_done_callback(lambda answer: _cancel(asked()) if answer.cancelled() else None)
 
-        def go_on(result: Result) -> None:
-            """Compute the host part behind a run. Takes time: in a thread of the pool."""
-            if answer.cancelled():
-                answer.set_running_or_notify_cancel()
-                return
-            try:
-                self._submit(answer, call, call.send(result), deadline, None)
-            except StopIteration as end:
-                if answer.set_running_or_notify_cancel():
-                    answer.set_result(end.value)
-            except BaseException as e:
-                if answer.set_running_or_notify_cancel():
-                    answer.set_exception(e)
+    def _calls_of_loop(self) -> LoopCalls | None:
+        """The calls of the event loop that runs in this thread; None if there is none."""
+        loop, known = running_loop(), self._loop_calls
+        if loop is None:
+            return None
+        if known is None or known.loop is not loop:
+            self._loop_calls = known = LoopCalls(loop)
+        return known
 
-        def ended(run: Future[Result]) -> None:
-            """Go on, or give the answer the end that the run had: cancelled, or an error."""
-            if run.cancelled():
-                answer.cancel()
-                answer.set_running_or_notify_cancel()
-            elif (error := run.exception()) is not None:
-                if answer.set_running_or_notify_cancel():
-                    answer.set_exception(error)
-            else:
-                result = run.result()
-                size = elements(result.outputs)
-                host_part = partial(self._times.timed, request.group, size, go_on, result)
-                # a call in pieces may wait there for a place in the next queue
-                if loop is not None and len(self._runners) == 1 and self._times.are_short(request.group, size):
-                    with suppress(RuntimeError):  # the loop has ended
-                        loop.call_soon_threadsafe(host_part)
-                        return
-                self._host_parts.add(self._pool.submit(host_part))
+    def _ended(
+        self,
+        answer: Future[Any],
+        group: Hashable,
+        go_on: Callable[[Result], None],
+        loop_calls: LoopCalls | None,
+        run: Future[Result],
+    ) -> None:
+        """Go on behind a run, or give the answer the end that the run had: cancelled, or an error."""
+        if run.cancelled():
+            answer.cancel()
+            answer.set_running_or_notify_cancel()
+        elif (error := run.exception()) is not None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+        else:
+            result = run.result()
+            size = elements(result.outputs)
+            host_part = partial(self._times.timed, group, size, go_on, result)
+            # a call in pieces may wait there for a place in the next queue
+            if loop_calls is not None and len(self._runners) == 1 and self._times.are_short(group, size):
+                with suppress(RuntimeError):  # the loop has ended
+                    loop_calls.add(host_part)
+                    return
+            self._host_parts.add(self._pool.submit(host_part))
 
-        run.add_done_callback(ended)
-        answer.add_done_callback(lambda answer: run.cancel() if answer.cancelled() else None)
+    def _go_on(self, answer: Future[Any], call: QueuedCall, deadline: float | None, result: Result) -> None:
+        """Compute the host part behind a run. Takes time: in a thread of the pool, unless it is short."""
+        if answer.cancelled():
+            answer.set_running_or_notify_cancel()
+            return
+        try:
+            self._submit(answer, call, call.send(result), deadline, None)
+        except StopIteration as end:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(end.value)
+        except BaseException as e:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(e)
 
     @property
     def health(self) -> Health:
@@ -161,3 +178,8 @@ class Server(Closing):
         for future in list(self._futures):
             fail(future, error)
         self._pool = ThreadPoolExecutor(1)
+
+
+def _cancel(run: Future[Result] | None) -> None:
+    if run is not None:
+        run.cancel()
