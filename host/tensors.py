@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,9 @@ def pack(buffer: Buffer, tensor: npt.NDArray[np.generic]) -> Array:
     values: Array = tensor.reshape(view).astype(np.float32, copy=False)
     if buffer.shape != view:
         full = np.zeros(buffer.shape, np.float32)
-        if len(view) == 3:
+        if len(view) == 3 and not buffer.rows:
+            _items(full, view)[:] = values
+        elif len(view) == 3:
             for item, (at, rows) in zip(values, buffer.items, strict=True):
                 full[at : at + rows, : view[2]] = item[:rows]
         else:
@@ -103,10 +105,19 @@ def unpack(buffer: Buffer, flat: Array) -> Array:
     view = buffer.view or buffer.shape
     if len(view) != 3:
         return _finished(buffer, matrix[tuple(slice(n) for n in view)])
+    if not buffer.rows:  # all items are alike, and one operation takes them
+        return _finished(buffer, _items(matrix, view))
     out = np.zeros(view, np.float32)
     for item, (at, rows) in zip(out, buffer.items, strict=True):
         item[:rows] = _finished(buffer, matrix[at : at + rows, : view[2]])
     return out
+
+
+def _items(matrix: Array, view: Sequence[int]) -> Array:
+    """The items of a view (batch, rows, columns) in a stored matrix, of which each begins with as many rows as the
+    others."""
+    batch, rows, columns = view
+    return matrix.reshape(batch, -1, matrix.shape[1])[:, :rows, :columns]
 
 
 def _finished(buffer: Buffer, values: Array) -> Array:
