@@ -18,11 +18,11 @@ from ..host.boards.several import check_boards
 from ..host.generation.loaded import DecoderSizes, saved_tokenizer
 from ..host.model.file import identity, read
 from ..host.model.loaded import Loaded
-from ..host.replicas.decoder_server import WholeDecoder
+from ..host.replicas.decoder_server import DecoderStageFile
 from ..host.replicas.files import StageFile
 from ..host.replicas.pipeline import BoardPipeline, LocalPipeline
 from ..host.replicas.replicated import ReplicatedServer
-from ..host.replicas.stage import Boards, StageSource, said_dead
+from ..host.replicas.stage import StageSource, said_dead
 from ..host.replicas.texts import Generations
 from ..host.serving.arguments import Argument
 from ..host.serving.policy import Serving
@@ -68,9 +68,7 @@ class Copies:
             raise WrongBoards(f"{model}: {of}, need {(self.count or 1) * self.stages} boards; {len(named)} given")
         # a cluster that runs already may have such a device in each of its computers
         check_devices(named, are_elsewhere=ray not in (None, "local"))
-        self._together = together = self.stages // len(self._sources)
-        grouped = [named[i : i + together] for i in range(0, len(named) // together * together, together)]
-        self._boards: list[Boards] = [group[0] if together == 1 else group for group in grouped]
+        self._boards = named
         self._devices = self.count * self.stages if all(map(_is_of_its_computer, named)) else 0
 
     stages: int
@@ -102,7 +100,7 @@ class Copies:
         then. name: of the model. metrics: where to count requests. Raises `BoardError` if no copy works."""
         loaded = self.loaded
         # all stages have a full run before them and one behind that
-        places = 2 * len(self._sources) * max(loaded.sizes.get("batch", (1,)))
+        places = 2 * self.stages * max(loaded.sizes.get("batch", (1,)))
         with (
             self._started(name, loaded.arguments, loaded.sizes, places, metrics) as (server, replace),
             _on_hangup(replace),
@@ -141,13 +139,13 @@ class Copies:
     @contextmanager
     def _starting(self, name: str) -> Iterator[Callable[[Sequence[StageSource], int], BoardPipeline]]:
         """Yield what makes the pipeline of a number."""
-        boards, stages = self._boards, len(self._sources)
+        boards, stages = self._boards, self.stages
         if self._ray is None:
             yield lambda sources, number: LocalPipeline(sources, boards, stages * number, name)
             return
         with on_ray.cluster(self._ray, self._devices) as (nodes, takes_device):
             yield lambda sources, number: on_ray.RayPipeline(
-                sources, boards, stages * number, name, nodes[number % len(nodes)], self._together * takes_device
+                sources, boards, stages * number, name, nodes[number % len(nodes)], int(takes_device)
             )
 
     def _renew(
@@ -183,7 +181,11 @@ class DecoderCopies(Copies):
         if known != (getattr(self, "sizes", sizes), getattr(self, "stages", saved.stages)):
             raise ContainerError(f"{self._path}: a decoder of other sizes, or cut for another number of boards")
         self.sizes, self.stages, self._text = *known, saved.decoder
-        return [WholeDecoder(self._path, own, self._xclbin)]
+        return [
+            # as many sets of slots as stages: all work then
+            DecoderStageFile(self._path, own, number, self.stages, self.stages, self._xclbin)
+            for number in range(self.stages)
+        ]
 
     def tokenizer(self) -> Any:
         """Return the tokenizer of the file. Raises as `LoadedDecoder.tokenizer`."""
@@ -194,7 +196,7 @@ class DecoderCopies(Copies):
         """Start all copies, and close them at the end of a `with` block; otherwise as `server`."""
         with (
             self._started(name, (), {}, 1, None) as (server, replace),
-            Generations(server, self.sizes, queue=self._queue, metrics=metrics, name=name) as made,
+            Generations(server, self.sizes, groups=self.stages, queue=self._queue, metrics=metrics, name=name) as made,
             _on_hangup(partial(replace, idle=made.is_idle)),
         ):
             yield made

@@ -10,7 +10,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -374,6 +374,24 @@ class Interface:
             self.fixed,
             self.written,
             self.laid_out,
+        )
+
+    def restricted(
+        self, arguments: Sequence[Node], writes: Sequence[tuple[Node, Node]], returned: Sequence[Any]
+    ) -> Interface:
+        """Return the interface of a part of a module with one parameter for each tensor (`of_tensors`). arguments:
+        those that it takes, in order. writes: as in `writes`, those that it does. returned: all that the module
+        returns, or nothing."""
+        names = dict(zip(self.arguments, self.signature.parameters.values(), strict=True))
+        return replace(
+            self,
+            signature=inspect.Signature([names[x] for x in arguments]),
+            arguments=tuple(arguments),
+            structure=pytree.tree_structure(((0,) * len(arguments), {})),
+            result=Graph().output((*(value for _, value in writes), *returned)),
+            result_structure=self.result_structure if returned else pytree.tree_structure(()),
+            fixed={node: x for node, x in self.fixed.items() if node in arguments},
+            written=tuple(argument for argument, _ in writes),
         )
 
     @property

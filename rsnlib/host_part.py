@@ -6,7 +6,7 @@ PyTorch and the weights that these use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -309,6 +309,70 @@ class HostPart:
         rows = {part: self.seqs[name] for part, name in parts.items() if name in self.seqs}
         columns = kept | {part: network.columns(part) for part in parts}
         return replace(self, columns=columns, seqs={**self.seqs, **rows}, joined=joined)
+
+    def of_stage(self, takes: Collection[str], made: Mapping[str, int], stage: int, is_last: bool) -> HostPart:
+        """Return the host part of one stage of the network. It computes what that alone needs: its inputs and caches,
+        what is written to caches of which its program gives rows, and the result if it is the last one. It also reads
+        outputs of stages before (`columns`). Its arguments are those of this object that it needs, by name
+        (`Interface.of_tensors`).
+
+        takes: the inputs of its program, those that keep their contents included. made: by output of the network, the
+        number of its stage. stage: its own number, from 0.
+        """
+        found: dict[Node, frozenset[Node]] = {}
+
+        def origins(node: Node) -> frozenset[Node]:
+            """A node, and all that it is computed from, up to outputs of the network, arguments and constants."""
+            if node not in found:
+                is_given = node in self.results or node in self.constants or node.op != "call_function"
+                below = () if is_given else node.all_input_nodes
+                found[node] = frozenset({node}).union(*map(origins, below))
+            return found[node]
+
+        for node in (*self.before, *self.after):  # in order, so that the recursion is not deep
+            origins(node)
+
+        def maker(node: Node) -> int:
+            """The last stage that a value needs, 0 for none."""
+            names = (self.results[x][0] for x in origins(node) if x in self.results)
+            return max((made[part] for name in names for part in self.joined.get(name, (name,))), default=0)
+
+        interface = self.interface
+        writes = [(argument, value) for argument, value in interface.writes if maker(value) == stage]
+        returned = interface.returned if is_last else ()
+        sources = {name: x for name, x in self.sources.items() if name in takes}
+        tables = {name: x for name, x in self.tables.items() if name in takes}
+        rows = self._cache_rows(0) if self.states else 0
+        # those of kind 0 first, which `_cache_rows` takes
+        states = dict(sorted(self.states.items(), key=lambda x: self.seq_of(x[0]) != rows))
+        states = {name: x for name, x in states.items() if name in takes}
+        kinds = set(map(self.seq_of, states))
+        rows_taken = {node: kind for node, kind in self.rows_taken.items() if (kind or rows) in kinds}
+        roots = {
+            *(x for pair in writes for x in pair),
+            *(x for x in returned if isinstance(x, Node)),
+            *(node for node, _ in (*sources.values(), *states.values(), *self.prompts)),
+            *(x for table in tables.values() for x in (table.factors.own, table.factors.partner)),
+            *self.masks,
+            *rows_taken,
+        }
+        needed = frozenset[Node]().union(*map(origins, roots))
+        results = {node: x for node, x in self.results.items() if node in needed}
+        names = {part for name, _ in results.values() for part in self.joined.get(name, (name,))}
+        return replace(
+            self,
+            columns={name: n for name, n in self.columns.items() if name in names},
+            interface=interface.restricted([x for x in interface.arguments if x in needed], writes, returned),
+            constants={node: x for node, x in self.constants.items() if node in needed},
+            before=tuple(node for node in self.before if node in needed),
+            after=tuple(node for node in self.after if node in needed),
+            sources=sources,
+            results=results,
+            states=states,
+            rows_taken=rows_taken,
+            tables=tables,
+            rings={name: kind for name, kind in self.rings.items() if name in states},
+        )
 
     def take(self, outputs: Mapping[str, Array], environment: Environment) -> None:
         """Add to `environment` the tensors that are views of the network's outputs, each with memory of its own among

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import torch
 
     from ...hw.sim.machine import Run
+
+CACHE, TENSORS = "past_key_values_{}", 3
+"""The name of a tensor of a cache among the arguments of programs, by its number; how many each layer has: keys,
+values, and the number of tokens."""
 
 
 def load(
@@ -93,7 +97,7 @@ class _Caches:
 
 
 @dataclass
-class _Result:
+class Result:
     """The result of a call, (batch, rows, vocabulary)."""
 
     logits: Any
@@ -117,7 +121,7 @@ class _Program:
 
     def step(self, rows: RowsOfCaches | None, **arguments: Any) -> Any:
         with HostErrors():
-            return _Result(self._hosted.call((), _as_tensors(arguments), rows))
+            return Result(self._hosted.call((), tensors_of(arguments), rows))
 
     @property
     def last_run(self) -> Run | None:
@@ -128,26 +132,56 @@ class _Program:
             runner.close()
 
 
-class LoadedDecoder(Slots):
-    """A decoder from a file. It has the slots, the capacity and the chunks of the one that was saved. Calls are not
-    compared with the model, which the file does not have."""
+class SavedSlots(Slots):
+    """The slots of a decoder from a file, which has the slots, the capacity and the chunks of the one that was saved.
+    Calls are not compared with the model, which the file does not have.
 
-    def __init__(self, saved: Saved, boards: Sequence[BoardName], xclbin: str | os.PathLike[str] | None) -> None:
-        """As for `load`. Raises any error for a wrong description, and `BoardError`."""
+    saved: the file's content. takes: names of the arguments that its programs take, as in `tensors_of`; None for all.
+    The caches of layers without any have no columns. Raises any error for a wrong description.
+    """
 
+    def __init__(self, saved: Saved, takes: Set[str] | None = None) -> None:
         assert saved.decoder is not None
         sizes = DecoderSizes.of(saved.decoder)
         super().__init__(sizes.slots, sizes.capacity, sizes.chunk)
         self.vocabulary, self.ends = sizes.vocabulary, sizes.ends
-        self._layers = [as_ints(of) for of in as_list(saved.decoder.settings["layers"])]
-        self._text = saved.decoder
+        layers = [as_ints(of) for of in as_list(saved.decoder.settings["layers"])]
+        if takes is None:
+            self._layers = layers
+        else:
+            kept = [not takes.isdisjoint(CACHE.format(TENSORS * i + j) for j in range(2)) for i in range(len(layers))]
+            self._layers = [
+                (heads, rows, keys * is_own, values * is_own)
+                for (heads, rows, keys, values), is_own in zip(layers, kept, strict=True)
+            ]
         self._cache = self._empty_cache(sizes.slots)
+
+    def _empty_cache(self, batch: int, rows: int | None = None) -> _Caches:
+        import torch
+
+        layers = []
+        for heads, own, keys, values in self._layers:
+            count = rows or own
+            k, v = (torch.zeros(batch, heads, count, columns) for columns in (keys, values))
+            layers.append(_Layer(k, v, torch.zeros((), dtype=torch.long), count))
+        return _Caches(layers)
+
+
+class LoadedDecoder(SavedSlots):
+    """A decoder from a file, with all its boards."""
+
+    def __init__(self, saved: Saved, boards: Sequence[BoardName], xclbin: str | os.PathLike[str] | None) -> None:
+        """As for `load`. Raises any error for a wrong description, and `BoardError`."""
+
+        super().__init__(saved)
+        assert saved.decoder is not None
+        self._text = saved.decoder
         prompts = self._prompt_programs()
         if len(saved.parts) != 1 + len(prompts):
             raise ValueError(f"{len(saved.parts)} programs for a step and {len(prompts)} kinds of prompts")
         for part, prompt in zip(saved.parts, (None, *prompts), strict=True):
             arguments = self._step_arguments({}) if prompt is None else self._example(prompt)
-            part.interface.bind((), _as_tensors(arguments))  # raises for programs of other sizes
+            part.interface.bind((), tensors_of(arguments))  # raises for programs of other sizes
         self._programs: list[_Program] = []
         try:
             for part in saved.parts:
@@ -183,19 +217,9 @@ class LoadedDecoder(Slots):
     def _prompt_program(self, wanted: PromptProgram) -> _Program:
         return self._prompts[wanted]
 
-    def _empty_cache(self, batch: int, rows: int | None = None) -> _Caches:
-        import torch
 
-        layers = []
-        for heads, own, keys, values in self._layers:
-            count = rows or own
-            k, v = (torch.zeros(batch, heads, count, columns) for columns in (keys, values))
-            layers.append(_Layer(k, v, torch.zeros((), dtype=torch.long), count))
-        return _Caches(layers)
-
-
-def _as_tensors(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's arguments as tensors by the names of `Interface.of_tensors`."""
+def tensors_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model's arguments as tensors by the names of `Interface.of_tensors`."""
     flat: dict[str, Any] = {}
     for name, value in arguments.items():
         if isinstance(value, _Caches):

@@ -98,6 +98,9 @@ class Slots(Closing):
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest run; None before the first one, and for a prompt that took none,
         since another slot has it."""
+        self.passed: dict[str, Array] = {}
+        """For a stage of a decoder: before a call, what the stages before have computed, by name; behind it, what those
+        behind read."""
         self.told: Callable[[], None] = lambda: None
         """Called, in another thread, when a program that `prepare` asked for is there, or cannot be."""
 

@@ -335,7 +335,7 @@ def _opened(path: str | os.PathLike[str], stage: int | None) -> tuple[Json, Mapp
 
 def _of_others(description: Json, stage: int | None) -> set[str]:
     """The names of the tensors that other stages take, but not this one: weights, and unless it is the first or last
-    stage the constants of the host part. None: none, all stages are used."""
+    stage the constants of the host part, which each stage of a decoder may take. None: none, all stages are used."""
     others, own = set[str](), set[str]()
     for part in as_list(description["parts"]) if stage is not None else []:
         if "split" in part:
@@ -343,7 +343,7 @@ def _of_others(description: Json, stage: int | None) -> set[str]:
         stages = as_list(part.get("stages", [part]))
         for number, program in enumerate(stages):
             (own if number == stage else others).update((*program["banks"].values(), *program["weights"].values()))
-        if stage not in (0, len(stages) - 1):
+        if stage not in (0, len(stages) - 1) and "decoder" not in description:
             others.update(name for name in as_dict(description["checksums"]) if name.startswith("constant/"))
     return others - own
 

@@ -42,29 +42,43 @@ class HostedProgram:
     """Calls of a network with its host part. Not for several threads at once.
 
     host: the host part. runners: each runs the only program of a stage, in order, on a board; the caller closes them.
-    The boards keep the caches that calls write to, as `Caches` says.
+    The boards keep the caches that calls write to, as `Caches` says. programs: of all stages, if the runners are those
+    of a part of them, which begins with number `first`; None if the runners have all.
     """
 
-    def __init__(self, host: HostPart, *runners: Runner) -> None:
+    def __init__(
+        self, host: HostPart, *runners: Runner, programs: Sequence[Program] | None = None, first: int = 0
+    ) -> None:
         self._host, self._runners = host, runners
-        self._programs = [runner.program for runner in runners]
-        self._caches = [Caches(host, program) for program in self._programs]
+        own = [runner.program for runner in runners]
+        self._programs, self._own = own if programs is None else programs, slice(first, first + len(own))
+        self._caches = [Caches(host, program) for program in own]
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest call's runs, one behind the other; None before the first call."""
         self.visible: Visible | None = None
         """The rows that the masks of the latest call showed; None without masks."""
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowsOfCaches | None = None) -> Any:
+    def call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        rows: RowsOfCaches | None = None,
+        passed: dict[str, Array] | None = None,
+    ) -> Any:
         """Run the host part before the machine, the machine, and the host part behind it. args, kwargs: of the module,
         by position and by name. rows: the rows of caches that new ones become, as for `Compiled.step`; None for those
-        that the module says. Returns the module's result. Raises as `HostPart` and `Runner.run`."""
+        that the module says. passed: what stages before these have computed, float32, by name; it receives what these
+        compute. Returns the module's result. Raises as `HostPart` and `Runner.run`."""
         host = self._host
-        known, spans, state = host.prologue(*args, **kwargs)
+        passed = {} if passed is None else passed
+        inputs, spans, state = host.prologue(*args, **kwargs)
         self.visible = host.visible(spans)
         if rows is not None:
             spans = host.at_rows(spans, rows)
         parameters = stage_parameters(self._programs, {} if spans is None else spans.parameters())
-        self.last_run = self._on_boards(known, parameters, state, spans)
+        known = inputs | passed
+        self.last_run = self._on_boards(known, parameters[self._own], state, spans)
+        passed |= {name: x for name, x in known.items() if name not in inputs}
         outputs = {name: known[name].reshape(host.batch, host.seq_of(name), -1) for name in host.columns}
         returned = host.epilogue(outputs, state, rows)
         for caches in self._caches:

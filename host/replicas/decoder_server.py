@@ -1,10 +1,10 @@
-"""A decoder on a board, as a stage: it is asked for chunks of prompts and for steps, and says if it lost its caches."""
+"""A stage of a decoder with its board: it runs chunks of prompts and steps, and says if it lost its caches."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ...base.errors import BoardError, RsnError, StateLost
 from ...isa.layout import Array
 from .. import generation
+from ..boards.several import BoardName
 from ..generation.slots import Slots
 from ..serving.health import Health, State
 from .files import require_same
-from .stage import Boards
 
 if TYPE_CHECKING:
     from ..serving.metrics import Metrics
@@ -26,14 +26,25 @@ FAILURES = 3
 
 @dataclass(frozen=True)
 class DecoderCall:
-    """A call of a decoder in another process. caches: the name of the caches that the caller knows; "" to begin anew,
+    """A call of a decoder in other processes. caches: the name of the caches that the caller knows; "" to begin anew,
     with empty ones. freed: slots whose sequences have ended. prompt: a slot and all tokens of its prompt, of which the
-    next chunk runs; None for a step. tokens: of the step, by slot."""
+    next chunk runs; None for a step. tokens: of the step, by slot. group: the number of the set of slots."""
 
     caches: str
     freed: tuple[int, ...] = ()
     prompt: tuple[int, tuple[int, ...]] | None = None
     tokens: Mapping[int, int] | None = None
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class PassedCall:
+    """A call that a stage gives to the next one. call: what was asked; its caches have a name. begins: whether they are
+    new. passed: as `Slots.passed`."""
+
+    call: DecoderCall
+    begins: bool
+    passed: Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -46,67 +57,91 @@ class DecoderAnswer:
 
 
 @dataclass(frozen=True)
-class WholeDecoder:
-    """A file of a decoder as the only stage (`StageSource`), which has all boards of the decoder: the part of the host
-    that knows the caches is in one process. The attributes are those of `StageFile`."""
+class DecoderStageFile:
+    """A stage of a file of a decoder (`StageSource`). groups: sets of slots that it has, so that each stage runs one of
+    them while others run others. The other attributes are those of `StageFile`."""
 
     path: str
     identity: str
+    number: int = 0
+    count: int = 1
+    groups: int = 1
     xclbin: str | os.PathLike[str] | None = None
 
-    def open(self, board: Boards, figures: Metrics | None, name: str) -> DecoderServer:
+    def open(self, board: BoardName, figures: Metrics | None, name: str) -> DecoderServer:
         """As `StageSource.open`."""
-        boards = board if isinstance(board, tuple) else (board,)
-        decoder = generation.load(self.path, boards=boards, xclbin=self.xclbin)
+        stages = generation.load_decoder_stage(
+            self.path, self.number, groups=self.groups, board=board, xclbin=self.xclbin
+        )
+        server = DecoderServer(stages, self.number, self.count)
         try:
             require_same(self.path, self.identity)
         except BaseException:
-            decoder.close()
+            server.close()
             raise
-        return DecoderServer(decoder)
+        return server
 
 
 class DecoderServer:
-    """A decoder that is asked by `DecoderCall`s, which run one after the other (`StageServer`). It owns the decoder.
+    """A stage of a decoder that is asked by `DecoderCall`s, or behind the first stage by `PassedCall`s, which run one
+    after the other (`StageServer`). It owns the stage.
 
-    Its caches have a name of their own, so that a caller who knows others learns that they are gone (`StateLost`).
+    groups: the sets of slots. number, count: of the stage, from 0, and of all stages. The caches of each set have a
+    name of their own, so that a caller who knows others learns that they are gone (`StateLost`).
     """
 
-    def __init__(self, decoder: Slots) -> None:
-        self._decoder = decoder
-        self._caches = ""
+    def __init__(self, groups: Sequence[Slots], number: int = 0, count: int = 1) -> None:
+        self._groups, self._number, self._count = groups, number, count
+        self._caches = [""] * len(groups)
         self._failures = 0
         self.health = Health()
         self._thread = ThreadPoolExecutor(1, "rsn-decoder")
 
-    def ask(self, call: DecoderCall, *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
-        """Queue a call, and return the future of its `DecoderAnswer`. timeout, wait: unused: a call that has begun
-        cannot be given up. On the future are set `StateLost` for caches that are not there, and what `Slots` raises."""
-        return self._thread.submit(self._answer, call)
+    def ask(
+        self, asked: DecoderCall | PassedCall, *, timeout: float | None = None, wait: float | None = None
+    ) -> Future[Any]:
+        """Queue a call, and return the future of the `PassedCall` of the next stage, or of the `DecoderAnswer`.
+        timeout, wait: unused: a call that has begun cannot be given up. On the future are set `StateLost` for caches
+        that are not there, and behind the first stage if the board fails, since stages before have run; and what
+        `Slots` raises."""
+        return self._thread.submit(self._answer, asked)
 
     def close(self) -> None:
         """Finish the calls, and release the board."""
         self._thread.shutdown()
-        self._decoder.close()
+        for slots in self._groups:
+            slots.close()
 
-    def _answer(self, call: DecoderCall) -> DecoderAnswer:
-        if not call.caches:
-            self._caches = uuid.uuid4().hex
-            for slot in range(self._decoder.slots):
-                self._decoder.free(slot)
-            return DecoderAnswer(self._caches, {})
-        if call.caches != self._caches:
+    def _answer(self, asked: DecoderCall | PassedCall) -> PassedCall | DecoderAnswer:
+        if isinstance(asked, DecoderCall):
+            begins = not asked.caches
+            asked = PassedCall(replace(asked, caches=asked.caches or uuid.uuid4().hex), begins, {})
+        call, slots = asked.call, self._groups[asked.call.group]
+        if asked.begins:
+            self._caches[call.group] = call.caches
+            for slot in range(slots.slots):
+                slots.free(slot)
+            return self._on(asked, {}, {})
+        if call.caches != self._caches[call.group]:
             raise StateLost("the caches that the caller knows are not here")
         for slot in call.freed:
-            self._decoder.free(slot)
+            slots.free(slot)
+        slots.passed = dict(asked.passed)
         if call.prompt is not None:
             slot, tokens = call.prompt
-            logits = self._ran(lambda: self._decoder.prefill_chunk(slot, tokens))
-            return DecoderAnswer(self._caches, {} if logits is None else {slot: logits})
-        return DecoderAnswer(self._caches, self._ran(lambda: self._decoder.step(call.tokens or {})))
+            logits = self._ran(call.group, lambda: slots.prefill_chunk(slot, tokens))
+            return self._on(asked, {} if logits is None else {slot: logits}, slots.passed)
+        return self._on(asked, self._ran(call.group, lambda: slots.step(call.tokens or {})), slots.passed)
 
-    def _ran(self, run: Callable[[], Any]) -> Any:
-        """Run something on the board, and keep the health. Nothing has changed if the board fails."""
+    def _on(
+        self, asked: PassedCall, logits: Mapping[int, Array], passed: Mapping[str, Array]
+    ) -> PassedCall | DecoderAnswer:
+        if self._number == self._count - 1:
+            return DecoderAnswer(asked.call.caches, logits)
+        return replace(asked, passed=passed)
+
+    def _ran(self, group: int, run: Callable[[], Any]) -> Any:
+        """Run something on the board, and keep the health. Nothing has changed here if the board fails."""
         try:
             found = run()
         except BoardError as e:
@@ -114,11 +149,13 @@ class DecoderServer:
             failed = self.health.failed(e)
             # since=0.0: the stage looks for another board at once. Nothing here opens this one again.
             self.health = replace(failed, since=0.0) if self._failures >= FAILURES else failed.to(State.DEGRADED)
+            if self._number and not isinstance(e, StateLost):
+                raise StateLost(f"the stages before have run: {e}") from e
             raise
         except RsnError:
             raise
         except BaseException:
-            self._caches = ""  # what the decoder has is unknown
+            self._caches[group] = ""  # what the stage has is unknown
             raise
         self._failures = 0
         self.health = self.health.to(State.READY)

@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...base.errors import BoardError, MissingError, RsnError, StateLost, TensorError
+from ..boards.several import BoardName
 from ..serving.policy import QueueFull, RequestTimeout
 from .pipeline import PipelineLost
-from .stage import Boards, StageDown, StageOnBoard, StageReport, StageSource
+from .stage import StageDown, StageOnBoard, StageReport, StageSource
 
 try:
     import ray
@@ -59,7 +60,7 @@ class StageActor:
     of the actor with the next stage; None for the last stage."""
 
     def __init__(
-        self, source: StageSource, boards: Sequence[Boards], first: int, name: str, behind: str | None
+        self, source: StageSource, boards: Sequence[BoardName], first: int, name: str, behind: str | None
     ) -> None:
         self._stage = StageOnBoard(source, boards, first, name)
         self._behind = behind
@@ -98,7 +99,7 @@ class RayPipeline:
     def __init__(
         self,
         sources: Sequence[StageSource],
-        boards: Sequence[Boards],
+        boards: Sequence[BoardName],
         first: int,
         name: str,
         node: str,

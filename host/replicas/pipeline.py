@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ...base.errors import BoardError
-from .stage import Boards, StageOnBoard, StageReport, StageSource
+from ..boards.several import BoardName
+from .stage import StageOnBoard, StageReport, StageSource
 
 
 class PipelineLost(BoardError):
@@ -42,7 +43,7 @@ class LocalPipeline:
     first. name: of the model, for metrics.
     """
 
-    def __init__(self, sources: Sequence[StageSource], boards: Sequence[Boards], first: int, name: str) -> None:
+    def __init__(self, sources: Sequence[StageSource], boards: Sequence[BoardName], first: int, name: str) -> None:
         self._stages = [StageOnBoard(source, boards, first + i, name) for i, source in enumerate(sources)]
 
     async def ask(self, inputs: Any, timeout: float) -> Any:

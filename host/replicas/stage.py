@@ -31,10 +31,6 @@ RETRY_S, RETRY_LIMIT_S = 0.1, 5.0
 """Seconds before the boards are tried again when none was free and worked, doubled each time up to the limit."""
 
 
-Boards = BoardName | tuple[BoardName, ...]
-"""A board, or several which a stage has together."""
-
-
 class StageDown(BoardError):
     """A stage has no board at this moment. Nothing of the request was run there."""
 
@@ -95,7 +91,7 @@ class StageOnBoard(Closing):
     `FAILING_S`, the thread looks for another one.
     """
 
-    def __init__(self, source: StageSource, boards: Sequence[Boards], first: int = 0, name: str = "rsn") -> None:
+    def __init__(self, source: StageSource, boards: Sequence[BoardName], first: int = 0, name: str = "rsn") -> None:
         turn = first % len(boards)
         self._source, self._boards, self._name = source, [*boards[turn:], *boards[:turn]], name
         self._registry, self._metrics = _registry()
@@ -160,14 +156,14 @@ class StageOnBoard(Closing):
             try:
                 server = self._source.open(board, self._metrics, self._name)
             except (BoardBusy, BoardMemory):
-                busy.append(_named(board))
+                busy.append(str(board))
             except BoardError as e:
-                dead[_named(board)] = str(e)
+                dead[str(board)] = str(e)
             except Exception as e:  # of the model, for example of a file that is not there: no other board would help
                 return self._none(f"{type(e).__name__}: {e}", dead, busy)
             else:
                 took = time.monotonic() - began
-                here = StageReport(_named(board), server.health, dead, tuple(busy), True, os.getpid(), opening_s=took)
+                here = StageReport(str(board), server.health, dead, tuple(busy), True, os.getpid(), opening_s=took)
                 self._report, self._server = here, server
                 return True
         in_use = f"in use: {', '.join(busy)}" if busy else ""
@@ -178,10 +174,6 @@ class StageOnBoard(Closing):
         health = replace(self._report.health.to(State.FAILING), error=error)
         self._report = StageReport("", health, dead, tuple(busy), True, os.getpid())
         return False
-
-
-def _named(board: Boards) -> str:
-    return " + ".join(map(str, board)) if isinstance(board, tuple) else str(board)
 
 
 def said_dead(dead: Mapping[str, str]) -> str:

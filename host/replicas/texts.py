@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from ...base.errors import BoardError, CacheFull, StateLost, TensorError
@@ -33,19 +34,20 @@ PAUSE_S = 0.05
 class RemoteSlots(Slots):
     """The slots of a decoder that runs elsewhere.
 
-    ask: sends a call, and returns its answer; raises as `BoardPipeline.ask`. sizes: of the decoder. If the caches are
-    lost, the sequences of all slots are read again as prompts, before the call that has found it is repeated; the
-    caller notices nothing but the time.
+    ask: sends a call, and returns its answer; raises as `BoardPipeline.ask`. sizes: of the decoder. group: the number
+    of the set of slots there. If the caches are lost, the sequences of all slots are read again as prompts, before the
+    call that has found it is repeated; the caller notices nothing but the time.
     """
 
     def __init__(
         self,
         ask: Callable[[DecoderCall, float], DecoderAnswer],
         sizes: DecoderSizes,
+        group: int = 0,
     ) -> None:
         super().__init__(sizes.slots, sizes.capacity, sizes.chunk)
         self.vocabulary, self.ends = sizes.vocabulary, sizes.ends
-        self._ask = ask
+        self._ask, self._group = ask, group
         self._caches = ""
         """The name of the caches there; "" if they do not have the sequences of all slots."""
         self._freed: set[int] = set()
@@ -95,8 +97,11 @@ class RemoteSlots(Slots):
                 self._caches, error = "", e
             except (PipelineLost, StateLost, RequestTimeout) as e:  # whether it was run is unknown
                 self._caches, failed, error = "", failed + 1, e
-            except BoardError as e:  # the board failed, and the caches are as before
+            except BoardError as e:  # the first stage's board failed, and the caches are as before
                 failed, error = failed + 1, e
+            except BaseException:  # stages before may have run
+                self._caches = ""
+                raise
             if failed >= ATTEMPTS or time.monotonic() > ends:
                 raise error
             time.sleep(PAUSE_S)
@@ -105,16 +110,19 @@ class RemoteSlots(Slots):
         """Fill the caches with the sequences of all slots, if they do not have them."""
         if self._caches:
             return
-        caches = self._ask(DecoderCall(""), CALL_S).caches
+        caches = self._ask(DecoderCall("", group=self._group), CALL_S).caches
         for slot, tokens in enumerate(self._tokens):
-            while tokens and not self._ask(DecoderCall(caches, prompt=(slot, tuple(tokens))), CALL_S).logits:
+            while (
+                tokens
+                and not self._ask(DecoderCall(caches, prompt=(slot, tuple(tokens)), group=self._group), CALL_S).logits
+            ):
                 pass
         self._caches = caches
         self._freed.clear()
 
     def _call(self, **what: Any) -> Mapping[int, Array]:
         freed = tuple(self._freed)
-        found = self._ask(DecoderCall(self._caches, freed, **what), CALL_S).logits
+        found = self._ask(DecoderCall(self._caches, freed, group=self._group, **what), CALL_S).logits
         self._freed.difference_update(freed)
         return found
 
@@ -122,8 +130,9 @@ class RemoteSlots(Slots):
 class Generations(Closing):
     """Generates texts on several copies of a decoder, as a `Generation` does on one.
 
-    copies: of the decoder, which the caller closes. sizes: of the decoder. queue: the most requests that wait for a
-    slot of a copy. metrics: where to count requests, under `name` and the number of the copy.
+    copies: of the decoder, which the caller closes. sizes: of the decoder. groups: sets of slots of each copy, of which
+    each stage runs one at a time. queue: the most requests that wait for a slot of a set. metrics: where to count
+    requests, under `name`, the number of the copy, and that of the set if there are several.
     """
 
     def __init__(
@@ -131,23 +140,22 @@ class Generations(Closing):
         copies: ReplicatedServer,
         sizes: DecoderSizes,
         *,
+        groups: int = 1,
         queue: int = 256,
         metrics: Metrics | None = None,
         name: str = "rsn",
     ) -> None:
         self.copies = copies
 
-        def slots(number: int) -> RemoteSlots:
+        def made(number: int, group: int) -> Generation:
             def ask(call: DecoderCall, timeout: float) -> DecoderAnswer:
                 answer: DecoderAnswer = copies.ask_one(number, call, timeout).result()
                 return answer
 
-            return RemoteSlots(ask, sizes)
+            own = f"{name} {number}" if groups == 1 else f"{name} {number}.{group}"
+            return Generation(RemoteSlots(ask, sizes, group), queue=queue, metrics=metrics, name=own)
 
-        self._each = [
-            Generation(slots(number), queue=queue, metrics=metrics, name=f"{name} {number}")
-            for number in range(len(copies.reports()))
-        ]
+        self._each = [[made(number, group) for group in range(groups)] for number in range(len(copies.reports()))]
 
     def submit(
         self,
@@ -156,27 +164,28 @@ class Generations(Closing):
         *,
         heard: Callable[[Event], None] | None = None,
     ) -> Stream:
-        """As `Generation.submit`, on the copy with the fewest requests of those that work. While all are about to be
-        replaced, `QueueFull` is raised."""
+        """As `Generation.submit`, on the set of slots with the fewest requests, of a copy that works. While all are
+        about to be replaced, `QueueFull` is raised."""
         numbers = [number for number in range(len(self._each)) if not self.copies.drains(number)]
         if not numbers:
             raise QueueFull("the model is being replaced")
-        best = min(numbers, key=lambda number: (not self.copies.is_ready(number), self._each[number].requests))
-        return self._each[best].submit(tokens, sampling, heard=heard)
+        ready = [number for number in numbers if self.copies.is_ready(number)] or numbers
+        best = min((each for number in ready for each in self._each[number]), key=lambda each: each.requests)
+        return best.submit(tokens, sampling, heard=heard)
 
     def is_idle(self, number: int) -> bool:
         """Return whether a copy has no requests."""
-        return not self._each[number].requests
+        return not any(each.requests for each in self._each[number])
 
     @property
     def capacity(self) -> int:
         """The most tokens of a sequence, its prompt included."""
-        return self._each[0].capacity
+        return self._each[0][0].capacity
 
     @property
     def vocabulary(self) -> int:
         """The number of tokens that there are."""
-        return self._each[0].vocabulary
+        return self._each[0][0].vocabulary
 
     @property
     def health(self) -> Health:
@@ -185,5 +194,5 @@ class Generations(Closing):
 
     def close(self) -> None:
         """Finish the submitted requests. Further ones raise `BoardError`."""
-        for each in self._each:
+        for each in chain(*self._each):
             each.close()

@@ -27,7 +27,7 @@ from rsn.host.generation.batching import Event  # noqa: E402
 from rsn.host.generation.loaded import DecoderSizes  # noqa: E402
 from rsn.host.model.file import identity  # noqa: E402
 from rsn.host.replicas import on_ray, replicated  # noqa: E402
-from rsn.host.replicas.decoder_server import WholeDecoder  # noqa: E402
+from rsn.host.replicas.decoder_server import DecoderStageFile  # noqa: E402
 from rsn.host.replicas.pipeline import PipelineLost  # noqa: E402
 from rsn.host.replicas.replicated import ReplicatedServer  # noqa: E402
 from rsn.host.replicas.stage import StageDown  # noqa: E402
@@ -87,26 +87,27 @@ def test_processes_that_hang(running: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.full
-def test_texts_whose_process_is_killed(running: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", range(2))
+def test_texts_of_which_the_process_of_a_stage_is_killed(stage: int, running: Any, tmp_path: Path) -> None:
     """In their middle: the caches are filled again, and each text goes on."""
     model = made("Llama")
     path = tmp_path / "decoder.rsnmodel"
-    with Decoder(model, slots=2, capacity=32) as decoder:
+    with Decoder(model, slots=2, capacity=32, boards=2) as decoder:
         decoder.save(path)
     sizes = DecoderSizes(2, 32, 32, TOKENS, (END,))
-    sources = [WholeDecoder(str(path), identity(path))]
+    sources = [DecoderStageFile(str(path), identity(path), number, 2, 2) for number in range(2)]
     node = ray.get_runtime_context().get_node_id()
     options: Any = {"name": "m", "arguments": (), "sizes": {}, "places": 1}
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
     with ReplicatedServer(lambda number: on_ray.RayPipeline(sources, ["sim"], 0, "m", node, 0), 1, **options) as server:
         server.settled()
-        with Generations(server, sizes) as generations:
+        with Generations(server, sizes, groups=2) as generations:
             heard: list[Event] = []
             greedy = Sampling(max_tokens=20, stop_tokens=frozenset({END}))
             generations.submit(prompts[0], greedy, heard=heard.append)
             stream = generations.submit(prompts[1], greedy)
             until(lambda: len(heard) > 3, 60)
-            os.kill(server.reports()[0][0].process, signal.SIGKILL)
+            os.kill(server.reports()[0][stage].process, signal.SIGKILL)
             assert list(stream) == answer(model, prompts[1], 20)
             until(lambda: bool(heard) and heard[-1].token is None, 60)
             assert [event.token for event in heard[:-1]] == answer(model, prompts[0], 20)

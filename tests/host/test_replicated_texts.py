@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rsn.base.errors import BoardError, CacheFull, PromptTooLong, StateLost, TensorError
-from rsn.host.generation import Decoder, Sampling
+from rsn.base.errors import BoardError, CacheFull, ContainerError, PromptTooLong, StateLost, TensorError
+from rsn.host.generation import Decoder, Sampling, load, load_decoder_stage
 from rsn.host.generation.loaded import DecoderSizes
 from rsn.host.model.file import identity
 from rsn.host.replicas import replicated, stage, texts
-from rsn.host.replicas.decoder_server import DecoderCall, DecoderServer, WholeDecoder
+from rsn.host.replicas.decoder_server import DecoderCall, DecoderServer, DecoderStageFile
 from rsn.host.replicas.pipeline import LocalPipeline, PipelineLost
 from rsn.host.replicas.replicated import ReplicatedServer
 from rsn.host.replicas.stage import StageDown
 from rsn.host.replicas.texts import Generations, RemoteSlots
 from rsn.host.serving import QueueFull, RequestTimeout, State
+from rsn.tests.effort import full
 
 from .rigged import Rig
 from .test_generation import END, TOKENS, Scripted, alone, answer, logits_of, made
@@ -50,7 +52,7 @@ class Elsewhere:
     before or behind the call, or an error to raise instead of the call."""
 
     def __init__(self, fate: Callable[[], Any] = lambda: None) -> None:
-        self.fate, self.server = fate, DecoderServer(scripted())
+        self.fate, self.server = fate, DecoderServer([scripted()])
         self.ends = 0
 
     def ask(self, call: DecoderCall, timeout: float) -> Any:
@@ -60,7 +62,7 @@ class Elsewhere:
         answer = None if what == "before" else self.server.ask(call).result()
         if what is not None:
             self.ends += 1
-            self.server = DecoderServer(scripted())
+            self.server = DecoderServer([scripted()])
             raise PipelineLost("the process ended")
         return answer
 
@@ -131,7 +133,7 @@ def test_texts_wait_for_a_copy_that_has_no_board(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_caller_learns_that_other_caches_are_there() -> None:
-    server = DecoderServer(scripted())
+    server = DecoderServer([scripted()])
     first = server.ask(DecoderCall("")).result().caches
     second = server.ask(DecoderCall("")).result().caches
     with pytest.raises(StateLost):
@@ -141,7 +143,7 @@ def test_a_caller_learns_that_other_caches_are_there() -> None:
 
 
 def test_a_board_that_fails_again_and_again_is_given_up() -> None:
-    server = DecoderServer(scripted(fails=[1, 2, 4, 5, 6]))
+    server = DecoderServer([scripted(fails=[1, 2, 4, 5, 6])])
     caches = server.ask(DecoderCall("")).result().caches
     states: list[Any] = []
     for _ in range(6):
@@ -157,21 +159,24 @@ def test_a_board_that_fails_again_and_again_is_given_up() -> None:
 
 
 class Source:
-    """A stage whose decoders are `made`; the first ones fail as `fails` says."""
+    """A stage whose decoders are `made`; the first ones fail as `fails` says. number, count: of the stage, and of all.
+    groups: sets of slots."""
 
-    def __init__(self, *fails: Sequence[int]) -> None:
+    def __init__(self, *fails: Sequence[int], number: int = 0, count: int = 1, groups: int = 1) -> None:
         self._fails, self.made, self.lock = list(fails), list[Any](), threading.Lock()
+        self._place, self._groups = (number, count), groups
 
     def open(self, board: Any, figures: Any, name: str) -> DecoderServer:
         with self.lock:
-            self.made.append(scripted(self._fails.pop(0) if self._fails else ()))
-            return DecoderServer(self.made[-1])
+            made = [scripted(self._fails.pop(0) if self._fails else ()) for _ in range(self._groups)]
+            self.made += made
+            return DecoderServer(made, *self._place)
 
 
 @contextmanager
-def generations(source: Any, copies: int, **more: Any) -> Iterator[Generations]:
+def generations(source: Any, copies: int, *behind: Any, **more: Any) -> Iterator[Generations]:
     def start(number: int) -> LocalPipeline:
-        return LocalPipeline([source], ["sim"], number, "m")
+        return LocalPipeline([source, *behind], ["sim"], number, "m")
 
     options: Any = {"name": "m", "arguments": (), "sizes": {}, "places": 1}
     with ReplicatedServer(start, copies, **options) as server:
@@ -181,15 +186,18 @@ def generations(source: Any, copies: int, **more: Any) -> Iterator[Generations]:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10**6))
-def test_each_text_is_that_of_a_text_alone(seed: int) -> None:
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3))
+def test_each_text_is_that_of_a_text_alone(seed: int, stages: int, groups: int) -> None:
+    """Whichever stage fails: those before it have run then."""
     choose = random.Random(seed)
-    fails = [choose.sample(range(1, 60), 6) for _ in range(2)]
+    failing = 6 if stages * groups == 1 else 1  # in all stages of a set at most two: a third one ends the text
+    fails = [[choose.sample(range(1, 60), failing if i < 2 else 0) for _ in range(2 * groups)] for i in range(stages)]
+    sources = [Source(*fails[i], number=i, count=stages, groups=groups) for i in range(stages)]
     asked = [
         ([choose.randrange(TOKENS) for _ in range(choose.randint(1, 12))], Sampling(max_tokens=choose.randint(1, 12)))
         for _ in range(16)
     ]
-    with generations(Source(*fails), 2) as made:
+    with generations(sources[0], 2, *sources[1:], groups=groups) as made:
         streams = [made.submit(prompt, sampling) for prompt, sampling in asked]
         for stream, (prompt, sampling) in zip(streams, asked, strict=True):
             assert (list(stream), stream.reason) == alone(prompt, sampling, SIZES.capacity)
@@ -203,7 +211,7 @@ def test_requests_go_to_the_copy_with_the_fewest() -> None:
             decoder.go.clear()
         streams = [made.submit([1, 2], Sampling(max_tokens=2)) for _ in range(6)]
         assert [made.is_idle(number) for number in range(2)] == [False, False]
-        until(lambda: all(each.requests == 3 for each in made._each))
+        until(lambda: all(each.requests == 3 for (each,) in made._each))
         for decoder in source.made:
             decoder.go.set()
         assert all(list(stream) == alone([1, 2], Sampling(max_tokens=2))[0] for stream in streams)
@@ -254,27 +262,126 @@ def test_a_single_copy_that_is_being_replaced_takes_no_texts() -> None:
         assert list(made.submit([1], Sampling(max_tokens=2))) == alone([1], Sampling(max_tokens=2))[0]
 
 
-@pytest.mark.long
-def test_a_decoder_over_two_boards_on_two_copies(tmp_path: Path) -> None:
-    """A run of one of the boards fails now and then. Tokens are PyTorch's."""
-    model = made("Llama")
-    path = tmp_path / "decoder.rsnmodel"
-    with Decoder(model, slots=2, capacity=32, boards=2) as decoder:
+# -- stages
+
+
+@pytest.fixture(scope="module")
+def in_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama in three stages, with prompts of several chunks."""
+    path = tmp_path_factory.mktemp("models") / "decoder.rsnmodel"
+    with Decoder(made("Llama"), slots=2, capacity=32, chunk=16, boards=3) as decoder:
         decoder.save(path)
+    return path
+
+
+PROMPTS = [[3, 1, 4], list(range(1, 20)), [5], [1, 5, 9, 2, 6]]
+STAGES = 3
+
+
+@contextmanager
+def on_boards(path: Path, boards: Sequence[Any], groups: int) -> Iterator[Generations]:
+    """A decoder over boards of this process."""
+    sources = [DecoderStageFile(str(path), identity(path), number, STAGES, groups) for number in range(STAGES)]
+    sizes, options = DecoderSizes(2, 32, 16, TOKENS, (END,)), {"name": "m", "arguments": (), "sizes": {}, "places": 1}
+    count = len(boards) // STAGES
+
+    def start(number: int) -> LocalPipeline:
+        return LocalPipeline(sources, boards, STAGES * number, "m")
+
+    with ReplicatedServer(start, count, **options) as server:  # type: ignore[arg-type]
+        server.settled()
+        with Generations(server, sizes, groups=groups) as generations:
+            yield generations
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("groups", [1, full(2)])
+def test_stages_compute_what_one_process_does(groups: int, in_stages: Path) -> None:
+    """Each bit: with prompts in chunks, prompts that share rows, and slots that are used again."""
+    with load(in_stages, boards=["sim"] * STAGES) as whole, ExitStack() as held:
+        stages = [load_decoder_stage(in_stages, number, groups=groups) for number in range(STAGES)]
+        for of in stages:
+            held.callback(of[-1].close)
+
+        def asked(call: Callable[[Any], Any]) -> Any:
+            passed: dict[str, Any] = {}
+            for of in stages:
+                of[-1].passed = passed
+                found = call(of[-1])
+                passed = of[-1].passed
+            assert not passed
+            return found
+
+        def read(slot: int, prompt: Sequence[int]) -> None:
+            assert (whole.prefill(slot, prompt) == asked_whole(slot, prompt)).all()
+
+        def asked_whole(slot: int, prompt: Sequence[int]) -> Any:
+            found = None
+            while found is None:
+                found = asked(lambda stage: stage.prefill_chunk(slot, prompt))
+            return found
+
+        def step(tokens: dict[int, int]) -> None:
+            wanted, found = whole.step(tokens), asked(lambda stage: stage.step(tokens))
+            assert found.keys() == wanted.keys()
+            assert all((found[slot] == wanted[slot]).all() for slot in wanted)
+
+        read(0, PROMPTS[1])
+        read(1, [*PROMPTS[1][:17], 7])
+        step({0: 3, 1: 4})
+        step({1: 4})
+        whole.free(0)
+        asked(lambda stage: stage.free(0))
+        read(0, [*PROMPTS[1][:17], 7])
+        step({0: 3, 1: 4})
+        own = [[x.keys.numel() > 0 for x in of[-1]._cache.layers] for of in stages]
+        assert sorted(map(sum, own)) == [0, 1, 1]  # no stage has caches of another one
+
+
+@pytest.mark.long
+def test_a_stage_that_there_is_not(in_stages: Path, tmp_path: Path) -> None:
+    with pytest.raises(ContainerError, match=r"no stage 3; it has 3, numbered from 0"):
+        load_decoder_stage(in_stages, 3)
+    with pytest.raises(BoardError, match="no board 'vck1900'"):
+        load_decoder_stage(in_stages, 0, board="vck1900")
+    with pytest.raises(ContainerError, match="no such file"):
+        load_decoder_stage(tmp_path / "none.rsnmodel", 0)
+
+
+@pytest.mark.long
+def test_all_stages_work_at_the_same_time(in_stages: Path) -> None:
+    """With as many sets of slots as stages. With one, only one of them does."""
+    lock, running, most = threading.Lock(), 0, 0
+
+    def before(number: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+
+    for groups in (1, STAGES):
+        with on_boards(in_stages, [Rig(before=before) for _ in range(STAGES)], groups) as generations:
+            streams = [generations.submit([1 + i, 5], Sampling(max_tokens=8)) for i in range(groups)]
+            assert [len(list(stream)) for stream in streams] == [8] * groups
+        assert most == groups
+
+
+@pytest.mark.full
+def test_a_decoder_over_three_boards_on_two_copies(in_stages: Path) -> None:
+    """A run of some of the boards fails now and then. Tokens are PyTorch's."""
+    model = made("Llama")
 
     def fails(number: int) -> None:
         if number % 7 == 0:
             raise BoardError("the board is gone")
 
-    boards = [(Rig(before=fails), Rig()), (Rig(), Rig(before=fails))]
-    source = WholeDecoder(str(path), identity(path))
-    sizes = DecoderSizes(2, 32, 32, TOKENS, (END,))
-    options: Any = {"name": "m", "arguments": (), "sizes": {}, "places": 1}
-    prompts = [[3, 1, 4], [1, 5, 9, 2, 6], [5], [3, 5, 8, 9]]
-    with ReplicatedServer(lambda number: LocalPipeline([source], boards, number, "m"), 2, **options) as server:
-        server.settled()
-        assert [report.board.count(" + ") for (report,) in server.reports()] == [1, 1]
-        with Generations(server, sizes) as generations:
-            greedy = Sampling(max_tokens=12, stop_tokens=frozenset({END}))
-            streams = [generations.submit(prompt, greedy) for prompt in prompts]
-            assert [list(stream) for stream in streams] == [answer(model, prompt, 12) for prompt in prompts]
+    boards = [Rig(before=fails), Rig(), Rig(before=fails), Rig(), Rig(before=fails), Rig()]
+    with on_boards(in_stages, boards, STAGES) as generations:
+        assert [len(stages) for stages in generations.copies.reports()] == [STAGES] * 2
+        greedy = Sampling(max_tokens=12, stop_tokens=frozenset({END}))
+        streams = [generations.submit(prompt, greedy) for prompt in PROMPTS * 2]
+        wanted = [answer(model, prompt, 12) for prompt in PROMPTS]
+        assert [list(stream) for stream in streams] == wanted * 2

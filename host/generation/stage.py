@@ -1,0 +1,159 @@
+"""A stage of a decoder from a file: its layers, with their caches, on a board of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ...base.errors import BoardError, ContainerError
+from ...isa.layout import Array
+from ...isa.program import Role
+from ...rsnlib.key_spans import RowsOfCaches
+from ..boards.several import BoardName, check_boards
+from ..closing import Closing
+from ..model.file import ModelVariant, Saved, read
+from ..model.hosted import HostedProgram
+from ..model.stage_calls import HostErrors
+from ..runner import Runner
+from .loaded import Result, SavedSlots, tensors_of
+from .slots import CachedProgram, PromptProgram
+
+if TYPE_CHECKING:
+    from ...hw.sim.machine import Run
+
+LOGITS = "logits"
+"""The name of the logits of a program that ends before the last stage, among what goes to the next one. No activation
+has it: the names of those say their layers."""
+
+
+def load_decoder_stage(
+    path: str | os.PathLike[str],
+    number: int,
+    *,
+    groups: int = 1,
+    board: BoardName = "sim",
+    xclbin: str | os.PathLike[str] | None = None,
+) -> list[DecoderStage]:
+    """Load a stage of a decoder that `Decoder.save` wrote, and open its board. Only its own weights are read.
+
+    number: of the stage, from 0. groups: how many sets of slots the decoder has. The stage of each is returned; they
+    share the weights on the board, and each has caches of its own there. They are not for several threads at once.
+    board, xclbin: as for `rsn.load`. Raises as `rsn.host.generation.load`, and `ContainerError` for a stage that the
+    file does not have.
+    """
+    saved = read(path, number)
+    if saved.decoder is None:
+        raise ContainerError(f"{path}: no decoder; Decoder.save writes one")
+    if not 0 <= number < saved.stages:
+        raise ContainerError(f"{path}: no stage {number}; it has {saved.stages}, numbered from 0")
+    check_boards([board], 1)
+    made: list[DecoderStage] = []
+    prompts: list[_StageProgram] = []
+    try:
+        prompts += [_StageProgram(part, number, board, xclbin) for part in saved.parts[1:]]
+        for _ in range(groups):
+            step = _StageProgram(saved.parts[0], number, board, xclbin)
+            made.append(DecoderStage(saved, step, prompts, is_last=number == saved.stages - 1))
+    except (AttributeError, LookupError, TypeError, ValueError) as e:
+        raise ContainerError(f"{path}: not a decoder that rsn can read: {type(e).__name__}: {e}") from e
+    finally:
+        if len(made) < groups:
+            for held in (*made, *prompts):
+                held.close()
+    return made
+
+
+class _StageProgram(Closing):
+    """What a stage has of a program. part: the program. number: of the stage, which may be behind those of the
+    program."""
+
+    def __init__(self, part: ModelVariant, number: int, board: BoardName, xclbin: Any) -> None:
+        stages = list(part.on_machine.values())
+        self._ends = number == len(stages) - 1
+        self.passed: dict[str, Array] = {}
+        """As `Slots.passed`."""
+        self._hosted: HostedProgram | None = None
+        self._gives = frozenset({LOGITS})
+        self.takes = frozenset[str]()
+        """The names of its arguments."""
+        if number >= len(stages):
+            return
+        programs = [stage.program for stage in stages]
+        made = {b.name: i for i, program in enumerate(programs) for b in program.with_role(Role.OUTPUT)}
+        whole, ends = part.on_machine[0].host, len(stages) - 1
+        hosts = [
+            whole.of_stage({b.name for b in program.buffers}, made, i, i == ends) for i, program in enumerate(programs)
+        ]
+        self.takes = frozenset(hosts[number].interface.signature.parameters)
+        self._takes_rows = bool(hosts[number].rows_taken)
+        for host, program in zip(hosts[number + 1 :], programs[number + 1 :], strict=True):
+            self._gives |= host.columns.keys() | {b.name for b in program.with_role(Role.INPUT)}
+        self._runner = Runner(stages[number].program, weights=stages[number].weights, board=board, xclbin=xclbin)
+        self._hosted = HostedProgram(hosts[number], self._runner, programs=programs, first=number)
+
+    def __call__(self, **arguments: Any) -> Any:
+        return self.step(None, **arguments)
+
+    def step(self, rows: RowsOfCaches | None, **arguments: Any) -> Any:
+        """As `CachedProgram.step`. The result has logits if the program ends in this stage or before."""
+        import torch
+
+        if self._hosted is None:
+            return Result(torch.from_numpy(self.passed[LOGITS]))
+        given = {name: x for name, x in tensors_of(arguments).items() if name in self.takes}
+        with HostErrors():
+            logits = self._hosted.call((), given, rows if self._takes_rows else None, self.passed)
+        for name in self.passed.keys() - self._gives:
+            del self.passed[name]
+        if not self._ends:
+            return Result(torch.zeros(len(arguments["input_ids"]), 1, 1))
+        self.passed[LOGITS] = logits.numpy()
+        return Result(logits)
+
+    @property
+    def last_run(self) -> Run | None:
+        return None if self._hosted is None else self._hosted.last_run
+
+    def close(self) -> None:
+        if self._hosted is not None:
+            self._runner.close()
+
+
+class DecoderStage(SavedSlots):
+    """A stage of a decoder: the same calls are made of all stages, in order, and `passed` goes from one to the next. Of
+    each only the last one returns logits; the others return numbers that mean nothing.
+
+    step: its program of a step, which it owns. prompts: those of prompts, which others share. is_last: no stage
+    follows.
+    """
+
+    def __init__(self, saved: Saved, step: _StageProgram, prompts: list[_StageProgram], *, is_last: bool) -> None:
+        self._own, self.is_last = step, is_last
+        super().__init__(saved, step.takes.union(*(prompt.takes for prompt in prompts)))
+        self._prompts = dict(zip(self._prompt_programs(), prompts, strict=True))
+        self._closed = False
+
+    def close(self) -> None:
+        """Release the board. Further prompts and steps raise `BoardError`."""
+        self._closed = True
+        for program in (self._own, *self._prompts.values()):
+            program.close()
+
+    def _follow(self) -> None:
+        if self._closed:
+            raise BoardError("this decoder is closed")
+
+    @property
+    def _step(self) -> _StageProgram:
+        return self._own
+
+    def _prompt_program(self, wanted: PromptProgram) -> _StageProgram:
+        return self._prompts[wanted]
+
+    def _logits(self, program: CachedProgram, arguments: dict[str, Any], rows: RowsOfCaches | None = None) -> Any:
+        assert isinstance(program, _StageProgram)
+        program.passed, self.passed = self.passed, {}
+        logits = super()._logits(program, arguments, rows)
+        if not self.is_last:
+            self.passed = program.passed
+        return logits
