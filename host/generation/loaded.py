@@ -97,7 +97,7 @@ class _Caches:
 
 
 @dataclass
-class Result:
+class LogitsResult:
     """The result of a call, (batch, rows, vocabulary)."""
 
     logits: Any
@@ -121,7 +121,7 @@ class _Program:
 
     def step(self, rows: RowsOfCaches | None, **arguments: Any) -> Any:
         with HostErrors():
-            return Result(self._hosted.call((), tensors_of(arguments), rows))
+            return LogitsResult(self._hosted.call((), tensors_of(arguments), rows))
 
     @property
     def last_run(self) -> Run | None:

@@ -15,7 +15,7 @@ from ..model.file import ModelVariant, Saved, read
 from ..model.hosted import HostedProgram
 from ..model.stage_calls import HostErrors
 from ..runner import Runner
-from .loaded import Result, SavedSlots, tensors_of
+from .loaded import LogitsResult, SavedSlots, tensors_of
 from .slots import CachedProgram, PromptProgram
 
 if TYPE_CHECKING:
@@ -99,16 +99,16 @@ class _StageProgram(Closing):
         import torch
 
         if self._hosted is None:
-            return Result(torch.from_numpy(self.passed[LOGITS]))
+            return LogitsResult(torch.from_numpy(self.passed[LOGITS]))
         given = {name: x for name, x in tensors_of(arguments).items() if name in self.takes}
         with HostErrors():
             logits = self._hosted.call((), given, rows if self._takes_rows else None, self.passed)
         for name in self.passed.keys() - self._gives:
             del self.passed[name]
         if not self._ends:
-            return Result(torch.zeros(len(arguments["input_ids"]), 1, 1))
+            return LogitsResult(torch.zeros(len(arguments["input_ids"]), 1, 1))
         self.passed[LOGITS] = logits.numpy()
-        return Result(logits)
+        return LogitsResult(logits)
 
     @property
     def last_run(self) -> Run | None:
