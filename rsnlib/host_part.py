@@ -6,7 +6,7 @@ PyTorch and the weights that these use.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -310,6 +310,45 @@ class HostPart:
         columns = kept | {part: network.columns(part) for part in parts}
         return replace(self, columns=columns, seqs={**self.seqs, **rows}, joined=joined)
 
+    def _origins(self) -> Callable[[Node], frozenset[Node]]:
+        """Return what gives, for a node, that and all that it is computed from, up to outputs of the network, arguments
+        and constants."""
+        found: dict[Node, frozenset[Node]] = {}
+
+        def origins(node: Node) -> frozenset[Node]:
+            if node not in found:
+                is_given = node in self.results or node in self.constants or node.op != "call_function"
+                below = () if is_given else node.all_input_nodes
+                found[node] = frozenset({node}).union(*map(origins, below))
+            return found[node]
+
+        for node in (*self.before, *self.after):  # in order, so that the recursion is not deep
+            origins(node)
+        return origins
+
+    def of_tables(self, names: Collection[str]) -> HostPart:
+        """Return the part that makes some inputs with factors of rotations, and nothing else: its `made_tables` are
+        those. names: of them. `interface` has the arguments that they need."""
+        origins = self._origins()
+        tables = {name: table for name, table in self.tables.items() if name in names}
+        roots = (x for table in tables.values() for x in (table.factors.own, table.factors.partner))
+        needed = frozenset[Node]().union(*map(origins, roots))
+        return replace(
+            self,
+            interface=replace(self.interface, arguments=tuple(x for x in self.interface.arguments if x in needed)),
+            constants={node: x for node, x in self.constants.items() if node in needed},
+            before=tuple(node for node in self.before if node in needed),
+            sources={},
+            tables=tables,
+        )
+
+    def made_tables(self, arguments: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+        """Return the inputs that an object of `of_tables` makes, float32 (batch, rows, columns), by name. arguments: of
+        the call, by the name of their node. Raises `KeyError` for one that is missing."""
+        environment = self.constants | {node: arguments[node.name] for node in self.interface.arguments}
+        run(self.before, environment)
+        return self.inputs(environment)
+
     def of_stage(self, takes: Collection[str], made: Mapping[str, int], stage: int, is_last: bool) -> HostPart:
         """Return the host part of one stage of the network. It computes what that alone needs: its inputs and caches,
         what is written to caches of which its program gives rows, and the result if it is the last one. It also reads
@@ -319,18 +358,7 @@ class HostPart:
         takes: the inputs of its program, those that keep their contents included. made: by output of the network, the
         number of its stage. stage: its own number, from 0.
         """
-        found: dict[Node, frozenset[Node]] = {}
-
-        def origins(node: Node) -> frozenset[Node]:
-            """A node, and all that it is computed from, up to outputs of the network, arguments and constants."""
-            if node not in found:
-                is_given = node in self.results or node in self.constants or node.op != "call_function"
-                below = () if is_given else node.all_input_nodes
-                found[node] = frozenset({node}).union(*map(origins, below))
-            return found[node]
-
-        for node in (*self.before, *self.after):  # in order, so that the recursion is not deep
-            origins(node)
+        origins = self._origins()
 
         def maker(node: Node) -> int:
             """The last stage that a value needs, 0 for none."""

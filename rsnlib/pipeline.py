@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from ..base.errors import UnsupportedError
+from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.overlay import Overlay
 from ..isa.overlays import find
 from ..scheduler.best import Best, schedule_named
@@ -168,10 +168,16 @@ class Pipeline:
 
     def cut(self, traced: Traced) -> tuple[Traced, tuple[int, ...]]:
         """Return where a network is cut into stages, places as `scheduler.stages.stages` takes them; and the traced
-        module, whose host part then computes what no stage does. Raises as `stage_plan.plan` and `build`, and
-        `UnsupportedError` for an overlay that computes in integers."""
+        module, whose host part then computes what no stage does. Raises as `stage_plan.plan` and `build`,
+        `UnsupportedError` for an overlay that computes in integers, and `ScheduleError` for a schedule with entries of
+        single segments."""
         if self.boards == 1:
             return traced, ()
+        if isinstance(self.schedule, Schedule) and self.schedule.segments:
+            raise ScheduleError(
+                f"boards: the schedule has {len(self.schedule.segments)} entries of single segments, which are for the "
+                "whole network; each stage has a program of its own: leave them out, or compile for one board"
+            )
         if self.overlay.integers:
             raise UnsupportedError(
                 f"boards: overlay {self.overlay.name} computes in integers; results of a stage leave its board as "

@@ -42,7 +42,7 @@ from rsn.rsnlib.stage_plan import ChainPart, chain, fewest, least_slowest, neede
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Gemm, LayerGraph, Output
 from rsn.scheduler.memory import RoomError
-from rsn.scheduler.schedule import PAPER
+from rsn.scheduler.schedule import PAPER, Segment
 from rsn.scheduler.stages import chained, cut_places, stages
 from rsn.tests.effort import examples, long
 from rsn.tests.test_generate import made
@@ -305,6 +305,12 @@ def test_wrong_boards_are_refused(boards: Any, error: type[Exception], words: st
         rsn.compile(*bert(), boards=boards)
 
 
+def test_a_schedule_of_single_segments_is_refused() -> None:
+    schedule = replace(PAPER, segments=(Segment("encoder.layer.*.attention.self", overlap=False),))
+    with pytest.raises(ScheduleError, match="entries of single segments"):
+        rsn.compile(*bert(), boards=2, schedule=schedule)
+
+
 def test_boards_that_are_apart() -> None:
     check_boards(["sim", "sim", "csim", "csim"], 4)
     check_boards(["vck190", "vck190@xrt:1", "ssh://a", "ssh://b", "ssh://a/vck190@xrt:1"], 5)
@@ -345,6 +351,27 @@ def test_stages_of_a_file_run_apart(saved: Path) -> None:
         with pytest.raises(TensorError, match="takes what the stage before returned"):
             middle(**example)
         assert same(last(middle(call)), whole(**example))
+
+
+def test_factors_of_rotations_do_not_go_over_links(tmp_path: Path) -> None:
+    """Each stage makes those that it reads, from the positions that the caller gives."""
+    model, example = llama()
+    example["position_ids"] = torch.arange(3, 27)[None]
+    path, calls = tmp_path / "llama.rsnmodel", list[Any]()
+    with rsn.compile(model, example) as whole, rsn.compile(model, example, boards=3) as cut:
+        assert isinstance(cut, CompiledStages)
+        tables = cut.stages.traced.host.tables.keys()
+        example["position_ids"] = torch.arange(5, 29)[None]
+        wanted = whole(**example)
+        cut.save(path)
+    for number in range(3):
+        with rsn.load_stage(path, number) as stage:
+            calls.append(stage(calls[-1]) if number else stage(**example))
+            assert tables & set(stage.takes) if number < 2 else not tables & set(stage.takes)
+    assert not any(tables & call.tensors.keys() for call in calls[:2])
+    assert same(calls[-1], wanted)
+    with rsn.load(path, boards=["sim"] * 3) as loaded:
+        assert same(loaded(**example), wanted)
 
 
 def test_a_stage_reads_only_its_own_weights(saved: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import BoardError, ContainerError
@@ -19,6 +20,8 @@ from .loaded import LogitsResult, SavedSlots, tensors_of
 from .slots import CachedProgram, PromptProgram
 
 if TYPE_CHECKING:
+    import torch
+
     from ...hw.sim.machine import Run
 
 LOGITS = "logits"
@@ -50,9 +53,9 @@ def load_decoder_stage(
     made: list[DecoderStage] = []
     prompts: list[_StageProgram] = []
     try:
-        prompts += [_StageProgram(part, number, board, xclbin) for part in saved.parts[1:]]
+        prompts += [_StageProgram(part, number, board, xclbin, saved.check) for part in saved.parts[1:]]
         for _ in range(groups):
-            step = _StageProgram(saved.parts[0], number, board, xclbin)
+            step = _StageProgram(saved.parts[0], number, board, xclbin, saved.check)
             made.append(DecoderStage(saved, step, prompts, is_last=number == saved.stages - 1))
     except (AttributeError, LookupError, TypeError, ValueError) as e:
         raise ContainerError(f"{path}: not a decoder that rsn can read: {type(e).__name__}: {e}") from e
@@ -65,9 +68,16 @@ def load_decoder_stage(
 
 class _StageProgram(Closing):
     """What a stage has of a program. part: the program. number: of the stage, which may be behind those of the
-    program."""
+    program. check: as `Saved.check`."""
 
-    def __init__(self, part: ModelVariant, number: int, board: BoardName, xclbin: Any) -> None:
+    def __init__(
+        self,
+        part: ModelVariant,
+        number: int,
+        board: BoardName,
+        xclbin: Any,
+        check: Callable[[Iterable[torch.Tensor]], None],
+    ) -> None:
         stages = list(part.on_machine.values())
         self._ends = number == len(stages) - 1
         self.passed: dict[str, Array] = {}
@@ -85,6 +95,7 @@ class _StageProgram(Closing):
             whole.of_stage({b.name for b in program.buffers}, made, i, i == ends) for i, program in enumerate(programs)
         ]
         self.takes = frozenset(hosts[number].interface.signature.parameters)
+        check(hosts[number].constants.values())
         self._takes_rows = bool(hosts[number].rows_taken)
         for host, program in zip(hosts[number + 1 :], programs[number + 1 :], strict=True):
             self._gives |= host.columns.keys() | {b.name for b in program.with_role(Role.INPUT)}

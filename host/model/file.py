@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from math import prod
 from pathlib import Path
@@ -127,6 +127,19 @@ class Saved:
     version: str
     decoder: SavedText | None = None
     encoder: SavedText | None = None
+    unchecked: dict[int, tuple[str, torch.Tensor, str]] = field(default_factory=dict)
+    """Tensors whose checksums have not been verified, by their address, each with its name and its checksum."""
+
+    def check(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Verify the checksums of tensors that were left out because only other stages should take them. Raises
+        `ContainerError` for one that differs."""
+        for tensor in tensors:
+            if (left_out := self.unchecked.get(tensor.data_ptr())) is None:
+                continue
+            name, whole, wanted = left_out
+            if _checksum(whole) != wanted:
+                raise _damaged(name)
+            self.unchecked.pop(tensor.data_ptr(), None)  # another thread may have done so
 
     @property
     def stages(self) -> int:
@@ -276,8 +289,8 @@ def read(path: str | os.PathLike[str], stage: int | None = None) -> Saved:
     """
     require_torch("loading a model")
     try:
-        description, tensors = _opened(path, stage)
-        return _saved(description, tensors)
+        description, tensors, unchecked = _opened(path, stage)
+        return replace(_saved(description, tensors), unchecked=unchecked)
     except FileNotFoundError:
         raise ContainerError(f"{path}: no such file") from None
     except (MissingError, MemoryError):
@@ -301,9 +314,11 @@ def identity(path: str | os.PathLike[str]) -> str:
         raise ContainerError(f"{path}: not a model file") from e
 
 
-def _opened(path: str | os.PathLike[str], stage: int | None) -> tuple[Json, Mapping[str, torch.Tensor]]:
-    """Return the description and the tensors of a file. Tensors are mapped; checksums are verified, but for weights of
-    which only other stages than `stage` take any."""
+def _opened(
+    path: str | os.PathLike[str], stage: int | None
+) -> tuple[Json, Mapping[str, torch.Tensor], dict[int, tuple[str, torch.Tensor, str]]]:
+    """Return the description and the tensors of a file, and those whose checksums are not verified (`Saved.unchecked`):
+    the tensors that only other stages than `stage` take. Tensors are mapped."""
     if Path(path).is_dir():
         raise ContainerError(f"this is a folder; a model is one file ({SUFFIX})")
     try:
@@ -329,13 +344,17 @@ def _opened(path: str | os.PathLike[str], stage: int | None) -> tuple[Json, Mapp
         own = {name: x for name, x in tensors.items() if name not in foreign}
         for name, found in zip(own, pool.map(_checksum, own.values()), strict=True):
             if checksums[name] != found:
-                raise ContainerError(f"the checksum of {name} differs: the file is damaged; copy it again")
-    return description, tensors
+                raise _damaged(name)
+    return description, tensors, {tensors[name].data_ptr(): (name, tensors[name], checksums[name]) for name in foreign}
+
+
+def _damaged(name: str) -> ContainerError:
+    return ContainerError(f"the checksum of {name} differs: the file is damaged; copy it again")
 
 
 def _of_others(description: Json, stage: int | None) -> set[str]:
     """The names of the tensors that other stages take, but not this one: weights, and unless it is the first or last
-    stage the constants of the host part, which each stage of a decoder may take. None: none, all stages are used."""
+    stage the constants of the host part, of which it may need some (`Saved.check`). None: none, all stages are used."""
     others, own = set[str](), set[str]()
     for part in as_list(description["parts"]) if stage is not None else []:
         if "split" in part:
@@ -343,7 +362,7 @@ def _of_others(description: Json, stage: int | None) -> set[str]:
         stages = as_list(part.get("stages", [part]))
         for number, program in enumerate(stages):
             (own if number == stage else others).update((*program["banks"].values(), *program["weights"].values()))
-        if stage not in (0, len(stages) - 1) and "decoder" not in description:
+        if stage not in (0, len(stages) - 1):
             others.update(name for name in as_dict(description["checksums"]) if name.startswith("constant/"))
     return others - own
 

@@ -37,8 +37,9 @@ class StageCall:
 
     stage: number of the stage that is next. taken: the sizes of its program. asked: the sizes of the call. sequences:
     that run, of those of the program. tensors: the activations and inputs that later stages read, and outputs, float32
-    (sequences, rows, columns), or as programs without slots have them, by name. parameters: run-time parameters by
-    name. values: what the host needs behind the last stage, by the name of its node.
+    (sequences, rows, columns), or as programs without slots have them, by name; but factors of rotations, which each
+    stage makes itself. parameters: run-time parameters by name. values: what the host needs behind the last stage, and
+    the arguments from which such factors are made, by the name of their node.
     """
 
     stage: int
@@ -58,12 +59,13 @@ class StageCall:
 @dataclass(frozen=True)
 class _StageEnds:
     """What a stage's program takes: names of inputs; whether its sequences have slots. later: what later stages and the
-    host read."""
+    host read. tables: the part of the host that makes the factors of rotations which it reads; None without."""
 
     program: Program
     takes: tuple[str, ...]
     later: Set[str]
     has_slots: bool
+    tables: HostPart | None
 
 
 class SavedCalls:
@@ -116,14 +118,20 @@ class SavedCalls:
         # The network's other sequences are padding, copies of the last one. They need not run if requests may have
         # fewer sequences than a program.
         n = host.batch if self.batch is None else fitted.asked[self.batch]
+        values = {node.name: value for node, value in state.items() if node not in host.constants}
+        later = [ends.tables for ends in self._ends(fitted.taken)[1:] if ends.tables is not None]
+        if later:
+            given = host.interface.bind(args, kwargs)
+            values |= {node.name: given[node] for part in later for node in part.interface.arguments}
+        own = self._ends(fitted.taken)[0].takes
         return StageCall(
             0,
             fitted.taken,
             fitted.asked,
             n,
-            {name: x[:n] for name, x in inputs.items()},
+            {name: x[:n] for name, x in inputs.items() if name in own or name not in host.tables},
             {} if spans is None else spans.parameters(n),
-            {node.name: value for node, value in state.items() if node not in host.constants},
+            values,
         )
 
     def by_name(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -151,14 +159,17 @@ class SavedCalls:
     def request(self, call: StageCall) -> tuple[dict[str, Array], dict[str, int]]:
         """Return the inputs and parameters of the next stage of a call, as `Runner.run` takes them. Raises
         `TensorError` for a call without an input."""
-        ends = self._ends(call.taken)[call.stage]
-        missing = next((name for name in ends.takes if name not in call.tensors), None)
+        ends, known = self._ends(call.taken)[call.stage], dict(call.tensors)
+        if ends.tables is not None and call.stage:
+            self._saved.check(ends.tables.constants.values())
+            known |= {name: x[: call.sequences] for name, x in ends.tables.made_tables(call.values).items()}
+        missing = next((name for name in ends.takes if name not in known), None)
         if missing is not None:
             raise TensorError(f"stage {call.stage}: {missing} is missing in the call")
         if ends.has_slots:
-            inputs = {name: call.tensors[name] for name in ends.takes}
+            inputs = {name: known[name] for name in ends.takes}
         else:
-            inputs = stage_inputs(ends.program, call.tensors)
+            inputs = stage_inputs(ends.program, known)
         programs = [x.program for x in self._ends(call.taken)]
         return inputs, stage_parameters(programs, call.parameters)[call.stage]
 
@@ -194,12 +205,15 @@ class SavedCalls:
         """What the stages of the programs for some sizes take, and what is needed behind them."""
         if sizes not in self._known:
             stages = self._parts[sizes].on_machine
-            later = frozenset(stages[0].host.columns)
+            host = stages[0].host
+            later = frozenset(host.columns)
             found = []
             for stage in reversed(stages.values()):
                 takes = tuple(b.name for b in stage.program.with_role(Role.INPUT))
-                found.append(_StageEnds(stage.program, takes, later, bool(SlotProgram.of(stage.program).slots)))
-                later |= set(takes)
+                tables = host.of_tables(takes) if not host.tables.keys().isdisjoint(takes) else None
+                has_slots = bool(SlotProgram.of(stage.program).slots)
+                found.append(_StageEnds(stage.program, takes, later, has_slots, tables))
+                later |= set(takes) - host.tables.keys()
             self._known[sizes] = found[::-1]
         return self._known[sizes]
 

@@ -3,11 +3,12 @@ that it is without."""
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +347,27 @@ def test_a_stage_that_there_is_not(in_stages: Path, tmp_path: Path) -> None:
         load_decoder_stage(in_stages, 0, board="vck1900")
     with pytest.raises(ContainerError, match="no such file"):
         load_decoder_stage(tmp_path / "none.rsnmodel", 0)
+
+
+@pytest.mark.long
+def test_a_stage_checks_the_constants_that_it_takes(in_stages: Path, tmp_path: Path) -> None:
+    """Those of its rotations, and not the table of words, which is the first stage's."""
+    content, damaged = in_stages.read_bytes(), tmp_path / "damaged.rsnmodel"
+    header = int.from_bytes(content[:8], "little")
+    described = {name: x for name, x in json.loads(content[8 : 8 + header]).items() if name.startswith("constant/")}
+    found = set()
+    for name, of in described.items():
+        at = 8 + header + of["data_offsets"][0]
+        damaged.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with suppress(ContainerError):
+            load_decoder_stage(damaged, 1)[0].close()
+            continue
+        found.add(name)
+        with pytest.raises(ContainerError, match=f"checksum of {name} differs"):
+            load_decoder_stage(damaged, 1)
+    largest = max(described, key=lambda name: described[name]["data_offsets"][1] - described[name]["data_offsets"][0])
+    assert found
+    assert largest not in found
 
 
 @pytest.mark.long
