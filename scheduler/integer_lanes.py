@@ -23,7 +23,7 @@ from ..isa.overlays.xnn8.formats import (
     slices,
     slices_of_keys,
 )
-from ..isa.overlays.xnn8.lanes import AHEAD, CHUNK, FILL, HEAD_PACKET
+from ..isa.overlays.xnn8.lanes import AHEAD, CHUNK, FILL, PACKET
 from ..isa.overlays.xnn8.numbers import BLOCK
 from .graph import AttentionLayer, Gemm, LayerGraph
 
@@ -140,7 +140,7 @@ def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: Lan
     chunk = max(seconds["chunk_us"] * share, BLOCK * PAIRS * BLOCK / both, CHUNK * word)
     block = at.rows * BLOCK / 8 * word
     """Of results, in a lane."""
-    added = at.rows / ROW_STEP * (4 * (BLOCK + 4) + FILL) * word
+    added = at.rows * BLOCK / 4 * word
     """Of those that are added in X."""
     total, walked = 0.0, set[str]()
     for layer in network.layers:
@@ -155,7 +155,7 @@ def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: Lan
         key_rows, wide = at.rows * at.parts, layer.head_dim > BLOCK
         rounds = -(-layer.heads // PAIRS) * (1 + wide)
         tiles, heads = seconds["maxima_us"] + seconds["weights_us"], min(layer.heads, PAIRS)
-        of_head = (at.rows << wide) / 8 * HEAD_PACKET * word
+        of_heads = (at.rows << wide) / 8 * PACKET * -(-heads // 2) * word
         passed = 0.0
         for panel in at.panels:
             passed += max(
@@ -163,8 +163,8 @@ def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: Lan
                     max(
                         share * slices_of_keys(key_rows, of.lanes) * tiles,
                         # keys, then keys and values; a lane serves one column of pairs after the other
-                        3 * slices_of_keys(key_rows, of.lanes) * _slice(-(-heads // of.lanes) << wide) * word,
-                        heads * of_head,
+                        3 * slices_of_keys(key_rows, of.lanes) * 2 * BLOCK * (-(-heads // of.lanes) << wide) * word,
+                        of_heads,
                     )
                     + seconds["round_us"] * share
                     # the largest exponents of queries, and of keys and values, are looked for first
@@ -174,7 +174,7 @@ def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: Lan
                 )
                 for engine in range(ENGINES)
             )
-        total += passed / len(at.panels) * rounds + heads * of_head
+        total += passed / len(at.panels) * rounds + of_heads
         if at.parts > 1:
             moved = 2 * at.pitch * (layer.kv_heads or layer.heads) * layer.head_dim
             # LPDDR alone has weights meanwhile, so both memories work
@@ -183,8 +183,3 @@ def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: Lan
     ends = sum(network.inputs.values()) * seconds["ddr_read_gbs"]
     ends += sum(network.columns(out.name) for out in network.outputs) * seconds["ddr_write_gbs"]
     return total * len(at.panels) + 2 * network.batch * at.pitch * ends / len(at.panels)
-
-
-def _slice(heads: int) -> float:
-    """About how many cycles a lane takes to pass a slice of keys of some heads on."""
-    return 2 * (BLOCK * heads + AHEAD) + FILL

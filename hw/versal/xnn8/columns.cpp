@@ -108,23 +108,27 @@ tiles_uops:
             }
         }
         const unsigned keys = op.key_rows * op.lanes, slices = (keys + 31) / 32;
-    tiles_slices:
-        for (unsigned n = 0; op.attention && n < 3 * slices; ++n) {
-            const bool of_keys = n < slices || (n - slices) % 2 == 0;
-            const unsigned slice = n < slices ? n : (n - slices) / 2;
-        tiles_heads:
-            for (unsigned i = 0; i < 64; ++i) {
+        unsigned first_key = 0, i = 0;  // of a slice, and words of it
+        bool second = false, of_keys = true;
+    tiles_heads:
+        for (unsigned left = op.attention ? 3 * slices * 64 : 0; left; --left) {
 #pragma HLS PIPELINE II=ii::halves style=flp
-                const unsigned octet = of_keys ? i / 16 : i / 2 % 4;
-                Bytes word = {};
-                // what fills up the last slice comes from nowhere
-                if (32 * slice + 8 * octet < keys) word = heads.read();
-                for (unsigned half = 0; half < 2; ++half) {
+            const unsigned octet = of_keys ? i / 16 : i / 2 % 4;
+            Bytes word = {};
+            // what fills up the last slice comes from nowhere
+            if (first_key + 8 * octet < keys) word = heads.read();
+            for (unsigned half = 0; half < 2; ++half) {
 #pragma HLS UNROLL
-                    to[0] << half_of(word, half);
-                    to[1] << half_of(word, half);
-                }
+                to[0] << half_of(word, half);
+                to[1] << half_of(word, half);
             }
+            i = (i + 1) % 64;
+            if (i) continue;
+            const bool both = second && of_keys, ends = first_key + 32 >= keys;
+            of_keys = !both;
+            if (both) continue;
+            first_key = ends ? 0 : first_key + 32;
+            second = second || ends;
         }
     }
 }

@@ -2,7 +2,10 @@
 // And the residuals that it adds.
 //
 // Packets come in any order from four pairs of tiles, each by both DMA channels of its last tile in turn. Their numbers
-// say which: twice that of the pair among these, and the channel. The first word of a packet is its header.
+// say which: twice that of the pair among these, and the channel. The first word of a packet is its header. Sums of a
+// head have 32 bits, so two streams together bring as many as Post computes: of each, one process gathers beats of
+// eight results, and Post takes packets from both in turn. It looks for the next one while it computes, so that its
+// reciprocals and residuals are there in time.
 // SPDX-License-Identifier: Apache-2.0
 #include "tables.h"
 #include "units.h"
@@ -14,8 +17,10 @@ namespace {
 constexpr unsigned chunks = 130;      // of four words, in a packet
 constexpr unsigned head_chunks = 2;   // of these, sums of weights
 constexpr unsigned division = 32;     // cycles until their reciprocals are there, of which the first eight begin one
-constexpr int product_bits = 41, kept_bits = 15, packet_number = 31;
+constexpr int product_bits = 41, kept_bits = 15;
 constexpr int least = product_bits - sum_bits;  // shift of a product
+constexpr unsigned in_eight = group_beats / 2;  // cells of X of eight rows
+constexpr unsigned cells_ahead = 4;   // of residuals, asked for before one is taken
 constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, behind the point
 
 // Two vectors of a block, four columns a word, with their exponents, and the shift of a product.
@@ -23,19 +28,23 @@ struct BlockConstants {
     Shorts first[4 * pairs], second[4 * pairs];
     int16_t first_exponent[pairs], second_exponent[pairs], shift[pairs];
 
+    // The i-th word of a block.
+    void put(unsigned block, unsigned i, const Shorts &word) {
+#pragma HLS INLINE
+        if (i < 4) first[4 * block + i] = word;
+        else if (i < 8) second[4 * block + i - 4] = word;
+        if (i == 8) {
+            first_exponent[block] = word[0];
+            second_exponent[block] = word[1];
+            shift[block] = word[2];
+        }
+    }
     void take(unsigned block, hls::stream<Shorts> &from) {
 #pragma HLS INLINE
     take_constants:
         for (unsigned i = 0; i < piece_words; ++i) {
 #pragma HLS PIPELINE II=ii::constants style=flp
-            const Shorts word = from.read();
-            if (i < 4) first[4 * block + i] = word;
-            else if (i < 8) second[4 * block + i - 4] = word;
-            if (i == 8) {
-                first_exponent[block] = word[0];
-                second_exponent[block] = word[1];
-                shift[block] = word[2];
-            }
+            put(block, i, from.read());
         }
     }
 };
@@ -49,8 +58,59 @@ int32_t activated(int32_t v, const Lookup &by, unsigned function) {
 
 }  // namespace
 
+void gather(hls::stream<PacketsDue> &due, hls::stream<Beat128> &results, hls::stream<PacketNumber> &packets,
+            hls::stream<WeightSums> &weights, hls::stream<Results> &to) {
+gather_uops:
+    for (;;) {
+        const PacketsDue of = due.read();
+        if (of.last) break;
+        uint8_t left = of.count, at = 0;  // beats of a packet that have come
+        PacketNumber number = 0;
+        uint32_t carried[3] = {}, before[4] = {};
+#pragma HLS ARRAY_PARTITION variable=carried complete
+#pragma HLS ARRAY_PARTITION variable=before complete
+    gather_beats:
+        while (left) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+            const Beat128 in = results.read();
+            const uint32_t words[4] = {carried[0], carried[1], carried[2], in[0]};
+            for (unsigned i = 0; i < 3; ++i) {
+#pragma HLS UNROLL
+                carried[i] = in[i + 1];
+            }
+            if (at == 0) number = static_cast<PacketNumber>(in[0]);
+            if (at == (of.attention ? head_chunks : 0)) packets << number;
+            if (of.attention && at == head_chunks) {
+                WeightSums sums;
+                for (unsigned i = 0; i < 8; ++i) {
+#pragma HLS UNROLL
+                    sums.of[i] = i < 4 ? before[i] : words[i - 4];
+                }
+                weights << sums;
+            }
+            if (of.attention ? at > head_chunks && at % 2 == 0 : at && at <= chunks - head_chunks) {
+                Results out;
+                for (unsigned e = 0; e < 8; ++e) {
+#pragma HLS UNROLL
+                    const auto drained = static_cast<int16_t>(words[e / 2] >> e % 2 * 16);
+                    const auto sum = static_cast<int32_t>(e < 4 ? before[e] : words[e - 4]);
+                    out.of[e] = of.attention ? within<26>(sum) : drained;
+                }
+                to << out;  // hls-allow state-order: Post takes results of a packet that it knows
+            }
+            for (unsigned i = 0; i < 4; ++i) {
+#pragma HLS UNROLL
+                before[i] = words[i];
+            }
+            left -= at + 1 == window_beats;
+            at = at + 1 == window_beats ? 0 : static_cast<uint8_t>(at + 1);
+        }
+    }
+}
+
 void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
-          hls::stream<Exponent> &of_values, hls::stream<Beat128> results[2], hls::stream<Place> &asks,
+          hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[2], hls::stream<PacketNumber> packets[2],
+          hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<Place> &asks,
           hls::stream<Packed> &residuals, hls::stream<Place> &places, hls::stream<RowExponents> &exponents,
           hls::stream<Values> &values, hls::stream<Token> &taken) {
     BlockConstants columns;
@@ -64,10 +124,20 @@ post_uops:
         const Uop<Rows::words> uop = uops.read();
         if (uop.last) {
             exponents << RowExponents{true, false, false, {}, {}};
+            for (unsigned i = 0; i < 2; ++i) {
+#pragma HLS UNROLL
+                due[i] << PacketsDue{true, false, 0};  // hls-allow state-order: both end by themselves
+            }
             break;
         }
         const Rows op = Rows::decode(uop.words);
         if (op.op != take) continue;
+        const unsigned in_packet = op.attention ? window_rows / 2 : window_rows, of_column = op.rows / in_packet;
+        for (unsigned i = 0; i < 2; ++i) {
+#pragma HLS UNROLL
+            // hls-allow state-order: both streams are gathered by themselves
+            due[i] << PacketsDue{false, op.attention, static_cast<uint8_t>((op.blocks + 1u - i) / 2 * of_column)};
+        }
     post_constants:
         for (unsigned c = 0; !op.attention && c < op.blocks; ++c) columns.take(c, constants);
     post_factors:
@@ -80,79 +150,62 @@ post_uops:
 #pragma HLS PIPELINE II=ii::factors style=flp
             of_heads[c] = of_values.read();
         }
-        const unsigned in_packet = op.attention ? window_rows / 2 : window_rows;
         const bool eight = op.memory == in_t;
         const FunctionTable table = op.function ? tables[op.function - 1] : FunctionTable{0, 0};
-        unsigned packets[2 * pairs] = {}, left = op.blocks * op.rows / in_packet;
-#pragma HLS ARRAY_PARTITION variable=packets complete
-        RowFactor reciprocals[2][4];
+        const unsigned packet_beats = in_packet / 8 * group_beats;
+        uint8_t packets_of[2 * pairs] = {}, left = static_cast<uint8_t>(op.blocks * of_column), unknown = left;
+#pragma HLS ARRAY_PARTITION variable=packets_of complete
+        RowFactor reciprocals[2][2 * 4];  // of this packet and the next one
 #pragma HLS AGGREGATE variable=reciprocals compact=bit
 #pragma HLS ARRAY_PARTITION variable=reciprocals complete dim=1
 #pragma HLS BIND_STORAGE variable=reciprocals type=ram_s2p impl=lutram
-        unsigned from = 0, at = 0, beat = 0, idle = 0, column = 0, group = 0;  // of a packet
-        uint32_t carried[3] = {}, before[4] = {}, weights[8] = {};
-#pragma HLS ARRAY_PARTITION variable=carried complete
-#pragma HLS ARRAY_PARTITION variable=before complete
-#pragma HLS ARRAY_PARTITION variable=weights complete
+        bool from = true, next_from = false, known = false, odd = false;  // the next packet is known; this one is odd
+        uint8_t beat = 0, column = 0, group = 0, next_column = 0, next_group = 0, dividing = 0;
+        WeightSums weights = {};
+#pragma HLS ARRAY_PARTITION variable=weights.of complete
         uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
         const auto step = [&] {
-            if (idle) {
-                const unsigned row = division - idle--;
-                if (row >= 8) return;
-                const RowFactor divisor = normal<19>(weights[0], 0);
-                const auto reciprocal = static_cast<uint16_t>(divided<16, 15>(1 << weight_bits, divisor.mantissa));
-                reciprocals[row % 2][row / 2] = {reciprocal, static_cast<int16_t>(-weight_bits - divisor.exponent)};
-                for (unsigned i = 0; i < 7; ++i) {
+            const bool begins = beat == 0 && known && !dividing;
+            if (begins) {
+                from = next_from;
+                column = next_column;
+                group = next_group;
+                known = false;
+                odd = !odd;
+            }
+            if (dividing) {
+                const unsigned row = division - dividing--;
+                if (row < 8) {
+                    const RowFactor divisor = normal<19>(weights.of[0], 0);
+                    const auto reciprocal = static_cast<uint16_t>(divided<16, 15>(1 << weight_bits, divisor.mantissa));
+                    reciprocals[row % 2][4 * !odd + row / 2] = {reciprocal,
+                                                                static_cast<int16_t>(-weight_bits - divisor.exponent)};
+                    for (unsigned i = 0; i < 7; ++i) {
 #pragma HLS UNROLL
-                    weights[i] = weights[i + 1];
+                        weights.of[i] = weights.of[i + 1];
+                    }
                 }
-                return;
-            }
-            if (at == 0) {
-                RSN_WAIT_FOR_ANY(results[0], results[1]);
-                const bool first = !results[0].empty(), second = !results[1].empty();
-                if (!first && !second) return;
-                from = !first;
-            }
-            const Beat128 in = from ? results[1].read() : results[0].read();
-            uint32_t words[4] = {carried[0], carried[1], carried[2], in[0]};
-            for (unsigned i = 0; i < 3; ++i) {
-#pragma HLS UNROLL
-                carried[i] = in[i + 1];
-            }
-            if (at++ == 0) {
-                const unsigned number = in[0] & packet_number, source = 2 * number + from;
-                column = number / 2 * 2 + from;
-                group = (2 * packets[source]++ + number % 2) * in_packet / 8;
-                beat = 0;
-                if (op.residual) asks << Place{static_cast<uint8_t>(column), static_cast<uint8_t>(group)};
-                return;
-            }
-            const unsigned chunk = at - 2;
-            if (at == window_beats) {
-                at = 0;
-                --left;
-            }
-            if (op.attention && chunk < head_chunks) {
-                for (unsigned i = 0; i < 4; ++i) {
-#pragma HLS UNROLL
-                    weights[i] = weights[i + 4];
-                    weights[i + 4] = words[i];
+            } else if (!known && unknown) {
+                if (beat == 0 && !begins) RSN_WAIT_FOR_ANY(packets[0], packets[1]);
+                const bool first = !packets[0].empty(), second = !packets[1].empty();
+                if (first || second) {
+                    next_from = second && (!first || !from);  // in turn, if there are both
+                    const unsigned number = next_from ? packets[1].read() : packets[0].read();
+                    if (op.attention) weights = next_from ? weights_of[1].read() : weights_of[0].read();
+                    dividing = op.attention ? division : 0;
+                    uint8_t &before = packets_of[2 * number + next_from];
+                    next_column = static_cast<uint8_t>(number / 2 * 2 + next_from);
+                    next_group = static_cast<uint8_t>((2 * before++ + number % 2) * in_packet / 8);
+                    known = true;
+                    --unknown;
+                    if (op.residual) asks << Place{next_column, next_group};
                 }
-                if (chunk + 1 == head_chunks) idle = division;
-                return;
             }
-            if (op.attention && chunk % 2 == 0) {
-                for (unsigned i = 0; i < 4; ++i) {
-#pragma HLS UNROLL
-                    before[i] = words[i];
-                }
-                return;
-            }
-            if (!op.attention && chunk >= chunks - head_chunks) return;  // without meaning
+            if (beat == 0 && !begins) return;
+            const Results in = from ? results[1].read() : results[0].read();
             const unsigned n = beat % group_beats, two = two_rows(n), eight_rows = group + beat / group_beats;
-            if (n == 0) places << Place{static_cast<uint8_t>(column), static_cast<uint8_t>(eight_rows)};
+            if (n == 0) places << Place{column, static_cast<uint8_t>(eight_rows)};
             Packed residue = {};
             if (op.residual) residue = residuals.read();  // hls-allow state-order: they wait for no place
             ScaledBy factor_of[2];
@@ -164,7 +217,7 @@ post_uops:
             const int of_bias = columns.second_exponent[column];
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
-                const RowFactor &by = op.attention ? reciprocals[i][two] : of_rows[i][4 * eight_rows + two];
+                const RowFactor &by = op.attention ? reciprocals[i][4 * odd + two] : of_rows[i][4 * eight_rows + two];
                 const int exponent = of_scale + by.exponent;
                 top[i] = exponent + product_bits;
                 if (!op.attention) top[i] = larger(top[i], of_bias + kept_bits);
@@ -180,11 +233,10 @@ post_uops:
 #pragma HLS UNROLL
                 const unsigned i = e / 4, of_four = four_columns(n);
                 const unsigned word = 4 * column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
-                const auto drained = static_cast<int16_t>(words[e / 2] >> e % 2 * 16);
+                const auto drained = static_cast<int16_t>(int64_t{in.of[e]});
                 Shifted product{within<30>(int64_t{drained} * columns.first[word][in_word])};
                 product.by(4);
-                const auto sum = static_cast<int32_t>(e < 4 ? before[e] : words[e - 4]);
-                const int64_t scaling = op.attention ? within<26>(sum) : product.rounded();
+                const int64_t scaling = op.attention ? int64_t{in.of[e]} : product.rounded();
                 int64_t v = scaled<least, sum_bits>(scaling, factor_of[i]);
                 if (!op.attention) v += aligned<15, 14>(columns.second[word][in_word], bias_by[i]);
                 if (op.residual) v += aligned<15, 14>(residue.of[e], residue_by[i]);
@@ -206,7 +258,9 @@ post_uops:
                 made.made[i] = static_cast<Exponent>(stored_exponent(of_row, top[i], eight ? 8 : 16));
             }
             if (n >= group_beats - 8 && n % 4 > 1) exponents << made;
-            ++beat;
+            const bool ends = beat + 1u == packet_beats;
+            beat = ends ? 0 : static_cast<uint8_t>(beat + 1);
+            left -= ends;
         };
     post_beats:
         while (left) {  // hls-allow interval: no reciprocal is read within `division` cycles of its writing
@@ -243,66 +297,94 @@ residual_uops:
             norms[r % 4][groups * stores + r / 4] = statistics.read();
         }
         if (!stores && op.op != take) continue;
-    residual_blocks:
-        for (unsigned block = 0; block < op.blocks; ++block) {
-            if (normalises) affine.take(stores ? 0 : block, constants);
-            if (!stores && block + 1 < op.blocks) continue;
-            // A packet of Post has 16 rows; what is stored, all rows of a block.
-            const unsigned eights = stores ? op.rows / 8 : 2;
-        residual_groups:
-            for (unsigned n = 0; n < (stores ? 1u : op.blocks * op.rows / 16); ++n) {
-                const Place at = stores ? Place{static_cast<uint8_t>(block), 0} : asks.read();
-                const unsigned block_at = block_of(stores ? op.slot : op.residual_slot, op.rows) + at.column;
-                const unsigned first = block_at * groups + 2 * at.group, c = stores ? 0 : at.column;
-                uint32_t most[8];  // of eight rows: a bit is set where it is in some magnitude
+        // A packet of Post has 16 rows; what is stored, all rows of a block.
+        const uint8_t items = static_cast<uint8_t>(stores ? op.blocks : op.blocks * op.rows / window_rows);
+        const uint16_t cells_of = static_cast<uint16_t>(stores ? op.rows * block_columns / 16 : 2 * in_eight);
+        const uint8_t vectors = !normalises ? 0 : stores ? 1 : op.blocks;
+    residual_constants:
+        for (unsigned c = 0; c < vectors; ++c) affine.take(c, constants);
+        uint8_t left = items, unasked = items, ahead = 0;
+        uint16_t asked = 0, taken = 0;  // cells of an item
+        bool known = false;  // the item that is asked for
+        Place next = {}, at = {};
+        uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
-                constexpr unsigned in_eight = group_beats / 2;
-                const auto address = [&](unsigned i) { return x_word(first + i / in_eight * 2, i % in_eight); };
-                read_normalised(reads, cells, eights * in_eight, address, [&](unsigned cell_number, const XCell &cell) {
-                    const unsigned i = cell_number % in_eight, half = i / 2 % 2, of_four = four_columns(2 * i);
-                    const unsigned group = 2 * (at.group + cell_number / in_eight) + half;
-                residual_beats:
-                    for (unsigned b = 0; b < 2; ++b) {
-#pragma HLS UNROLL
-                        Values out;
-                        RowExponents made = {false, false, stores, {}, {}};
-                    residual_rows:
-                        for (unsigned r = 0; r < 2; ++r) {
-#pragma HLS UNROLL
-                            const unsigned four = 2 * b + r;
-                            const Statistics &norm = norms[four][groups * stores + group];
-                            const int exponent = norm.top - guard + 13 + affine.first_exponent[c]
-                                + norm.inverse.exponent, of_shift = affine.second_exponent[c];
-                            const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
-                            const ScaledBy by = scaled_by<least>(norm.inverse.mantissa, top - exponent);
-                            const unsigned lower = to_right<15 + guard>(norm.top - cell.exponent[four]);
-                            const BothWays shift_by = both_ways<15, 14>(top - of_shift);
-                            uint32_t bits = 0;
-                            for (unsigned e = 0; e < 4; ++e) {
-#pragma HLS UNROLL
-                                const unsigned word = 4 * c + of_four / 4, in_word = of_four % 4 * 4 + e;
-                                const int16_t x = cell.of[4 * four + e];
-                                int64_t v = x;
-                                if (normalises) {
-                                    const int16_t gain = affine.first[word][in_word];
-                                    v = scaled<least, sum_bits>(centred(x, lower, norm.mean, gain), by)
-                                        + aligned<15, 14>(affine.second[word][in_word], shift_by);
-                                }
-                                out[4 * r + e] = static_cast<int32_t>(within<30>(v));
-                                bits |= static_cast<uint32_t>(magnitude(v));
-                            }
-                            uint32_t &of_row = most[4 * half + four];
-                            of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
-                            made.from[r] = static_cast<Exponent>(normalises ? top : cell.exponent[four]);
-                            made.made[r] = static_cast<Exponent>(
-                                normalises ? stored_exponent(of_row, top, 16) : cell.exponent[four]);
-                        }
-                        values << out;
-                        // hls-allow state-order: values wait for their exponents, not these for them
-                        if (i >= in_eight - 4 && i % 2) exponents << made;
-                    }
-                });
+        const unsigned base = block_of(stores ? op.slot : op.residual_slot, op.rows);
+        const auto step = [&] {
+            if (!known && unasked) {
+                if (!stores && !ahead) RSN_WAIT_FOR_ANY(asks);
+                known = stores || !asks.empty();
+                if (stores) next = {static_cast<uint8_t>(items - unasked), 0};
+                else if (known) next = asks.read();
             }
+            const bool asking = known, taking = asking ? ahead == cells_ahead : ahead != 0;
+            if (asking) {
+                const unsigned first = (base + next.column) * groups + 2 * next.group;
+                const unsigned address = x_word(first + asked / in_eight * 2, asked % in_eight);
+                reads << CellRead{false, static_cast<uint16_t>(address)};
+                const bool whole = asked + 1u == cells_of;
+                asked = whole ? 0 : static_cast<uint16_t>(asked + 1);
+                known = !whole;
+                unasked -= whole;
+            }
+            ahead = static_cast<uint8_t>(ahead + asking - taking);
+            if (!taking) return;
+            const XCell cell = cells.read();
+            if (taken == 0) at = next;  // it is still asked for
+            // A norm of what is stored has the vectors of one block in use, and gets those of the next one.
+            const unsigned c = stores ? at.column % 2 : at.column;
+            if (stores && normalises && taken < piece_words && at.column + 1u < items)
+                affine.put(!c, taken, constants.read());  // hls-allow state-order: they come by themselves
+            const unsigned i = taken % in_eight, half = i / 2 % 2, of_four = four_columns(2 * i);
+            const unsigned group = 2 * (at.group + taken / in_eight) + half;
+        residual_beats:
+            for (unsigned b = 0; b < 2; ++b) {
+#pragma HLS UNROLL
+                Values out;
+                RowExponents made = {false, false, stores, {}, {}};
+            residual_rows:
+                for (unsigned r = 0; r < 2; ++r) {
+#pragma HLS UNROLL
+                    const unsigned four = 2 * b + r;
+                    const Statistics &norm = norms[four][groups * stores + group];
+                    const int exponent = norm.top - guard + 13 + affine.first_exponent[c]
+                        + norm.inverse.exponent, of_shift = affine.second_exponent[c];
+                    const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
+                    const ScaledBy by = scaled_by<least>(norm.inverse.mantissa, top - exponent);
+                    const unsigned lower = to_right<15 + guard>(norm.top - cell.exponent[four]);
+                    const BothWays shift_by = both_ways<15, 14>(top - of_shift);
+                    uint32_t bits = 0;
+                    for (unsigned e = 0; e < 4; ++e) {
+#pragma HLS UNROLL
+                        const unsigned word = 4 * c + of_four / 4, in_word = of_four % 4 * 4 + e;
+                        const int16_t x = cell.of[4 * four + e];
+                        int64_t v = x;
+                        if (normalises) {
+                            const int16_t gain = affine.first[word][in_word];
+                            v = scaled<least, sum_bits>(centred(x, lower, norm.mean, gain), by)
+                                + aligned<15, 14>(affine.second[word][in_word], shift_by);
+                        }
+                        out[4 * r + e] = static_cast<int32_t>(within<30>(v));
+                        bits |= static_cast<uint32_t>(magnitude(v));
+                    }
+                    uint32_t &of_row = most[4 * half + four];
+                    of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
+                    made.from[r] = static_cast<Exponent>(normalises ? top : cell.exponent[four]);
+                    made.made[r] = static_cast<Exponent>(
+                        normalises ? stored_exponent(of_row, top, 16) : cell.exponent[four]);
+                }
+                values << out;
+                // hls-allow state-order: values wait for their exponents, not these for them
+                if (i >= in_eight - 4 && i % 2) exponents << made;
+            }
+            const bool whole = taken + 1u == cells_of;
+            taken = whole ? 0 : static_cast<uint16_t>(taken + 1);
+            left -= whole;
+        };
+    residual_cells:
+        while (left) {
+#pragma HLS PIPELINE II=ii::residual style=flp
+            step();
         }
     }
 }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr unsigned chunk_cells = 2 * groups * t_words / 2;  // of both tiles
 constexpr unsigned record_beats = ChunkRecord::words / 4;
-constexpr unsigned slice_keys = 32;
+constexpr unsigned slice_keys = 32, slice_words = 64;
 constexpr Exponent no_more = 1000;
 
 // Groups of four rows of chunks.
@@ -262,25 +262,115 @@ namespace {
 struct SliceOrder {
     uint8_t pair = 0, turn = 0, lower = 0, inner = 0, outer = 0;  // lower: lanes times turns
 
-    void next(unsigned turns, unsigned inners, unsigned of_sequence) {
+    bool begins() const {
+#pragma HLS INLINE
+        return !pair && !turn && !inner && !outer;
+    }
+    // Returns whether the slice ends.
+    bool next(unsigned turns, unsigned inners, unsigned of_sequence) {
 #pragma HLS INLINE
         const bool both = pair, all = both && turn + 1u == turns, whole = all && inner + 1u == inners;
+        const bool ends = whole && (outer + 1u) * inners == 32;
         pair = !pair;
         turn = all ? 0 : static_cast<uint8_t>(turn + both);
         lower = all ? 0 : static_cast<uint8_t>(lower + (both ? of_sequence : 0));
         inner = whole ? 0 : static_cast<uint8_t>(inner + all);
-        outer = static_cast<uint8_t>(outer + whole);
+        outer = ends ? 0 : static_cast<uint8_t>(outer + whole);
+        return ends;
     }
 };
 
-// Both halves of a slice: how many lanes are behind the first one of a column, and groups of rows in front of them.
-struct SlicePlace {
-    unsigned behind[2], group[2];
-    SlicePlace(unsigned rows, unsigned slice) {
+// Goes through the slices of a sequence: once for its keys, then for keys and values in turn. Of both halves of a slice,
+// how many lanes are behind the first one of a column, and groups of rows in front of them.
+struct SliceWalk {
+    uint8_t behind[2], group[2], slice = 0;
+    bool second = false, of_keys = true;
+    const uint8_t groups, slices;
+
+    SliceWalk(unsigned rows, unsigned lanes)
+        : groups(static_cast<uint8_t>(rows / 4)),
+          slices(static_cast<uint8_t>((rows * lanes + slice_keys - 1) / slice_keys)) {
+#pragma HLS INLINE
+        begin();
+    }
+    bool last() const {
+#pragma HLS INLINE
+        return second && !of_keys && slice + 1 == slices;
+    }
+    void next() {
+#pragma HLS INLINE
+        const bool both = second && of_keys, ends = slice + 1 == slices;
+        of_keys = !both;
+        if (both) return;
+        slice = ends ? 0 : static_cast<uint8_t>(slice + 1);
+        if (ends) {
+            of_keys = true;
+            second = true;
+            begin();
+            return;
+        }
         for (unsigned half = 0; half < 2; ++half) {
-            const unsigned key = slice * slice_keys + half * slice_keys / 2;
-            behind[half] = key / rows;
-            group[half] = key % rows / 4;
+#pragma HLS UNROLL
+            group[half] = static_cast<uint8_t>(group[half] + slice_keys / 4);
+            for (unsigned i = 0; i < 2; ++i) {
+#pragma HLS UNROLL
+                if (group[half] < groups) continue;
+                group[half] = static_cast<uint8_t>(group[half] - groups);
+                ++behind[half];
+            }
+        }
+    }
+
+  private:
+    void begin() {
+#pragma HLS INLINE
+        behind[0] = group[0] = 0;
+        behind[1] = groups == 4;
+        group[1] = groups == 4 ? 0 : 4;
+    }
+};
+
+// Words of slices: where they are, and in which order.
+struct SliceWords {
+    SliceWalk walk;
+    SliceOrder at;
+    uint8_t first_head[2] = {};  // that a lane serves, of both halves of the slice
+    const uint8_t own, lanes, turns;
+
+    // own: the lane's number in the sequence.
+    SliceWords(unsigned rows, unsigned own, unsigned lanes, unsigned turns)
+        : walk(rows, lanes), own(static_cast<uint8_t>(own)), lanes(static_cast<uint8_t>(lanes)),
+          turns(static_cast<uint8_t>(turns)) {
+#pragma HLS INLINE
+        served();
+    }
+    unsigned half() const {
+#pragma HLS INLINE
+        return (walk.of_keys ? at.outer : at.inner) / 2 % 2;
+    }
+    unsigned head() const {
+#pragma HLS INLINE
+        return first_head[half()] + at.lower;
+    }
+    unsigned group() const {
+#pragma HLS INLINE
+        return walk.group[half()] + (walk.of_keys ? at.outer : at.inner) % 2 * 2 + at.pair;
+    }
+    void next() {
+#pragma HLS INLINE
+        const bool ends = at.next(turns, walk.of_keys ? 8 : 4, lanes);
+        if (!ends) return;
+        walk.next();
+        served();
+    }
+
+  private:
+    void served() {
+#pragma HLS INLINE
+        for (unsigned half = 0; half < 2; ++half) {
+#pragma HLS UNROLL
+            const bool around = own < walk.behind[half];
+            first_head[half] = static_cast<uint8_t>(own - walk.behind[half] + (around ? lanes : 0));
         }
     }
 };
@@ -314,59 +404,43 @@ heads_uops:
     heads_of_values:
         for (unsigned head = 0; has_rows && head < op.heads; ++head) of_values << top[1][head];
         const unsigned turns = (op.heads + op.lanes - 1u) / op.lanes;
-        const unsigned slices = (op.key_rows * op.lanes + slice_keys - 1u) / slice_keys;
-    heads_slices:
-        for (unsigned n = 0; has_rows && n < 3 * slices; ++n) {
-            const bool of_keys = n < slices || (n - slices) % 2 == 0;
-            const unsigned slice = n < slices ? n : (n - slices) / 2, inners = of_keys ? 8 : 4;
-            if (n + 1 == 3 * slices) safe.read();
-            const SlicePlace place(op.key_rows, slice);
-            unsigned first_head[2];  // that this lane serves, of both halves of the slice
-            for (unsigned half = 0; half < 2; ++half)
-                first_head[half] = (lane - op.first + op.lanes - place.behind[half] % op.lanes) % op.lanes;
-            SliceOrder asked, taken;
-            TCell upper_four = {};
-            Bytes held = {};  // the second block of eight values, which leaves one cycle later
-            bool holds = false;
-            const auto address = [&](unsigned) {
-                const unsigned octet = of_keys ? asked.outer : asked.inner, half = octet / 2 % 2;
-                const unsigned head = first_head[half] + asked.lower;
-                const unsigned group = place.group[half] + octet % 2 * 2 + asked.pair;
-                const unsigned k = of_keys ? asked.inner : asked.outer;
-                asked.next(turns, inners, op.lanes);
-                return head_cell(slots[!of_keys], head, op.narrow, group, k);
-            };
-            read_slowly(reads, cells, 64 * turns, address, [&](unsigned, const TCell &cell) {
-                const unsigned octet = of_keys ? taken.outer : taken.inner, half = octet / 2 % 2;
-                const unsigned head = first_head[half] + taken.lower;
-                const unsigned group = place.group[half] + octet % 2 * 2 + taken.pair;
-                const bool counts = place.behind[half] < op.lanes && head < op.heads;
-                Exponent tops[4];
-                bool shows[4];
-                for (unsigned r = 0; r < 4; ++r) {
+        SliceWords asked(op.key_rows, lane - op.first, op.lanes, turns), taken = asked;
+        TCell upper_four = {};
+        const unsigned words = has_rows ? 3 * asked.walk.slices * slice_words * turns : 0;
+        const auto address = [&](unsigned) {
+            const bool of_keys = asked.walk.of_keys;
+            const unsigned k = of_keys ? asked.at.inner : asked.at.outer;
+            const unsigned at = head_cell(slots[!of_keys], asked.head(), op.narrow, asked.group(), k);
+            asked.next();
+            return at;
+        };
+        read_slowly(reads, cells, words, address, [&](unsigned, const TCell &cell) {
+            const bool of_keys = taken.walk.of_keys, whole = taken.at.pair;
+            const unsigned head = taken.head(), group = taken.group();
+            // hls-allow state-order: Post ends what came before by itself
+            if (taken.walk.last() && taken.at.begins()) safe.read();
+            Exponent tops[4];
+            bool shows[4];
+            for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                    tops[r] = top[!of_keys][head % pairs];
-                    shows[r] = before_lane + 4 * group + r < op.keys;
-                }
-                const Bytes four = aligned(cell, tops, shows);
-                const bool whole = taken.pair;
-                Bytes out, second;
-                for (unsigned e = 0; e < 32; ++e) {
+                tops[r] = top[!of_keys][head % pairs];
+                shows[r] = before_lane + 4 * group + r < op.keys;
+            }
+            const Bytes four = aligned(cell, tops, shows);
+            Bytes out, second;  // of values, two blocks of eight
+            for (unsigned e = 0; e < 32; ++e) {
 #pragma HLS UNROLL
-                    if (of_keys) out[e] = four[e % 4 * 8 + e / 4];  // 8 columns by 4 keys
-                    else if (!whole) out[e] = held[e];
-                    else out[e] = e < 16 ? upper_four.of[e / 4 * 8 + e % 4] : four[e / 4 % 4 * 8 + e % 4];
-                    second[e] = e < 16 ? upper_four.of[e / 4 * 8 + 4 + e % 4] : four[e / 4 % 4 * 8 + 4 + e % 4];
-                }
-                upper_four.of = four;
-                taken.next(turns, inners, op.lanes);
-                const bool now = of_keys || whole;
-                if (now ? counts : holds) to << out;
-                holds = !of_keys && whole && counts;
-                held = second;
-            });
-            if (holds) to << held;
-        }
+                out[e] = of_keys ? four[e % 4 * 8 + e / 4]  // 8 columns by 4 keys
+                    : e < 16 ? upper_four.of[e / 4 * 8 + e % 4] : four[e / 4 % 4 * 8 + e % 4];
+                second[e] = e < 16 ? upper_four.of[e / 4 * 8 + 4 + e % 4] : four[e / 4 % 4 * 8 + 4 + e % 4];
+            }
+            upper_four.of = four;
+            if (taken.walk.behind[taken.half()] < op.lanes && head < op.heads && (of_keys || whole)) {
+                to << out;
+                if (!of_keys) to << second;
+            }
+            taken.next();
+        });
         free << Token(1);
     }
     reads << CellRead{true, 0};
@@ -380,31 +454,42 @@ rotate_uops:
         if (uop.last) break;
         const Heads op = Heads::decode(uop.words);
         const unsigned turns = (op.heads + op.lanes - 1u) / op.lanes;
-        const unsigned slices = (op.key_rows * op.lanes + slice_keys - 1u) / slice_keys;
+        uint8_t in_turn[pairs], turn_of[pairs], next_in_turn = 0, next_turn = 0;
+#pragma HLS ARRAY_PARTITION variable=in_turn complete
+#pragma HLS ARRAY_PARTITION variable=turn_of complete
+    rotate_turns:
+        for (unsigned i = 0; i < pairs; ++i) {
+#pragma HLS UNROLL
+            in_turn[i] = next_in_turn;
+            turn_of[i] = next_turn;
+            const bool whole = next_in_turn + 1u == op.lanes;
+            next_in_turn = whole ? 0 : static_cast<uint8_t>(next_in_turn + 1);
+            next_turn = static_cast<uint8_t>(next_turn + whole);
+        }
+        SliceWalk walk(op.key_rows, op.lanes);
     rotate_slices:
-        for (unsigned n = 0; op.heads && n < 3 * slices; ++n) {
-            const bool of_keys = n < slices || (n - slices) % 2 == 0;
-            const unsigned slice = n < slices ? n : (n - slices) / 2;
-            const SlicePlace place(op.key_rows, slice);
-            unsigned first_head[2][lanes], lane_of[2][pairs], turn_of[pairs];
+        for (unsigned n = 0; op.heads && n < 3u * walk.slices; ++n) {
+            const bool of_keys = walk.of_keys;
+            uint8_t first_head[2][lanes], lane_of[2][pairs];
 #pragma HLS ARRAY_PARTITION variable=first_head complete dim=0
 #pragma HLS ARRAY_PARTITION variable=lane_of complete dim=0
-#pragma HLS ARRAY_PARTITION variable=turn_of complete
         rotate_places:
             for (unsigned i = 0; i < lanes; ++i) {
+#pragma HLS UNROLL
                 const unsigned own = (i + lanes - op.first) % lanes;  // of the sequence
-                turn_of[i] = i / op.lanes;
                 for (unsigned half = 0; half < 2; ++half) {
-                    const unsigned behind = place.behind[half];
+#pragma HLS UNROLL
+                    const unsigned behind = walk.behind[half], there = in_turn[i] + behind;
                     const bool has_rows = own < op.lanes && behind < op.lanes;
-                    first_head[half][i] = has_rows ? (own + op.lanes - behind) % op.lanes : pairs;
-                    const unsigned source = (op.first + (i % op.lanes + behind) % op.lanes) % lanes;
-                    lane_of[half][i] = behind < op.lanes ? source : lanes;
+                    const unsigned from_own = own < behind ? own + op.lanes - behind : own - behind;
+                    first_head[half][i] = static_cast<uint8_t>(has_rows ? from_own : pairs);
+                    const unsigned source = (op.first + (there < op.lanes ? there : there - op.lanes)) % lanes;
+                    lane_of[half][i] = static_cast<uint8_t>(behind < op.lanes ? source : lanes);
                 }
             }
             SliceOrder at;
         rotate_words:
-            for (unsigned i = 0; i < 64 * turns; ++i) {
+            for (unsigned i = 0; i < slice_words * turns; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
                 const unsigned half = (of_keys ? at.outer : at.inner) / 2 % 2;
                 Bytes words[lanes] = {};
@@ -420,6 +505,7 @@ rotate_uops:
                 }
                 at.next(turns, of_keys ? 8 : 4, op.lanes);
             }
+            walk.next();
         }
     }
 }

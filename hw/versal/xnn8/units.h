@@ -83,6 +83,20 @@ struct Transfer {
     uint32_t addr, size;
 };
 
+// What a stream of results brings: of heads or of a product, so many packets.
+struct PacketsDue {
+    bool last, attention;
+    uint8_t count;
+};
+// From which pair, and which of its two channels.
+using PacketNumber = ap_uint<3>;
+// Eight results of a packet; and the sums of weights of its eight rows.
+struct Results {
+    ap_int<27> of[8];
+};
+struct WeightSums {
+    ap_uint<19> of[8];
+};
 // Eight rows of a block: those of a column of pairs.
 struct Place {
     uint8_t column, group;
@@ -127,12 +141,12 @@ constexpr unsigned group_beats = 64;
 // and those of their words of X: the i-th of the eight rows from an even group on.
 constexpr unsigned x_word(unsigned group, unsigned i) { return (group + i / 2 % 2) * x_words + i / 4 * 2 + i % 2; }
 
-// Asks a memory for `count` cells, Ahead of them before it takes the first. at(i): the address of one; take(i, cell).
-template <unsigned Ahead = under_way, typename Word, typename At, typename Take>
+// Asks a memory for `count` cells, `under_way` of them before it takes the first. at(i): the address of one; take(i, cell).
+template <typename Word, typename At, typename Take>
 void read_cell(unsigned i, hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At &at, Take &take) {
 #pragma HLS INLINE
     if (i < count) reads << CellRead{false, static_cast<uint16_t>(at(i))};
-    if (i >= Ahead) take(i - Ahead, words.read());
+    if (i >= under_way) take(i - under_way, words.read());
 }
 template <typename Word, typename At, typename Take>
 void read_cells(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At at, Take take) {
@@ -151,18 +165,6 @@ each_second_cycle:
     for (unsigned i = 0; i < count + under_way; ++i) {
 #pragma HLS PIPELINE II=ii::x style=flp
         read_cell(i, reads, words, count, at, take);
-    }
-}
-
-// One in four cycles, of which each element is normalised.
-template <typename Word, typename At, typename Take>
-void read_normalised(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At at, Take take) {
-#pragma HLS INLINE
-    constexpr unsigned ahead = under_way / 4;
-each_fourth_cycle:
-    for (unsigned i = 0; i < count + ahead; ++i) {
-#pragma HLS PIPELINE II=ii::residual style=flp
-        read_cell<ahead>(i, reads, words, count, at, take);
     }
 }
 
@@ -238,8 +240,11 @@ void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes]
            hls::stream<RowBound> bounds[lanes], hls::stream<RowScale> scales[lanes]);
 
 // post.cpp
+void gather(hls::stream<PacketsDue> &due, hls::stream<Beat128> &results, hls::stream<PacketNumber> &packets,
+            hls::stream<WeightSums> &weights, hls::stream<Results> &to);
 void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
-          hls::stream<Exponent> &of_values, hls::stream<Beat128> results[2], hls::stream<Place> &asks,
+          hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[2], hls::stream<PacketNumber> packets[2],
+          hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<Place> &asks,
           hls::stream<Packed> &residuals, hls::stream<Place> &places, hls::stream<RowExponents> &exponents,
           hls::stream<Values> &values, hls::stream<Token> &taken);
 void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,

@@ -68,35 +68,26 @@ SEND, HEADS = range(2)
 # The loops that these cycles follow are in hw/versal/xnn8: intervals, and what a pipeline takes until it is full.
 
 
+PACKET = 131
+"""Beats of a packet of results, with its header: 16 rows of a block, or 8 rows of the sums of a head."""
+
+
 def _results(rows: int) -> int:
     """Cycles in which a lane takes a block of results. 16 rows are a packet of 2080 bytes and a header; Post computes 8
     elements a cycle."""
-    return rows // 16 * 131
+    return rows // 16 * PACKET
 
 
-HEAD_PACKET = 131 + 32
-"""Cycles of 8 rows of the sums of a head, with their divisions."""
-
-
-def _heads(rows: int) -> int:
-    """Cycles for the sums of a head, of which 8 rows are such a packet: from one of two streams at a time, behind 32
-    cycles for their divisions."""
-    return rows // 8 * HEAD_PACKET
+def _heads(rows: int, heads: int) -> float:
+    """Cycles for the sums of a head, of which 8 rows are a packet. Two streams have every other head each; Post takes a
+    packet of theirs in turn, in half the time in which it comes, and divides for the next one meanwhile."""
+    return rows // 8 * PACKET * -(-heads // 2) / heads
 
 
 def _added(rows: int) -> int:
-    """Cycles for a block that is stored in X with its statistics."""
+    """Cycles for a block that is stored in X with its statistics, with a residual or without, or that goes from X to
+    DDR: a cell of X in four cycles, one behind the other."""
     return rows * BLOCK // 4
-
-
-def _residual(rows: int) -> int:
-    """Cycles for a block with a residual: 16 rows at a time, a cell of X in four cycles, four cells ahead."""
-    return rows // 16 * (4 * (BLOCK + 4) + FILL)
-
-
-def _stored(rows: int) -> int:
-    """Cycles for a block from X to DDR, which is read like a residual."""
-    return 4 * (rows * BLOCK // 16 + 4) + FILL
 
 
 def _walked(rows: int) -> int:
@@ -131,9 +122,9 @@ def _bits(uop: PanelRows) -> int:
 
 def _keys(uop: PanelHeads) -> float:
     """Cycles in which a part of the keys or values of a sequence passes on. For each slice of 32 keys, a lane serves
-    one column of pairs after the other: 64 words of a head, each in two cycles, 16 of them ahead."""
+    one column of pairs after the other: 64 words of a head, each in two cycles."""
     of_lane = -(-uop.heads // uop.lanes) << uop.wide
-    each = 2 * (SLICE_KEYS * BLOCK // 32 * of_lane + AHEAD) + FILL
+    each = 2 * SLICE_KEYS * BLOCK // 32 * of_lane
     return slices_of_keys(uop.key_rows, uop.lanes) * each / slices(uop.key_rows)
 
 
@@ -387,7 +378,7 @@ class PanelRowsUnit(Unit):
                 x = self.x.of(rows, slot, 1)
                 return (row_words(normalised(x, taken[0], norm[0]) if taken else x),)
 
-            cycles = (_moved_short if in_t else _stored)(uop.rows)
+            cycles = (_moved_short if in_t else _added)(uop.rows)
             yield Step("lane_word", cycles, puts=(self._stores,), do=make)
 
     def _send(self, uop: PanelRows) -> Steps:
@@ -559,12 +550,12 @@ def heads_of_results(uop: PanelRows) -> int:
     return 1 + uop.narrow
 
 
-def _post_cycles(uop: PanelRows) -> int:
+def _post_cycles(uop: PanelRows) -> float:
     """Cycles in which a lane takes a result."""
     if uop.attention:
-        return _heads(uop.rows << uop.wide)
+        return _heads(uop.rows << uop.wide, uop.blocks)
     if uop.residual:
-        return _residual(uop.rows)
+        return _added(uop.rows)
     if uop.norm or uop.gated:  # a gate takes both its results at the same time, from two streams
         return _results(uop.rows)
     return _added(uop.rows) if uop.rotated or uop.memory == LaneMemory.X else _results(uop.rows)
@@ -717,7 +708,7 @@ class HeadsUnit(LaneReader):
             return
         made: list[Any] = []
         cycles, count = _keys(uop), slices(uop.key_rows)
-        yield Step("lane_word", 2 * _exponents(uop.heads, uop.key_rows))
+        yield Step("lane_word", 2 * _exponents(uop.heads, uop.key_rows) + 2 * AHEAD + FILL)
         for passed, slots in enumerate(((uop.keys_slot,), (uop.keys_slot, uop.values))):
             for number in range(count):
 

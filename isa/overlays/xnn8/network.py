@@ -16,6 +16,8 @@ INDENT = " " * 4
 PORTS = 4
 BANKS = {"LPDDR": 16 * 32, "DDR": 16 * 32}
 """Words of 256 bit that a port's stream of weights holds: those of the overlay's stream."""
+GATHERED = 64
+"""Beats of a packet of a head: Post takes them twice as fast as they come, so that the other stream waits for half."""
 _ENGINE = "[engines]"
 _LANES = f"{_ENGINE}[lanes]"
 
@@ -58,6 +60,10 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("Statistics", "statistics", _LANES, 64),
     ("RowFactor", "factors", _LANES, 128),
     ("Exponent", "of_values", _LANES, 32),
+    ("PacketsDue", "due", f"{_LANES}[2]", 2),
+    ("PacketNumber", "packets", f"{_LANES}[2]", 2),
+    ("WeightSums", "weight_sums", f"{_LANES}[2]", 2),
+    ("Results", "gathered", f"{_LANES}[2]", GATHERED),
     ("Place", "asks", _LANES, 4),
     ("RowExponents", "residual_exponents", _LANES, 8),
     ("Values", "residual_values", _LANES, 128),
@@ -192,9 +198,11 @@ def _lane(engine: int, lane: int) -> Iterator[tuple[str, str, list[str]]]:
         "stored_values",
     )
     yield rows, "rows", [*own, *of("rows_constants", "free", "filled", *memories, *parts)]
-    given = of("post_uops", "post_constants", "factors", "of_values")
-    made = of("asks", "residuals", "places", "exponents", "values", "taken")
-    yield rows, "post", [*given, f"c{engine}[{lane}]", *made]
+    gathered = ("packets", "weight_sums", "gathered")
+    for i in range(2):
+        yield rows, "gather", [f"due{at}[{i}]", f"c{engine}[{lane}][{i}]", *of(*(f"{x}@[{i}]" for x in gathered))]
+    given = of("post_uops", "post_constants", "factors", "of_values", "due", *gathered)
+    yield rows, "post", [*given, *of("asks", "residuals", "places", "exponents", "values", "taken")]
     given = of("residual_uops", "residual_constants", "statistics", "asks", "x_reads@[1]", "x_cells@[1]")
     yield rows, "residual", [*given, *of("residual_exponents", "residual_values")]
     yield rows, "pack_results", of("exponents", "values", "results")

@@ -58,6 +58,10 @@ ELEMENTS = {
     "Shorts": WORD,
     "Values": WORD,
     "Exponent": 16,
+    "PacketsDue": 2 + 8,
+    "PacketNumber": 3,
+    "WeightSums": 8 * 19,
+    "Results": 8 * 27,
     "Place": 16,
     "RowFactor": 32,
     "Statistics": 80,
@@ -90,7 +94,7 @@ MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
     ("factors of rows", 32, LANE_ROWS // 2, 2, ""),
     ("norms of rows", 80, 2 * ROW_GROUPS, 4, ""),
     ("exponents of rows", 16, ROW_GROUPS, 4, ""),
-    ("reciprocals", 32, 4, 2, ""),
+    ("reciprocals", 32, 2 * 4, 2, ""),
     ("tables of functions", 16, ENTRIES * len(TABLES), 8 // 2, ""),
 )
 """Memories of a lane: what they are reported as, bits and number of words, how many there are alike, and in which
@@ -124,7 +128,7 @@ IN_LUTS = 8
 """Bits of the smaller operand of a product up to which it is made of LUTs."""
 DSP_BITS = 26, 23
 """What a DSP58 multiplies, without signs (AM004: 27 by 24 bits)."""
-WITHOUT_UOPS = frozenset(("x_memory", "x8_memory", "t_memory", "pack_results", "pack_residuals", "largest"))
+WITHOUT_UOPS = frozenset(("x_memory", "x8_memory", "t_memory", "gather", "pack_results", "pack_residuals", "largest"))
 """Processes that have no fields of uOPs, and one loop, which is counted with its operators."""
 KEPT = frozenset(("shift", "sum", "divider", "dividers"))
 """Operators whose results are counted with registers. The others share a cycle with one of these."""
