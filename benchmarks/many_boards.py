@@ -6,7 +6,11 @@ comes each time the slowest stage has run, or the link has carried a call. The b
 cut can have: the work of one board divided by N, or its longest part, or the link. Steps of a decoder need results of
 the steps before: N boards are at work if there are N batches of sequences.
 
-Run it as: python benchmarks/many_boards.py [--only NAME] [--batch N ...] [--rate link_gbs=0.118] [--json]
+With --shards S boards compute each stage together. A row then compares the latency of the fewest stages that hold the
+model with that of as many boards without shards, and with the bound: the time of one board divided by S.
+
+Run it as: python benchmarks/many_boards.py [--only NAME] [--batch N ...] [--shards S ...] [--rate link_gbs=0.118]
+[--json]
 `python docs/scaling.py ROWS.json` draws what --json prints.
 """
 
@@ -29,8 +33,9 @@ from rsn.rsnlib import static_cache
 from rsn.rsnlib.capture import without_values
 from rsn.rsnlib.nn import Encoder
 from rsn.rsnlib.pipeline import Pipeline
-from rsn.rsnlib.stage_plan import ChainPart, chain, least_slowest
-from rsn.scheduler.stages import chained, cut_names, divided
+from rsn.rsnlib.stage_plan import ChainPart, chain, fewest, least_slowest
+from rsn.scheduler.shards import opened, shard_places
+from rsn.scheduler.stages import chained, cut_places, divided
 
 BATCHES, BOARDS = (1, 8, 64), range(1, 17)
 PROMPT, ROWS = 128, 512
@@ -98,17 +103,20 @@ CASES = (
 )
 
 
-def parts_of(case: ManyBoardsCase, overlay: Overlay, batch: int) -> list[ChainPart]:
-    """Return the parts of a model with all its layers. Raises as `Pipeline.trace` and `chain`."""
+def parts_of(case: ManyBoardsCase, overlay: Overlay, batch: int, shards: int = 1) -> list[ChainPart]:
+    """Return the parts of a model with all its layers, which `shards` boards compute. Raises as `Pipeline.trace`,
+    `opened` and `chain`."""
     model, example = case.make(batch)
     empty = without_values(model)
     assert empty is not None
     pipeline = Pipeline(overlay=overlay, boards=None).of_shapes
     network, _ = divided(chained(pipeline.trace(empty, example).network))
-    names = cut_names(network)
-    made = chain(network, overlay, lambda part: pipeline.build(part).program, list(names.values()))
+    network = network if shards == 1 else opened(network, shards)
+    places = cut_places(network) if shards == 1 else shard_places(network, shards)
+    names = [network.layers[place - 1].y for place in places]
+    made = chain(network, overlay, lambda part: pipeline.build(part).program, places, shards)
     last = f"layers_{TRIED - 1}_"
-    if len(names) < 2 * TRIED - 1 or not all(last in name for name in list(names)[2 * TRIED - 2 : 2 * TRIED - 1]):
+    if len(names) < 2 * TRIED - 1 or not all(last in name for name in names[2 * TRIED - 2 : 2 * TRIED - 1]):
         raise ValueError(f"{case.name}: {len(made)} parts of {TRIED} layers: {', '.join(names)}")
     return [*made[:2], *made[2:4] * (case.layers - 2), *made[4:]]
 
@@ -147,20 +155,59 @@ def rows(case: ManyBoardsCase, overlay: Overlay, batch: int) -> list[dict[str, A
     return found
 
 
+def shard_row(case: ManyBoardsCase, overlay: Overlay, batch: int, shards: int) -> dict[str, Any]:
+    """Return the latency of a call on the fewest stages of so many shards that hold the model, beside that without
+    shards, as a JSON object. Raises as `parts_of`."""
+    parts, launch_s = parts_of(case, overlay, batch, shards), launch_seconds(overlay)
+    plain = parts_of(case, overlay, batch)
+    count = fewest(parts, overlay.banks)
+    if count is None:
+        raise ValueError(f"{case.name}: shards={shards} do not hold a layer")
+    latencies = []
+    for chosen, boards, launch in ((parts, count, 0.0), (plain, count * shards, launch_s)):
+        cuts = least_slowest(chosen, boards, overlay.banks, launch)
+        of_links = None if cuts is None else sum(chosen[cut].link_s for cut in cuts)
+        latencies.append(None if of_links is None else boards * launch + sum(x.seconds for x in chosen) + of_links)
+    sharded, piped = latencies
+    assert sharded is not None
+    bound = (launch_s + sum(part.seconds for part in plain)) / shards
+    return {
+        "model": case.name,
+        "overlay": overlay.name,
+        "batch": batch,
+        "shards": shards,
+        "boards": count * shards,
+        "latency_ms": 1e3 * sharded,
+        "exchange_ms": 1e3 * sum(part.exchange_s for part in parts),
+        "stages_latency_ms": None if piped is None else 1e3 * piped,
+        "bound_ms": 1e3 * bound,
+        "of_bound": bound / sharded,
+    }
+
+
 @click.command()
 @click.option("--only", multiple=True, help="names of models, or pieces of them")
 @click.option("--batch", "batches", multiple=True, type=int, default=BATCHES, show_default=True)
 @click.option("--rate", "rates", multiple=True, metavar="NAME=VALUE", help="other rates, such as link_gbs=0.118")
+@click.option("--shards", multiple=True, type=int, help="latency with so many boards a stage")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object a row")
-def main(only: tuple[str, ...], batches: tuple[int, ...], rates: tuple[str, ...], as_json: bool) -> None:
-    """Print a row for each model, batch and number of boards."""
+def main(
+    only: tuple[str, ...], batches: tuple[int, ...], rates: tuple[str, ...], shards: tuple[int, ...], as_json: bool
+) -> None:
+    """Print a row for each model, batch and number of boards or shards."""
     given = {name: float(value) for name, _, value in (rate.partition("=") for rate in rates)}
     for case in CASES:
         if only and not any(piece in case.name for piece in only):
             continue
         for batch in batches:
             overlay = Pipeline.named(case.overlay).overlay.with_rates(**given)
-            for row in rows(case, overlay, batch):
+            for number in shards:
+                row = shard_row(case, overlay, batch, number)
+                columns = ("latency_ms", "exchange_ms", "stages_latency_ms", "bound_ms", "of_bound")
+                numbers = " | ".join("-" if row[x] is None else f"{row[x]:.2f}" for x in columns)
+                line = f"| {case.name} | {batch} | {number} | {row['boards']} | {numbers} |"
+                click.echo(json.dumps(row) if as_json else line)
+            for row in () if shards else rows(case, overlay, batch):
                 numbers = " | ".join(f"{row[x]:.2f}" for x in ("result_ms", "latency_ms", "link_ms", "bound_ms"))
                 shares = " | ".join(f"{row[x]:.2f}" for x in ("of_bound", "of_boards"))
                 line = f"| {case.name} | {batch} | {row['boards']} | {numbers} | {shares} | {row['tokens_per_s']:.1f} |"

@@ -19,8 +19,10 @@ from ..base.durations import duration
 from ..base.errors import require_torch
 from ..base.files import check_target, write_text
 from ..base.garbage import gc_frozen
+from ..host.boards.several import check_shards
 from ..host.model.compare import difference_table
 from ..host.model.compiled import Compiled, modelled_layers
+from ..host.model.compiled_shards import built_stages
 from ..host.model.compiled_stages import BuiltStages
 from ..host.model.file import SUFFIX, ModelVariant, SavedProgram, write
 from ..host.model.following import Recipe
@@ -184,6 +186,11 @@ class CompileOptions(Options):
     boards: str | None = option(
         f"cut the layers into N stages, each for one board; auto: as few as hold them; a {SUFFIX} file has all stages",
         metavar="N|auto",
+        of=OVERLAYS,
+    )
+    shards: int | None = option(
+        "with --boards: S boards compute each stage together, each its heads and columns of every layer",
+        metavar="S",
         of=OVERLAYS,
     )
     explains: bool = option("show how far each segment is from the best possible time", "--explain", of=OVERLAYS)
@@ -379,6 +386,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
             progress=steps.share,
             smooth=None if options.smooth is None else models.load_calls(options.smooth),
             boards=boards,
+            shards=1 if options.shards is None else options.shards,
         )
         stack.enter_context(gc_frozen())  # PyTorch's modules, which the line before has loaded, stay
         steps.done(STEPS[0])
@@ -412,7 +420,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
             if reference is None:
                 del model, example
             if boards != 1:
-                made = _in_stages(BuiltStages.of(pipeline, traced), options, borders)
+                made = _in_stages(built_stages(pipeline, traced), options, borders)
                 steps.done("write")
                 return made
             network, host = traced.network, traced.host if is_model else None
@@ -465,6 +473,8 @@ def _boards(options: CompileOptions) -> int | None:
     """The number of boards, None for the fewest. Raises `click.UsageError` for another text, and for options that are
     about one program."""
     if options.boards is None:
+        if options.shards is not None:
+            raise click.UsageError("--shards goes with --boards")
         return 1
     if options.boards != "auto" and not (options.boards.isdecimal() and int(options.boards) > 0):
         raise click.UsageError(f"--boards {options.boards}: a number of boards, or auto")
@@ -472,7 +482,10 @@ def _boards(options: CompileOptions) -> int | None:
         raise click.UsageError(f"{options.output}: --boards writes a whole model ({SUFFIX})")
     for flag in given("pieces", "weights", "schedule_out", "reference"):
         raise click.UsageError(f"{flag} is about one board; with --boards there may be several")
-    return None if options.boards == "auto" else int(options.boards)
+    count = None if options.boards == "auto" else int(options.boards)
+    if options.shards is not None:
+        check_shards(options.shards, count)
+    return count
 
 
 def _in_stages(staged: BuiltStages, options: CompileOptions, borders: Borders | None) -> Made:
@@ -480,10 +493,14 @@ def _in_stages(staged: BuiltStages, options: CompileOptions, borders: Borders | 
     write(options.output, [staged.part()], None, borders)
     built = list(zip(staged.built, staged.networks, strict=True))
     figures = staged.figures
-    facts = [_facts(x.program, network) | asdict(of) for (x, network), of in zip(built, figures, strict=True)]
+    programs = [_facts(x.program, network) for x, network in built]
+    stages = [asdict(of) for of in figures]
+    facts = {"programs": programs, "stages": stages}
+    if staged.board_count == len(built):  # a program for each stage
+        facts = {"stages": [program | of for program, of in zip(programs, stages, strict=True)]}
     in_pytorch = sorted({p.op for p in staged.traced.placements if p.where == "host"} - CONVERSIONS)
     lines = [
-        f"{options.output}: {counted(len(built), 'stage')} on {built[0][0].program.overlay.name}, "
+        f"{options.output}: {staged.size} on {built[0][0].program.overlay.name}, "
         f"{counted(len(staged.traced.network.layers), 'segment')}",
         *stage_table(figures, staged.modules),
     ]
@@ -491,7 +508,7 @@ def _in_stages(staged: BuiltStages, options: CompileOptions, borders: Borders | 
         lines.append(f"in PyTorch: {_first_of(in_pytorch)}")
     if options.explains:
         lines += ["", staged.explain()]
-    return Made({"program": options.output, "stages": facts, "in_pytorch": in_pytorch}, lines)
+    return Made({"program": options.output, **facts, "in_pytorch": in_pytorch}, lines)
 
 
 def _in_pieces(split: Split, pipeline: Pipeline, options: CompileOptions, borders: Borders | None) -> Made:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..host.model.file import NO_STAGE, read
-from ..host.model.stage_figures import stage_figures, stage_table
+from ..host.model.stage_figures import figures_of, stage_table
 from ..isa.statistics import count
 from .shown import table
 
@@ -32,15 +32,16 @@ def show_model(path: Path, as_json: bool) -> None:
         for number, program in part.on_machine.items()
     ]
     largest = max(saved.parts, key=lambda part: part.sizes)
-    stages = [program.program for program in largest.on_machine.values()] if saved.stages > 1 else []
-    figures = stage_figures(stages, largest.on_machine[0].host.columns) if stages else []
+    stages = [program.program for program in largest.on_machine.values()] if saved.boards > 1 else []
+    figures = figures_of(stages, largest.rounds, largest.on_machine[0].host.columns) if stages else []
     if as_json:
         facts = {"version": saved.version, "programs": programs, "stages": [asdict(of) for of in figures]}
         click.echo(json.dumps(facts))
         return
     kind = "a decoder" if saved.decoder is not None else f"a model in {saved.stages} stages" if stages else "a model"
+    kind += f" of {saved.shards} shards" * (saved.shards > 1)
     click.echo(f"{path}: {kind}, written by rsn {saved.version}")
-    what = "stage" if stages else "piece"
+    what = "program" if saved.shards > 1 else "stage" if stages else "piece"
     rows = [
         [
             " x ".join(map(str, of["sizes"])) or "-",

@@ -82,6 +82,11 @@ class Copies:
         own, saved = identity(self._path), read(self._path, 0)
         if saved.decoder is not None:
             raise ContainerError(f"{self._path}: a decoder, for rsn serve --generate")
+        if saved.shards > 1:
+            raise ContainerError(
+                f"{self._path}: cut with shards={saved.shards}, whose boards compute each stage together; rsn serve "
+                "has stages of one board: rsn.load runs it, or compile it without --shards"
+            )
         count = saved.stages
         loaded = Loaded(saved, ["sim"] * count, None)
         before = getattr(self, "loaded", loaded)
@@ -177,8 +182,8 @@ class DecoderCopies(Copies):
             sizes = DecoderSizes.of(saved.decoder)
         except (LookupError, TypeError, ValueError) as e:
             raise ContainerError(f"{self._path}: not a decoder that rsn can read: {e}") from e
-        known = (sizes, saved.stages)
-        if known != (getattr(self, "sizes", sizes), getattr(self, "stages", saved.stages)):
+        known = (sizes, saved.boards)
+        if known != (getattr(self, "sizes", sizes), getattr(self, "stages", saved.boards)):
             raise ContainerError(f"{self._path}: a decoder of other sizes, or cut for another number of boards")
         self.sizes, self.stages, self._text = *known, saved.decoder
         return [

@@ -32,13 +32,14 @@ class ChainPart:
     """A part of a chain of layers. seconds: modelled. kept: bytes by bank of what a board holds for it all the time:
     weights, caches, inputs and outputs of the network. shared: bytes by bank of its other activations, whose memory
     equal parts share. kind: equal for equal parts. link_s: seconds of the
-    link for what comes before it into its stage."""
+    link for what comes before it into its stage. exchange_s: of its seconds, those of exchanges between shards."""
 
     seconds: float
     kept: Mapping[str, int]
     shared: Mapping[str, int]
     kind: int = 0
     link_s: float = 0.0
+    exchange_s: float = 0.0
 
 
 def needed(parts: Sequence[ChainPart]) -> dict[str, int]:
@@ -184,7 +185,7 @@ def _sharded(
     board has all of them at once."""
     built: dict[object, Program] = {}
     kept = [dict.fromkeys(overlay.banks, 0) for _ in range(shards)]
-    seconds = 0.0
+    seconds = exchange_s = 0.0
     for one in rounds(part, shards):
         programs: list[Program | None] = []
         for network in one.networks:
@@ -196,8 +197,10 @@ def _sharded(
             if program is not None:
                 for bank in sizes:
                     sizes[bank] += 4 * program.bank_size(bank)
-        seconds += round_times(programs, one.exchange).seconds
-    return ChainPart(seconds, {bank: max(sizes[bank] for sizes in kept) for bank in overlay.banks}, {})
+        times = round_times(programs, one.exchange)
+        seconds, exchange_s = seconds + times.seconds, exchange_s + times.link_s
+    most = {bank: max(sizes[bank] for sizes in kept) for bank in overlay.banks}
+    return ChainPart(seconds, most, {}, exchange_s=exchange_s)
 
 
 def _form(part: LayerGraph, ends: set[str]) -> object:

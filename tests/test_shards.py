@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 import rsn
-from rsn.base.errors import ScheduleError, UnsupportedError, WrongBoards
+from rsn.base.errors import ContainerError, ScheduleError, UnsupportedError, WrongBoards
+from rsn.cli.main import main
 from rsn.host.generation import Decoder
+from rsn.host.generation import load as load_decoder
 from rsn.host.generation.slots import Slots
 from rsn.host.model.compiled_shards import BuiltShards
 from rsn.host.model.compiled_stages import CompiledStages
+from rsn.host.model.file import read
 from rsn.host.model.hosted_shards import exchanged
+from rsn.host.tensors import checksum
 from rsn.isa.overlays import XNN
 from rsn.rsnlib.reference import compute
 from rsn.scheduler.graph import ActivationFunction, Array, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
@@ -27,7 +36,7 @@ from rsn.scheduler.shards import opened, rounds, shard_places
 from rsn.scheduler.stages import stages
 from rsn.tests.effort import examples, long
 from rsn.tests.test_generate import MODELS as FAMILIES
-from rsn.tests.test_stages import bart, bert, difference, llama, small_banks
+from rsn.tests.test_stages import bart, bert, difference, llama, same, small_banks
 
 
 def gpt2() -> tuple[nn.Module, dict[str, Any]]:
@@ -267,3 +276,91 @@ def test_a_decoder_in_shards(name: str, boards: int, shards: int) -> None:
     one = run(Decoder(model, **sizes))
     for x, y in zip(run(Decoder(model, **sizes, boards=boards, shards=shards)), one, strict=True):
         assert np.abs(np.asarray(x) - np.asarray(y)).max() <= 1e-6 * np.abs(np.asarray(y)).max()
+
+
+@pytest.mark.long
+def test_a_decoder_in_shards_from_a_file(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    decoder = Decoder(FAMILIES["Llama"]().eval(), slots=1, capacity=24, chunk=8, boards=2, shards=2)
+    decoder.save(tmp_path / "llama.rsnmodel")
+    with decoder, load_decoder(tmp_path / "llama.rsnmodel", boards=["sim"] * 2) as loaded:
+        for each in (lambda of: of.prefill(0, [3, 9, 4]), lambda of: of.step({0: 5})[0], lambda of: of.step({0: 7})[0]):
+            # logits of prompts are a product of PyTorch, whose last bit depends on where the weights lie
+            assert np.allclose(each(loaded), each(decoder), atol=1e-6)
+
+
+# -- files
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shards") / "llama.rsnmodel"
+    with rsn.compile(*llama(), boards=4, shards=2) as cut:
+        cut.save(path)
+    return path
+
+
+def test_a_file_of_shards_runs_as_the_model(saved: Path, tmp_path: Path) -> None:
+    model, example = llama()
+    with rsn.load(saved, boards=["sim"] * 4) as loaded:
+        got = loaded(**example)
+        assert difference(got, model(**example)) < 1e-5
+        with loaded.server() as server:
+            assert same(server.submit(**example).result(), got)
+
+
+def test_a_shard_holds_its_part_of_the_weights(saved: Path) -> None:
+    """Boards of a stage have as much, but for the biases of sums, which the first one adds."""
+    part = read(saved).parts[0]
+    sizes = [0] * part.boards
+    for number, board in part.board_numbers.items():
+        sizes[board] += part.on_machine[number].program.bank_size("lpddr")
+    for one, other in zip(sizes[::2], sizes[1::2], strict=True):
+        assert abs(one - other) < 0.03 * one
+    with rsn.compile(*llama(), boards=2) as stages:
+        whole = sum(program.bank_size("lpddr") for program in stages.programs)
+    assert sum(sizes) < 1.6 * whole  # heads of 32 columns take 64; the same heads are on one board of each pair
+
+
+def test_what_boards_a_file_of_shards_needs(saved: Path) -> None:
+    with pytest.raises(WrongBoards, match="4 boards"):
+        rsn.load(saved)
+    with pytest.raises(ContainerError, match="cut with shards=2; load_stage is for stages of one board"):
+        rsn.load_stage(saved, 0)
+    result = CliRunner().invoke(main, ["serve", str(saved), *(["--boards", "sim"] * 4)])
+    assert result.exit_code
+    assert "shards=2, whose boards compute each stage together" in str(result.exception) + result.output
+
+
+def test_hostile_rounds(saved: Path, tmp_path: Path) -> None:
+    """What a file says of rounds is checked before anything runs."""
+    with safe_open(saved, framework="pt") as file:
+        text, tensors = file.metadata()["rsn.model"], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    changes: list[tuple[Any, ...]] = [
+        ("stage", 1),
+        ("programs", [0, 0]),
+        ("programs", [0, None]),
+        ("programs", [None, 1]),
+        ("programs", [0]),
+        ("sums", []),
+        ("sums", ["lm_head"]),
+        ("columns", {"lm_head": [[0, 50], [50, 100]]}),
+        ("caches", {"lm_head": [[0, 50], [50, 100]]}),
+        ("programs", ["0", "1"]),
+    ]
+    for key, value in changes:
+        described = json.loads(text)
+        described["parts"][0]["rounds"][0][key] = value
+        assert described != json.loads(text)
+        _refused(described, tensors, tmp_path)
+    for value in ([[0, 50], [51, 101]], [[0, 50], [0, 50]], [[-50, 0], [50, 100]], [[0, 50]], [[0, 50, 1], [50, 100]]):
+        described = json.loads(text)
+        described["parts"][0]["rounds"][-1]["columns"]["lm_head"] = value
+        _refused(described, tensors, tmp_path)
+
+
+def _refused(described: dict[str, Any], tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    changed = json.dumps(described)
+    save_file(tensors, folder / "x.rsnmodel", {"rsn.model": changed, "rsn.model.blake2b": checksum(changed.encode())})
+    with pytest.raises(ContainerError):
+        rsn.load(folder / "x.rsnmodel", boards=["sim"] * 4)

@@ -11,8 +11,9 @@ from ...base.errors import BoardError, ContainerError, TensorError
 from ...base.json_values import as_int, as_ints, as_list
 from ...rsnlib.key_spans import RowsOfCaches
 from ..boards.several import BoardName, boards_for
-from ..model.file import Saved, SavedProgram, SavedText, read
+from ..model.file import ModelVariant, Saved, SavedText, read
 from ..model.hosted import HostedProgram
+from ..model.hosted_shards import HostedShards
 from ..model.stage_calls import HostErrors
 from ..runner import Runner
 from ..tokenizers import tokenizer_of
@@ -45,7 +46,7 @@ def load(
     if saved.decoder is None:
         raise ContainerError(f"{path}: no decoder; Decoder.save writes one")
     try:
-        return LoadedDecoder(saved, boards_for(path, saved.stages, board, boards), xclbin)
+        return LoadedDecoder(saved, boards_for(path, saved.boards, board, boards), xclbin)
     except (AttributeError, LookupError, TypeError, ValueError, TensorError) as e:
         raise ContainerError(f"{path}: not a decoder that rsn can read: {type(e).__name__}: {e}") from e
 
@@ -104,9 +105,10 @@ class LogitsResult:
 
 
 class _Program:
-    """A program of the file on a board, or its stages on theirs."""
+    """A program of the file on a board, or its stages and shards on theirs."""
 
-    def __init__(self, stages: Sequence[SavedProgram], boards: Sequence[BoardName], xclbin: Any) -> None:
+    def __init__(self, part: ModelVariant, boards: Sequence[BoardName], xclbin: Any) -> None:
+        stages = list(part.on_machine.values())
         self._runners: list[Runner] = []
         try:
             for saved, board in zip(stages, boards, strict=True):
@@ -114,7 +116,10 @@ class _Program:
         except BaseException:
             self.close()
             raise
-        self._hosted = HostedProgram(stages[0].host, *self._runners)
+        host = stages[0].host
+        self._hosted = (
+            HostedShards(host, part.rounds, *self._runners) if part.rounds else HostedProgram(host, *self._runners)
+        )
 
     def __call__(self, **arguments: Any) -> Any:
         return self.step(None, **arguments)
@@ -185,7 +190,7 @@ class LoadedDecoder(SavedSlots):
         self._programs: list[_Program] = []
         try:
             for part in saved.parts:
-                self._programs.append(_Program(list(part.on_machine.values()), boards[: part.stages], xclbin))
+                self._programs.append(_Program(part, [boards[i] for i in part.board_numbers.values()], xclbin))
         except BaseException:
             self._release()
             raise

@@ -81,7 +81,7 @@ class BuiltShards(BuiltStages):
     @property
     def size(self) -> str:
         """How it is cut, as text."""
-        return f"{len(self.parts)} stages of {self.shards} shards"
+        return f"{len(self.parts)} stage{'s' * (len(self.parts) > 1)} of {self.shards} shards"
 
     def hosted(self, runners: Sequence[Runner]) -> HostedShards:
         """Return calls of all programs. runners: of each program, on its board."""

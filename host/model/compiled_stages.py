@@ -88,7 +88,7 @@ class BuiltStages:
     @property
     def size(self) -> str:
         """How it is cut, as text."""
-        return f"{len(self.built)} stages"
+        return f"{len(self.built)} stage{'s' * (len(self.built) > 1)}"
 
     def hosted(self, runners: Sequence[Runner]) -> HostedProgram:
         """Return calls of all programs. runners: of each program, on its board."""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,9 @@ from ...base.version import __version__
 from ...isa.program import Buffer, Program, Role, only_weights
 from ...rsnlib.call_padding import CallPadding, Cut, Factor, Sizes
 from ...rsnlib.shapes import Arguments, Batch, Dim, Length
+from ...scheduler.shards import Exchange
 from ..tensors import Images, check_dtype, checksum
-from .hosted_shards import ShardRound
+from .hosted_shards import ShardRound, board_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +60,8 @@ IN_PIECES = 4
 """The format of a file with a model in pieces, which readers of `FORMAT` alone do not know."""
 IN_STAGES = 5
 """The format of a file with a model in stages, which other readers do not know."""
+IN_SHARDS = 6
+"""The format of a file with a model whose stages several boards compute together."""
 NO_STAGE = -1
 """In the place of a stage's number: no weights are used."""
 KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
@@ -94,8 +98,27 @@ class ModelVariant:
 
     @property
     def stages(self) -> int:
-        """The number of its stages, each on a board of its own; 1 for a model that one board runs."""
+        """The number of its stages; 1 for a model that one board runs."""
+        if self.rounds:
+            return self.rounds[-1].stage + 1
         return len(self.programs) if self.split is None else 1
+
+    @property
+    def shards(self) -> int:
+        """How many boards compute each stage."""
+        return len(self.rounds[0].programs) if self.rounds else 1
+
+    @property
+    def boards(self) -> int:
+        """How many boards it takes."""
+        return self.stages * self.shards
+
+    @property
+    def board_numbers(self) -> dict[int, int]:
+        """The number of the board of each program, by the number of the program. Pieces share the first board."""
+        if self.rounds:
+            return dict(enumerate(board_numbers(self.rounds)))
+        return {i: i if self.split is None else 0 for i in self.on_machine}
 
     @property
     def interface(self) -> Interface:
@@ -143,9 +166,19 @@ class Saved:
 
     @property
     def stages(self) -> int:
-        """The number of stages, each on a board of its own; 1 for a model that one board runs. Programs of prompts of a
-        decoder may lack the last ones."""
+        """The number of stages; 1 for a model that one board runs. Programs of prompts of a decoder may lack the last
+        ones."""
         return max(part.stages for part in self.parts)
+
+    @property
+    def shards(self) -> int:
+        """How many boards compute each stage."""
+        return self.parts[0].shards
+
+    @property
+    def boards(self) -> int:
+        """How many boards the model takes."""
+        return self.stages * self.shards
 
 
 class _Tensors:
@@ -201,7 +234,7 @@ def write(
     check_target(target)
     tensors = _Tensors()
     described = [_part(part, tensors, writes=decoder is not None) for part in parts]
-    kinds = {"split": IN_PIECES, "stages": IN_STAGES}
+    kinds = {"rounds": IN_SHARDS, "split": IN_PIECES, "stages": IN_STAGES}
     formats = (number for kind, number in kinds.items() if any(kind in part for part in described))
     description: dict[str, Json] = {"format": next(formats, FORMAT), "version": __version__}
     description["parts"] = described
@@ -230,13 +263,44 @@ def _part(part: ModelVariant, tensors: _Tensors, *, writes: bool) -> dict[str, J
     if part.split is None:
         stages = [_program(program, tensors) for program in part.on_machine.values()]
         host = {"host": _host(part.on_machine[0].host, tensors, writes=writes)}
-        return made | host | (stages[0] if len(stages) == 1 else {"stages": stages})
+        rounds: dict[str, Json] = {"rounds": list(map(_round, part.rounds))} if part.rounds else {}
+        return made | host | rounds | (stages[0] if len(stages) == 1 else {"stages": stages})
     programs = [
         None if program is None else _program(program, tensors) | {"host": _host(program.host, tensors)}
         for program in part.programs
     ]
     split = saved_split.encode(part.split, programs, lambda x: tensors.keep("constant", x))
     return made | {"programs": programs, "split": split}
+
+
+def _round(one: ShardRound) -> Json:
+    exchange = one.exchange
+    columns, caches = (
+        {name: [[own.start, own.stop] for own in of] for name, of in found.items()}
+        for found in (exchange.columns, exchange.caches)
+    )
+    programs: list[Json] = list(one.programs)
+    return {
+        "stage": one.stage,
+        "programs": programs,
+        "sums": list(exchange.sums),
+        "columns": columns,
+        "caches": caches,
+    }
+
+
+def _of_round(described: Json) -> ShardRound:
+    def ranges(of: Json) -> dict[str, tuple[slice, ...]]:
+        return {
+            as_str(name): tuple(slice(start, stop) for start, stop in map(as_ints, as_list(each)))
+            for name, each in as_dict(of).items()
+        }
+
+    programs = tuple(None if number is None else as_int(number) for number in as_list(described["programs"]))
+    exchange = Exchange(
+        tuple(map(as_str, as_list(described["sums"]))), ranges(described["columns"]), ranges(described["caches"])
+    )
+    return ShardRound(as_int(described["stage"]), programs, exchange)
 
 
 def _host(host: HostPart, tensors: _Tensors, *, writes: bool = False) -> Json:
@@ -332,9 +396,9 @@ def _opened(
             if metadata.get(CHECKSUM) != checksum(metadata[DESCRIPTION].encode()):
                 raise ContainerError("the checksum of its description differs: the file is damaged; copy it again")
             description = as_dict(json.loads(metadata[DESCRIPTION]))
-            if description["format"] not in (FORMAT, IN_PIECES, IN_STAGES):
+            if description["format"] not in (FORMAT, IN_PIECES, IN_STAGES, IN_SHARDS):
                 written = f"has format {description['format']}, written by rsn {description['version']}"
-                known = f"{FORMAT}, {IN_PIECES} and {IN_STAGES}"
+                known = f"{FORMAT}, {IN_PIECES}, {IN_STAGES} and {IN_SHARDS}"
                 raise ContainerError(f"{written}; rsn {__version__} reads formats {known}: save the model again")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as e:
@@ -376,7 +440,7 @@ def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
         None if "split" in part else [(program["banks"], program["weights"]) for program in part.get("stages", [part])]
         for part in description["parts"]
     ]
-    if "decoder" not in description and len({part.stages for part in parts}) > 1:
+    if "decoder" not in description and len({(x.stages, x.shards, len(x.rounds)) for x in parts}) > 1:
         raise ValueError("its programs have different numbers of stages")
     same = tuple(
         i
@@ -419,8 +483,10 @@ def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mappi
         host = saved_host.decode(described["host"], tensors.__getitem__)
         stages = as_list(described.get("stages", [described]))
         made = tuple(_of_program(stage, host, tensors, arrays) for stage in stages)
-        _check_ends([x.program for x in made], host)
-        return ModelVariant(sizes, made, None, verified)
+        rounds = tuple(map(_of_round, as_list(described.get("rounds", []))))
+        ends = [_ProgramEnds.of(x.program, host.batch) for x in made]
+        _check_ends(_joined_ends(rounds, ends, host) if rounds else ends, host)
+        return ModelVariant(sizes, made, None, verified, rounds)
     programs = tuple(
         None if program is None else _of_piece(program, tensors, arrays) for program in as_list(described["programs"])
     )
@@ -434,7 +500,7 @@ def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mappi
 def _of_piece(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> SavedProgram:
     host = saved_host.decode(described["host"], tensors.__getitem__)
     made = _of_program(described, host, tensors, arrays)
-    _check_ends([made.program], host)
+    _check_ends([_ProgramEnds.of(made.program, host.batch)], host)
     return made
 
 
@@ -453,29 +519,108 @@ def _of_program(
     return SavedProgram(program, weights, host)
 
 
-def _check_ends(programs: Sequence[Program], host: HostPart) -> None:
+View = tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class _ProgramEnds:
+    """What a program takes, gives and keeps: the shape of each buffer by its name, with sequences apart; and the names
+    of its run-time parameters."""
+
+    inputs: Mapping[str, View]
+    outputs: Mapping[str, View]
+    states: Mapping[str, View]
+    parameters: frozenset[str]
+
+    @classmethod
+    def of(cls, program: Program, batch: int) -> _ProgramEnds:
+        """Those of a program. batch: sequences of the network."""
+
+        def items(buffer: Buffer) -> View:
+            view = buffer.view  # the rows of all sequences may lie together
+            is_flat = view is not None and len(view) == 2 and view[0] % batch == 0
+            return (batch, view[0] // batch, view[1]) if view and is_flat else view
+
+        return cls(
+            {b.name: items(b) for b in program.with_role(Role.INPUT)},
+            {b.name: items(b) for b in program.with_role(Role.OUTPUT)},
+            {b.name: b.view for b in program.with_role(Role.STATE)},
+            frozenset(p.name for p in program.parameters),
+        )
+
+
+def _joined_ends(rounds: Sequence[ShardRound], ends: Sequence[_ProgramEnds], host: HostPart) -> list[_ProgramEnds]:
+    """Return the ends of each round of shards, as of one program. Raises `ValueError` unless each program is in one
+    round, and what its shards give fits the exchange."""
+    numbers = [number for one in rounds for number in one.programs if number is not None]
+    steps = [b.stage - a.stage for a, b in pairwise(rounds)]
+    shards = {len(one.programs) for one in rounds}
+    if sorted(numbers) != [*range(len(ends))] or rounds[0].stage or not {0, 1}.issuperset(steps) or len(shards) > 1:
+        raise ValueError("its rounds are not all of its programs, stage by stage")
+    found = []
+    for one in rounds:
+        own = [None if number is None else ends[number] for number in one.programs]
+        first, exchange = own[0], one.exchange
+        if first is None:
+            raise ValueError("a round without a program of the first shard")
+        present = [of for of in own if of is not None]
+        outputs = dict(first.outputs)
+        states: dict[str, View] = {name: view for of in present for name, view in of.states.items()}
+        for name in exchange.sums:
+            if len(present) < len(own) or any(of.outputs.get(name) != outputs.get(name) for of in present):
+                raise ValueError(f"not each shard gives its part of {name}")
+        for name, columns in (*exchange.columns.items(), *exchange.caches.items()):
+            kept = name in exchange.caches
+            width = max(part.stop for part in columns)
+            covered = np.zeros(width, bool)
+            for of, part in zip(own, columns, strict=True):
+                view = None if of is None else (of.states if kept else of.outputs).get(name)
+                count = part.stop - part.start
+                if kept and view is not None:
+                    stored = host.stored_columns[name][:count]
+                    count = view[-1] if len(stored) == count and stored.max() < view[-1] else -1
+                if view is None or part.start < 0 or count < 1 or view[-1] != count:
+                    raise ValueError(f"a shard has other columns of {name}")
+                covered[part] = True
+            if not covered.all():
+                raise ValueError(f"the shards lack columns of {name}")
+            if kept:
+                stored = host.stored_columns[name]
+                states[name] = (*(states[name] or ())[:-1], int(stored.max()) + 1 if len(stored) == width else 0)
+            else:
+                outputs[name] = (*(outputs[name] or ())[:-1], width)
+        inputs: dict[str, View] = {}
+        for of in present:
+            for name, view in of.inputs.items():
+                if inputs.setdefault(name, view) != view:
+                    raise ValueError(f"its shards take {name} in different sizes")
+            if not of.outputs.keys() <= outputs.keys() or (of is not first and not _is_given(of, exchange)):
+                raise ValueError("a shard gives what the first does not, or what is not exchanged")
+        found.append(_ProgramEnds(inputs, outputs, states, frozenset().union(*(of.parameters for of in present))))
+    return found
+
+
+def _is_given(ends: _ProgramEnds, exchange: Exchange) -> bool:
+    return ends.outputs.keys() <= {*exchange.sums, *exchange.columns}
+
+
+def _check_ends(programs: Sequence[_ProgramEnds], host: HostPart) -> None:
     """Raise `ValueError` unless the host part computes the inputs of a network's stages that no stage before gives, and
     uses the outputs that no later stage takes."""
-
-    def items(buffer: Buffer) -> tuple[int, ...] | None:
-        view = buffer.view  # the rows of all sequences may lie together
-        is_flat = view is not None and len(view) == 2 and view[0] % host.batch == 0
-        return (host.batch, view[0] // host.batch, view[1]) if view and is_flat else view
-
-    inputs: dict[str, tuple[int, ...] | None] = {}
-    outputs: dict[str, tuple[int, ...] | None] = {}
+    inputs: dict[str, View] = {}
+    outputs: dict[str, View] = {}
     passed = set[str]()
     for program in programs:
-        for b in program.with_role(Role.INPUT):
-            if (outputs if b.name in outputs else inputs).setdefault(b.name, items(b)) != items(b):
-                raise ValueError(f"its stages take and give {b.name} in different sizes")
-            passed |= {b.name} & outputs.keys()
-        made = {b.name: items(b) for b in program.with_role(Role.OUTPUT)}
+        for name, shape in program.inputs.items():
+            if (outputs if name in outputs else inputs).setdefault(name, shape) != shape:
+                raise ValueError(f"its stages take and give {name} in different sizes")
+            passed |= {name} & outputs.keys()
+        made = program.outputs
         if made.keys() & (outputs.keys() | inputs.keys()):
             raise ValueError(f"several stages give {sorted(made.keys() & (outputs.keys() | inputs.keys()))}")
         outputs |= made
-    outputs = {name: view for name, view in outputs.items() if name in host.columns or name not in passed}
-    states = {b.name: b.view for program in programs for b in program.with_role(Role.STATE)}
+    outputs = {name: shape for name, shape in outputs.items() if name in host.columns or name not in passed}
+    states = {name: shape for program in programs for name, shape in program.states.items()}
 
     def view(name: str, columns: int, seq: int | None = None) -> tuple[int, ...] | None:
         return (host.batch, host.seq_of(name) if seq is None else seq, columns)
@@ -496,7 +641,7 @@ def _check_ends(programs: Sequence[Program], host: HostPart) -> None:
         )
     taking = {kind or "" for kind in (*host.rows_taken.values(), *host.rings.values())}
     rows = {f"row{kind}[{b}]" for kind in taking for b in range(host.batch)}
-    parameters = {p.name for program in programs for p in program.parameters}
+    parameters = {name for program in programs for name in program.parameters}
     if rows != {name for name in parameters if name.startswith("row")} or bool(parameters - rows) != bool(host.masks):
         raise ValueError("of the program and the host part, only one has masks or caches")
 

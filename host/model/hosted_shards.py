@@ -99,13 +99,13 @@ class HostedShards(HostedProgram):
                 numbers = [number for number in one.programs if number is not None]
                 results = dict(zip(numbers, pool.map(run, numbers), strict=True))
                 given = [None if number is None else results[number].outputs for number in one.programs]
-                runs.append(_beside([result.run for result in results.values()]))
+                runs.append(beside([result.run for result in results.values()]))
                 known |= exchanged(one.exchange, given)
         return joined(runs)
 
 
-def _beside(runs: Sequence[Run]) -> Run:
-    """Runs that took place at the same time as one: the slowest, with the bytes of all."""
+def beside(runs: Sequence[Run]) -> Run:
+    """Return runs that took place at the same time as one: the slowest, with the bytes of all."""
     slowest = max(runs, key=lambda run: run.latency_s)
     names: dict[str, Any] = dict.fromkeys(name for run in runs for name in run.bytes)
     return replace(slowest, bytes={name: sum(run.bytes.get(name, 0) for run in runs) for name in names})

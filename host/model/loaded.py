@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +16,14 @@ from ...isa.program import Program
 from ...rsnlib.shapes import Dim
 from ..boards.several import BoardName, boards_for
 from ..forks import forget_in_children
-from ..runner import Runner
+from ..runner import Result, Runner
 from ..serving import ALONE, Serving
 from ..serving.arguments import Argument
 from ..serving.server import MachineRequest, QueuedCall, Server
 from ..text_settings import TextSettings
 from ..tokenizers import tokenizer_of
 from .file import ModelVariant, Saved, SavedProgram, read
+from .hosted_shards import beside, exchanged
 from .module import BoardModule
 from .stage_calls import HostErrors, SavedCalls
 
@@ -40,8 +43,8 @@ def load(
 ) -> Loaded:
     """Load a model that `save(path)` wrote; it can then be called or served.
 
-    board: the name of a board, or a function that opens one. boards: one for each stage of a model in stages
-    (docs/many-boards.md), in order. xclbin: path of the bitstream for a real board. PyTorch is
+    board: the name of a board, or a function that opens one. boards: one for each stage of a model in stages, or for
+    each shard of each (docs/many-boards.md), in order. xclbin: path of the bitstream for a real board. PyTorch is
     needed for the host part; the model's code and `transformers` are not. Weights stay in the file until they are used.
 
     Raises `ContainerError`, naming the file, if it is cut short, altered, or of another format; `BoardError` for
@@ -52,7 +55,7 @@ def load(
     saved = read(path)
     if saved.decoder is not None:
         raise ContainerError(f"{path}: a decoder, for rsn serve --generate or rsn.host.generation.load")
-    return Loaded(saved, boards_for(path, saved.stages, board, boards), xclbin)
+    return Loaded(saved, boards_for(path, saved.boards, board, boards), xclbin)
 
 
 class Loaded(BoardModule):
@@ -76,11 +79,22 @@ class Loaded(BoardModule):
         Raises `TensorError` for arguments whose shape or dtype differs from the example's, for sizes larger than those
         of all programs, and for an attention mask that does not hide a suffix of each sequence.
         """
-        call, runs = self._asked(args, kwargs), []
+        runs: list[Run] = []
+
+        def run(request: MachineRequest) -> Result:
+            return self._runners()[request.group].run(request.inputs, request.parameters)
+
+        def together(requests: Sequence[MachineRequest]) -> list[Result]:
+            with ThreadPoolExecutor(len(requests)) as pool:
+                results = list(pool.map(run, requests))
+            runs.append(beside([result.run for result in results]))
+            return results
+
+        call = self._asked(args, kwargs, together=together)
         try:
             request = next(call)
             while True:
-                result = self._runners()[request.group].run(request.inputs, request.parameters)
+                result = run(request)
                 runs.append(result.run)
                 request = call.send(result)
         except StopIteration as end:
@@ -190,6 +204,7 @@ class Loaded(BoardModule):
     def _open(self, serving: Serving, metrics: Metrics | None, name: str) -> dict[Hashable, Runner]:
         """Open a runner for each group of programs with the same weights, in the order in which calls need them."""
         groups: dict[tuple[int, int], list[SavedProgram]] = {}
+        numbers = self._saved.parts[0].board_numbers
         for number, part in enumerate(self._saved.parts):
             for piece, program in part.on_machine.items():
                 groups.setdefault(self._group(number, piece), []).append(program)
@@ -199,7 +214,7 @@ class Loaded(BoardModule):
                 opened[group] = Runner(
                     [program.program for program in members],
                     weights=members[0].weights,
-                    board=self._boards[group[1] if self._saved.stages > 1 else 0],
+                    board=self._boards[numbers.get(group[1], 0)],
                     xclbin=self._xclbin,
                     serving=serving,
                     metrics=metrics,
@@ -220,16 +235,40 @@ class Loaded(BoardModule):
         """Prepare a server's request."""
         return self._asked((), *self._calls.by_name(inputs))
 
-    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> QueuedCall:
+    def _asked(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_widened: bool = False,
+        together: Callable[[Sequence[MachineRequest]], list[Result]] | None = None,
+    ) -> QueuedCall:
         """A call, in the form of its requests to the machine.
 
-        is_widened: arguments that the model takes in half precision are already float32.
+        is_widened: arguments that the model takes in half precision are already float32. together: runs the requests of
+        shards at the same time; None for one after the other.
         """
         fitted, args, kwargs = self._calls.fitted(args, kwargs, is_widened)
         number = self._parts[fitted.taken]
         part = self._saved.parts[number]
         if part.split is None:
             call = self._calls.begun(fitted, args, kwargs)
+            for one in part.rounds:
+                numbers = [i for i in one.programs if i is not None]
+                requests = [
+                    MachineRequest(self._group(number, i), *self._calls.request(replace(call, stage=i)))
+                    for i in numbers
+                ]
+                results = []
+                if together is not None:
+                    results = together(requests)
+                else:
+                    for request in requests:
+                        results.append((yield request))
+                outputs = {i: result.outputs for i, result in zip(numbers, results, strict=True)}
+                given = exchanged(one.exchange, [None if i is None else outputs[i] for i in one.programs])
+                call = self._calls.after(replace(call, stage=numbers[-1]), given)
+            if part.rounds:
+                return self._calls.end(call)
             for stage in part.on_machine:
                 inputs, named = self._calls.request(call)
                 result = yield MachineRequest(self._group(number, stage), inputs, named)

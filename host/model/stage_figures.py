@@ -121,6 +121,14 @@ def shard_figures(
     return figures
 
 
+def figures_of(
+    programs: Sequence[Program], rounds: Sequence[ShardRound], results: Collection[str]
+) -> list[StageFigures]:
+    """Return the figures of the stages of a model. rounds: of shards; none of a model without. The others, and what is
+    raised: as for `stage_figures`."""
+    return shard_figures(programs, rounds, results) if rounds else stage_figures(programs, results)
+
+
 def stage_table(figures: Sequence[StageFigures], modules: Sequence[str] = ()) -> list[str]:
     """Return a table of stages as lines, with the slowest and the sum. modules: of each stage, as text; none where they
     are not known."""

@@ -41,6 +41,8 @@ def load_stage(
     if saved.decoder is not None or any(part.split is not None for part in saved.parts):
         kind = "a decoder" if saved.decoder is not None else "a model in pieces"
         raise ContainerError(f"{path}: {kind}, which has no stages")
+    if saved.shards > 1:
+        raise ContainerError(f"{path}: cut with shards={saved.shards}; load_stage is for stages of one board: rsn.load")
     if not 0 <= stage < saved.stages:
         raise ContainerError(f"{path}: no stage {stage}; it has {saved.stages}, numbered from 0")
     return ModelStage(saved, stage, board, xclbin, serving, metrics, name)
