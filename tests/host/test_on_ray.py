@@ -205,6 +205,21 @@ def test_the_end_answers_what_is_under_way(command: Any) -> None:
     assert [status for status, _ in answers] == [200] * 8
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_cluster_that_runs_is_joined(
+    is_named: bool, running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its address, or as that of this computer."""
+    *_, computers = running
+    monkeypatch.setenv("RAY_ADDRESS", computers.address)
+    address = computers.address if is_named else "auto"
+    options = ("--boards", "sim", "--boards", "sim", "--ray", address, "--port", "0")
+    with started("rsn", "serve", str(saved(tmp_path, 1, "one")), *options) as (_, found):
+        front = Front(found)
+        assert is_right(asked(front))
+        assert {stage["node"] for stage in stages(front)} == {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
 @pytest.mark.parametrize(
     ("address", "message"),
     [
