@@ -203,7 +203,9 @@ inline Storing storing(int exponent, int made, int bits) {
 }
 inline int32_t stored(int32_t v, const Storing &as) {
 #pragma HLS INLINE
-    const int64_t made = rounded<31, 16>(as.left ? within<15>(v) << 16 : v, as.by);
+    // To the left go numbers of 15 bits.
+    const auto from = as.left ? static_cast<int32_t>(static_cast<uint32_t>(v) << 16) : v;
+    const int64_t made = rounded<31, 16>(from, as.by);
     if (as.beyond ? v > 0 : made > as.most) return as.most;
     return as.beyond && v >= 0 ? 0 : as.beyond || made < -as.most ? -as.most : static_cast<int32_t>(made);
 }
@@ -302,12 +304,17 @@ inline Lookup lookup(int exponent, int steps, int fraction) {
 inline int entry_of(int64_t size, const Lookup &by) {
 #pragma HLS INLINE
     Shifted index{by.left ? (size & 255) << 8 : size};  // to the left, eight bits suffice
-    for (unsigned step = 32; step; step /= 2) {
+    bool beyond = by.left && size >> 8;
+    index.by(32, by.by & 32);
+    // What is above the eight bits of an entry and all steps that follow makes it the last one.
+    for (unsigned step = 16; step; step /= 2) {
 #pragma HLS UNROLL
         index.by(step, by.by & step);
+        beyond = beyond || index.made >> (step + 7);
+        index.made &= (int64_t{1} << (step + 7)) - 1;
     }
-    const int64_t made = (index.made & 255) + index.up();
-    return static_cast<int>((by.left && size >> 8) || index.made >> 8 || made >> 8 ? 255 : made);
+    const int64_t made = index.made + index.up();
+    return static_cast<int>(beyond || made >> 8 ? 255 : made);
 }
 
 // By how much scores are shifted: widest is the most of the first shift.

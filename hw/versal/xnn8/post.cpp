@@ -17,10 +17,12 @@ namespace {
 constexpr unsigned chunks = 130;      // of four words, in a packet
 constexpr unsigned head_chunks = 2;   // of these, sums of weights
 constexpr unsigned division = 32;     // cycles until their reciprocals are there, of which the first eight begin one
-constexpr int product_bits = 41, kept_bits = 15;
+constexpr int product_bits = 41, kept_bits = 15, exponent_bits = 11;
 constexpr int least = product_bits - sum_bits;  // shift of a product
 constexpr unsigned in_eight = group_beats / 2;  // cells of X of eight rows
 constexpr unsigned cells_ahead = 4;   // of residuals, asked for before one is taken
+constexpr RowExponents no_more_rows = {true, false, false, {}, {}};
+constexpr BothWays nothing_left = {16, 0};  // of 15 bits
 constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, behind the point
 
 // Two vectors of a block, four columns a word, with their exponents, and the shift of a product.
@@ -49,11 +51,11 @@ struct BlockConstants {
     }
 };
 
-// The function of Rows's field of this name, from 1 on.
-int32_t activated(int32_t v, const Lookup &by, unsigned function) {
+// A function by its table; or none, with a table of zeros.
+int32_t activated(int32_t v, const Lookup &by, const int16_t (&table)[table_entries], bool function) {
 #pragma HLS INLINE
-    const int16_t entry = entries[function - 1][entry_of(within<31>(magnitude(v)), by)];
-    return static_cast<int32_t>(within<31>(larger(v, 0) - aligned<15, 22>(entry, by.of_entry)));
+    const int16_t entry = table[entry_of(within<31>(magnitude(v)), by)];
+    return static_cast<int32_t>(within<31>((function && v < 0 ? 0 : v) - aligned<15, 22>(entry, by.of_entry)));
 }
 
 }  // namespace
@@ -123,7 +125,7 @@ post_uops:
     for (;;) {
         const Uop<Rows::words> uop = uops.read();
         if (uop.last) {
-            exponents << RowExponents{true, false, false, {}, {}};
+            exponents << no_more_rows;
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                 due[i] << PacketsDue{true, false, 0};  // hls-allow state-order: both end by themselves
@@ -151,7 +153,8 @@ post_uops:
             of_heads[c] = of_values.read();
         }
         const bool eight = op.memory == in_t;
-        const FunctionTable table = op.function ? tables[op.function - 1] : FunctionTable{0, 0};
+        const unsigned function = op.function ? op.function - 1u : zeros;
+        const FunctionTable table = tables[function];
         const unsigned packet_beats = in_packet / 8 * group_beats;
         uint8_t packets_of[2 * pairs] = {}, left = static_cast<uint8_t>(op.blocks * of_column), unknown = left;
 #pragma HLS ARRAY_PARTITION variable=packets_of complete
@@ -212,19 +215,20 @@ post_uops:
             BothWays bias_by[2], residue_by[2];
             Lookup entries_by[2];
             int top[2];
-            const int of_scale = op.attention ? of_heads[column]
-                : columns.shift[column] + columns.first_exponent[column] + 4;
-            const int of_bias = columns.second_exponent[column];
+            const auto of_scale = static_cast<int>(within<exponent_bits>(
+                op.attention ? of_heads[column] : columns.shift[column] + columns.first_exponent[column] + 4));
+            const auto of_bias =
+                static_cast<int>(within<exponent_bits>(op.attention ? 0 : columns.second_exponent[column]));
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                 const RowFactor &by = op.attention ? reciprocals[i][4 * odd + two] : of_rows[i][4 * eight_rows + two];
-                const int exponent = of_scale + by.exponent;
+                const auto exponent = static_cast<int>(within<exponent_bits>(of_scale + by.exponent));
                 top[i] = exponent + product_bits;
                 if (!op.attention) top[i] = larger(top[i], of_bias + kept_bits);
                 if (op.residual) top[i] = larger(top[i], residue.exponent[i] + kept_bits);
                 top[i] -= sum_bits;
                 factor_of[i] = scaled_by<least>(by.mantissa, top[i] - exponent);
-                bias_by[i] = both_ways<15, 14>(top[i] - of_bias);
+                bias_by[i] = op.attention ? nothing_left : both_ways<15, 14>(top[i] - of_bias);
                 residue_by[i] = both_ways<15, 14>(top[i] - residue.exponent[i]);
                 entries_by[i] = lookup(top[i], table.steps, table.fraction);
             }
@@ -238,10 +242,10 @@ post_uops:
                 product.by(4);
                 const int64_t scaling = op.attention ? int64_t{in.of[e]} : product.rounded();
                 int64_t v = scaled<least, sum_bits>(scaling, factor_of[i]);
-                if (!op.attention) v += aligned<15, 14>(columns.second[word][in_word], bias_by[i]);
-                if (op.residual) v += aligned<15, 14>(residue.of[e], residue_by[i]);
+                v += aligned<15, 14>(columns.second[word][in_word], bias_by[i]);
+                v += aligned<15, 14>(residue.of[e], residue_by[i]);
                 out[e] = static_cast<int32_t>(within<31>(v));
-                if (op.function) out[e] = activated(out[e], entries_by[i], op.function);
+                out[e] = activated(out[e], entries_by[i], entries[function], op.function);
             }
             values << out;  // hls-allow state-order: residuals do not wait for values
             RowExponents made = {false, eight, false, {}, {}};
@@ -286,7 +290,7 @@ residual_uops:
         const Uop<Rows::words> uop = uops.read();
         if (uop.last) {
             reads << CellRead{true, 0};
-            put_behind(exponents, RowExponents{true, false, false, {}, {}});
+            put_behind(exponents, no_more_rows);
             break;
         }
         const Rows op = Rows::decode(uop.words);

@@ -32,21 +32,22 @@ struct Sent {
 
 // Cells of blocks, and rows of blocks, one after the other in a flat loop.
 struct CellOfBlock {
-    unsigned block, cell = 0;
+    uint8_t block;
+    uint16_t cell = 0;
     void next(unsigned cells) {
 #pragma HLS INLINE
-        const bool last = cell + 1 == cells;
-        cell = last ? 0 : cell + 1;
-        block += last;
+        const bool last = cell + 1u == cells;
+        cell = last ? 0 : static_cast<uint16_t>(cell + 1);
+        block = static_cast<uint8_t>(block + last);
     }
 };
 struct RowOfBlocks {
-    unsigned row = 0, block = 0;
+    uint8_t row = 0, block = 0;
     void next(unsigned blocks) {
 #pragma HLS INLINE
-        const bool last = block + 1 == blocks;
-        block = last ? 0 : block + 1;
-        row += last;
+        const bool last = block + 1u == blocks;
+        block = last ? 0 : static_cast<uint8_t>(block + 1);
+        row = static_cast<uint8_t>(row + last);
     }
 };
 
@@ -80,6 +81,11 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
             Sums (&under_way)[2][4], Sums (&sums)[4][x_blocks * groups]) {
 #pragma HLS INLINE
     const Shorts gain = gains.of[4 * block + four / 4];
+    int64_t sizes[4];
+    for (unsigned c = 0; c < 4; ++c) {
+#pragma HLS UNROLL
+        sizes[c] = within<15>(magnitude(gain[four % 4 * 4 + c]));
+    }
     for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
         Sums &made = under_way[group % 2][r];
@@ -87,7 +93,7 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
         for (unsigned c = 0; c < 4; ++c) {
 #pragma HLS UNROLL
             const int64_t x = cell.of[4 * r + c];
-            most = larger(most, within<30>(magnitude(x * gain[four % 4 * 4 + c])));
+            most = larger(most, within<30>(within<15>(magnitude(x)) * sizes[c]));
             sum += x;
             squares += within<30>(x * x);
         }
@@ -107,10 +113,15 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<Uop<Rows::words>> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
           hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
           hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values) {
-    Gains gains = {};
+    Gains gains;
 no_gains:
-    for (unsigned b = 0; b < x_blocks; ++b) gains.exponent[b] = lowest;
-    Sums sums[4][x_blocks * groups] = {}, under_way_sums[2][4] = {};
+    for (uint8_t i = 0; i < 4 * x_blocks; ++i) {
+        gains.of[i] = {};
+        if (i >= x_blocks) continue;
+        gains.most[i] = 0;
+        gains.exponent[i] = lowest;
+    }
+    Sums sums[4][x_blocks * groups], under_way_sums[2][4];
 #pragma HLS AGGREGATE variable=sums compact=bit
 #pragma HLS ARRAY_PARTITION variable=sums complete dim=1
 #pragma HLS ARRAY_PARTITION variable=under_way_sums complete dim=0
@@ -120,9 +131,9 @@ no_gains:
 #pragma HLS ARRAY_PARTITION variable=under_way_bounds complete
 #pragma HLS ARRAY_PARTITION variable=tops complete dim=1
 #pragma HLS ARRAY_PARTITION variable=bound_tops complete dim=1
-    Statistics of_rows[4][groups] = {};
+    Statistics of_rows[4][groups];
 #pragma HLS AGGREGATE variable=of_rows compact=bit
-    Sent sent[4][groups] = {};
+    Sent sent[4][groups];
 #pragma HLS AGGREGATE variable=sent compact=bit
 #pragma HLS ARRAY_PARTITION variable=sent complete dim=1
     unsigned number = 0;
@@ -146,13 +157,14 @@ rows_uops:
             else free[1].read();
         }
         const bool has_rows = op.blocks && lane >= op.first && lane < unsigned{op.first} + op.lanes;
-        const unsigned groups_of_rows = op.rows / 4, first_block = block_of(op.slot, op.rows);
+        const auto groups_of_rows = static_cast<uint8_t>(op.rows / 4);
+        const auto first_block = static_cast<uint8_t>(block_of(op.slot, op.rows));
         const bool takes_t = op.op == take && op.memory == in_t;
         if (has_rows && op.op == take) to_post << uop;
         if (has_rows && (op.op == store || (op.op == walk && op.norm) || (op.op == take && op.residual)))
             to_residual << uop;
     rows_gains:
-        for (unsigned b = 0; op.gains && b < op.blocks; ++b) gains.take(first_block + b, constants);
+        for (uint8_t b = 0; op.gains && b < op.blocks; ++b) gains.take(first_block + b, constants);
         if (!has_rows) {
             // A lane without rows tells its readers as the others do: they count alike.
             const unsigned written = !op.blocks || op.op == load || op.op == store ? 0
@@ -165,20 +177,20 @@ rows_uops:
             continue;
         }
         const bool walks = op.op == walk, normalises = op.norm && (walks || op.op == store);
-        const unsigned row_blocks = op.rows * op.blocks;
+        const auto row_blocks = static_cast<uint16_t>(within<7>(op.rows) * op.blocks);
         int16_t largest = lowest;
         ap_int<17> widest = 0;
     walk_gains:
-        for (unsigned b = 0; walks && b < op.blocks; ++b)
+        for (uint8_t b = 0; walks && b < op.blocks; ++b)
             largest = static_cast<int16_t>(larger(largest, gains.exponent[first_block + b]));
     walk_widest:
-        for (unsigned b = 0; walks && b < op.blocks; ++b) {
+        for (uint8_t b = 0; walks && b < op.blocks; ++b) {
             widest = larger(widest, rounded<15>(
                 gains.most[first_block + b], to_right<15>(largest - gains.exponent[first_block + b])));
         }
         RowOfBlocks at_tops;
     walk_tops:
-        for (unsigned i = 0; (walks || normalises) && i < row_blocks / 4; ++i) {
+        for (uint16_t i = 0; (walks || normalises) && i < row_blocks / 4; ++i) {
 #pragma HLS PIPELINE II=ii::sums style=flp
             const unsigned block = first_block + at_tops.block, group = at_tops.row;
             for (unsigned r = 0; r < 4; ++r) {
@@ -196,7 +208,7 @@ rows_uops:
         ap_int<38> sum = 0;
         ap_int<61> squares = 0;
     walk_sums:
-        for (unsigned i = 0; normalises && i < row_blocks; ++i) {
+        for (uint16_t i = 0; normalises && i < row_blocks; ++i) {
 #pragma HLS PIPELINE II=ii::sums style=flp
             const unsigned r = at_sums.row % 4, group = at_sums.row / 4;
             const Sums of = sums[r][groups * (first_block + at_sums.block) + group];
@@ -212,7 +224,7 @@ rows_uops:
             at_sums.next(op.blocks);
         }
     walk_statistics:
-        for (unsigned row = 0; (walks || normalises) && row < op.rows; ++row) {
+        for (uint8_t row = 0; (walks || normalises) && row < op.rows; ++row) {
 #pragma HLS PIPELINE II=ii::factors style=flp
             Statistics norm = {0, tops[row % 4][row / 4], {0, 0}};
             if (normalises) norm = norms_of.read();
@@ -222,7 +234,7 @@ rows_uops:
         RowOfBlocks at_bounds;
         ap_int<32> bound = 0;
     walk_bounds:
-        for (unsigned i = 0; walks && i < row_blocks; ++i) {
+        for (uint16_t i = 0; walks && i < row_blocks; ++i) {
 #pragma HLS PIPELINE II=ii::sums style=flp
             const unsigned r = at_bounds.row % 4, group = at_bounds.row / 4, block = first_block + at_bounds.block;
             const Statistics norm = of_rows[r][group];
@@ -242,7 +254,7 @@ rows_uops:
         }
         TCell factors = {};
     walk_factors:
-        for (unsigned row = 0; walks && row < op.rows; ++row) {
+        for (uint8_t row = 0; walks && row < op.rows; ++row) {
 #pragma HLS PIPELINE II=ii::factors style=flp
             const unsigned r = row % 4, group = row / 4;
             const RowScale scale = scales_of.read();
@@ -255,24 +267,24 @@ rows_uops:
             if (r == 3) x8 << CellWrite<TCell>{false, false, static_cast<uint16_t>(x8_depth + group), factors};
         }
 
-        const unsigned sixteens = op.blocks * op.rows / cell_rows;
+        const auto sixteens = static_cast<uint8_t>(op.blocks * op.rows / cell_rows);
         if (op.op == load || (op.op == take && !takes_t)) {
             const bool loaded = op.op == load;
-            const unsigned count = sixteens * (loaded ? cell_words + 1 : 2 * cell_words);
-            unsigned n = 0, sixteen = 0, block = first_block;  // of what is loaded: of its words, of rows in the block
+            const auto count = static_cast<uint16_t>(sixteens * (loaded ? cell_words + 1 : 2 * cell_words));
+            uint8_t n = 0, sixteen = 0, block = first_block;  // of what is loaded: of its words, of rows in the block
             int8_t exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
             XCell cell = {};
 #pragma HLS ARRAY_PARTITION variable=cell.exponent complete
             Place at = {};
         to_x:
-            for (unsigned i = 0; i < count; ++i) {
+            for (uint16_t i = 0; i < count; ++i) {
 #pragma HLS PIPELINE II=ii::x style=flp
                 unsigned to_block = block, group, four;
                 bool whole;
                 if (loaded) {
                     const Shorts word = loads.read();
-                    const unsigned in_block = x_word(4 * sixteen + (n - 1) / 32 * 2, (n - 1) % 32);
+                    const unsigned in_block = x_word(4 * sixteen + (n - 1u) / 32 * 2, (n - 1u) % 32);
                     group = in_block / x_words;
                     four = in_block % x_words;
                     whole = n != 0;
@@ -283,9 +295,9 @@ rows_uops:
                         if (r / 4 == group % 4) cell.exponent[r % 4] = exponents[r];
                     }
                     const bool ends = n == cell_words, ends_block = ends && 4 * (sixteen + 1) == groups_of_rows;
-                    n = ends ? 0 : n + 1;
-                    sixteen = ends_block ? 0 : sixteen + ends;
-                    block += ends_block;
+                    n = ends ? 0 : static_cast<uint8_t>(n + 1);
+                    sixteen = ends_block ? 0 : static_cast<uint8_t>(sixteen + ends);
+                    block = static_cast<uint8_t>(block + ends_block);
                 } else {
                     const unsigned beat = i % group_beats;
                     if (beat == 0) at = places.read();
@@ -308,12 +320,12 @@ rows_uops:
             x_done.read();
         } else if (op.op == store) {
         store_blocks:
-            for (unsigned group = 0; group < sixteens; ++group) {
+            for (uint8_t group = 0; group < sixteens; ++group) {
                 Exponent exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
                 Shorts word;
             store_cells:
-                for (unsigned i = 0; i < 2 * cell_words; ++i) {
+                for (uint8_t i = 0; i < 2 * cell_words; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
                     const unsigned n = i % group_beats, first = 8 * (i / group_beats) + 4 * upper(n);
                     const Packed in = stored_values.read();
@@ -334,7 +346,7 @@ rows_uops:
             TCell cell = {};
 #pragma HLS ARRAY_PARTITION variable=cell.exponent complete
             Place at = {};
-            const unsigned count = op.blocks * op.rows / 8 * group_beats;
+            const auto count = static_cast<uint16_t>(op.blocks * op.rows / 8 * group_beats);
             uint8_t groups_left[8] = {};
 #pragma HLS ARRAY_PARTITION variable=groups_left complete
         take_counts:
@@ -342,9 +354,9 @@ rows_uops:
 #pragma HLS UNROLL
                 groups_left[c] = static_cast<uint8_t>(op.rows / 8);
             }
-            unsigned whole = 0, before = 0;  // blocks that are whole, as all before them; where the group before went
+            uint8_t whole = 0, before = 0;  // blocks that are whole, as all before them; where the group before went
         take_to_t:
-            for (unsigned i = 0; i < count + group_beats; ++i) {
+            for (uint16_t i = 0; i < static_cast<uint16_t>(count + group_beats); ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
                 const unsigned n = i % group_beats;
                 if (n == 0) before = at.column;
@@ -374,7 +386,7 @@ rows_uops:
                 }
             }
         } else {
-            const unsigned in_block = groups_of_rows * x_words;
+            const auto in_block = static_cast<uint16_t>(groups_of_rows * x_words);
             CellOfBlock asked{first_block}, taken{first_block};
             TCell out = {};
             const auto address = [&](unsigned) {
@@ -382,7 +394,8 @@ rows_uops:
                 asked.next(in_block);
                 return at;
             };
-            read_slowly(x_reads, x_cells, op.blocks * in_block, address, [&](unsigned, const XCell &cell) {
+            const auto count = static_cast<uint16_t>(op.blocks * in_block);
+            read_slowly(x_reads, x_cells, count, address, [&](unsigned, const XCell &cell) {
                 const unsigned block = taken.block, i = taken.cell, four = i % x_words;
                 const int exponent = gains.exponent[block] + 13 - guard;
                 for (unsigned r = 0; r < 4; ++r) {
@@ -424,10 +437,11 @@ norms_uops:
         const bool walks = op.op == walk, normalises = op.norm && (walks || op.op == store);
         const NormConstants constants = {op.columns, static_cast<int32_t>(op.added), static_cast<int32_t>(op.root),
                                          static_cast<int16_t>(-op.added_low), op.root_exponent};
-        const unsigned end = op.first + op.lanes, count = op.blocks ? op.rows * op.lanes : 0;
-        unsigned lane = op.first;
+        const unsigned end = op.first + op.lanes;
+        const auto count = static_cast<uint16_t>(op.blocks ? op.rows * op.lanes : 0);
+        uint8_t lane = op.first;
     norms_of_rows:
-        for (unsigned i = 0; normalises && i < count; ++i) {
+        for (uint16_t i = 0; normalises && i < count; ++i) {
 #pragma HLS PIPELINE II=ii::norms style=flp
             RowSums of = {};
             for (unsigned l = 0; l < lanes; ++l) {
@@ -439,11 +453,11 @@ norms_uops:
 #pragma HLS UNROLL
                 if (l == lane) made[l] << norm;  // hls-allow state-order: lanes have room for all their rows
             }
-            lane = lane + 1 == end ? op.first : lane + 1;
+            lane = lane + 1u == end ? op.first : static_cast<uint8_t>(lane + 1);
         }
         lane = op.first;
     norms_scales:
-        for (unsigned i = 0; walks && i < count; ++i) {
+        for (uint16_t i = 0; walks && i < count; ++i) {
 #pragma HLS PIPELINE II=ii::norms style=flp
             RowBound of = {};
             for (unsigned l = 0; l < lanes; ++l) {
@@ -459,7 +473,7 @@ norms_uops:
                 // hls-allow state-order: lanes have room for all their rows
                 if (l == lane) scales[l] << RowScale{reciprocal, scale.exponent, factor};
             }
-            lane = lane + 1 == end ? op.first : lane + 1;
+            lane = lane + 1u == end ? op.first : static_cast<uint8_t>(lane + 1);
         }
     }
 }

@@ -14,23 +14,23 @@ constexpr Exponent no_more = 1000;
 
 // Groups of four rows of chunks.
 struct ChunkGroup {
-    unsigned chunk = 0, group = 0;
+    uint8_t chunk = 0, group = 0;
     void next(unsigned groups) {
 #pragma HLS INLINE
-        const bool last = group + 1 == groups;
-        group = last ? 0 : group + 1;
-        chunk += last;
+        const bool last = group + 1u == groups;
+        group = last ? 0 : static_cast<uint8_t>(group + 1);
+        chunk = static_cast<uint8_t>(chunk + last);
     }
 };
 
 // Beats of chunks: their cells, then their record.
 struct ChunkBeat {
-    unsigned chunk = 0, beat = 0;
+    uint8_t chunk = 0, beat = 0;
     void next() {
 #pragma HLS INLINE
-        const bool last = beat + 1 == chunk_cells + record_beats;
-        beat = last ? 0 : beat + 1;
-        chunk += last;
+        const bool last = beat + 1u == chunk_cells + record_beats;
+        beat = last ? 0 : static_cast<uint8_t>(beat + 1);
+        chunk = static_cast<uint8_t>(chunk + last);
     }
 };
 
@@ -59,8 +59,8 @@ inline unsigned head_cell(unsigned slot, unsigned head, bool narrow, unsigned gr
 
 // The largest exponents of heads from `slot` on, of all lanes. before: rows of the sequence in other lanes.
 template <typename Op>
-void exponents_of(const Op &op, unsigned rows, unsigned slot, unsigned count, bool has_rows, unsigned before,
-                  unsigned shown,
+void exponents_of(const Op &op, uint8_t rows, uint8_t slot, uint8_t count, bool has_rows, uint16_t before,
+                  uint16_t shown,
                   hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<Exponent> &own,
                   hls::stream<Exponent> &of_all, Exponent (&top)[pairs]) {
 #pragma HLS INLINE
@@ -71,7 +71,8 @@ void exponents_of(const Op &op, unsigned rows, unsigned slot, unsigned count, bo
         asked.next(rows / 4u);
         return at;
     };
-    read_cells(reads, cells, has_rows ? count * (rows / 4u) : 0, address, [&](unsigned, const TCell &cell) {
+    const auto groups_of_heads = static_cast<uint16_t>(has_rows ? count * (rows / 4u) : 0);
+    read_cells(reads, cells, groups_of_heads, address, [&](unsigned, const TCell &cell) {
         Exponent of_cell = lowest;
         for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
@@ -83,9 +84,9 @@ void exponents_of(const Op &op, unsigned rows, unsigned slot, unsigned count, bo
         taken.next(rows / 4u);
     });
 nothing_of_heads:
-    for (unsigned head = 0; !has_rows && head < count; ++head) own << Exponent{lowest};
+    for (uint8_t head = 0; !has_rows && head < count; ++head) own << Exponent{lowest};
 each_head:
-    for (unsigned head = 0; head < count; ++head) {
+    for (uint8_t head = 0; head < count; ++head) {
 #pragma HLS PIPELINE II=ii::factors style=flp
         top[head] = of_all.read();
     }
@@ -110,6 +111,7 @@ send_uops:
     send_waits:
         for (unsigned i = 0; i < op.wait + unsigned{op.each && op.chunks}; ++i) filled.read();
         if (!op.chunks) continue;
+        const auto chunks = static_cast<uint8_t>(op.chunks);  // at most as many as T has blocks
         ChunkRecord record;
         record.rows = op.rows;
         record.idle = !has_rows;  // its tiles stand beside others that share weights, keys and values
@@ -117,18 +119,19 @@ send_uops:
         Exponent top[pairs], top_of_keys[pairs], top_of_rows[4][groups] = {};
 #pragma HLS ARRAY_PARTITION variable=top complete
 #pragma HLS ARRAY_PARTITION variable=top_of_rows complete dim=1
-        const unsigned before_lane = (lane - op.first) * op.rows, own_rows = op.rows / 2;
-        const unsigned slot = block_of(op.slot, op.rows);
+        const auto before_lane = static_cast<uint16_t>((lane - op.first) % lanes * op.rows);
+        const auto own_rows = static_cast<uint8_t>(op.rows / 2);
+        const auto slot = static_cast<uint8_t>(block_of(op.slot, op.rows));
         if (op.source == queries) {
-            exponents_of(op, op.rows, slot, op.chunks, has_rows, before_lane, op.count, t_reads, t_cells, own, of_all,
+            exponents_of(op, op.rows, slot, chunks, has_rows, before_lane, op.count, t_reads, t_cells, own, of_all,
                          top);
-            exponents_of(op, op.key_rows, block_of(op.keys_slot, op.key_rows), op.chunks, has_rows, before_lane,
-                         op.keys, t_reads, t_cells, own, of_all, top_of_keys);
+            exponents_of(op, op.key_rows, static_cast<uint8_t>(block_of(op.keys_slot, op.key_rows)), chunks, has_rows,
+                         before_lane, op.keys, t_reads, t_cells, own, of_all, top_of_keys);
         query_shifts:
-            for (unsigned head = 0; head < op.chunks; ++head)
+            for (uint8_t head = 0; head < chunks; ++head)
                 shifts[head] = score_shifts(top[head] + top_of_keys[head], op.head_dim);
             record.kind = static_cast<uint8_t>(ChunkKind::QUERIES);
-            record.heads = static_cast<uint8_t>(op.chunks);
+            record.heads = chunks;
             record.lanes = op.lanes;
             record.narrow = op.narrow;
             record.keys = op.keys;
@@ -154,7 +157,8 @@ send_uops:
                     asked.next(op.rows / 4u);
                     return at;
                 };
-                read_cells(t_reads, t_cells, op.chunks * op.rows / 4u, address, [&](unsigned, const TCell &cell) {
+                const auto count = static_cast<uint16_t>(chunks * within<5>(op.rows / 4));
+                read_cells(t_reads, t_cells, count, address, [&](unsigned, const TCell &cell) {
                     for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
                         Exponent &most = top_of_rows[r][taken_group.group];
@@ -163,7 +167,7 @@ send_uops:
                     taken_group.next(op.rows / 4u);
                 });
             row_factors:
-                for (unsigned r = 0; r < op.rows; ++r) {
+                for (uint8_t r = 0; r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
                     factors << RowFactor{1 << 14, static_cast<int16_t>(top_of_rows[r % 4][r / 4] - 14)};
                 }
@@ -181,11 +185,12 @@ send_uops:
         Bytes cell_before = {};
         Beat128 late = {};  // the second tile gets each beat one cycle after the first
     send_beats:
-        for (unsigned i = 0; i < op.chunks * (chunk_cells + record_beats) + under_way; ++i) {
+        const auto beats = static_cast<uint16_t>(chunks * (chunk_cells + record_beats) + under_way);
+        for (uint16_t i = 0; i < beats; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
             // hls-allow state-order: what comes before is sent without it
-            if (op.each && asked.chunk && asked.chunk < op.chunks && !asked.beat) filled.read();
-            if (asked.chunk < op.chunks && asked.beat < chunk_cells) {
+            if (op.each && asked.chunk && asked.chunk < chunks && !asked.beat) filled.read();
+            if (asked.chunk < chunks && asked.beat < chunk_cells) {
                 const unsigned n = asked.beat, group = of_queries ? n % 2 * own_rows / 4 + n / 16 : n / 8;
                 const unsigned k = of_queries ? n / 2 % 8 : n % 2 * (t_words / 2) + n / 2 % 4;
                 const CellRead read = {false, static_cast<uint16_t>(((slot + asked.chunk) % t_blocks * groups + group)
@@ -196,7 +201,7 @@ send_uops:
             asked.next();
             if (i < under_way) continue;
             const unsigned chunk = sent.chunk, n = sent.beat;
-            const bool last = chunk + 1u == op.chunks;
+            const bool last = chunk + 1u == chunks;
             // Results of different operations never wait side by side.
             // hls-allow state-order: Post ends what came before by itself
             if (n == 0 && last && !of_queries && before && has_rows) taken.read();
@@ -280,8 +285,8 @@ struct SliceOrder {
     }
 };
 
-// Goes through the slices of a sequence: once for its keys, then for keys and values in turn. Of both halves of a slice,
-// how many lanes are behind the first one of a column, and groups of rows in front of them.
+// Goes through the slices of a sequence: once for its keys, then for keys and values in turn. Of both halves of a
+// slice, how many lanes are behind the first one of a column, and groups of rows in front of them.
 struct SliceWalk {
     uint8_t behind[2], group[2], slice = 0;
     bool second = false, of_keys = true;
@@ -334,7 +339,7 @@ struct SliceWalk {
 struct SliceWords {
     SliceWalk walk;
     SliceOrder at;
-    uint8_t first_head[2] = {};  // that a lane serves, of both halves of the slice
+    uint8_t first_head[2];  // that a lane serves, of both halves of the slice
     const uint8_t own, lanes, turns;
 
     // own: the lane's number in the sequence.
@@ -392,21 +397,23 @@ heads_uops:
         for (unsigned i = 0; i < op.wait; ++i) filled.read();
         if (!op.heads) continue;
         const bool has_rows = lane >= op.first && lane < unsigned{op.first} + op.lanes;
-        const unsigned before_lane = (lane - op.first) * op.key_rows;
-        const unsigned slots[2] = {block_of(op.keys_slot, op.key_rows), block_of(op.values, op.key_rows)};
+        const auto before_lane = static_cast<uint16_t>((lane - op.first) % lanes * op.key_rows);
+        const uint8_t slots[2] = {static_cast<uint8_t>(block_of(op.keys_slot, op.key_rows)),
+                                  static_cast<uint8_t>(block_of(op.values, op.key_rows))};
         Exponent top[2][pairs];
 #pragma HLS ARRAY_PARTITION variable=top complete dim=0
     heads_exponents:
-        for (unsigned part = 0; part < 2; ++part) {
+        for (uint8_t part = 0; part < 2; ++part) {
             exponents_of(op, op.key_rows, slots[part], op.heads, has_rows, before_lane, op.keys, reads, cells, own,
                          of_all, top[part]);
         }
     heads_of_values:
-        for (unsigned head = 0; has_rows && head < op.heads; ++head) of_values << top[1][head];
-        const unsigned turns = (op.heads + op.lanes - 1u) / op.lanes;
+        for (uint8_t head = 0; has_rows && head < op.heads; ++head) of_values << top[1][head];
+        const auto turns = static_cast<uint8_t>((op.heads + op.lanes - 1u) / op.lanes);
         SliceWords asked(op.key_rows, lane - op.first, op.lanes, turns), taken = asked;
         TCell upper_four = {};
-        const unsigned words = has_rows ? 3 * asked.walk.slices * slice_words * turns : 0;
+        const auto slices = static_cast<uint8_t>(3 * asked.walk.slices);
+        const auto words = static_cast<uint16_t>(has_rows ? slices * within<4>(turns) * slice_words : 0);
         const auto address = [&](unsigned) {
             const bool of_keys = asked.walk.of_keys;
             const unsigned k = of_keys ? asked.at.inner : asked.at.outer;

@@ -30,7 +30,7 @@ constexpr unsigned t_blocks = 64;
 constexpr unsigned x_depth = 16 * groups * x_words, x8_depth = 16 * groups * t_words, t_depth = 64 * groups * t_words;
 constexpr unsigned block_columns = 64;
 constexpr unsigned piece_words = 10;     // of the constants of a block
-constexpr unsigned under_way = 16;       // reads of a memory
+constexpr unsigned under_way = 15;       // reads of a memory, and one more
 constexpr unsigned quarter_words = 32;   // of the weights of a column of pairs, by one port
 constexpr unsigned window_beats = 131;   // of a packet of results
 constexpr unsigned window_rows = 16;     // of a product; half of it of a head
@@ -141,28 +141,29 @@ constexpr unsigned group_beats = 64;
 // and those of their words of X: the i-th of the eight rows from an even group on.
 constexpr unsigned x_word(unsigned group, unsigned i) { return (group + i / 2 % 2) * x_words + i / 4 * 2 + i % 2; }
 
-// Asks a memory for `count` cells, `under_way` of them before it takes the first. at(i): the address of one; take(i, cell).
+// Asks a memory for `count` cells, `under_way` of them before it takes the first. at(i): the address of one; take(i,
+// cell). Counts have 16 bits: T has 8192 cells, and keys and values pass in at most 24,576.
 template <typename Word, typename At, typename Take>
-void read_cell(unsigned i, hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At &at, Take &take) {
+void read_cell(uint16_t i, hls::stream<CellRead> &reads, hls::stream<Word> &words, uint16_t count, At &at, Take &take) {
 #pragma HLS INLINE
     if (i < count) reads << CellRead{false, static_cast<uint16_t>(at(i))};
     if (i >= under_way) take(i - under_way, words.read());
 }
 template <typename Word, typename At, typename Take>
-void read_cells(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At at, Take take) {
+void read_cells(hls::stream<CellRead> &reads, hls::stream<Word> &words, uint16_t count, At at, Take take) {
 #pragma HLS INLINE
 each_cell:
-    for (unsigned i = 0; i < count + under_way; ++i) {
+    for (uint16_t i = 0; i < static_cast<uint16_t>(count + under_way); ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
         read_cell(i, reads, words, count, at, take);
     }
 }
 // One in two cycles: of X, whose cells have two beats of values; of heads.
 template <typename Word, typename At, typename Take>
-void read_slowly(hls::stream<CellRead> &reads, hls::stream<Word> &words, unsigned count, At at, Take take) {
+void read_slowly(hls::stream<CellRead> &reads, hls::stream<Word> &words, uint16_t count, At at, Take take) {
 #pragma HLS INLINE
 each_second_cycle:
-    for (unsigned i = 0; i < count + under_way; ++i) {
+    for (uint16_t i = 0; i < static_cast<uint16_t>(count + under_way); ++i) {
 #pragma HLS PIPELINE II=ii::x style=flp
         read_cell(i, reads, words, count, at, take);
     }

@@ -139,7 +139,7 @@ def _factors(rows: int, blocks: int) -> int:
     return rows // 4 * blocks + 2 * rows * max(blocks, LANES) + 2 * rows + 2 * NORM_FILL + 3 * SUM_FILL
 
 
-AHEAD = 16
+AHEAD = 15
 """Cells of a memory that are asked for before the first is taken."""
 FILL, NORM_FILL, SUM_FILL = (LOOPS[name].fill for name in ("cells", "norms", "sums"))
 

@@ -16,16 +16,18 @@ INDENT = " " * 4
 PORTS = 4
 BANKS = {"LPDDR": 16 * 32, "DDR": 16 * 32}
 """Words of 256 bit that a port's stream of weights holds: those of the overlay's stream."""
-GATHERED = 64
-"""Beats of a packet of a head: Post takes them twice as fast as they come, so that the other stream waits for half."""
+GATHERED = 32
+"""Half of the beats of a packet of a head: Post takes them twice as fast as they come, from both streams in turn."""
+GROUP = 64
+"""Beats of eight rows of a block: exponents of the first ones are known when 59 of them are there."""
 _ENGINE = "[engines]"
 _LANES = f"{_ENGINE}[lanes]"
 
 STREAMS: tuple[tuple[str, str, str, int], ...] = (
     # of the memories off chip
-    ("Transfer", "lpddr_parts", "[ports]", 2),
+    ("Transfer", "lpddr_parts", "[ports]", 4),
     ("Token", "lpddr_done", "[ports]", 2),
-    ("Transfer", "ddr_parts", "[ports]", 2),
+    ("Transfer", "ddr_parts", "[ports]", 4),
     ("Token", "ddr_done", "[ports]", 2),
     ("Bytes", "lpddr_weights", "[ports]", BANKS["LPDDR"]),
     ("Bytes", "ddr_weights", "[ports]", BANKS["DDR"]),
@@ -33,49 +35,49 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("Shorts", "loads", f"[ports]{_ENGINE}[2]", 32),
     ("Shorts", "stores", f"[ports]{_ENGINE}[2]", 32),
     # of columns of pairs
-    ("Bytes", "lpddr_columns", "[pairs][ports]", 64),
-    ("Bytes", "ddr_columns", "[pairs][ports]", 64),
+    ("Bytes", "lpddr_columns", "[pairs][ports]", 32),
+    ("Bytes", "ddr_columns", "[pairs][ports]", 32),
     ("Bytes", "column_weights", f"[pairs]{_ENGINE}", 16),
     ("Bytes", "column_heads", f"{_ENGINE}[pairs]", 16),
     # of lanes
     ("Shorts", "post_constants", _LANES, 16),
     ("Shorts", "residual_constants", _LANES, 16),
     ("Shorts", "rows_constants", _LANES, 16),
-    ("Uop<Rows::words>", "post_uops", _LANES, 2),
-    ("Uop<Rows::words>", "residual_uops", _LANES, 2),
+    ("Uop<Rows::words>", "post_uops", _LANES, 4),
+    ("Uop<Rows::words>", "residual_uops", _LANES, 4),
     ("Token", "free", f"{_LANES}[2]", 256),
     ("Token", "filled", f"{_LANES}[2]", 256),
     ("CellWrite<XCell>", "x_writes", _LANES, 16),
     ("Token", "x_done", _LANES, 2),
     ("CellRead", "x_reads", f"{_LANES}[2]", 2),
-    ("XCell", "x_cells", f"{_LANES}[2]", 32),
+    ("XCell", "x_cells", f"{_LANES}[2]", 16),
     ("CellWrite<TCell>", "x8_writes", _LANES, 16),
     ("Token", "x8_done", _LANES, 2),
     ("CellRead", "x8_reads", f"{_LANES}[1]", 2),
-    ("TCell", "x8_cells", f"{_LANES}[1]", 32),
+    ("TCell", "x8_cells", f"{_LANES}[1]", 16),
     ("CellWrite<TCell>", "t_writes", _LANES, 16),
     ("Token", "t_done", _LANES, 2),
     ("CellRead", "t_reads", f"{_LANES}[2]", 2),
-    ("TCell", "t_cells", f"{_LANES}[2]", 32),
+    ("TCell", "t_cells", f"{_LANES}[2]", 16),
     ("Statistics", "statistics", _LANES, 64),
     ("RowFactor", "factors", _LANES, 128),
     ("Exponent", "of_values", _LANES, 32),
     ("PacketsDue", "due", f"{_LANES}[2]", 2),
     ("PacketNumber", "packets", f"{_LANES}[2]", 2),
-    ("WeightSums", "weight_sums", f"{_LANES}[2]", 2),
+    ("WeightSums", "weight_sums", f"{_LANES}[2]", 4),
     ("Results", "gathered", f"{_LANES}[2]", GATHERED),
     ("Place", "asks", _LANES, 4),
     ("RowExponents", "residual_exponents", _LANES, 8),
-    ("Values", "residual_values", _LANES, 128),
+    ("Values", "residual_values", _LANES, GROUP),
     ("Packed", "residuals", _LANES, 16),
     ("Packed", "stored_values", _LANES, 16),
     ("Place", "places", _LANES, 4),
     ("RowExponents", "exponents", _LANES, 8),
-    ("Values", "values", _LANES, 128),
+    ("Values", "values", _LANES, GROUP),
     ("Packed", "results", _LANES, 16),
-    ("RowSums", "sums", _LANES, 2),
+    ("RowSums", "sums", _LANES, 4),
     ("Statistics", "norms_made", _LANES, LANE_ROWS),
-    ("RowBound", "bounds", _LANES, 2),
+    ("RowBound", "bounds", _LANES, 4),
     ("RowScale", "scales", _LANES, LANE_ROWS),
     ("Token", "taken", _LANES, 2),
     ("Token", "safe", _LANES, 2),
@@ -256,6 +258,7 @@ def tables() -> str:
         "struct FunctionTable {",
         "    std::int8_t steps, fraction;",
         "};",
+        f"constexpr unsigned zeros = {[*TABLES.values()].index(None)};  // of max(x, 0), whose entries are 0",
         f"constexpr std::int16_t entries[{len(TABLES)}][{ENTRIES}] = {{",
     ]
     for table in TABLES.values():
