@@ -43,7 +43,7 @@ struct Round {
 // The keys of a slice. first: of each half, which lies in one lane.
 struct SliceKeys {
     unsigned first[2];
-    bool none, all;  // of them count for some row, and for each row
+    bool none;  // of them count for some row
 
     // The scores that do not count, of groups of four rows and four keys. Both begin at multiples of four.
     Hidden hidden(const Round &round, unsigned row, unsigned key) const {
@@ -67,12 +67,10 @@ class KeyWalk {
     SliceKeys next() {
         const unsigned end = round_.causal && round_.first_row + round_.own() < round_.keys
             ? round_.first_row + round_.own() : round_.keys;  // behind the last key that counts for some row
-        const unsigned all = round_.causal && round_.first_row < round_.keys ? round_.first_row + 1 : round_.keys;
-        SliceKeys keys = {{}, true, true};
+        SliceKeys keys = {{}, true};
         for (unsigned &first : keys.first) {
             first = left_ ? lane_ * round_.rows + in_lane_ : round_.keys;
             keys.none = keys.none && (round_.idle || first >= end);
-            keys.all = keys.all && first + half / 2 <= all;
             if (!left_) continue;
             left_ -= half / 2;
             in_lane_ += half / 2;
@@ -191,8 +189,7 @@ each_group:
 
 inline Elements all(int16 value) { return aie::broadcast<int16, vector_lanes>(value); }
 
-// 255 * 2^-x, Ragged: 0 where a key does not count. below: minus x, before its product with log2 e is shifted.
-template <bool Ragged>
+// 255 * 2^-x, 0 where a key does not count. below: minus x, before its product with log2 e is shifted.
 inline aie::vector<uint8, vector_lanes> weights_of(const Elements &below, int shift, const Hidden &of_keys) {
     const Powers product = aie::mul(below, all(minus_log2_e));
     const Elements x = aie::min(product.to_vector<int16>(shift), all(far));
@@ -201,13 +198,12 @@ inline aie::vector<uint8, vector_lanes> weights_of(const Elements &below, int sh
     made = aie::mac(Powers(all(power[1]), 14), made, x).to_vector<int16>(14);
     made = aie::mac(Powers(all(power[0]), 14), made, x).to_vector<int16>(14);
     for (unsigned i = 0; i < 3; ++i) chess_unroll_loop(*) made = aie::mul(made, made).to_vector<int16>(15);
-    if constexpr (Ragged) made = aie::select(made, all(0), of_keys);
-    return Powers(made).to_vector<uint8>(7);
+    return Powers(aie::select(made, all(0), of_keys)).to_vector<uint8>(7);
 }
 
 // Weights of `own` rows and 32 keys, as the left factor of a product: [groups of rows][4 of keys]. Blocks of 4x4 become
-// blocks of 4x8, two at a time. Ragged: not all scores count.
-template <bool Ragged>
+// blocks of 4x8, two at a time. Slices of which all keys count take the same loop: a second one would not fit into the
+// program memory, and the choice takes no time, because the accumulators bind.
 [[gnu::noinline]] void weigh(
     const int16 *RSN_APART below, const Round &round, const SliceKeys &keys, uint8 *RSN_APART weights
 ) {
@@ -216,8 +212,8 @@ each_block:
         const int16 *from = below + n * block_words;
         const unsigned key = n % (groups / 2), row = n / (groups / 2);
         const auto weight = [&](unsigned i) {
-            const Hidden hidden = Ragged ? keys.hidden(round, 2 * row + i / 2, 2 * key + i % 2) : Hidden();
-            return weights_of<Ragged>(aie::load_v<vector_lanes>(from + i * vector_lanes), round.second_shift, hidden);
+            const Hidden hidden = keys.hidden(round, 2 * row + i / 2, 2 * key + i % 2);
+            return weights_of(aie::load_v<vector_lanes>(from + i * vector_lanes), round.second_shift, hidden);
         };
         const auto p00 = weight(0), p01 = weight(1), p10 = weight(2), p11 = weight(3);
         const auto [upper, lower] = aie::interleave_zip(aie::concat(p00, p10), aie::concat(p01, p11), 4);
@@ -310,10 +306,7 @@ second_pass:
         b.release();
         b.acquire();
         if (!keys.none) {
-            if (!round.wide || Place::weighs_wide) {
-                if (keys.all) weigh<false>(below, round, keys, weights);
-                else weigh<true>(below, round, keys, weights);
-            }
+            if (!round.wide || Place::weighs_wide) weigh(below, round, keys, weights);
             if (round.wide) place.share(weights, half * half);
             add_weights(weights, round.own(), begun ? totals : zeros, begun ? vector_lanes : 0, totals);
             const Start start = begun ? continued(sums) : same(zeros);
