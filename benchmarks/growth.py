@@ -55,7 +55,7 @@ def bert(layers: int, batch: int, seq: int) -> Callable[[], tuple[nn.Module, dic
             module = Encoder(layers, 1024, 16, 4096, "gelu_tanh", 1e-6)
         module = module.to_empty(device="cpu").eval()
         for parameter in module.parameters():
-            parameter.data.fill_(0.5)  # not 0: a bias of zeros would be left out
+            parameter.data.uniform_(-1, 1)  # a bias of zeros would be left out, and equal numbers would have 4 bits
         return module, {"hidden_states": torch.zeros(batch, seq, 1024)}
 
     return make
@@ -83,9 +83,10 @@ def llama(layers: int, seq: int) -> Callable[[], tuple[nn.Module, dict[str, Any]
     return make
 
 
-def llama_step(batch: int, rows: int) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
+def llama_step(batch: int, rows: int, *, four_bits: bool = False) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
     """Return a function that makes Llama 3.2 1B with its head, and the arguments of a step by name. batch: sequences.
-    rows: of the caches. All layers have the weights of the first one, on which no time depends."""
+    rows: of the caches. All layers have the weights of the first one, on which no time depends. four_bits: weights are
+    integers from -8 to 7, as xnn8 takes them."""
 
     def make() -> tuple[nn.Module, dict[str, Any]]:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -102,7 +103,9 @@ def llama_step(batch: int, rows: int) -> Callable[[], tuple[nn.Module, dict[str,
                 path, _, own = name.rpartition(".")
                 setattr(layer.get_submodule(path), own, parameter)
         for parameter in module.parameters():
-            parameter.data.fill_(0.5)
+            parameter.data.uniform_(-1, 1)
+            if four_bits and parameter.ndim > 1:
+                parameter.data.mul_(7.49).round_()
         module.model.rotary_emb = type(module.model.rotary_emb)(config)
         cache = empty_cache(config, batch, rows)
         for layer in cache.layers:
@@ -127,7 +130,7 @@ def vit(batch: int) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
             module = ViTModel(ViTConfig(), add_pooling_layer=False)
         module = module.to_empty(device="cpu").eval()
         for parameter in module.parameters():
-            parameter.data.fill_(0.5)
+            parameter.data.uniform_(-1, 1)
         return module, {"pixel_values": torch.zeros(batch, 3, 224, 224)}
 
     return make
@@ -145,6 +148,8 @@ CASES = (
     MeasuredModel("Llama 1B 4 layers L=384", llama(4, 384), None, 4 * 7.4),
     MeasuredModel("Llama 1B step B=1, 512 keys", llama_step(1, 512)),
     MeasuredModel("Llama 1B step B=8, 512 keys", llama_step(8, 512)),
+    MeasuredModel("Llama 1B step B=1, 512 keys, 4 bits", llama_step(1, 512, four_bits=True)),
+    MeasuredModel("Llama 1B step B=8, 512 keys, 4 bits", llama_step(8, 512, four_bits=True)),
 )
 
 

@@ -28,9 +28,12 @@ import numpy as np
 
 from ..base.errors import ProgramError
 from ..isa.overlay import Overlay
+from ..isa.overlays.xnn8.formats import SHORT_WEIGHT_WORD, WEIGHT_WORD
+from ..isa.overlays.xnn8.numbers import BLOCK
 from ..isa.program import ProgramSegment
 from ..machine.description import Where
 from .graph import AttentionLayer, Gemm, Layer, LayerGraph
+from .integer_weights import has_four_bits
 from .lower import Banks
 
 PRODUCTS = ("matmul", "matmul_half_depth", "matmul_half_columns")
@@ -134,8 +137,6 @@ class _Resources:
         self.lanes = overlay.lanes is not None or overlay.integers
         self.to_load = set(network.inputs)
         """In lanes, inputs that no segment so far has read: rows stay on chip."""
-        self._of_weights = 1 / 4 if overlay.integers else 1.0
-        """Words of 32 bits that a weight takes. Of integers, a column's scale and bias take one together."""
         self._of_rows = 65 / 128 if overlay.integers else 1.0
         """Those that an element of an activation takes."""
 
@@ -211,11 +212,18 @@ class _Resources:
                 tables.add(layer.rotary.key)
                 yield self._memory(self.banks.activations, "load", layer.rotary.own.size + layer.rotary.partner.size)
             vectors = [layer.bias] * layer.multiplies + [layer.residual_scale] * (layer.residual_scale is not None)
-            weights = layer.weight.size * self._of_weights + sum(v.size for v in vectors if v is not None)
+            weights = layer.weight.size * self._words_of(layer) + sum(v.size for v in vectors if v is not None)
             if self.lanes:  # weights come from both memories
                 yield self._both(weights)
             else:
                 yield self._memory(self.banks.weights, "load", weights)
+
+    def _words_of(self, layer: Gemm) -> float:
+        """Words of 32 bits that a weight of a layer takes. Of integers, a column's scale and bias take one together."""
+        if not self.overlay.integers:
+            return 1.0
+        word = SHORT_WEIGHT_WORD if layer.multiplies and has_four_bits(layer.weight) else WEIGHT_WORD
+        return word / BLOCK**2
 
     def _both(self, elements: float) -> tuple[str, float]:
         """The seconds of both memories together to load `elements` elements."""

@@ -19,6 +19,8 @@ from ..isa.overlays.xnn8.formats import (
     LANES,
     PAIRS,
     ROW_STEP,
+    SHORT_WEIGHT_WORD,
+    WEIGHT_WORD,
     WIDE_ROWS,
     slices,
     slices_of_keys,
@@ -26,6 +28,7 @@ from ..isa.overlays.xnn8.formats import (
 from ..isa.overlays.xnn8.lanes import AHEAD, CHUNK, FILL, PACKET
 from ..isa.overlays.xnn8.numbers import BLOCK
 from .graph import AttentionLayer, Gemm, LayerGraph
+from .integers import IntegerNetwork
 
 
 class LanesOfSequences(NamedTuple):
@@ -40,8 +43,9 @@ class LanesOfSequences(NamedTuple):
     keys: int = 0
 
 
-def placements(network: LayerGraph, overlay: Overlay) -> list[LanesOfSequences]:
+def placements(of: IntegerNetwork, overlay: Overlay) -> list[LanesOfSequences]:
     """Return the ways in which sequences can lie in lanes, those that take less time first."""
+    network = of.network
     if network.states:
         return [_step(network)]
     is_wide = any(isinstance(x, AttentionLayer) and x.head_dim > BLOCK for x in network.layers)
@@ -57,7 +61,7 @@ def placements(network: LayerGraph, overlay: Overlay) -> list[LanesOfSequences]:
             f"sequences of {network.seq} rows; xnn8 has up to {ENGINES * LANES * most}"
             + " if heads have more than 64 columns" * is_wide
         )
-    return sorted(fit, key=lambda at: estimated_seconds(network, overlay.seconds, at))
+    return sorted(fit, key=lambda at: estimated_seconds(of, overlay.seconds, at))
 
 
 def _lane_rows(rows: int, lanes: int) -> int:
@@ -131,13 +135,13 @@ def _ragged(counts: Sequence[int], rows: int) -> LanesOfSequences | None:
     return LanesOfSequences(tuple(panels), rows, pitch)
 
 
-def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
+def estimated_seconds(numbers_of: IntegerNetwork, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
     """About how long all panels take: of each product the tiles, memories off chip, or what is behind the tiles,
     whichever is longest; and attention. At the end of each there is nothing beside what is behind the tiles. Simulated
     times are up to 40 % longer (tests/test_integer_programs.py)."""
+    network = numbers_of.network
     both = 1 / seconds["ddr_read_gbs"] + 1 / seconds["lpddr_read_gbs"]
     share, word = at.rows / LANE_ROWS, seconds["lane_word"]
-    chunk = max(seconds["chunk_us"] * share, BLOCK * PAIRS * BLOCK / both, CHUNK * word)
     block = at.rows * BLOCK / 8 * word
     """Of results, in a lane."""
     added = at.rows * BLOCK / 4 * word
@@ -150,6 +154,9 @@ def estimated_seconds(network: LayerGraph, seconds: Mapping[str, float], at: Lan
             if layer.multiplies and layer.x not in walked:  # factors of its rows, of which no norm is left out
                 walked.add(layer.x)
                 total += at.rows * (2 * max(k, LANES) + k / 4 + 2) * word
+            is_short = layer.y in numbers_of.products and numbers_of.products[layer.y].short is not None
+            moved = 4 * PAIRS * (SHORT_WEIGHT_WORD if is_short else WEIGHT_WORD)
+            chunk = max(seconds["chunk_us"] * share, moved / both, CHUNK * word)
             total += max(-(-n // PAIRS) * k * chunk, n * behind) + (min(n, PAIRS) * behind + block) * (k > 0)
             continue
         key_rows, wide = at.rows * at.parts, layer.head_dim > BLOCK

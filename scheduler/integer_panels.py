@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,9 @@ from ..isa.overlays.xnn8.formats import (
     LANES,
     PAIRS,
     ROW_PAIR,
+    SHORT_WEIGHT_WORD,
     T_CELLS,
+    WEIGHT_WORD,
     X_CELLS,
     AddedResidual,
     ChunkSource,
@@ -49,6 +51,7 @@ from ..isa.overlays.xnn8.stored import (
     constant_words,
     row_blocks,
     row_words,
+    short_weight_words,
     units_of_row,
     weight_words,
 )
@@ -430,11 +433,14 @@ class IntegerPanels:
             some = order[at : at + PAIRS]
             columns = len(some)
             of_ddr = self._of_ddr(layer, columns)
-            name, words = f"{layer.y}.{at // PAIRS}", len(product.weight) * BLOCK // 4
+            name, short = f"{layer.y}.{at // PAIRS}", product.short is not None
+            words = len(product.weight) // BLOCK * (SHORT_WEIGHT_WORD if short else WEIGHT_WORD)
 
             def part(which: int, some: Sequence[int] = some, of_ddr: int = of_ddr) -> npt.NDArray[np.float32]:
-                blocks = [product.weight[:, BLOCK * i : BLOCK * (i + 1)] for i in some]
-                return weight_words(np.concatenate(blocks, 1), of_ddr)[which]
+                if product.short is None:
+                    return weight_words(_taken(product.weight, some), of_ddr)[which]
+                codes, multipliers = (_taken(x, some) for x in product.short)
+                return short_weight_words(codes, multipliers, of_ddr)[which]
 
             lpddr = self._weight(f"{name}.lpddr", "lpddr", words * (columns - of_ddr), partial(part, 0))
             ddr = self._weight(f"{name}.ddr", "ddr", words * of_ddr, partial(part, 1)) if of_ddr else 0
@@ -446,7 +452,7 @@ class IntegerPanels:
                 constants += [PackedConstants(a[i], b[i]) for i in stored for a, b in vectors]
             addr = self._vectors(f"{name}.constants", [constants]).addr
             of_some = tuple(shifts[i] for i in some)
-            out.append(PlacedProduct(StoredWeights(lpddr, ddr, of_ddr, of_some), addr))
+            out.append(PlacedProduct(StoredWeights(lpddr, ddr, of_ddr, of_some, short), addr))
         return out
 
     def _of_ddr(self, layer: Gemm, columns: int) -> int:
@@ -706,6 +712,11 @@ class IntegerPanels:
         return ProgramSegment(layer.y, paths, kind, outputs, {unit: tuple(ranges) for unit, ranges in uops.items()})
 
 
+def _taken(x: npt.NDArray[Any], blocks: Sequence[int]) -> npt.NDArray[Any]:
+    """Some blocks of 64 columns, side by side."""
+    return np.concatenate([x[:, BLOCK * i : BLOCK * (i + 1)] for i in blocks], 1)
+
+
 def _whole(name: str) -> str:
     """The name, among those in T, of the keys or values of all rows."""
     return f"all rows of {name}"
@@ -716,7 +727,7 @@ def lower(network: LayerGraph, overlay: Overlay) -> Lowered:
     `placements` has its sequences, in the fastest way for which memories have room. Raises `UnsupportedError`, naming
     the layer, for what it cannot compute, and `RoomError` for a bank that is too small."""
     of, refusals = IntegerNetwork.of(network), []
-    for at in placements(network, overlay):
+    for at in placements(of, overlay):
         try:
             return IntegerPanels(of, overlay, at).lowered()
         except UnsupportedError as error:

@@ -18,14 +18,13 @@ from ..base.errors import UnsupportedError
 from ..isa.overlays.xnn8 import bounds
 from ..isa.overlays.xnn8.numbers import BLOCK, X_BITS, BlockNumbers, Floats, Integers, blocks_of, drain_shift
 from .graph import AttentionLayer, Gemm, LayerGraph, Norm, Rotary
+from .integer_weights import ShortWeight, quantised
 
 SMALLEST_PITCH = 32
 """Columns of a tile's part of a head."""
 WIDEST_HEAD = 128
 MOST_GROUPED = 16
 """Heads that become rows: those of a lane in a step of a decoder."""
-KEPT = 2**-12
-"""How far from an integer a weight may be that was one times a scale: both were rounded to float32."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,9 @@ class IntegerColumns:
 
     def of(self, values: Floats) -> npt.NDArray[np.float64]:
         """Return values as they are stored: (..., columns) to (..., stored columns). Columns that are filled up are 0.
-        values: of all columns that `places` counts, which is not checked."""
+        values: of all columns that `places` counts, which is not checked; values that lie so are not copied."""
+        if np.array_equal(self.places, np.arange(values.shape[-1])):
+            return np.asarray(values, np.float64)
         padded = np.concatenate([values, np.zeros((*values.shape[:-1], 1))], -1)
         return padded[..., self.places]
 
@@ -79,11 +80,12 @@ def _filled(places: Integers) -> Integers:
 
 @dataclass(frozen=True, eq=False)
 class IntegerProduct:
-    """The constants of a product, which `numbers` explains. weight: int8 (stored K, stored N). columns: scales of its
-    columns, 16 bits (blocks, 64). shifts: of sums as they leave the tiles, in bits (blocks, 1). bias: 16 bits (blocks,
-    64)."""
+    """The constants of a product, which `numbers` explains. weight: int8 (stored K, stored N). short: what it
+    is unpacked from; None for one of 8 bits. columns: scales of its columns, 16 bits (blocks, 64). shifts: of sums as
+    they leave the tiles, in bits (blocks, 1). bias: 16 bits (blocks, 64)."""
 
     weight: npt.NDArray[np.int8]
+    short: ShortWeight | None
     columns: BlockNumbers
     shifts: Integers
     bias: BlockNumbers
@@ -174,38 +176,28 @@ class IntegerNetwork:
             sent = self.sent[layer.x]
             bias = bias + sent.shift @ weight
             # what is sent times gain / scale: the norm's scale, and what smoothing divides by
-            weight = weight * np.divide(sent.scale, sent.gain, out=np.ones(len(weight)), where=sent.gain != 0)[:, None]
+            weight *= np.divide(sent.scale, sent.gain, out=np.ones(len(weight)), where=sent.gain != 0)[:, None]
         factor = np.full(len(bias), layer.factor)
         if layer.scale is not None and layer.norm is None:  # nothing else is behind the product (`_check`)
             factor, bias = factor * layer.scale, bias + _shift(layer) / (layer.scale * layer.factor)
         of_k = self.stored(layer.x, len(weight))
         of_n = self.stored(layer.y, layer.width)
-        parts = [np.arange(layer.width) + at for at in range(0, weight.shape[1], layer.width)]  # two of a gate
-        weight = np.concatenate([of_n.of(weight[:, part]) for part in parts], -1)
-        weight = of_k.of(weight.T).T
-        bias, factor = (np.concatenate([of_n.of(x[part]) for part in parts]) for x in (bias * factor, factor))
-        scales, integers = _quantised(weight)
-        largest = 127 * np.abs(integers.astype(np.int64)).sum(0).reshape(-1, BLOCK).max(1)
+        parts = 1 + layer.gated
+        weight, bias, factor = (
+            np.concatenate([of_n.of(part) for part in np.split(x, parts, -1)], -1) if parts > 1 else of_n.of(x)
+            for x in (of_k.of(weight.T).T, bias * factor, factor)
+        )
+        scales, integers, short = quantised(weight)
+        largest = 127 * np.abs(integers, dtype=np.int16).sum(0, dtype=np.int64).reshape(-1, BLOCK).max(1)
         bounds.check_product(layer.place, int(largest.max()))
         shifts = np.array([[drain_shift(int(x))] for x in largest])
-        return IntegerProduct(integers, blocks_of(scales * factor, X_BITS), shifts, blocks_of(bias, X_BITS))
+        return IntegerProduct(integers, short, blocks_of(scales * factor, X_BITS), shifts, blocks_of(bias, X_BITS))
 
     def _check_attention(self, layer: AttentionLayer) -> None:
         bounds.check_attention(layer.place, layer.head_dim, self.network.seq_of(layer.k))
         q, k = (self.columns[name].places[: self.columns[name].pitch] for name in (layer.q, layer.k))
         if (q != k).any():
             raise UnsupportedError(f"{layer.place}: queries and keys are rotated in different pairs of columns")
-
-
-def _quantised(weight: npt.NDArray[np.float64]) -> tuple[Floats, npt.NDArray[np.int8]]:
-    """Scales (N,) and integers (K, N) of a weight (K, N): from -127 to 127, but for columns that are integers from -128
-    on times a scale already, which keep them."""
-    most = np.abs(weight).max(0)
-    most[most == 0] = 1
-    finer = weight / (most / 128)
-    is_kept = (np.abs(finer - np.rint(finer)) < KEPT).all(0) & (finer.max(0) < 127.5)
-    scales = most / np.where(is_kept, 128, 127)
-    return scales, np.rint(weight / scales).astype(np.int8)
 
 
 def _head_norm(layer: Gemm, columns: IntegerColumns) -> tuple[BlockNumbers, BlockNumbers]:

@@ -40,22 +40,29 @@ def vector(rng: np.random.Generator, blocks: int, low: float, high: float) -> Bl
     return numbers.blocks_of(rng.uniform(low, high, 64 * blocks), X_BITS)
 
 
-@pytest.mark.parametrize(("engines", "lanes", "chunks", "columns", "of_ddr"), [(1, 2, 2, 3, 0), (3, 8, 4, 10, 3)])
-def test_linear_layer(engines: int, lanes: int, chunks: int, columns: int, of_ddr: int) -> None:
-    """Rows are loaded, normalised, multiplied; results are stored."""
+@pytest.mark.parametrize(
+    ("engines", "lanes", "chunks", "columns", "of_ddr", "short"),
+    [(1, 2, 2, 3, 0, False), (3, 8, 4, 10, 3, False), (2, 2, 3, 9, 3, True)],
+)
+def test_linear_layer(engines: int, lanes: int, chunks: int, columns: int, of_ddr: int, short: bool) -> None:
+    """Rows are loaded, normalised, multiplied by weights of 8 bits or 4; results are stored."""
     rng = np.random.default_rng(lanes)
     hand = HandMade(engines, 1, lanes)
     x = numbers.blocks_of(rng.normal(size=(hand.rows, 64 * chunks)), X_BITS)
     gain, scale = vector(rng, chunks, 0.5, 2), vector(rng, columns, 1e-3, 2e-3)
     bias = vector(rng, columns, -1, 1)
-    weight = rng.integers(-127, 128, (64 * chunks, 64 * columns))
+    stored_weight = weight = rng.integers(-127, 128, (64 * chunks, 64 * columns))
+    multipliers = rng.integers(0, 256, (2 * chunks, 64 * columns)).astype(np.uint8) if short else None
+    if multipliers is not None:
+        stored_weight = rng.integers(-8, 8, weight.shape)
+        weight = numbers.unpacked(stored_weight.astype(np.int8), multipliers)
     largest = 127 * np.abs(weight).sum(0).reshape(columns, 64).max(1)
     shifts = np.array([[numbers.drain_shift(int(most))] for most in largest])
     norm = NormConstants.of(64 * chunks, 1e-5)
     hand.load(x, gain)
     hand.emit.walk(0, chunks, PanelNorm(norm))
     vectors = [[*pair, int(shift)] for *pair, shift in zip(*map(columns_of, (scale, bias)), shifts[:, 0], strict=True)]
-    for i, stored in enumerate(hand.weights(weight, shifts, of_ddr)):
+    for i, stored in enumerate(hand.weights(stored_weight, shifts, of_ddr, multipliers)):
         at = slice(PAIRS * i, PAIRS * i + len(stored.shifts))
         constants = hand.constants(vectors[at])
         to = Destination(4 * PAIRS * i)  # a block of 64 rows has four cells
@@ -231,6 +238,20 @@ def test_rows_in_x8_have_one_factor() -> None:
 )
 def test_what_units_cannot_execute(unit: str, uop: Any, reason: str) -> None:
     assert any(reason in text for text in legal(XNN8.by_unit[unit], uop))
+
+
+def test_weights_of_other_bits_are_refused() -> None:
+    hand = HandMade(1, 1, 1)
+    hand.load(numbers.blocks_of(np.ones((64, 64)), X_BITS), vector(np.random.default_rng(0), 1, 1, 2))
+    hand.emit.walk(0, 1, None)
+    stored = hand.weights(np.ones((64, 64), np.int64), np.zeros((1, 1), np.int64), 0)[0]
+    one = columns_of(vector(np.random.default_rng(1), 1, 1, 2))[0]
+    constants = hand.constants([[one, one, 0]])
+    hand.emit.product(ChunkSource.X8, 0, 1, stored, constants.addr, Destination(0), each=True)
+    hand.store(1)
+    hand.emit.sequences["W"] = changed(hand.emit.sequences, "W", 0, int4=1)["W"]
+    with pytest.raises(ProgramError, match="W: weights of other bits than its instruction has"):
+        hand.run()
 
 
 def test_a_record_that_says_something_else_is_refused() -> None:

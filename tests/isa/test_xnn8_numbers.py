@@ -52,6 +52,12 @@ def number(x: Any) -> int:
     return int(np.asarray(x).item())
 
 
+def test_all_weights_of_four_bits() -> None:
+    codes, multipliers = np.arange(-8, 8, dtype=np.int8), np.arange(256, dtype=np.uint8)
+    made = numbers.unpacked(np.repeat(codes, 2)[:, None].repeat(256, 1), multipliers[None])
+    assert made[::2].tolist() == [[scalars.unpacked(code, m) for m in range(256)] for code in range(-8, 8)]
+
+
 @examples(2000, 60)
 @given(st.integers(-(2**61), 2**61), st.integers(-60, 70))
 def test_rounding(x: int, shift: int) -> None:

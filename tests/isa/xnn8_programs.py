@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rsn.hw.sim.machine import Run, simulate
 from rsn.isa.layout import UNIT
@@ -20,6 +21,7 @@ from rsn.isa.overlays.xnn8.stored import (
     constant_words,
     row_words,
     rows_of_words,
+    short_weight_words,
     weight_words,
 )
 from rsn.isa.program import Buffer, Layout, Program, Role, UnpackedProgram
@@ -57,16 +59,22 @@ class HandMade:
         blocks = [[PackedConstants(*v) for v in of_block] for of_block in zip(*vectors, strict=True)]
         return StoredConstants(self.put("lpddr", constant_words(blocks)), len(vectors))
 
-    def weights(self, weight: Integers, shifts: Integers, of_ddr: int) -> list[StoredWeights]:
-        """Store a weight (K, N), in blocks of 512 columns."""
+    def weights(
+        self, weight: Integers, shifts: Integers, of_ddr: int, multipliers: npt.NDArray[np.uint8] | None = None
+    ) -> list[StoredWeights]:
+        """Store a weight (K, N), in blocks of 512 columns. multipliers: of one of 4 bits."""
         made = []
         for at in range(0, weight.shape[1], BLOCK * PAIRS):
             part = weight[:, at : at + BLOCK * PAIRS]
             columns = part.shape[1] // BLOCK
             ddr = min(of_ddr, columns)
-            in_lpddr, in_ddr = (self.put(*x) for x in zip(("lpddr", "ddr"), weight_words(part, ddr), strict=True))
+            if multipliers is None:
+                words = weight_words(part, ddr)
+            else:
+                words = short_weight_words(part.astype(np.int8), multipliers[:, at : at + BLOCK * PAIRS], ddr)
+            in_lpddr, in_ddr = (self.put(*x) for x in zip(("lpddr", "ddr"), words, strict=True))
             of_part = tuple(shifts[at // BLOCK : at // BLOCK + columns, 0].tolist())
-            made.append(StoredWeights(in_lpddr, in_ddr, ddr, of_part))
+            made.append(StoredWeights(in_lpddr, in_ddr, ddr, of_part, multipliers is not None))
         return made
 
     def store(self, blocks: int, norm: PanelNorm | None = None) -> None:

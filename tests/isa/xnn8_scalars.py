@@ -40,6 +40,10 @@ def limited(x: int, bits: int) -> int:
     return max(-most, min(x, most))
 
 
+def unpacked(code: int, multiplier: int) -> int:
+    return limited(near(fits(code * multiplier, 11), 4), 8)
+
+
 def normal(x: int, at: int, up: bool = False) -> Factor:
     x = max(x, 1)
     shift = x.bit_length() - 15

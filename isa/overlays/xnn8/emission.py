@@ -21,6 +21,7 @@ from .formats import (
     ENGINES,
     LANES,
     ROW_PAIR,
+    SHORT_WEIGHT_WORD,
     T_CELLS,
     WEIGHT_WORD,
     X_CELLS,
@@ -68,12 +69,13 @@ class StoredConstants(NamedTuple):
 
 class StoredWeights(NamedTuple):
     """Weights of a block of up to 512 columns. lpddr, ddr: where the chunks begin, in units of 64 bytes. of_ddr:
-    columns of pairs whose weights are in DDR. shifts: of results, of each column of pairs."""
+    columns of pairs whose weights are in DDR. shifts: of results, of each column of pairs. short: they have 4 bits."""
 
     lpddr: int
     ddr: int
     of_ddr: int
     shifts: tuple[int, ...]
+    short: bool = False
 
 
 class HeadsRound(NamedTuple):
@@ -420,13 +422,16 @@ class IntegerEmitter:
             self._add(f"Send{engine}", PanelSend(wait=wait, **lanes, **rows))
             self._add(f"Engine{engine}", EngineOp(columns=columns, depth=chunks, **lanes))
         engines = sum(1 << engine for engine in self._lanes)
-        self._add("W", PanelWeights(chunks=chunks, columns=columns, ddr=weights.of_ddr, engines=engines))
+        int4 = int(weights.short)
+        self._add("W", PanelWeights(chunks=chunks, columns=columns, ddr=weights.of_ddr, engines=engines, int4=int4))
+        word = SHORT_WEIGHT_WORD if int4 else WEIGHT_WORD
         for bank, addr, count in (
             ("LPDDR", weights.lpddr, columns - weights.of_ddr),
             ("DDR", weights.ddr, weights.of_ddr),
         ):
             if count:
-                self._add(bank, OffChipChunks(addr=addr, size=chunks * count * WEIGHT_WORD, end=ChunkEnd.WEIGHTS))
+                fields = {"size": chunks * count * word, "end": ChunkEnd.WEIGHTS, "int4": int4}
+                self._add(bank, OffChipChunks(addr=addr, **fields))
         self.stored_late()
         self._constants(constants, to.constants(columns), self._lanes)
         made = self._tiles(T + to.slot, columns // (1 + to.gated)) if to.in_t else []

@@ -23,6 +23,8 @@ from .formats import (
     LANE_ROWS,
     LANES,
     RECORD_WORDS,
+    SHORT_WEIGHT_WORD,
+    WEIGHT_WORD,
     ChunkKind,
     ChunkRecord,
     EngineOp,
@@ -31,7 +33,7 @@ from .formats import (
     slices_of_keys,
 )
 from .numbers import BLOCK
-from .stored import weights_of_words
+from .stored import short_weights_of_words, weights_of_words
 
 AIE_MHZ = 1250.0
 MACS = 128
@@ -65,7 +67,8 @@ def cascade_share(rows: int) -> float:
 
 
 class PanelWeightsUnit(Unit):
-    """Sends chunks of weights to all engines at once. A chunk is made of two parts, one from each memory."""
+    """Sends chunks of weights to all engines at once. A chunk is made of two parts, one from each memory. Weights of 4
+    bits are unpacked as they leave."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -91,7 +94,10 @@ class PanelWeightsUnit(Unit):
         def sent(number: int) -> Steps:
             def chunk() -> tuple[Any, ...]:
                 words = np.concatenate([np.asarray(x).reshape(-1) for x in buffers.pop(number) if x is not None])
-                return (weights_of_words(words, uop.columns),) * len(sinks)
+                if len(words) != uop.columns * (SHORT_WEIGHT_WORD if uop.int4 else WEIGHT_WORD):
+                    raise ProgramError(f"{self.name}: weights of other bits than its instruction has")
+                of_words = short_weights_of_words if uop.int4 else weights_of_words
+                return (of_words(words, uop.columns),) * len(sinks)
 
             yield Step("lane_word", BLOCK * BLOCK // 2 // 16, puts=sinks, do=chunk)
 

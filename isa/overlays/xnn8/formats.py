@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ...fields import Record, bits
 from ...layout import UNIT, row_units
 from ...versal.off_chip import ChunkTransfer, starts
-from .numbers import BLOCK, NormConstants
+from .numbers import BLOCK, GROUP, NormConstants
 
 ENGINES = 3
 LANES = 8
@@ -32,8 +32,9 @@ X_CELLS, T_CELLS, ANGLE_CELLS = 64, 256, 4
 WIDE_ROWS = 32
 """The most rows of a lane whose heads have 128 columns: both tiles of a pair share them."""
 RECORD_WORDS = 8
-WEIGHT_WORD = BLOCK * BLOCK // 4
-"""Words of 32 bits in the part of a chunk of weights that one column of pairs gets, 64 x 64: a word of W's streams."""
+WEIGHT_WORD, SHORT_WEIGHT_WORD = BLOCK * BLOCK // 4, BLOCK * (BLOCK // 2 + BLOCK // GROUP) // 4
+"""Words of 32 bits in the part of a chunk of weights that one column of pairs gets, 64 x 64, of 8 bits and of 4 with
+their multipliers: a word of W's streams."""
 CONSTANTS = 80
 """Words of 32 bits in two vectors of a block, with their exponents."""
 ROW_PAIR = BLOCK + 1
@@ -112,6 +113,7 @@ class OffChipChunks(Record, words=5, name="OffChip"):
     keeps: int = bits(4, 28, 1, "only that row is stored, unless it is beyond the cache")
     further: int = bits(4, 29, 3, "blocks of a row of T, beyond the first")
     of_x: int = bits(1, 29, 1, "these rows are of X")
+    int4: int = bits(1, 30, 1, "weights have 4 bits, behind the multipliers of their groups")
     reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
     chunk_stride: int = bits(3, 0, 24, "from one chunk to the next, in units of 64 bytes")
     chunks: int = bits(3, 24, 8, "chunks", default=1)
@@ -122,7 +124,8 @@ def off_chip_uops(mop: OffChipChunks, iteration: int) -> Iterator[ChunkTransfer 
     end = ChunkEnd(mop.end)
     peers = tuple(f"Rows{i}" for i in range(ENGINES) if mop.engines >> i & 1)
     of_rows = mop.rows * ROW_PAIR // (4 if end in (ChunkEnd.LOAD_T, ChunkEnd.STORE_T) else 2)
-    piece = {ChunkEnd.WEIGHTS: WEIGHT_WORD, ChunkEnd.CONSTANTS: CONSTANTS}.get(end, of_rows)
+    weights = SHORT_WEIGHT_WORD if mop.int4 else WEIGHT_WORD
+    piece = {ChunkEnd.WEIGHTS: weights, ChunkEnd.CONSTANTS: CONSTANTS}.get(end, of_rows)
     stores = end in (ChunkEnd.STORE, ChunkEnd.STORE_T, ChunkEnd.STORE_ROWS)
     if end in OF_ROWS:
         named = peers if len(peers) == 1 else ("",)
@@ -145,6 +148,7 @@ class PanelWeights(Record, words=1, name="W"):
     columns: int = bits(0, 20, 4, "columns of pairs that a chunk has weights for", default=PAIRS)
     ddr: int = bits(0, 24, 4, "of these, the last ones whose weights come from DDR; the others come from LPDDR")
     engines: int = bits(0, 28, 3, "bit i selects engine i", default=7)
+    int4: int = bits(0, 31, 1, "weights come with 4 bits, and go with 8")
 
 
 class RowOp(IntEnum):

@@ -42,6 +42,10 @@ SUM_BITS = 29
 """Bits of an addend of `added`, without its sign."""
 GUARD = 8
 """Bits that X gets behind its last one where blocks of a row are aligned."""
+GROUP = 32
+"""Rows of a weight of 4 bits that share a multiplier: those that a tile takes of a chunk."""
+MULTIPLIER_BITS = 4
+"""Bits of a multiplier behind the point, of 8."""
 INVERSE_127 = round(2**22 / 127)
 """1 / 127 in units of 2^-22."""
 
@@ -291,6 +295,13 @@ def of_heads(
 
 
 # -- products
+
+
+def unpacked(codes: npt.NDArray[np.int8], multipliers: npt.NDArray[np.uint8]) -> Integers:
+    """Weights of 4 bits as tiles multiply them: each times the multiplier of its group, 8 bits (K, N). codes: -8 to 7
+    (K, N). multipliers: in units of 2^-4, (K / 32, N)."""
+    products = codes.reshape(-1, GROUP, codes.shape[-1]).astype(np.int64) * multipliers[:, None]
+    return saturated(rounded(products, MULTIPLIER_BITS), 8).reshape(codes.shape)
 
 
 def sums(x: npt.NDArray[np.integer[Any]], y: npt.NDArray[np.integer[Any]]) -> Integers:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ....base.nibbles import from_nibbles, to_nibbles
 from ...layout import INTEGER_ROWS, ROW_BLOCKS, UNIT, UNIT_BYTES, row_units
-from .numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Floats, blocks_of, values_of
+from .numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Floats, blocks_of, unpacked, values_of
 
 Words = npt.NDArray[np.float32]
 
@@ -58,10 +59,29 @@ def weight_words(weight: npt.NDArray[np.integer[Any]], of_ddr: int) -> tuple[Wor
 
     Each column of pairs has four parts, which four ports move side by side: the blocks of 8x4 of one tile and of every
     second group of four columns, as a tile takes them."""
+    return _in_memories(_parts(weight.astype(np.int8)), of_ddr)
+
+
+def short_weight_words(
+    codes: npt.NDArray[np.int8], multipliers: npt.NDArray[np.uint8], of_ddr: int
+) -> tuple[Words, Words]:
+    """The same for weights of 4 bits, two to a byte, the first in its low half: each of the four parts begins with the
+    multipliers of its columns. codes: -8 to 7 (K, columns). multipliers: (K / 32, columns)."""
+    x = _parts(codes)
+    nibbles = to_nibbles(x).reshape(*x.shape[:4], -1)
+    of_parts = multipliers.reshape(len(x), 2, -1, 8, 2, 4).transpose(0, 2, 4, 1, 3, 5).reshape(*x.shape[:4], -1)
+    return _in_memories(np.concatenate([of_parts, nibbles], -1), of_ddr)
+
+
+def _parts(weight: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+    """The weights of each chunk, column of pairs, second group of four columns, and tile."""
     chunks, columns = (n // BLOCK for n in weight.shape)
-    x = weight.astype(np.int8).reshape(chunks, 2, 4, 8, columns, 8, 2, 4).transpose(0, 4, 6, 1, 5, 2, 3, 7)
-    split = columns - of_ddr
-    lpddr, ddr = (np.ascontiguousarray(part).reshape(-1).view(np.float32) for part in (x[:, :split], x[:, split:]))
+    return weight.reshape(chunks, 2, 4, 8, columns, 8, 2, 4).transpose(0, 4, 6, 1, 5, 2, 3, 7)
+
+
+def _in_memories(parts: npt.NDArray[np.integer[Any]], of_ddr: int) -> tuple[Words, Words]:
+    split = parts.shape[1] - of_ddr
+    lpddr, ddr = (np.ascontiguousarray(x).reshape(-1).view(np.float32) for x in (parts[:, :split], parts[:, split:]))
     return lpddr, ddr
 
 
@@ -69,6 +89,17 @@ def weights_of_words(words: Words, columns: int) -> npt.NDArray[np.int8]:
     """The inverse of `weight_words`, of one chunk: (columns, 64, 64), of each column of pairs (K, columns)."""
     x = np.ascontiguousarray(words).view(np.int8).reshape(columns, 2, 2, 8, 4, 8, 4)
     return x.transpose(0, 2, 4, 5, 3, 1, 6).reshape(columns, BLOCK, BLOCK)
+
+
+def short_weights_of_words(words: Words, columns: int) -> npt.NDArray[np.int8]:
+    """The inverse of `short_weight_words`, of one chunk, unpacked: (columns, 64, 64), as `weights_of_words`."""
+    x = np.ascontiguousarray(words).view(np.uint8).reshape(columns, 2, 2, -1)
+    multipliers = x[..., : BLOCK // 2].reshape(columns, 2, 2, 8, 4).transpose(2, 0, 3, 1, 4).reshape(2, -1)
+    nibbles = np.ascontiguousarray(x[..., BLOCK // 2 :]).reshape(-1)
+    codes = from_nibbles(nibbles, "i4", columns * BLOCK * BLOCK).view(np.float32)
+    of_columns = weights_of_words(codes, columns).transpose(1, 0, 2).reshape(BLOCK, -1)
+    made = unpacked(of_columns, multipliers).astype(np.int8)
+    return made.reshape(BLOCK, columns, BLOCK).transpose(1, 0, 2)
 
 
 ROW_GROUP, SHORT_ROW_GROUP = INTEGER_ROWS, 64

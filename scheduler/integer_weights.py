@@ -1,0 +1,114 @@
+"""Weights of xnn8 as integers: of 8 bits, with a scale for each column; or of 4 bits, with a multiplier beside it for
+each 32 rows of a column.
+
+What a model has quantised keeps its integers: a weight whose columns, or whose groups of rows, are integers times a
+scale already is told by its numbers, however it was spelled, joined, or cut.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..isa.overlays.xnn8.numbers import GROUP, MULTIPLIER_BITS, Floats, unpacked
+
+KEPT = 2**-12
+"""How far from an integer a weight may be that was one times a scale: both were rounded to float32."""
+STRIP = 512
+"""Columns that are quantised at a time: they stay in the cache."""
+LARGEST = 15
+"""The multiplier of the group with the largest scale of a column, in whole numbers: its integers are exact, and 8 bits
+hold -8 times it."""
+
+
+class ShortWeight(NamedTuple):
+    """A weight of 4 bits. codes: int8, -8 to 7 (K, N). multipliers: of each 32 rows, in units of 2^-4, uint8 (K / 32,
+    N)."""
+
+    codes: npt.NDArray[np.int8]
+    multipliers: npt.NDArray[np.uint8]
+
+
+class QuantisedWeight(NamedTuple):
+    """scales: of columns, (N,). integers: as tiles multiply them, int8 (K, N). short: what they are unpacked from; None
+    for a weight of 8 bits."""
+
+    scales: Floats
+    integers: npt.NDArray[np.int8]
+    short: ShortWeight | None = None
+
+
+def quantised(weight: npt.NDArray[np.float64]) -> QuantisedWeight:
+    """Return the integers of a weight (K, N), K a multiple of 32: of 4 bits if each group of 32 rows of each column is
+    integers from -8 to 7 times a scale; else from -127 to 127, but for columns that are integers from -128 on times a
+    scale already, which keep them."""
+    found = _groups(weight)
+    if found is not None:
+        codes, of_groups = found
+        most = of_groups.max(0)
+        most[most == 0] = 1
+        multipliers = np.rint(of_groups / most * (LARGEST << MULTIPLIER_BITS)).astype(np.uint8)
+        integers = unpacked(codes, multipliers).astype(np.int8)
+        return QuantisedWeight(most / LARGEST, integers, ShortWeight(codes, multipliers))
+    scales, integers = np.empty(weight.shape[1]), np.empty(weight.shape, np.int8)
+    for at in range(0, weight.shape[1], STRIP):
+        strip = slice(at, at + STRIP)
+        scales[strip], integers[:, strip] = _of_columns(weight[:, strip])
+    return QuantisedWeight(scales, integers)
+
+
+def _of_columns(weight: npt.NDArray[np.float64]) -> tuple[Floats, Floats]:
+    """The scales and the integers of 8 bits of columns (K, N)."""
+    most = np.abs(weight).max(0)
+    most[most == 0] = 1
+    of_kept = most / 128
+    kept = np.flatnonzero(_near_integers(weight[:GROUP] / of_kept))  # the first rows tell of most that they are none
+    finer = weight[:, kept] / of_kept[kept]
+    kept = kept[_near_integers(finer) & (finer.max(0) < 127.5)]
+    scales = most / 127
+    scales[kept] = of_kept[kept]
+    return scales, np.rint(weight / scales)
+
+
+def _near_integers(x: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = np.all(np.abs(x - np.rint(x)) < KEPT, axis=0)
+    return found
+
+
+def has_four_bits(weight: Floats) -> bool:
+    """Return whether a weight (K, N), K at least 1, is of 4 bits for `quantised`; rows of zeros behind it change
+    nothing."""
+    return _groups(weight) is not None
+
+
+def _groups(weight: Floats) -> tuple[npt.NDArray[np.int8], Floats] | None:
+    """The integers of 4 bits (K, N), and the scales of groups (K / 32, N), of a weight that is made of them; else
+    None."""
+    codes, scales = [], []
+    for at in range(0, len(weight), GROUP):
+        found = _group(weight[at : at + GROUP].astype(np.float64))
+        if found is None:
+            return None
+        codes.append(found[0])
+        scales.append(found[1])
+    return np.concatenate(codes), np.stack(scales)
+
+
+def _group(rows: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int8], Floats] | None:
+    """The same for a group (32, N), with the smallest scales that there are."""
+    most = np.abs(rows).max(0)
+    scales = np.where(most == 0, 0.0, np.inf)
+    codes = np.zeros(rows.shape, np.int8)
+    for largest in range(8, 0, -1):
+        open_ = np.flatnonzero(np.isinf(scales))
+        if not len(open_):
+            break
+        scale = most[open_] / largest
+        times = rows[:, open_] / scale
+        nearest = np.rint(times)
+        fits = _near_integers(times) & (nearest.max(0) <= 7)
+        scales[open_[fits]] = scale[fits]
+        codes[:, open_[fits]] = nearest[:, fits]
+    return None if np.isinf(scales).any() else (codes, scales)

@@ -1,0 +1,83 @@
+"""Weights of 4 bits in groups, as torchao has them: on xnn8 they keep their integers, and take half the memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+torchao = pytest.importorskip("torchao.quantization")
+
+import rsn  # noqa: E402 - torch first: it may be missing
+from rsn.isa.overlays.xnn8 import XNN8  # noqa: E402
+from rsn.isa.overlays.xnn8.numbers import unpacked  # noqa: E402
+from rsn.isa.program import Program, Role  # noqa: E402
+from rsn.rsnlib.integers import PASSES  # noqa: E402
+from rsn.rsnlib.trace import trace  # noqa: E402
+from rsn.scheduler.bounds import bounds  # noqa: E402
+from rsn.scheduler.integer_weights import quantised  # noqa: E402
+
+
+def encoder(group: int, *, rows: bool, quantises: bool = True) -> Any:
+    """An encoder of two layers, and its example. rows: torchao also quantises rows."""
+    torch.manual_seed(0)
+    model, granularity = rsn.nn.Encoder(layers=2, hidden=128, heads=2, inner=640).eval(), torchao.PerGroup(group)
+    if rows and quantises:
+        config = torchao.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=granularity)
+        torchao.quantize_(model, config)
+    elif quantises:
+        torchao.quantize_(model, torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=granularity))
+    return model, (torch.randn(2, 40, 128),)
+
+
+def weight_bytes(program: Program) -> int:
+    return sum(4 * b.size for b in program.with_role(Role.WEIGHT))
+
+
+@pytest.mark.parametrize(("group", "rows"), [(32, True), pytest.param(128, False, marks=pytest.mark.long)])
+def test_groups_of_torchao(group: int, rows: bool, tmp_path: Path) -> None:
+    """All products have 4 bits; a call is the integers of the model, and near PyTorch's; no time is below its bound."""
+    model, example = encoder(group, rows=rows)
+    integers = rsn.in_integers(model, example)
+    assert all(product.short is not None for product in integers.network.products.values())
+    compiled = rsn.compile(model, example, overlay="xnn8")
+    with torch.no_grad():
+        assert torch.equal(compiled(*example), integers(*example))
+    assert rsn.quality(integers, model, [example]).worst > 0.9998
+    program = compiled.program
+    of_bytes = rsn.compile(*encoder(group, rows=rows, quantises=False), overlay="xnn8").program
+    assert weight_bytes(program) < 0.6 * weight_bytes(of_bytes)
+    network = trace(model, example, PASSES, fixes=True).network
+    assert max(bounds(network, XNN8, program.segments).seconds.values()) < compiled.last_run.latency_s
+    compiled.save(tmp_path / "a.rsnmodel")
+    assert torch.equal(rsn.load(tmp_path / "a.rsnmodel")(*example), compiled(*example))
+
+
+def test_the_numbers_of_groups() -> None:
+    """Groups are found in any column, zeros among them; the largest of a column is exact, and others nearly. One column
+    of other numbers makes the weight one of 8 bits."""
+    rng = np.random.default_rng(0)
+    codes, scales = rng.integers(-8, 8, (4, 32, 70)), rng.uniform(0.05, 1, (4, 70))
+    codes[1], scales[:, 3] = 0, 0
+    codes[2] = np.clip(codes[2], -1, 1)
+    weight = (codes * scales[:, None]).astype(np.float32).reshape(128, 70).astype(np.float64)
+    made = quantised(weight)
+    assert made.short is not None
+    assert np.array_equal(made.integers, unpacked(*made.short))
+    error = np.abs(made.integers * made.scales - weight)
+    most = np.abs(weight).max(0)
+    assert (error <= most / 105 / 2 + 8 * most / 105 / 32 + 1e-6).all()
+    exact = np.argmax(made.short.multipliers, 0)
+    assert (error.reshape(4, 32, 70)[exact, :, np.arange(70)] < 1e-6).all()
+    weight[5, 6] *= 1.01
+    assert quantised(weight).short is None
+
+
+@pytest.mark.long
+def test_the_machine_in_cpp_refuses_them() -> None:
+    model, example = encoder(32, rows=False)
+    with pytest.raises(rsn.errors.BoardError, match="weights of 4 bits: not in the C"):
+        rsn.compile(model, example, overlay="xnn8", board="csim")(*example)
