@@ -50,7 +50,10 @@ def quantised(weight: npt.NDArray[np.float64]) -> QuantisedWeight:
         most = of_groups.max(0)
         most[most == 0] = 1
         multipliers = np.rint(of_groups / most * (LARGEST << MULTIPLIER_BITS)).astype(np.uint8)
-        integers = unpacked(codes, multipliers).astype(np.int8)
+        integers = np.empty(codes.shape, np.int8)
+        for at in range(0, weight.shape[1], STRIP):
+            strip = slice(at, at + STRIP)
+            integers[:, strip] = unpacked(codes[:, strip], multipliers[:, strip])
         return QuantisedWeight(most / LARGEST, integers, ShortWeight(codes, multipliers))
     scales, integers = np.empty(weight.shape[1]), np.empty(weight.shape, np.int8)
     for at in range(0, weight.shape[1], STRIP):
@@ -86,29 +89,30 @@ def has_four_bits(weight: Floats) -> bool:
 def _groups(weight: Floats) -> tuple[npt.NDArray[np.int8], Floats] | None:
     """The integers of 4 bits (K, N), and the scales of groups (K / 32, N), of a weight that is made of them; else
     None."""
-    codes, scales = [], []
-    for at in range(0, len(weight), GROUP):
-        found = _group(weight[at : at + GROUP].astype(np.float64))
-        if found is None:
-            return None
-        codes.append(found[0])
-        scales.append(found[1])
-    return np.concatenate(codes), np.stack(scales)
+    codes = np.empty(weight.shape, np.int8)
+    scales = np.empty((-(-len(weight) // GROUP), weight.shape[1]))
+    for first in range(0, weight.shape[1], STRIP):
+        strip = slice(first, first + STRIP)
+        for number in range(len(scales)):
+            rows = slice(GROUP * number, GROUP * (number + 1))
+            found = _group(weight[rows, strip].astype(np.float64))
+            if found is None:
+                return None
+            codes[rows, strip], scales[number, strip] = found
+    return codes, scales
 
 
 def _group(rows: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int8], Floats] | None:
     """The same for a group (32, N), with the smallest scales that there are."""
-    most = np.abs(rows).max(0)
-    scales = np.where(most == 0, 0.0, np.inf)
-    codes = np.zeros(rows.shape, np.int8)
+    above, below = rows.max(0), -rows.min(0)
+    most = np.maximum(above, below)
+    scales, codes = np.where(most == 0, 0.0, np.inf), np.zeros(rows.shape, np.int8)
     for largest in range(8, 0, -1):
-        open_ = np.flatnonzero(np.isinf(scales))
-        if not len(open_):
-            break
-        scale = most[open_] / largest
-        times = rows[:, open_] / scale
-        nearest = np.rint(times)
-        fits = _near_integers(times) & (nearest.max(0) <= 7)
-        scales[open_[fits]] = scale[fits]
-        codes[:, open_[fits]] = nearest[:, fits]
+        left = np.flatnonzero(np.isinf(scales) & (above * largest < most * 7.5))  # 7 is the largest above 0
+        if len(left):
+            times = rows[:, left] * (largest / most[left])
+            nearest = np.rint(times)
+            fits = _near_integers(times)
+            scales[left[fits]] = most[left[fits]] / largest
+            codes[:, left[fits]] = nearest[:, fits]
     return None if np.isinf(scales).any() else (codes, scales)

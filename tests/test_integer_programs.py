@@ -357,3 +357,13 @@ def test_a_family_of_a_quantised_encoder(tmp_path: Path) -> None:
             wanted = rsn.in_integers(model, padded)(**padded).last_hidden_state[:, :rows]
         assert torch.equal(got, wanted)
         assert torch.equal(loaded(**given)["last_hidden_state"], got)
+
+
+@pytest.mark.long
+@pytest.mark.full
+def test_all_weights_of_bert_large() -> None:
+    """24 layers, each with weights of its own: a call is the integers of the model."""
+    model, x = encoder(24, 1024, 16, 4096), torch.randn(1, 100, 1024)
+    compiled = rsn.compile(model, (x,), overlay="xnn8", verify="never")
+    with torch.no_grad():
+        assert torch.equal(compiled(x), rsn.in_integers(model, (x,))(x))
