@@ -66,8 +66,9 @@ class Numbers:
         self._wrapped = [x for x in given if is_traceable_wrapper_subclass(x)]
         self._parts = list(parts_of(self._wrapped))
         self._tensors = [x for x in given if not is_traceable_wrapper_subclass(x)] + self._parts
-        # Tensors of inference mode have no write counter, and cannot be written to outside of that mode.
-        self._counting = [x for x in self._tensors if not x.is_inference()]
+        # Tensors of inference mode have no write counter, and cannot be written to outside of that mode. A write to a
+        # quantised weight counts there, not in its parts.
+        self._counting = [x for x in (*self._tensors, *self._wrapped) if not x.is_inference()]
         self._versions = list(map(_version, self._counting))
         self._pointers = list(map(torch.Tensor.data_ptr, self._tensors))
         self._sums = _sums(self._tensors) if checksums else None

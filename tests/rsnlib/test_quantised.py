@@ -14,6 +14,7 @@ from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 from torch.fx import Node  # noqa: E402
+from torchao.quantization import quantize_  # noqa: E402
 
 import rsn  # noqa: E402
 from rsn.base import quantised as definition  # noqa: E402
@@ -270,6 +271,19 @@ def test_quantised_weights_run_on_the_machine(config: str, overlay: str) -> None
         with rsn.compile(model, given, overlay=overlay) as compiled, torch.no_grad():
             assert _difference(compiled(*given), model(*given)) < 1e-5
             assert " host " not in compiled.explain().partition("products of")[2]
+
+
+@pytest.mark.parametrize("config", OF_WEIGHTS)
+def test_loaded_weights_are_followed(config: str) -> None:
+    """PyTorch counts a write to a quantised weight as one to the whole, not to its parts."""
+    models = [torch.nn.Linear(64, 64, bias=False).eval() for _ in range(2)]
+    for model in models:
+        quantize_(model, CONFIGS[config]())
+    x = torch.randn(1, 4, 64)
+    with rsn.compile(models[0], (x,)) as compiled, torch.no_grad():
+        compiled(x)
+        models[0].load_state_dict(models[1].state_dict())
+        assert _difference(compiled(x), models[1](x)) < 1e-5
 
 
 @pytest.mark.parametrize("config", ["int8 rows, int8 weights", "int4 in groups of 32"])
