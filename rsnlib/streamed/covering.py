@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...streams.words import MOVED
 from .knobs import Knobs, fit
 from .operators import Array, OperatorGraph, StreamOperator, consumers
 from .sequences import OF_KEYS, ROW_BY_ROW, row_units
@@ -49,7 +50,8 @@ def with_whole_tiles(graph: OperatorGraph, rows: int, columns: int) -> OperatorG
 
 def with_whole_columns(graph: OperatorGraph, knobs: Knobs, carried: str = "") -> OperatorGraph:
     """Return the graph with columns that whole tiles of all kernels cover, of products that only the host reads, where
-    divisors of their columns are at most half as large as knobs say: a vocabulary may have a prime number of words.
+    divisors of their columns are at most half as large as knobs say, or make narrow words of streams: a vocabulary may
+    have a prime number of words.
     Columns of weights off the chip are added where they are laid out. carried: name of the result that the next layer
     reads, "" for none."""
     read = consumers(graph.operators)
@@ -83,7 +85,10 @@ def with_columns(x: StreamOperator, columns: int) -> StreamOperator:
 
 
 def _divides_badly(size: int, most: int) -> bool:
-    return most > 1 and 2 * fit(size, most) <= min(size, most)
+    """Whether tiles that divide the columns are narrow, or streams move few elements of their rows in a cycle: those of
+    a tile of 1,187 columns, which is prime, would move one by one."""
+    tile = fit(size, most)
+    return most > 1 and (2 * tile <= min(size, most) or 2 * fit(tile, MOVED) <= min(tile, MOVED))
 
 
 def grown(x: Array, existing: Existing, tensor: tuple[int, ...]) -> Array:

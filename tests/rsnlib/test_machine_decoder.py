@@ -210,6 +210,17 @@ def test_a_head_takes_any_row(kernels: int) -> None:
         made.run(x, torch.tensor([10]))
 
 
+def test_tiles_of_a_vocabulary_have_wide_words() -> None:
+    """A tile of 1,187 of 2 x 1,187 columns would pass the streams number by number."""
+    torch.manual_seed(0)
+    model, x, row = Chain(16, 16, 2 * 1187).eval(), torch.randn(1, 1, 16), torch.tensor([0])
+    made = streamed(model, (x, row), Knobs(columns=1280, packed=1), repeated=True, head=True)
+    (tile,) = (plan.sizes["tn"] for y, plan in made.plans.items() if y.name == "head")
+    assert tile % 32 == 0
+    with torch.no_grad():
+        torch.testing.assert_close(made.run(x, row), model(x, row))
+
+
 def test_a_head_of_as_many_rows_shares_the_arrays_of_layers() -> None:
     """With more columns than it has, off the chip and in its result. Balance counts all layers, of which it sees two.
     Beside layers of more rows it has its own multipliers."""
