@@ -181,7 +181,7 @@ def serve_command(model: Path, options: ServeOptions) -> None:
                 app = texts.application(server, *text, **limits)
             else:
                 app = http.application(server, **limits)
-            figures = "" if registry else "; no /metrics without prometheus_client: pip install prometheus-client"
+            figures = "" if registry else "; no /metrics without prometheus_client (the extra serve)"
             if http.is_reached_from_outside(sock):
                 figures += "; other computers reach it, " + ("with a key" if options.api_key else "without a key")
             # The collector would walk over the model again and again, and stop all requests meanwhile. Copies of a

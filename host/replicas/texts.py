@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...base.errors import BoardError, CacheFull, StateLost, TensorError
 from ...isa.layout import Array
@@ -16,12 +16,14 @@ from ..generation.loaded import DecoderSizes
 from ..generation.sampling import Sampling
 from ..generation.slots import Slots
 from ..serving.health import Health
-from ..serving.metrics import Metrics
 from ..serving.policy import QueueFull, RequestTimeout
 from .decoder_server import DecoderAnswer, DecoderCall
 from .pipeline import PipelineLost
 from .replicated import ATTEMPTS, ReplicatedServer
 from .stage import StageDown
+
+if TYPE_CHECKING:
+    from ..serving.metrics import Metrics
 
 RETURN_S = 60.0
 """Seconds that texts wait for a copy that was lost."""

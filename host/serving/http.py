@@ -74,7 +74,6 @@ class HttpModel(Protocol):
 def application(
     server: HttpModel,
     *,
-    form: Form | None = None,
     registry: CollectorRegistry | None = None,
     timeout_s: float = TIMEOUT_S,
     limit_bytes: int = LIMIT_BYTES,
@@ -83,20 +82,18 @@ def application(
 ) -> Any:
     """Return the ASGI application of a server. It does not close the server.
 
-    form: the format of bodies, by default `http_json.Tensors`, and `BinaryTensors` where a request's headers say so.
-    registry: the Prometheus registry that /metrics shows;
-    without one there is no such path. timeout_s: the most seconds for a request to wait and run, and for its body to
-    arrive. limit_bytes: the most bytes of a body. keys: of which each request must have one, but for
-    /health; none for a server that takes all requests. replicas: as for `Core`. Raises `UnsupportedError` for an
+    Bodies are JSON (`Tensors`), or `BinaryTensors` where a request's headers say so. registry: the Prometheus registry
+    that /metrics shows; without one there is no such path. timeout_s: the most seconds for a request to wait and run,
+    and for its body to arrive. limit_bytes: the most bytes of a body. keys: of which each request must have one, but
+    for /health; none for a server that takes all requests. replicas: as for `Core`. Raises `UnsupportedError` for an
     argument whose dtype JSON cannot represent.
     """
-    binary = BinaryTensors(server.arguments) if form is None else None
-    form = form or Tensors(server.arguments)
+    form = Tensors(server.arguments)
     core = Core(
         form.read, lambda: server.health, lambda status, message, field: {"error": message}, STATUS,
         registry=registry, timeout_s=timeout_s, limit_bytes=limit_bytes, keys=keys, replicas=replicas,
     )  # fmt: skip
-    service = _ModelService(server, form, binary, core)
+    service = _ModelService(server, form, BinaryTensors(server.arguments), core)
     return core.application(
         {"/": ("GET POST", service.root)}, "unknown path; GET / describes the model, POST / runs it"
     )
@@ -105,7 +102,7 @@ def application(
 class _ModelService:
     """Answers the requests for one server."""
 
-    def __init__(self, server: HttpModel, form: Form, binary: Form | None, core: Core[Question]) -> None:
+    def __init__(self, server: HttpModel, form: Form, binary: Form, core: Core[Question]) -> None:
         self._server, self._form, self._binary, self._core = server, form, binary, core
 
     async def root(self, request: Any) -> Any:
@@ -128,7 +125,7 @@ class _ModelService:
         )
 
     def _binary_where(self, request: Any, header: str) -> Form | None:
-        """The binary form, if there is one and a header names it."""
+        """The binary form, if a header names it."""
         return self._binary if MEDIA_TYPE in request.headers.get(header, "").lower() else None
 
     async def _result(self, request: Any, question: Question) -> Any:

@@ -12,7 +12,8 @@ try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Enum, Gauge, Histogram
 except ImportError:
     raise MissingError(
-        "metrics of a runner need prometheus_client, which is not installed: pip install prometheus-client"
+        "metrics of a runner need prometheus_client, which is not installed: pip install prometheus-client "
+        "(the extra serve)"
     ) from None
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)

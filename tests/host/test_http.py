@@ -8,6 +8,7 @@ import json
 import math
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -748,6 +749,14 @@ def test_figures_are_left_out_where_prometheus_client_is_not_installed(monkeypat
     assert all(command._figures())
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert command._figures() == (None, None)
+
+
+def test_the_command_needs_no_prometheus_client() -> None:
+    code = "import sys; sys.modules['prometheus_client'] = None; from rsn.cli.main import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "serve", "no.rsnmodel", "--boards", "sim", "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 3
+    assert "no.rsnmodel" in ended.stderr
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
