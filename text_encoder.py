@@ -73,7 +73,11 @@ class TextEncoder(Closing):
         try:
             config = json.loads((path / "config.json").read_text("utf-8"))
         except (OSError, ValueError) as e:
-            raise TensorError(f"{folder}: no model of texts: config.json: {e}") from None
+            why = "there is no" if isinstance(e, FileNotFoundError) else f"{e}:"
+            raise TensorError(
+                f"{folder}: no model of texts ({why} config.json): a folder has a model as save_pretrained of "
+                "transformers writes it, with its tokenizer, or one of sentence-transformers"
+            ) from None
         if any(str(name).endswith(CLASSIFIER) for name in config.get("architectures") or ()):
             if pooling is not None or normalize:
                 raise TensorError(f"{folder}: a classifier has no pooling, and no vectors to normalize")
