@@ -21,7 +21,7 @@ from .call_times import elements
 from .core import LIMIT_BYTES, TIMEOUT_S, Core, Response, unless_gone
 from .fields import ANYTHING, FLAG, MODEL, TEXT, USER, RequestError, RequestField, model_named, one_of, parsed, whole
 from .http import HttpModel
-from .http_json import parsed_json, value_of, write_json
+from .http_json import parsed_json, quoted, value_of, write_json
 from .openai import STATUS, error, models
 from .policy import QueueFull
 from .token_lists import padded, runs
@@ -58,12 +58,22 @@ TRUNCATION = RequestField("truncation_direction", one_of("Right", "right"), "Rig
 RERANK = (
     RequestField("query", TEXT, None, "the text that the others are compared with"),
     RequestField("texts", ANYTHING, None, f"a list of 1 to {MAX_TEXTS} strings"),
+    RequestField(
+        "documents",
+        ANYTHING,
+        None,
+        'the same in the form of Jina and Cohere: strings, or objects with "text"; the answer is in their form too',
+    ),
+    RequestField("top_n", whole(1), None, "answer with this many of the best `documents`"),
+    RequestField("return_documents", FLAG, False, "results have their `documents`"),
     RAW,
-    RequestField("return_text", FLAG, False, "answers have their texts"),
+    RequestField("return_text", FLAG, False, "answers have their `texts`"),
     TRUNCATE,
     TRUNCATION,
     MODEL,
 )
+OF_TEXTS = {"texts": ("return_text",), "documents": ("top_n", "return_documents")}
+"""By the field with the texts of `RERANK`, the fields that go with it alone."""
 CLASSIFY = (
     RequestField("inputs", ANYTHING, None, f"a string, or a list of up to {MAX_TEXTS} strings or pairs of strings"),
     RAW,
@@ -169,8 +179,12 @@ class _TextService:
         fields = parsed(RERANK, body)
         model_named(self._server.name, fields)
         query = self._text(fields["query"], "query", "query")
-        texts = self._list(fields["texts"], "texts", "[{}]", self._text)
-        return self._tokenized([[query, text] for text in texts], "texts", fields)
+        own, other = ("texts", "documents") if fields["documents"] is None else ("documents", "texts")
+        for name in (other, *OF_TEXTS[other]):
+            if fields[name]:
+                raise RequestError(f"{name}: not with {own}", name)
+        texts = self._list(fields[own], own, "[{}]", self._text if own == "texts" else self._document)
+        return self._tokenized([[query, text] for text in texts], own, fields)
 
     def _classify_request(self, body: Any) -> Asked:
         fields = parsed(CLASSIFY, body)
@@ -196,6 +210,13 @@ class _TextService:
         if any("\ud800" <= letter <= "\udfff" for letter in value):
             raise RequestError(f"{place} has half of a character (a surrogate)", field)
         return value
+
+    def _document(self, value: Any, place: str, field: str) -> str:
+        if not isinstance(value, dict):
+            return self._text(value, place, field)
+        for unknown in sorted(value.keys() - {"text"}):
+            raise RequestError(f"{place} has the unknown name {quoted(unknown)}; a document has a text", field)
+        return self._text(value.get("text"), f"{place}.text", field)
 
     def _text_or_tokens(self, value: Any, place: str, field: str) -> str | list[int]:
         if not isinstance(value, list):
@@ -309,10 +330,21 @@ class _TextService:
 
     def _rerank_answer(self, asked: Asked, rows: Array) -> bytes:
         scores = self._scores(asked, rows)[:, 0]
-        texts = asked.fields["texts"] if asked.fields["return_text"] else None
-        order = np.argsort(-scores, kind="stable").tolist()
-        named = [{} if texts is None else {"text": texts[i]} for i in range(len(scores))]
-        return write_json([{"index": i, "score": float(scores[i]), **named[i]} for i in order])
+        fields, order = asked.fields, np.argsort(-scores, kind="stable").tolist()
+        if fields["documents"] is None:
+            named = [{"text": x} if fields["return_text"] else {} for x in fields["texts"]]
+            return write_json([{"index": i, "score": float(scores[i]), **named[i]} for i in order])
+        texts = [x["text"] if isinstance(x, dict) else x for x in fields["documents"]]
+        shown = [{"document": {"text": x}} if fields["return_documents"] else {} for x in texts]
+        return write_json(
+            {
+                "model": self._server.name,
+                "results": [
+                    {"index": i, "relevance_score": float(scores[i]), **shown[i]} for i in order[: fields["top_n"]]
+                ],
+                "usage": {"total_tokens": sum(map(len, asked.ids))},
+            }
+        )
 
     def _classify_answer(self, asked: Asked, rows: Array) -> bytes:
         labels, scores = self._settings.labels, self._scores(asked, rows)

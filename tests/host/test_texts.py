@@ -175,6 +175,37 @@ def test_rerank() -> None:
     assert asked("/v1/rerank", cut, settings=RERANKER, stub=server(scored)).json()[0]["score"] == 10 - 3
 
 
+def test_rerank_in_the_form_of_jina_and_cohere() -> None:
+    body = {"model": "stub", "query": "q", "documents": ["aa", {"text": "aaaaaa"}, "aaa"], "top_n": 2}
+
+    def rerank(**more: Any) -> httpx.Response:
+        return asked("/v1/rerank", body | more, settings=RERANKER, stub=server(scored))
+
+    answer = rerank().json()
+    assert [x["index"] for x in answer["results"]] == [1, 2]
+    assert [x["relevance_score"] for x in answer["results"]] == pytest.approx([1 / (1 + np.exp(-x)) for x in (3, 0)])
+    assert answer["model"] == "stub"
+    tokens = [len(Letters()("q", x)["input_ids"]) for x in ("aa", "aaaaaa", "aaa")]
+    assert answer["usage"] == {"total_tokens": sum(tokens)}
+    assert all(x.keys() == {"index", "relevance_score"} for x in answer["results"])
+    every = rerank(top_n=10, return_documents=True, raw_scores=True).json()["results"]
+    shown = [(x["index"], x["relevance_score"], x["document"]) for x in every]
+    assert shown == [(1, 3, {"text": "aaaaaa"}), (2, 0, {"text": "aaa"}), (0, -1, {"text": "aa"})]
+    for more, field, said in (
+        ({"texts": ["a"]}, "texts", "texts: not with documents"),
+        ({"return_text": True}, "return_text", "return_text: not with documents"),
+        ({"documents": None, "texts": ["a"]}, "top_n", "top_n: not with texts"),
+        ({"documents": [{"text": "a", "": 1}]}, "documents", "documents[0] has the unknown name ''"),
+        ({"documents": [{}]}, "documents", "documents[0].text is missing"),
+        ({"documents": []}, "documents", "there may be 1 to"),
+        ({"top_n": 0}, "top_n", "top_n is 0"),
+    ):
+        refused = rerank(**more)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == field
+        assert said in refused.json()["error"]["message"]
+
+
 def test_classify() -> None:
     logits = np.array([0.5, 2.0, -1.0], np.float32)
 
