@@ -355,12 +355,7 @@ class Interface:
         it whatever classes the module's arguments have. A container `cache` becomes `cache_0`, `cache_1` and so on.
         result: the field of the module's result that calls return, a tensor. Raises `AttributeError` for a result
         without it."""
-        args, kwargs = pytree.tree_unflatten(list(self.arguments), self.structure)
-        names: dict[Node, str] = {}
-        for name, value in by_name(self.signature, args, kwargs).items():
-            leaves = pytree.tree_leaves(value)
-            own = [name] if leaves == [value] else [f"{name}_{i}" for i in range(len(leaves))]
-            names.update(zip(leaves, own, strict=True))
+        names = self.names
         whole: Any = self.result_structure.unflatten(list(self.returned))
         written = [value for _, value in self.writes]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -393,6 +388,18 @@ class Interface:
             fixed={node: x for node, x in self.fixed.items() if node in arguments},
             written=tuple(argument for argument, _ in writes),
         )
+
+    @property
+    def names(self) -> dict[Node, str]:
+        """The names of the arguments: those of the module's parameters, which are not always those of the placeholders.
+        The tensors of a container `cache` are called `cache_0`, `cache_1` and so on."""
+        args, kwargs = pytree.tree_unflatten(list(self.arguments), self.structure)
+        names: dict[Node, str] = {}
+        for name, value in by_name(self.signature, args, kwargs).items():
+            leaves = pytree.tree_leaves(value)
+            own = [name] if leaves == [value] else [f"{name}_{i}" for i in range(len(leaves))]
+            names.update(zip(leaves, own, strict=True))
+        return names
 
     @property
     def writes(self) -> tuple[tuple[Node, Node], ...]:

@@ -161,8 +161,8 @@ class Loaded(BoardModule):
         """The tensors that a call takes, in the order of the model's own arguments."""
         padding = self._saved.padding
         if padding is None:
-            nodes = self._saved.parts[0].interface.arguments
-            return tuple(_argument(n.name, n.meta["val"], {}) for n in nodes if hasattr(n.meta["val"], "shape"))
+            named = self._saved.parts[0].interface.names.items()
+            return tuple(_argument(name, n.meta["val"], {}) for n, name in named if hasattr(n.meta["val"], "shape"))
         names, shapes = dict(zip(self.dims, self._dim_names, strict=True)), padding.arguments.shapes
         return tuple(
             _argument(name, x, {axis % x.ndim: names[dim] for axis, dim in shapes.get(name, {}).items()})

@@ -165,6 +165,27 @@ def test_arguments_may_be_written_to_while_a_call_waits(
         check(asked.result(), wanted)
 
 
+class OfBuiltinNames(torch.nn.Module):
+    """Its arguments have names that a captured graph does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(COLUMNS, COLUMNS)
+
+    def forward(self, input: torch.Tensor, type: torch.Tensor) -> torch.Tensor:
+        return self.linear(input) + type
+
+
+def test_arguments_of_a_file_have_the_names_of_the_model(tmp_path: Path) -> None:
+    model = OfBuiltinNames().eval()
+    given = {"input": torch.randn(1, 8, COLUMNS), "type": torch.randn(1, 8, COLUMNS)}
+    rsn.compile(model, given).save(tmp_path / "m.rsnmodel")
+    with rsn.load(tmp_path / "m.rsnmodel") as loaded, loaded.server() as server:
+        assert [a.name for a in server.arguments] == ["input", "type"]
+        with torch.no_grad():
+            check({"y": server.ask(given).result()}, {"y": model(**given)})
+
+
 def test_threads_get_their_own_results(model: Sum, calls: dict[str, Callable[..., Any]]) -> None:
     every = {seed: arguments(1 + seed % 4, seed) for seed in range(12)}
     with torch.no_grad():
