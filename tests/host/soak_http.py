@@ -61,19 +61,22 @@ class Tally:
         return self.outcomes.total()
 
     def __str__(self) -> str:
-        p = np.percentile(self.latencies or [np.nan], [50, 90, 99, 100]) * 1e3
-        h = np.percentile(self.health or [np.nan], [50, 99, 100]) * 1e3
-        return (
-            f"{self.requests} requests: {_listed(self.outcomes)}\n"
-            f"asked again: {self.again.total()} times: {_listed(self.again)}\n"
-            f"servers ended and started again: {_listed(self.ended)}\n"
-            f"as far as they could still say: {self.runs} runs, {self.failures} failures of boards\n"
+        """The tally as lines; without those of what was not counted."""
+        lines = [
+            f"{self.requests} requests: {_listed(self.outcomes)}",
+            f"asked again: {self.again.total()} times: {_listed(self.again)}",
+            f"servers ended and started again: {_listed(self.ended)}",
             f"{self.seconds:.1f} s: {self.requests / self.seconds:.0f} requests/s, "
-            f"{self.sequences / self.seconds:.0f} sequences/s\n"
-            f"latency, of results: median {p[0]:.1f} ms, 90 % {p[1]:.1f}, 99 % {p[2]:.1f}, longest {p[3]:.1f}\n"
-            f"latency, of health: median {h[0]:.1f} ms, 99 % {h[1]:.1f}, longest {h[2]:.1f}\n"
-            f"lost, answered twice, or wrong: {len(self.problems)}"
-        )
+            f"{self.sequences / self.seconds:.0f} sequences/s",
+        ]
+        if self.runs:
+            lines.append(f"as far as they could still say: {self.runs} runs, {self.failures} failures of boards")
+        for what, seconds in (("results", self.latencies), ("health", self.health)):
+            if seconds:
+                p = np.percentile(seconds, [50, 90, 99, 100]) * 1e3
+                times = f"median {p[0]:.1f} ms, 90 % {p[1]:.1f}, 99 % {p[2]:.1f}, longest {p[3]:.1f}"
+                lines.append(f"latency, of {what}: {times}")
+        return "\n".join([*lines, f"lost, answered twice, or wrong: {len(self.problems)}"])
 
 
 def _listed(counted: Counter[str]) -> str:
