@@ -26,7 +26,8 @@ LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With nothing on PATH, and no variable of anybody's."""
+    """With nothing on PATH, and no variable of anybody's. A computer with much else to do may start programs late."""
+    monkeypatch.setattr(doctor, "PATIENCE_S", 120.0)
     for name in ("XILINX_XRT", "XCL_EMULATION_MODE", "RSN_XCLBIN", "VITIS", "XILINX_VITIS", "CXX", "LD_LIBRARY_PATH"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "bin").mkdir()
@@ -86,7 +87,8 @@ def test_vitis_that_is_not_on_path_or_of_another_version(machine: Path, monkeypa
 
 @pytest.mark.parametrize("text", ["exit 1", "exec sleep 60", "kill -9 $$", "printf '\\377\\033[2J'; exit 1"])
 def test_programs_that_do_not_run(text: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PATIENCE_S", 0.3 if text == "exec sleep 60" else 20.0)
+    if "sleep" in text:
+        monkeypatch.setattr(doctor, "PATIENCE_S", 0.3)
     monkeypatch.setenv("PATH", f"{machine}/bin:/bin:/usr/bin")
     for name in ("g++", "ssh"):
         program(machine / "bin" / name, text)
@@ -190,7 +192,7 @@ def test_where_nothing_runs(machine: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_where_numpy_is_broken() -> None:
     code = "import sys; sys.modules['numpy'] = None\nfrom rsn.cli.main import main\nmain(['doctor', '--json'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 3, done.stderr
     rows = {row["what"]: row for row in json.loads(done.stdout)["checks"]}
     assert "numpy" in rows["board sim"]["problem"]
@@ -238,7 +240,7 @@ def test_it_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
         "print(time.process_time() < 5, file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True,
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=True,
         env={k: v for k, v in os.environ.items() if k != "XILINX_XRT"},
     )  # fmt: skip
     assert done.stderr == "[]\nTrue\n"
