@@ -141,10 +141,18 @@ def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
 def power(x: Tensor, y: Number) -> Tensor:
     """x to the power of y, in the type of the base.
 
-    x: the base. y: the exponent. Both are broadcast to the shape of the result.
+    x: the base. y: the exponent. Both are broadcast to the shape of the result. Powers of integers are computed in
+    float64, and are the lowest number of the type where they are beyond it, as onnxruntime's; but squares and cubes of
+    several numbers with a constant exponent are products, which wrap.
     """
-    made: Tensor = torch.pow(x, y)
-    return converted(made, x.dtype)
+    if x.is_floating_point():
+        made: Tensor = torch.pow(x, y)
+        return converted(made, x.dtype)
+    if isinstance(y, int | float) and y in (2, 3) and x.numel() != 1:
+        return torch.pow(x, int(y))
+    made, limits = torch.pow(x.double(), y), torch.iinfo(x.dtype)
+    is_within = (made > float(limits.min)) & (made < float(limits.max) + (limits.bits < 53))
+    return torch.where(is_within, made.where(is_within, 0).to(x.dtype), limits.min)
 
 
 @operator("BitShift")

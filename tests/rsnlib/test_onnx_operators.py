@@ -20,7 +20,7 @@ from onnx import TensorProto, defs, helper, numpy_helper  # noqa: E402 - onnx fi
 import rsn  # noqa: E402
 from rsn.base.errors import RsnError, TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.onnx_module import OnnxModule, load_onnx  # noqa: E402
-from rsn.rsnlib.onnx_operators import contrib, layers, page, reductions, shapes  # noqa: E402
+from rsn.rsnlib.onnx_operators import contrib, elementwise, layers, page, reductions, shapes  # noqa: E402
 from rsn.rsnlib.onnx_operators.normal import QUANTISED  # noqa: E402
 from rsn.rsnlib.onnx_operators.table import REQUIRED, TABLE  # noqa: E402
 from rsn.tests.effort import cases, in_both  # noqa: E402
@@ -109,6 +109,30 @@ def test_a_reduction_of_integers_ends_at_the_limits_of_their_type(dtype: Any) ->
     many = torch.full((1, 40), low, dtype=dtype)
     many[0, 7] = 0
     assert reductions.REDUCTIONS["ReduceProd"](many, [1]).item() == 0
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("exponent", [np.int32, np.int64, np.float32])
+def test_powers_of_integers_are_those_of_onnxruntime(dtype: Any, exponent: Any) -> None:
+    """Beyond the type, too; PyTorch's wrap, and are float32 with such an exponent."""
+    import onnxruntime
+
+    numbers = [2, 3, -2, 7, 0, -1, 123456789, 46341, -46341, 3, 0], [31, 40, 63, -1, 0, -3, 1, 4, 3, 30, -1]
+    bases, exponents = np.array(numbers[0], dtype), np.array(numbers[1], exponent)
+    for x, y in [
+        (bases, exponents),
+        *((bases[k:][:n], np.array(exponents[k])) for k in range(len(bases)) for n in (1, 4)),
+    ]:
+        kinds = [helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for kind in (dtype, exponent)]
+        named = zip("xy", kinds, (x.shape, y.shape), strict=True)
+        inputs = [helper.make_tensor_value_info(*one) for one in named]
+        outputs = [helper.make_tensor_value_info("z", kinds[0], x.shape)]
+        graph = helper.make_graph([helper.make_node("Pow", ["x", "y"], ["z"])], "g", inputs, outputs)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x, "y": y})
+        got = elementwise.power(torch.from_numpy(x), y.item() if y.ndim == 0 else torch.from_numpy(y)).numpy()
+        assert got.dtype == dtype
+        assert np.array_equal(got, wanted)
 
 
 def model_of(
