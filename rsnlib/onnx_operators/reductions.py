@@ -12,6 +12,8 @@ from .table import Ints, Tensor, axis_of, need, operator
 
 
 def _mean(x: Tensor, axes: list[int]) -> Tensor:
+    if not all(x.shape[n] for n in axes):  # 0 of no numbers, as in onnxruntime; ONNX leaves it open
+        return x.sum(axes, True, dtype=x.dtype)
     if x.is_floating_point():
         return x.mean(axes, keepdim=True)
     count = prod(x.shape[axis] for axis in axes)

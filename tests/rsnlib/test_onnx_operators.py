@@ -111,6 +111,14 @@ def test_a_reduction_of_integers_ends_at_the_limits_of_their_type(dtype: Any) ->
     assert reductions.REDUCTIONS["ReduceProd"](many, [1]).item() == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
+def test_a_mean_of_no_numbers_is_zero(dtype: Any) -> None:
+    """As onnxruntime's."""
+    got = reductions.REDUCTIONS["ReduceMean"](torch.ones((2, 0), dtype=dtype), [1])
+    assert got.dtype is dtype
+    assert got.tolist() == [[0], [0]]
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("exponent", [np.int32, np.int64, np.float32])
 def test_powers_of_integers_are_those_of_onnxruntime(dtype: Any, exponent: Any) -> None:
