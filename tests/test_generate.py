@@ -121,7 +121,7 @@ def on_machine(model: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "batch"), [("GPT-2", 5), full("Llama", 1), full("Qwen3", 3), long("OLMo 2", 2), long("Gemma 3", 2)]
+    ("name", "batch"), [("GPT-2", 5), full("Llama", 1), full("Qwen3", 3), long("OLMo 2", 2), full("Gemma 3", 2)]
 )
 def test_greedy_tokens_equal_those_of_pytorch(name: str, batch: int) -> None:
     model = made(name)

@@ -22,13 +22,14 @@ from rsn.tests.effort import FULL, full, sampled  # noqa: E402
 pytestmark = pytest.mark.long
 
 PAIRS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text("utf-8"))["pair"]
+TRIED = PAIRS if FULL else PAIRS[::2]
 
 
 @pytest.fixture(scope="module")
 def similarities() -> tuple[Any, Any]:
     """Cosine similarity of each pair, by the machine and by PyTorch: float64 (pairs,) each."""
     encoder, tokenizer = load(model_folder())
-    sides = [[pair[side] for pair in PAIRS] for side in ("a", "b")]
+    sides = [[pair[side] for pair in TRIED] for side in ("a", "b")]
     longest = max(len(tokenizer(text)["input_ids"]) for side in sides for text in side)
     batches = [tokenizer(side, padding="max_length", max_length=longest, return_tensors="pt") for side in sides]
     inputs = [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in batches]
@@ -40,19 +41,19 @@ def similarities() -> tuple[Any, Any]:
 
 def test_same_similarities(similarities: tuple[Any, Any]) -> None:
     machine, reference = similarities
-    assert len(PAIRS) >= 24
+    assert len(TRIED) >= 14
     assert np.abs(machine - reference).max() < 1e-5
     assert spearmanr(machine, reference).statistic == pytest.approx(1.0, abs=1e-12)
 
 
 def test_similarities_mean_something(similarities: tuple[Any, Any]) -> None:
     machine, _ = similarities
-    of = {k: machine[[i for i, pair in enumerate(PAIRS) if pair["meaning"] == k]] for k in (5, 4, 2, 0)}
+    of = {k: machine[[i for i, pair in enumerate(TRIED) if pair["meaning"] == k]] for k in (5, 4, 2, 0)}
     assert of[5] == pytest.approx(1.0, abs=1e-6)
     assert of[4].min() > 0.6 > of[2].max()
     assert of[4].min() > of[0].max()
     assert of[2].mean() > of[0].mean() + 0.1
-    assert spearmanr(machine, [pair["meaning"] for pair in PAIRS]).statistic > 0.85
+    assert spearmanr(machine, [pair["meaning"] for pair in TRIED]).statistic > 0.85
 
 
 # What quantisation costs (worst and mean cosine, rank correlation of pairs), at least.
@@ -69,8 +70,7 @@ def test_quantised_weights(config: str) -> None:
     from torchao.quantization.granularity import PerGroup
 
     encoder, tokenizer = load(model_folder())
-    pairs = PAIRS if FULL else PAIRS[::2]
-    texts = [pair[side] for pair in pairs for side in ("a", "b")]
+    texts = [pair[side] for pair in TRIED for side in ("a", "b")]
     inputs = tokenizer(texts, padding="max_length", max_length=32, truncation=True, return_tensors="pt")
     batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     names = {**vars(torchao.quantization), "torch": torch, "PerGroup": PerGroup}

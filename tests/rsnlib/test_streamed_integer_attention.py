@@ -158,7 +158,7 @@ class DynamicAttention(nn.Module):
     is_causal=st.booleans(),
     tiles=st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(0, 1), st.integers(1, 4)),
 )
-@examples(200, 6, share=30, deadline=None)
+@examples(200, 2, share=30, deadline=None)
 def test_dynamic_attention_is_that_of_its_definition(
     batch: int, heads: int, groups: int, rows: int, keys: int, is_causal: bool, tiles: tuple[int, int, int, int]
 ) -> None:

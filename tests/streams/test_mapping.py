@@ -17,7 +17,7 @@ from rsn.streams.mapping.mapping import Mapped
 from rsn.streams.mapping.primitives import bundle, chain
 from rsn.streams.mapping.proof import check_mapped, prove
 from rsn.streams.mapping.search import search
-from rsn.tests.effort import full, sampled
+from rsn.tests.effort import full, long, sampled
 from rsn.tests.streams.mapping_span import Span, SpanCounts
 
 from .graphs import HEAD, flash, gemm, graph_of, products, reduced_gemm, start
@@ -441,14 +441,14 @@ def test_attention_by_hand(q: int, kv: int) -> None:
     assert prove(made).ok
 
 
-@pytest.mark.long
-def test_attention_by_search() -> None:
-    graph = graph_of(flash(4, 4))
-    error = refused(lambda: search(graph, 16, MeshDescription()))
+@pytest.mark.parametrize(("tiles", "nodes"), [long(2, 8), full(4, 16)])
+def test_attention_by_search(tiles: int, nodes: int) -> None:
+    graph = graph_of(flash(tiles, tiles))
+    error = refused(lambda: search(graph, nodes, MeshDescription()))
     assert (error.code, error.notes[-1]) == ("memory", f"tiles with {5 * 64 * 64 * 4} bytes would fit")
-    found = search(graph, 16, MeshDescription(memory=5 * 64 * 64 * 4))
+    found = search(graph, nodes, MeshDescription(memory=5 * 64 * 64 * 4))
     assert found.proof.ok
-    assert len(found.mapped.groups) <= 16
+    assert len(found.mapped.groups) <= nodes
 
 
 def test_the_cost_decides() -> None:

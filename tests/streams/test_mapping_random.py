@@ -202,7 +202,7 @@ def test_primitives_and_proofs_agree_with_the_oracle() -> None:
 @in_full
 def test_what_the_search_finds_runs_to_its_end() -> None:
     programs = found = seed = 0
-    while programs < cases(200, 10):
+    while programs < cases(200, 3):
         seed += 1
         random = Random(seed)
         try:
