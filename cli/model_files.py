@@ -23,6 +23,7 @@ def show_model(path: Path, as_json: bool) -> None:
         {
             "sizes": list(part.sizes),
             "number": number,
+            "board": part.board_numbers[number],
             "overlay": program.program.overlay.name,
             "fingerprint": program.program.overlay.fingerprint,
             "bytes": count(program.program)["bytes"]["total"],
@@ -38,14 +39,15 @@ def show_model(path: Path, as_json: bool) -> None:
         facts = {"version": saved.version, "programs": programs, "stages": [asdict(of) for of in figures]}
         click.echo(json.dumps(facts))
         return
-    kind = "a decoder" if saved.decoder is not None else f"a model in {saved.stages} stages" if stages else "a model"
-    kind += f" of {saved.shards} shards" * (saved.shards > 1)
+    cut = f" in {saved.stages} stage{'s' * (saved.stages > 1)}" * bool(stages)
+    cut += f" of {saved.shards} shards" * (saved.shards > 1)
+    kind = ("a decoder" if saved.decoder is not None else "a model") + cut
     click.echo(f"{path}: {kind}, written by rsn {saved.version}")
     what = "program" if saved.shards > 1 else "stage" if stages else "piece"
     rows = [
         [
             " x ".join(map(str, of["sizes"])) or "-",
-            str(of["number"]),
+            f"{of['number']} on board {of['board']}" if saved.shards > 1 else str(of["number"]),
             f"{of['overlay']} ({of['fingerprint']})",
             str(of["bytes"]),
             *(f"{size / 1e6:.1f} MB" for size in of["banks"].values()),

@@ -110,8 +110,8 @@ def link_seconds(overlay: Overlay, size: int) -> float:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """A round of shards. run_s: modelled seconds of the slowest shard, with its launch. sent: bytes that a board sends
-    in the exchange behind it, and receives. link_s: seconds that the exchange takes on the link of a board."""
+    """A round of shards. run_s: modelled seconds of the slowest shard, with its launch. sent: the most bytes that a
+    board sends, or receives, in the exchange behind it. link_s: seconds that this takes on the link of a board."""
 
     run_s: float
     sent: int
@@ -128,7 +128,8 @@ def round_times(programs: Sequence[Program | None], exchange: Exchange) -> Round
 
     In the exchange each board sends its part of a sum to each other one. Large sums are divided instead: each board
     gets a share of the columns from the others, adds them, and sends the result to the others, which takes two messages
-    and fewer bytes. The faster of both is taken. The first board also gets the columns that only others have.
+    and fewer bytes. The faster of both is taken. The first board also gets the columns that only others have, and sends
+    the others what they read of it in later rounds.
     """
     shards, made = len(programs), [program for program in programs if program is not None]
     overlay = made[0].overlay
@@ -141,13 +142,15 @@ def round_times(programs: Sequence[Program | None], exchange: Exchange) -> Round
     run_s = max(Machine(program).timing.latency for program in made) + launch_seconds(overlay)
     summed = sum(outputs[0].get(name, 0) for name in exchange.sums)
     gathered = sum(of.get(name, 0) for of in outputs[1:] for name in exchange.columns)
+    spread = (shards - 1) * sum(outputs[0].get(name, 0) for name in exchange.spread)
     sent, link_s = 0, 0.0
     if summed:
         whole, share = (shards - 1) * summed, -(-(shards - 1) * summed // shards)
         direct, divided = link_seconds(overlay, whole), 2 * link_seconds(overlay, share)
         sent, link_s = (whole, direct) if direct <= divided else (2 * share, divided)
-    if gathered:
-        sent, link_s = sent + gathered, link_s + link_seconds(overlay, gathered)
+    for size in (gathered, spread):
+        if size:
+            sent, link_s = sent + size, link_s + link_seconds(overlay, size)
     return RoundTimes(run_s, sent, link_s)
 
 

@@ -30,11 +30,13 @@ shards of queries may need the same head of keys."""
 class Exchange:
     """What shards give each other behind a round, by names of activations. sums: those of which each shard computes a
     part. columns: those of which each shard computes columns that are needed elsewhere, with these. caches: the columns
-    of inputs that keep their contents on the boards of the shards. All other outputs are those of the first shard."""
+    of inputs that keep their contents on the boards of the shards. spread: those that the first shard gives, and others
+    read in later rounds. All other outputs are those of the first shard."""
 
     sums: tuple[str, ...] = ()
     columns: Mapping[str, Ranges] = field(default_factory=dict)
     caches: Mapping[str, Ranges] = field(default_factory=dict)
+    spread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,17 @@ def rounds(network: LayerGraph, shards: int) -> tuple[Round, ...]:
     An activation that is a sum, or of which shards have columns, has no scale and shift as an output. Raises as
     `opened`, but not for a stage in which nothing can be divided: the first shard computes it.
     """
-    return tuple(_Rounds(network, shards, _regions(network, shards)).made())
+    made = tuple(_Rounds(network, shards, _regions(network, shards)).made())
+    return tuple(replace(one, exchange=_with_spread(one, made[i + 1 :])) for i, one in enumerate(made))
+
+
+def _with_spread(one: Round, later: Sequence[Round]) -> Exchange:
+    """The exchange behind a round, with what the first shard sends to the others for the rounds `later`."""
+    exchange, first = one.exchange, one.networks[0]
+    read = {name for each in later for network in each.networks[1:] if network is not None for name in network.inputs}
+    known = {*exchange.sums, *exchange.columns}
+    given = () if first is None else (out.name for out in first.outputs)
+    return replace(exchange, spread=tuple(name for name in given if name in read - known))
 
 
 def shard_places(network: LayerGraph, shards: int) -> tuple[int, ...]:

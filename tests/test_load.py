@@ -412,8 +412,8 @@ def test_files_that_are_no_models(family: tuple[Any, Path], tmp_path: Path) -> N
     refused("the checksum of its description differs")
     models.save_file(tensors, path, metadata={"rsn.layout": "blocked"})
     refused(r"not a model but other tensors: compiled\.save\(path\), with one argument, writes a model")
-    models.seal(path, said | {"format": 6, "version": "9.1"}, tensors)
-    refused(r"has format 6, written by rsn 9\.1; rsn \S+ reads formats 3, 4 and 5")
+    models.seal(path, said | {"format": 7, "version": "9.1"}, tensors)
+    refused(r"has format 7, written by rsn 9\.1; rsn \S+ reads formats 3, 4, 5 and 6")
     models.seal(path, said, {name: x for name, x in tensors.items() if not name.startswith("bank")})
     refused("not a model that rsn can read")
     for old, new, words in (

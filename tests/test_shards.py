@@ -33,7 +33,7 @@ from rsn.rsnlib.reference import compute
 from rsn.scheduler.graph import ActivationFunction, Array, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
 from rsn.scheduler.memory import RoomError
 from rsn.scheduler.shards import opened, rounds, shard_places
-from rsn.scheduler.stages import stages
+from rsn.scheduler.stages import chained, stages
 from rsn.tests.effort import examples, long
 from rsn.tests.test_generate import MODELS as FAMILIES
 from rsn.tests.test_stages import bart, bert, difference, llama, same, small_banks
@@ -250,6 +250,14 @@ def test_times_of_stages_are_those_of_their_parts() -> None:
     assert slow.exchanged == sums + 24 * 50 * 4
     link_us, link_s = XNN.seconds["link_us"], XNN.seconds["link_gbs"]
     assert slow.exchange_s == pytest.approx(5 * link_us + slow.exchanged * link_s)
+
+
+def test_what_others_read_later_is_sent_to_them() -> None:
+    """The encoder's result is a norm that the first board computes; all read it when their queries are there."""
+    network = opened(chained(small_banks(1 << 30).trace(*bart()).network), 2)
+    sent = [name for one in rounds(network, 2) for name in one.exchange.spread]
+    assert "encoder_layers_0_fc2" in sent
+    assert not any(network.columns(name) != 128 for name in sent)
 
 
 # -- generation

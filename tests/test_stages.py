@@ -394,8 +394,8 @@ def test_a_stage_reads_only_its_own_weights(saved: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "cut into 3 stages, each for a board of its own; 1 given: name 3 boards, or compile the model for 1"),
-        ({"boards": ["sim", "sim"]}, "cut into 3 stages.*2 given"),
+        ({}, "cut for 3 boards, each with a part of it; 1 given: name 3 boards, or compile the model for 1"),
+        ({"boards": ["sim", "sim"]}, "cut for 3 boards.*2 given"),
         ({"boards": ["sim", "vck190", "vck190"]}, "board vck190 is given twice"),
     ],
 )
@@ -480,7 +480,7 @@ def test_a_decoder_over_several_boards(name: str, boards: int, tmp_path: Path) -
     one, two = Decoder(made(name), **sizes), Decoder(made(name), **sizes, boards=boards)
     one.save(tmp_path / "one.rsnmodel")
     two.save(tmp_path / "two.rsnmodel")
-    with pytest.raises(WrongBoards, match=f"cut into {boards} stages"):
+    with pytest.raises(WrongBoards, match=f"cut for {boards} boards"):
         load_decoder(tmp_path / "two.rsnmodel")
     (read, steps), *others = (
         run(decoder) for decoder in (one, two, load_decoder(tmp_path / "two.rsnmodel", boards=["sim"] * boards))

@@ -37,24 +37,24 @@ def check_shards(shards: int, boards: int | None) -> None:
 
 
 def boards_for(
-    path: str | os.PathLike[str], stages: int, board: BoardName, boards: Sequence[BoardName] | None
+    path: str | os.PathLike[str], count: int, board: BoardName, boards: Sequence[BoardName] | None
 ) -> Sequence[BoardName]:
     """Return the boards of a model from a file. board: of a model that has one stage, boards: of each stage; None for
     `board`. Raises as `check_boards`, naming the file."""
     found = [board] if boards is None else boards
     try:
-        check_boards(found, stages)
+        check_boards(found, count)
     except WrongBoards as e:
         raise WrongBoards(f"{os.fspath(path)}: {e}") from None
     return found
 
 
-def check_boards(boards: Sequence[BoardName], stages: int) -> None:
-    """Check the boards of a model. stages: how many it has. Raises `WrongBoards` for another number of boards, and for
+def check_boards(boards: Sequence[BoardName], count: int) -> None:
+    """Check the boards of a model. count: how many it needs. Raises `WrongBoards` for another number of boards, and for
     two names of one device; `BoardError` for a name that means none."""
-    if len(boards) != stages:
-        cut = f"cut into {stages} stages, each for a board of its own" if stages > 1 else "for one board"
-        remedy = f"name {stages} board{'s' * (stages > 1)}, or compile the model for {len(boards)}"
+    if len(boards) != count:
+        cut = f"cut for {count} boards, each with a part of it" if count > 1 else "for one board"
+        remedy = f"name {count} board{'s' * (count > 1)}, or compile the model for {len(boards)}"
         raise WrongBoards(f"the model is {cut}; {len(boards)} given: {remedy}")
     seen: dict[Hashable, str] = {}
     for name in boards:
@@ -65,7 +65,7 @@ def check_boards(boards: Sequence[BoardName], stages: int) -> None:
             same = (
                 f"board {name} is given twice" if seen[device] == name else f"boards {seen[device]} and {name} are one"
             )
-            raise WrongBoards(f"{same}: each stage needs a board of its own")
+            raise WrongBoards(f"{same}: each part of a model needs a board of its own")
         seen[device] = name
 
 

@@ -286,6 +286,7 @@ def _round(one: ShardRound) -> Json:
         "sums": list(exchange.sums),
         "columns": columns,
         "caches": caches,
+        "spread": list(exchange.spread),
     }
 
 
@@ -298,7 +299,10 @@ def _of_round(described: Json) -> ShardRound:
 
     programs = tuple(None if number is None else as_int(number) for number in as_list(described["programs"]))
     exchange = Exchange(
-        tuple(map(as_str, as_list(described["sums"]))), ranges(described["columns"]), ranges(described["caches"])
+        tuple(map(as_str, as_list(described["sums"]))),
+        ranges(described["columns"]),
+        ranges(described["caches"]),
+        tuple(map(as_str, as_list(described["spread"]))),
     )
     return ShardRound(as_int(described["stage"]), programs, exchange)
 

@@ -32,6 +32,7 @@ def test_a_model_in_stages_from_the_command_line(tmp_path: Path) -> None:
     [
         (["--boards", "x", "-o", "a.rsnmodel"], "--boards x: a number of boards, or auto"),
         (["--boards", "0", "-o", "a.rsnmodel"], "--boards 0: a number"),
+        (["--shards", "2", "-o", "a.rsnmodel"], "--shards goes with --boards"),
         (["--boards", "2", "-o", "a.rsn"], "--boards writes a whole model"),
         (["--boards", "2", "-o", "a.rsnmodel", "--pieces"], "--pieces is about one board"),
     ],
