@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...base.errors import BoardError, ContainerError
+from ...base.errors import BoardError, ContainerError, TensorError
 from ...isa.layout import Array
 from ...isa.program import Role
 from ...rsnlib.key_spans import RowsOfCaches
@@ -50,20 +50,19 @@ def load_decoder_stage(
     if not 0 <= number < saved.stages:
         raise ContainerError(f"{path}: no stage {number}; it has {saved.stages}, numbered from 0")
     check_boards([board], 1)
-    made: list[DecoderStage] = []
-    prompts: list[_StageProgram] = []
+    opened: list[_StageProgram] = []
+    step, *prompts = saved.parts
     try:
-        prompts += [_StageProgram(part, number, board, xclbin, saved.check) for part in saved.parts[1:]]
-        for _ in range(groups):
-            step = _StageProgram(saved.parts[0], number, board, xclbin, saved.check)
-            made.append(DecoderStage(saved, step, prompts, is_last=number == saved.stages - 1))
-    except (AttributeError, LookupError, TypeError, ValueError) as e:
-        raise ContainerError(f"{path}: not a decoder that rsn can read: {type(e).__name__}: {e}") from e
-    finally:
-        if len(made) < groups:
-            for held in (*made, *prompts):
-                held.close()
-    return made
+        for part in (*prompts, *[step] * groups):
+            opened.append(_StageProgram(part, number, board, xclbin, saved.check))
+        own, shared = opened[len(prompts) :], opened[: len(prompts)]
+        return [DecoderStage(saved, program, shared, is_last=number == saved.stages - 1) for program in own]
+    except BaseException as e:
+        for program in opened:
+            program.close()
+        if isinstance(e, AttributeError | LookupError | TypeError | ValueError | TensorError):
+            raise ContainerError(f"{path}: not a decoder that rsn can read: {type(e).__name__}: {e}") from e
+        raise
 
 
 class _StageProgram(Closing):
@@ -95,12 +94,20 @@ class _StageProgram(Closing):
             whole.of_stage({b.name for b in program.buffers}, made, i, i == ends) for i, program in enumerate(programs)
         ]
         self.takes = frozenset(hosts[number].interface.signature.parameters)
-        check(hosts[number].constants.values())
-        self._takes_rows = bool(hosts[number].rows_taken)
+        self._host = hosts[number]
+        check(self._host.constants.values())
         for host, program in zip(hosts[number + 1 :], programs[number + 1 :], strict=True):
             self._gives |= host.columns.keys() | {b.name for b in program.with_role(Role.INPUT)}
         self._runner = Runner(stages[number].program, weights=stages[number].weights, board=board, xclbin=xclbin)
-        self._hosted = HostedProgram(hosts[number], self._runner, programs=programs, first=number)
+        self._hosted = HostedProgram(self._host, self._runner, programs=programs, first=number)
+
+    def check(self, arguments: dict[str, Any]) -> None:
+        """Raise `TensorError` for arguments of the model that the program does not take."""
+        if self._hosted is not None:
+            self._host.interface.bind((), self._own(arguments))
+
+    def _own(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {name: x for name, x in tensors_of(arguments).items() if name in self.takes}
 
     def __call__(self, **arguments: Any) -> Any:
         return self.step(None, **arguments)
@@ -111,9 +118,8 @@ class _StageProgram(Closing):
 
         if self._hosted is None:
             return LogitsResult(torch.from_numpy(self.passed[LOGITS]))
-        given = {name: x for name, x in tensors_of(arguments).items() if name in self.takes}
         with HostErrors():
-            logits = self._hosted.call((), given, rows if self._takes_rows else None, self.passed)
+            logits = self._hosted.call((), self._own(arguments), rows if self._host.rows_taken else None, self.passed)
         for name in self.passed.keys() - self._gives:
             del self.passed[name]
         if not self._ends:
@@ -135,13 +141,16 @@ class DecoderStage(SavedSlots):
     each only the last one returns logits; the others return numbers that mean nothing.
 
     step: its program of a step, which it owns. prompts: those of prompts, which others share. is_last: no stage
-    follows.
+    follows. Raises any error for a wrong description, and for programs of other sizes.
     """
 
     def __init__(self, saved: Saved, step: _StageProgram, prompts: list[_StageProgram], *, is_last: bool) -> None:
         self._own, self.is_last = step, is_last
         super().__init__(saved, step.takes.union(*(prompt.takes for prompt in prompts)))
         self._prompts = dict(zip(self._prompt_programs(), prompts, strict=True))
+        step.check(self._step_arguments({}))
+        for prompt, program in self._prompts.items():
+            program.check(self._example(prompt))
         self._closed = False
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,16 @@ from rsn.tests.host.fronts import Front, started
 from rsn.tests.host.soak_http import Client
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer  # noqa: E402
+from tokenizers.models import WordLevel  # noqa: E402
+from tokenizers.pre_tokenizers import Whitespace  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 import rsn  # noqa: E402
+from rsn.host.generation import Decoder  # noqa: E402
+from rsn.tests.host.test_generation import TOKENS, answer, made  # noqa: E402
 
 
 class Product(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -125,3 +134,31 @@ def test_a_model_on_two_boards_that_is_replaced(files: Any, tmp_path: Path) -> N
         assert torch.allclose(answered(), models[1](x), atol=1e-4)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+@pytest.mark.long
+def test_a_decoder_over_two_boards(tmp_path: Path) -> None:
+    """Texts at one time, in two sets of slots: those of PyTorch."""
+    model = made("Llama")
+    words = Tokenizer(WordLevel({str(n): n for n in range(TOKENS)}, unk_token="0"))
+    words.pre_tokenizer = Whitespace()
+    with Decoder(model, slots=1, capacity=24, chunk=16, boards=2) as decoder:
+        decoder.save(tmp_path / "text.rsnmodel", PreTrainedTokenizerFast(tokenizer_object=words))
+    prompts = [[3, 1, 4], [1, 5, 9, 2, 6], [5]]
+    wanted = [" ".join(map(str, answer(model, prompt, 6))) for prompt in prompts]
+    command = ("rsn", "serve", str(tmp_path / "text.rsnmodel"), "--generate", "--port", "0")
+    with started(*command, "--boards", "sim", "--boards", "sim") as (_, address):
+        front, found = Front(address), [""] * len(prompts)
+
+        def ask(number: int) -> None:
+            asked = {"model": "text", "prompt": prompts[number], "max_tokens": 6, "temperature": 0}
+            status, _, text = Client([front]).ask(0, "POST", "/v1/completions", json.dumps(asked))
+            found[number] = json.loads(text)["choices"][0]["text"] if status == 200 else text
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [" ".join(text.split()) for text in found] == wanted
+        assert [len(stages) for stages in front.get("/replicas")[1]["replicas"]] == [2]

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 import rsn
 from rsn.base.errors import BoardError, ContainerError, TensorError
-from rsn.host.generation import Decoder, Generation, Sampling, load, save_folder
+from rsn.host.generation import Decoder, Generation, Sampling, load, load_decoder_stage, save_folder
 from rsn.host.model.file import read
 from rsn.host.own_process import call_apart
 from rsn.tests.effort import long
@@ -133,5 +133,6 @@ def test_each_value_of_a_description_is_checked(
     at = functools.reduce(operator.getitem, way, said)
     at[last] = value
     models.seal(tmp_path / "x.rsnmodel", said, tensors)
-    with pytest.raises(ContainerError, match=rf"x\.rsnmodel: .*{words}"):
-        load(tmp_path / "x.rsnmodel")
+    for loads in (load, functools.partial(load_decoder_stage, number=0)):
+        with pytest.raises(ContainerError, match=rf"x\.rsnmodel: .*{words}"):
+            loads(tmp_path / "x.rsnmodel")
