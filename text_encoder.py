@@ -52,6 +52,7 @@ class TextEncoder(Closing):
     programs for. lengths: of tokens; None for `LENGTHS` and the most that the model takes. board: as for `rsn.compile`.
     pooling: of an encoder whose folder does not say it (no modules.json): how the vectors of tokens become one of the
     text, as sentence-transformers calls it, such as "mean". normalize: vectors of such an encoder get the length 1.
+    overlay: as for `rsn.compile`.
 
     Raises `TensorError` for a folder without such a model, and for settings that do not go with it, `MissingError`
     without sentence-transformers, and what `rsn.compile` raises.
@@ -66,6 +67,7 @@ class TextEncoder(Closing):
         board: str = "sim",
         pooling: str | None = None,
         normalize: bool = False,
+        overlay: str = "xnn",
     ) -> None:
         require_torch("models of texts")
         require("transformers", "models of texts", "pip install transformers")
@@ -87,7 +89,7 @@ class TextEncoder(Closing):
         chosen = sizes_for(found.longest, lengths)
         self.settings = replace(found, longest=max(chosen))
         named = ["token_type_ids"] if found.has_types else []
-        self.family = _compiled(module, named, batches, chosen, board)
+        self.family = _compiled(module, named, batches, chosen, board, overlay)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its tokenizer to a file (`.rsnmodel`), for `rsn serve` and `rsn.load`. Raises as
@@ -148,7 +150,12 @@ def _with(module: Any, name: str, part: Any) -> Any:
 
 
 def _compiled(
-    module: nn.Module, named: Sequence[str], batches: Sequence[int], lengths: Sequence[int], board: str
+    module: nn.Module,
+    named: Sequence[str],
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    board: str,
+    overlay: str = "xnn",
 ) -> Family:
     """Compile a module of texts for all sizes. named: its arguments besides ids and mask."""
     import torch
@@ -158,7 +165,7 @@ def _compiled(
     example = {"input_ids": 2 * mask, "attention_mask": mask} | dict.fromkeys(named, 0 * mask)
     sizes = {0: Batch(*batches), 1: Length(*lengths)}
     shapes = dict.fromkeys(example, sizes)
-    family: Family = rsn_compile(module, example, dynamic_shapes=shapes, board=board, whole=False)
+    family: Family = rsn_compile(module, example, dynamic_shapes=shapes, board=board, whole=False, overlay=overlay)
     return family
 
 

@@ -109,6 +109,7 @@ class ServeOptions(Options):
     pooling: str | None = option("how an encoder without modules.json makes one vector: mean, cls, max, ...")
     normalize: bool = option("vectors of an encoder without modules.json get the length 1")
     generate: bool = option("MODEL is a folder of a causal language model of transformers, or a file of a decoder")
+    overlay: str = option("of a folder: the machine", default="xnn", type=click.Choice(["xnn", "xnn8"]))
     slots: int = option("texts generated together", default=8, type=click.IntRange(1, 128))
     capacity: int = option("the most tokens of a text", default=512, type=click.IntRange(2))
     chunk: int = option(
@@ -207,6 +208,8 @@ def _refuse_wrong_options(model: Path, options: ServeOptions) -> None:
     sizes = given("slots", "capacity", "chunk")
     if not options.generate and sizes:
         raise click.UsageError(f"{sizes[0]} needs --generate")
+    if given("overlay") and not model.is_dir():
+        raise click.UsageError("--overlay is for a folder; a file has programs for its own")
     of_texts = given("batches", "lengths", "pooling", "normalize")
     if of_texts and (options.generate or not model.is_dir()):
         raise click.UsageError(f"{of_texts[0]} is for the folder of an encoder or a classifier")
@@ -266,7 +269,7 @@ def _compiled_decoder(model: Path, options: ServeOptions, held: ExitStack) -> Pa
     path = Path(held.enter_context(TemporaryDirectory(prefix="rsn-"))) / f"decoder{SUFFIX}"
     # Compiling takes many times the memory of the weights, which the process would keep.
     sizes = {"slots": options.slots, "capacity": options.capacity, "chunk": options.chunk}
-    call_apart(generation.save_folder, model, path, **sizes)
+    call_apart(generation.save_folder, model, path, overlay=options.overlay, **sizes)
     return path
 
 
@@ -287,6 +290,7 @@ def _compiled(model: Path, options: ServeOptions, held: ExitStack) -> Path:
         lengths=options.lengths or None,
         pooling=options.pooling,
         normalize=options.normalize,
+        overlay=options.overlay,
     )
     return path
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
 from click.testing import CliRunner  # noqa: E402 - torch first: it may be missing
@@ -20,7 +21,7 @@ from rsn.assembler.parser import parse  # noqa: E402
 from rsn.assembler.printer import show  # noqa: E402
 from rsn.cli.main import main  # noqa: E402
 from rsn.host import tensors  # noqa: E402
-from rsn.host.generation import Decoder, IntegerReference, load  # noqa: E402
+from rsn.host.generation import Decoder, IntegerReference, load, save_folder  # noqa: E402
 from rsn.host.generation.slots import PromptProgram  # noqa: E402
 from rsn.isa.program import Buffer, Layout, Program, Role  # noqa: E402
 from rsn.isa.verify import check  # noqa: E402
@@ -191,3 +192,20 @@ def test_rows_of_integers_off_chip(layout: Layout) -> None:
     assert spread.max() <= 2.0 ** (1 - bits)
     with pytest.raises(rsn.errors.TensorError, match="not finite"):
         tensors.pack(buffer, np.full(view, np.nan, np.float32))
+
+
+@pytest.mark.long
+def test_a_folder_becomes_a_file(tmp_path: Path) -> None:
+    """As `rsn serve --generate FOLDER --overlay xnn8` has it."""
+    torch.manual_seed(0)
+    model = llama()
+    model.save_pretrained(tmp_path / "folder")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(n): n for n in range(96)}, unk_token="0"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "folder")
+    save_folder(tmp_path / "folder", tmp_path / "x.rsnmodel", slots=1, capacity=16, chunk=16, overlay="xnn8")
+    reference = IntegerReference(model, slots=1, capacity=16)
+    with load(tmp_path / "x.rsnmodel") as loaded:
+        assert loaded.tokenizer()("7")["input_ids"] == [7]
+        for decoder in (loaded, reference):
+            decoder.prefill(0, [5, 6])
+        assert np.array_equal(loaded.step({0: 4})[0], reference.step({0: 4})[0])

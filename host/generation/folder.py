@@ -9,12 +9,19 @@ from .decoder import Decoder
 
 
 def save_folder(
-    folder: str | os.PathLike[str], path: str | os.PathLike[str], *, slots: int, capacity: int, chunk: int
+    folder: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    slots: int,
+    capacity: int,
+    chunk: int,
+    overlay: str = "xnn",
 ) -> None:
     """Compile a language model, and write it with its tokenizer to a file for `load`. Each program is run once on the
     simulator, and compared with the model.
 
-    folder: what `from_pretrained` of transformers reads. path: of the file. slots, capacity, chunk: as for `Decoder`.
+    folder: what `from_pretrained` of transformers reads. path: of the file. slots, capacity, chunk, overlay: as for
+    `Decoder`.
     Raises `TensorError` for another folder, `MissingError` without transformers, and what `Decoder`, its `try_out` and
     its `save` raise.
     """
@@ -26,6 +33,6 @@ def save_folder(
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as e:  # of several packages, each with its own errors
         raise TensorError(f"{folder}: no language model of transformers: {str(e).partition(chr(10))[0]}") from None
-    with Decoder(model, slots=slots, capacity=capacity, chunk=chunk) as decoder:
+    with Decoder(model, slots=slots, capacity=capacity, chunk=chunk, overlay=overlay) as decoder:
         decoder.try_out()
         decoder.save(path, tokenizer)
