@@ -38,6 +38,7 @@ from rsn.streams.mapping.primitives import bundle, chain
 from rsn.streams.mapping.program import mapped_program
 from rsn.streams.placing.devices import VC1902
 from rsn.streams.reader import read
+from rsn.tests.compilers import quick_compiler
 from rsn.tests.effort import cases, full, in_full, long
 from rsn.tests.streams import hls_programs as programs
 from rsn.tests.streams.test_mapped_program import FFN
@@ -99,7 +100,8 @@ def drawn_inputs(program: TaskProgram, seed: int) -> dict[str, Any]:
 def built(folder: Path, given: Mapping[str, TaskProgram]) -> dict[str, NativeRegion]:
     """Compile programs together."""
     made = [cpp_program(program, name) for name, program in given.items()]
-    build_regions(native_text(made), [HEADERS], folder / "regions", "-O0")
+    with quick_compiler():
+        build_regions(native_text(made), [HEADERS], folder / "regions", "-O0")
     return {
         m.name: NativeRegion(folder / "regions", k, m.program, [d.shot for d in m.draws], [s.size for s in m.sizes])
         for k, m in enumerate(made)

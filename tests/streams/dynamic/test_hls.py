@@ -94,6 +94,7 @@ from rsn.streams.dynamic.programs.experts import ExpertLayerShape, ExpertProgram
 from rsn.streams.dynamic.programs.tiling import TiledProducts, tiled_products
 from rsn.streams.hls.values import HlsError
 from rsn.streams.placing.devices import VC1902
+from rsn.tests.compilers import quick_compiler
 from rsn.tests.effort import FULL, cases, full, in_both, in_full, long, sampled
 from rsn.tests.streams.dynamic import nested as oracle
 from rsn.tests.streams.dynamic.test_oracle import OPERATORS, Case, eager_merge, flat_map, mapped, reassemble
@@ -105,7 +106,8 @@ BOUND = 64
 
 def built(folder: Path, programs: Sequence[DynamicHls]) -> Path:
     """Compile programs together."""
-    build_dynamic(programs, folder / "regions", "-O0")
+    with quick_compiler():
+        build_dynamic(programs, folder / "regions", "-O0")
     return folder / "regions"
 
 
