@@ -16,7 +16,7 @@ from ..base.deferred import deferred
 from ..base.errors import ContainerError, RsnError, WrongBoards
 from ..host.boards.several import check_boards
 from ..host.generation.loaded import DecoderSizes, saved_tokenizer
-from ..host.model.file import identity, read
+from ..host.model.file import identity, read, refuse_shards
 from ..host.model.loaded import Loaded
 from ..host.replicas.decoder_server import DecoderStageFile
 from ..host.replicas.files import StageFile
@@ -82,11 +82,7 @@ class Copies:
         own, saved = identity(self._path), read(self._path, 0)
         if saved.decoder is not None:
             raise ContainerError(f"{self._path}: a decoder, for rsn serve --generate")
-        if saved.shards > 1:
-            raise ContainerError(
-                f"{self._path}: cut with shards={saved.shards}, whose boards compute each stage together; rsn serve "
-                "has stages of one board: rsn.load runs it, or compile it without --shards"
-            )
+        refuse_shards(self._path, saved, "rsn serve")
         count = saved.stages
         loaded = Loaded(saved, ["sim"] * count, None)
         before = getattr(self, "loaded", loaded)
@@ -178,12 +174,13 @@ class DecoderCopies(Copies):
         own, saved = identity(self._path), read(self._path)
         if saved.decoder is None:
             raise ContainerError(f"{self._path}: no decoder; Decoder.save writes one")
+        refuse_shards(self._path, saved, "rsn serve")
         try:
             sizes = DecoderSizes.of(saved.decoder)
         except (LookupError, TypeError, ValueError) as e:
             raise ContainerError(f"{self._path}: not a decoder that rsn can read: {e}") from e
-        known = (sizes, saved.boards)
-        if known != (getattr(self, "sizes", sizes), getattr(self, "stages", saved.boards)):
+        known = (sizes, saved.stages)
+        if known != (getattr(self, "sizes", sizes), getattr(self, "stages", saved.stages)):
             raise ContainerError(f"{self._path}: a decoder of other sizes, or cut for another number of boards")
         self.sizes, self.stages, self._text = *known, saved.decoder
         return [

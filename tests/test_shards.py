@@ -23,6 +23,7 @@ from rsn.cli.main import main
 from rsn.host.generation import Decoder
 from rsn.host.generation import load as load_decoder
 from rsn.host.generation.slots import Slots
+from rsn.host.generation.stage import load_decoder_stage
 from rsn.host.model.compiled_shards import BuiltShards
 from rsn.host.model.compiled_stages import CompiledStages
 from rsn.host.model.file import read
@@ -291,6 +292,13 @@ def test_a_decoder_in_shards_from_a_file(tmp_path: Path) -> None:
     torch.manual_seed(1)
     decoder = Decoder(FAMILIES["Llama"]().eval(), slots=1, capacity=24, chunk=8, boards=2, shards=2)
     decoder.save(tmp_path / "llama.rsnmodel")
+    with pytest.raises(ContainerError, match="load_decoder_stage takes stages of one board"):
+        load_decoder_stage(tmp_path / "llama.rsnmodel", 0)
+    serve = ["serve", "--generate", str(tmp_path / "llama.rsnmodel"), "--boards", "sim", "--boards", "sim"]
+    result = CliRunner().invoke(main, serve)
+    assert (
+        "shards=2, whose boards compute each stage together; rsn serve takes" in str(result.exception) + result.output
+    )
     with decoder, load_decoder(tmp_path / "llama.rsnmodel", boards=["sim"] * 2) as loaded:
         for each in (lambda of: of.prefill(0, [3, 9, 4]), lambda of: of.step({0: 5})[0], lambda of: of.step({0: 7})[0]):
             # logits of prompts are a product of PyTorch, whose last bit depends on where the weights lie
@@ -333,11 +341,13 @@ def test_a_shard_holds_its_part_of_the_weights(saved: Path) -> None:
 def test_what_boards_a_file_of_shards_needs(saved: Path) -> None:
     with pytest.raises(WrongBoards, match="4 boards"):
         rsn.load(saved)
-    with pytest.raises(ContainerError, match="cut with shards=2; load_stage is for stages of one board"):
+    with pytest.raises(ContainerError, match="load_stage takes stages of one board"):
         rsn.load_stage(saved, 0)
     result = CliRunner().invoke(main, ["serve", str(saved), *(["--boards", "sim"] * 4)])
     assert result.exit_code
-    assert "shards=2, whose boards compute each stage together" in str(result.exception) + result.output
+    assert (
+        "shards=2, whose boards compute each stage together; rsn serve takes" in str(result.exception) + result.output
+    )
 
 
 def test_hostile_rounds(saved: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ...isa.program import Role
 from ...rsnlib.key_spans import RowsOfCaches
 from ..boards.several import BoardName, check_boards
 from ..closing import Closing
-from ..model.file import ModelVariant, Saved, read
+from ..model.file import ModelVariant, Saved, read, refuse_shards
 from ..model.hosted import HostedProgram
 from ..model.stage_calls import HostErrors
 from ..runner import Runner
@@ -47,6 +47,7 @@ def load_decoder_stage(
     saved = read(path, number)
     if saved.decoder is None:
         raise ContainerError(f"{path}: no decoder; Decoder.save writes one")
+    refuse_shards(path, saved, "load_decoder_stage")
     if not 0 <= number < saved.stages:
         raise ContainerError(f"{path}: no stage {number}; it has {saved.stages}, numbered from 0")
     check_boards([board], 1)

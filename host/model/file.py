@@ -372,6 +372,15 @@ def read(path: str | os.PathLike[str], stage: int | None = None) -> Saved:
         raise ContainerError(f"{path}: not a model that rsn can read: {type(e).__name__}: {message}") from e
 
 
+def refuse_shards(path: str | os.PathLike[str], saved: Saved, what: str) -> None:
+    """Raise `ContainerError` for a model in shards. path, saved: its file. what: the user of stages of one board."""
+    if saved.shards > 1:
+        raise ContainerError(
+            f"{path}: cut with shards={saved.shards}, whose boards compute each stage together; {what} takes stages of "
+            "one board: load the whole model with its boards, or compile it without shards"
+        )
+
+
 def identity(path: str | os.PathLike[str]) -> str:
     """Return what tells the content of a model file from any other: the checksum of its description, which has those of
     its tensors. Nothing else is read. Raises `ContainerError` for a file that is no model, `OSError`."""

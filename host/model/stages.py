@@ -13,7 +13,7 @@ from ..closing import Closing
 from ..runner import Runner
 from ..serving import ALONE, Serving
 from ..serving.server import MachineRequest, QueuedCall, Server
-from .file import Saved, read
+from .file import Saved, read, refuse_shards
 from .stage_calls import SavedCalls, StageCall
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def load_stage(
     if saved.decoder is not None or any(part.split is not None for part in saved.parts):
         kind = "a decoder" if saved.decoder is not None else "a model in pieces"
         raise ContainerError(f"{path}: {kind}, which has no stages")
-    if saved.shards > 1:
-        raise ContainerError(f"{path}: cut with shards={saved.shards}; load_stage is for stages of one board: rsn.load")
+    refuse_shards(path, saved, "load_stage")
     if not 0 <= stage < saved.stages:
         raise ContainerError(f"{path}: no stage {stage}; it has {saved.stages}, numbered from 0")
     return ModelStage(saved, stage, board, xclbin, serving, metrics, name)
