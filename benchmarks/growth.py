@@ -55,7 +55,7 @@ def bert(layers: int, batch: int, seq: int) -> Callable[[], tuple[nn.Module, dic
             module = Encoder(layers, 1024, 16, 4096, "gelu_tanh", 1e-6)
         module = module.to_empty(device="cpu").eval()
         for parameter in module.parameters():
-            parameter.data.uniform_(-1, 1)  # a bias of zeros would be left out, and equal numbers would have 4 bits
+            parameter.data.fill_(0.5)  # not 0: a bias of zeros would be left out
         return module, {"hidden_states": torch.zeros(batch, seq, 1024)}
 
     return make
@@ -103,9 +103,9 @@ def llama_step(batch: int, rows: int, *, four_bits: bool = False) -> Callable[[]
                 path, _, own = name.rpartition(".")
                 setattr(layer.get_submodule(path), own, parameter)
         for parameter in module.parameters():
-            parameter.data.uniform_(-1, 1)
+            parameter.data.fill_(0.5)
             if four_bits and parameter.ndim > 1:
-                parameter.data.mul_(7.49).round_()
+                parameter.data.uniform_(-7.49, 7.49).round_()
         module.model.rotary_emb = type(module.model.rotary_emb)(config)
         cache = empty_cache(config, batch, rows)
         for layer in cache.layers:
@@ -130,7 +130,7 @@ def vit(batch: int) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
             module = ViTModel(ViTConfig(), add_pooling_layer=False)
         module = module.to_empty(device="cpu").eval()
         for parameter in module.parameters():
-            parameter.data.uniform_(-1, 1)
+            parameter.data.fill_(0.5)
         return module, {"pixel_values": torch.zeros(batch, 3, 224, 224)}
 
     return make

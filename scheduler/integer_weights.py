@@ -87,8 +87,8 @@ def has_four_bits(weight: Floats) -> bool:
 
 
 def _groups(weight: Floats) -> tuple[npt.NDArray[np.int8], Floats] | None:
-    """The integers of 4 bits (K, N), and the scales of groups (K / 32, N), of a weight that is made of them; else
-    None."""
+    """The integers of 4 bits (K, N), and the scales of groups (K / 32, N), of a weight that is made of them; else None,
+    also without both signs: a module without values has equal numbers."""
     codes = np.empty(weight.shape, np.int8)
     scales = np.empty((-(-len(weight) // GROUP), weight.shape[1]))
     for first in range(0, weight.shape[1], STRIP):
@@ -99,7 +99,7 @@ def _groups(weight: Floats) -> tuple[npt.NDArray[np.int8], Floats] | None:
             if found is None:
                 return None
             codes[rows, strip], scales[number, strip] = found
-    return codes, scales
+    return (codes, scales) if codes.min() < 0 < codes.max() else None
 
 
 def _group(rows: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int8], Floats] | None:

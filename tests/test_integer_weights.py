@@ -74,6 +74,7 @@ def test_the_numbers_of_groups() -> None:
     assert (error.reshape(4, 32, 70)[exact, :, np.arange(70)] < 1e-6).all()
     weight[5, 6] *= 1.01
     assert quantised(weight).short is None
+    assert quantised(np.full((64, 3), 0.5)).short is None
 
 
 @pytest.mark.long
