@@ -23,7 +23,7 @@ from ..isa.program import Program, Role
 from ..machine.description import LINK
 from ..scheduler.graph import Gemm, LayerGraph, Rotary
 from ..scheduler.memory import RoomError
-from ..scheduler.shards import Exchange, rounds, shard_places
+from ..scheduler.shards import ShardExchange, rounds, shard_places
 from ..scheduler.stages import carried_bytes, cut_places, stages
 
 
@@ -123,7 +123,7 @@ class RoundTimes:
         return self.run_s + self.link_s
 
 
-def round_times(programs: Sequence[Program | None], exchange: Exchange) -> RoundTimes:
+def round_times(programs: Sequence[Program | None], exchange: ShardExchange) -> RoundTimes:
     """Return the times of a round. programs: of each shard, None for one that computes nothing.
 
     In the exchange each board sends its part of a sum to each other one. Large sums are divided instead: each board

@@ -27,7 +27,7 @@ shards of queries may need the same head of keys."""
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ShardExchange:
     """What shards give each other behind a round, by names of activations. sums: those of which each shard computes a
     part. columns: those of which each shard computes columns that are needed elsewhere, with these. caches: the columns
     of inputs that keep their contents on the boards of the shards. spread: those that the first shard gives, and others
@@ -44,7 +44,7 @@ class Round:
     """Layers between two exchanges. networks: of each shard; None for one that computes nothing."""
 
     networks: tuple[LayerGraph | None, ...]
-    exchange: Exchange
+    exchange: ShardExchange
 
 
 @dataclass(eq=False)
@@ -100,7 +100,7 @@ def rounds(network: LayerGraph, shards: int) -> tuple[Round, ...]:
     return tuple(replace(one, exchange=_with_spread(one, made[i + 1 :])) for i, one in enumerate(made))
 
 
-def _with_spread(one: Round, later: Sequence[Round]) -> Exchange:
+def _with_spread(one: Round, later: Sequence[Round]) -> ShardExchange:
     """The exchange behind a round, with what the first shard sends to the others for the rounds `later`."""
     exchange, first = one.exchange, one.networks[0]
     read = {name for each in later for network in each.networks[1:] if network is not None for name in network.inputs}
@@ -312,7 +312,7 @@ class _Rounds:
             states = {x.into for x in layers if isinstance(x, Gemm) and x.into is not None}
             yield Round(
                 tuple(self._of_shard(layers, asked, later, s) for s in range(self._shards)),
-                Exchange(sums, columns, {name: self._columns[name] for name in states & self._columns.keys()}),
+                ShardExchange(sums, columns, {name: self._columns[name] for name in states & self._columns.keys()}),
             )
 
     def _of_shard(self, layers: Sequence[Layer], asked: set[str], later: set[str], shard: int) -> LayerGraph | None:

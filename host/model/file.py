@@ -33,7 +33,7 @@ from ...base.version import __version__
 from ...isa.program import Buffer, Program, Role, only_weights
 from ...rsnlib.call_padding import CallPadding, Cut, Factor, Sizes
 from ...rsnlib.shapes import Arguments, Batch, Dim, Length
-from ...scheduler.shards import Exchange
+from ...scheduler.shards import ShardExchange
 from ..tensors import Images, check_dtype, checksum
 from .hosted_shards import ShardRound, board_numbers
 
@@ -298,7 +298,7 @@ def _of_round(described: Json) -> ShardRound:
         }
 
     programs = tuple(None if number is None else as_int(number) for number in as_list(described["programs"]))
-    exchange = Exchange(
+    exchange = ShardExchange(
         tuple(map(as_str, as_list(described["sums"]))),
         ranges(described["columns"]),
         ranges(described["caches"]),
@@ -613,7 +613,7 @@ def _joined_ends(rounds: Sequence[ShardRound], ends: Sequence[_ProgramEnds], hos
     return found
 
 
-def _is_given(ends: _ProgramEnds, exchange: Exchange) -> bool:
+def _is_given(ends: _ProgramEnds, exchange: ShardExchange) -> bool:
     return ends.outputs.keys() <= {*exchange.sums, *exchange.columns}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...hw.sim.machine import joined
 from ...isa.program import Array
-from ...scheduler.shards import Exchange
+from ...scheduler.shards import ShardExchange
 from .caches import Caches
 from .hosted import HostedProgram
 
@@ -32,7 +32,7 @@ class ShardRound:
 
     stage: int
     programs: tuple[int | None, ...]
-    exchange: Exchange
+    exchange: ShardExchange
 
 
 def board_numbers(rounds: Sequence[ShardRound]) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ def board_numbers(rounds: Sequence[ShardRound]) -> tuple[int, ...]:
     return tuple(found[number] for number in range(len(found)))
 
 
-def exchanged(exchange: Exchange, outputs: Sequence[Mapping[str, Array] | None]) -> dict[str, Array]:
+def exchanged(exchange: ShardExchange, outputs: Sequence[Mapping[str, Array] | None]) -> dict[str, Array]:
     """Return what is known behind a round, by name of the activation: sums of the shards' parts, in float32 and in the
     order of the shards, columns side by side, and all else that the first shard computes. outputs: of each shard; None
     for one that computed nothing."""
