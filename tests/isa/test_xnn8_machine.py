@@ -240,16 +240,28 @@ def test_what_units_cannot_execute(unit: str, uop: Any, reason: str) -> None:
     assert any(reason in text for text in legal(XNN8.by_unit[unit], uop))
 
 
-def test_weights_of_other_bits_are_refused() -> None:
+@pytest.mark.parametrize("short", [(1, 0), (1, 1), (0, 0)])
+def test_weights_of_other_bits_are_refused(short: tuple[int, int]) -> None:
+    """Of two products, which W takes with other bits than the memories send. short: of each, whether W has 4."""
     hand = HandMade(1, 1, 1)
     hand.load(numbers.blocks_of(np.ones((64, 64)), X_BITS), vector(np.random.default_rng(0), 1, 1, 2))
     hand.emit.walk(0, 1, None)
-    stored = hand.weights(np.ones((64, 64), np.int64), np.zeros((1, 1), np.int64), 0)[0]
     one = columns_of(vector(np.random.default_rng(1), 1, 1, 2))[0]
-    constants = hand.constants([[one, one, 0]])
-    hand.emit.product(ChunkSource.X8, 0, 1, stored, constants.addr, Destination(0), each=True)
+    for i, multipliers in enumerate((None, np.ones((2, 128), np.uint8))):
+        stored = hand.weights(np.ones((64, 128), np.int64), np.zeros((2, 1), np.int64), 1, multipliers)[0]
+        constants = hand.constants([[one, one, 0]] * 2)
+        hand.emit.product(ChunkSource.X8, 0, 1, stored, constants.addr, Destination(8 * i), each=not i)
     hand.store(1)
-    hand.emit.sequences["W"] = changed(hand.emit.sequences, "W", 0, int4=1)["W"]
+    hand.emit.sequences["W"] = [
+        dataclasses.replace(mop, int4=bit) for mop, bit in zip(hand.emit.sequences["W"], short, strict=True)
+    ]
+    found = [(f.code, f.message) for f in check(hand.program, roles=False)]
+    assert found == [
+        ("Y10", f"W uOP {i} takes weights of {bits[0]} bits, {memory} uOP {1 + step * i} sends those of {bits[1]}")
+        for memory, step in (("LPDDR", 2), ("DDR", 1))
+        for i, bits in enumerate([(4, 8), (8, 4)])
+        if short[i] != i
+    ]
     with pytest.raises(ProgramError, match="W: weights of other bits than its instruction has"):
         hand.run()
 

@@ -22,7 +22,6 @@ from ....isa.overlays.file import without_hardware
 from ....isa.overlays.xnn import XNN, XNN_BASE
 from ....isa.overlays.xnn2 import XNN2
 from ....isa.overlays.xnn8 import XNN8
-from ....isa.overlays.xnn8.formats import PanelWeights
 from ....isa.packet import Words
 from ....isa.program import Program
 from ...sim.machine import Machine
@@ -140,8 +139,7 @@ class Native:
             raise BoardError(f"the C++ machine of {self.machine} does not run programs for {program.overlay.name}")
         if self.machine == XNN8.name:
             mops = [mop for packet in program.packets for mop in packet.mops]
-            short = any(isinstance(mop, PanelWeights) and mop.int4 for mop in mops)
-            if missing := "weights of 4 bits" if short else beyond(mops):
+            if missing := beyond(mops):
                 raise BoardError(f"board csim: {missing}: not in the C++ sources of xnn8 yet")
         image = np.ascontiguousarray(program.image if words is None else words)
         ops = op_words(program)

@@ -16,6 +16,7 @@ from ....isa.overlays.xnn8.formats import (
     PanelHeads,
     PanelRows,
     PanelSend,
+    PanelWeights,
     RowOp,
     cells,
 )
@@ -38,6 +39,8 @@ class _Limits:
                 yield "T in off-chip memory"
             case OffChipChunks(end=ChunkEnd.LOAD_ROWS | ChunkEnd.STORE_ROWS):
                 yield "rows that lie off chip one by one"
+            case PanelWeights(int4=1):
+                yield "weights of 4 bits"
             case PanelRows() if mop.blocks:
                 yield from self._rows(mop)
             case PanelSend() if mop.chunks:

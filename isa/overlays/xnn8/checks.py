@@ -1,5 +1,5 @@
 """What `check` knows about programs for xnn8: operations that a unit cannot execute, and memories of lanes that tokens
-do not order.
+do not order; and weights of other bits than W takes.
 
 Rows has one program, so it writes in order. A reader (Send, Heads) comes behind the block that the last token it waited
 for tells of, and Rows behind the operations of a reader whose tokens it waited for. The way of data through the engine
@@ -28,6 +28,7 @@ from .formats import (
     PAIRS,
     ROW_PAIR,
     ROW_STEP,
+    SHORT_WEIGHT_WORD,
     T_CELLS,
     WIDE_ROWS,
     X_CELLS,
@@ -324,6 +325,9 @@ class LaneWrites:
 def rules(expansion: ExpandedProgram, balanced: bool) -> Iterator[Finding]:
     """Yield all findings about a program. expansion: of a program with the units of xnn8; raises `KeyError` for
     another. balanced: sends equal receives on every stream; otherwise streams have findings of their own."""
+    if balanced:
+        for memory in ("LPDDR", "DDR"):
+            yield from _bits_of_weights(expansion, memory)
     for rows in expansion.overlay.by_kind["Rows"]:
         writes = LaneWrites.of(_uops(expansion, rows.name))
         for reader, kind in enumerate(("Send", "Heads")):
@@ -342,6 +346,28 @@ def rules(expansion: ExpandedProgram, balanced: bool) -> Iterator[Finding]:
 
 def _uops(expansion: ExpandedProgram, unit: str) -> list[Any]:
     return [expansion.uops[kind] for kind in expansion.sequences[unit].kinds.tolist()]
+
+
+def _bits_of_weights(expansion: ExpandedProgram, memory: str) -> Iterator[Finding]:
+    """Yield the uOPs of W that take words of other bits from a memory than their own, each once. Both move as many."""
+    sent = (
+        (n, x) for n, x in enumerate(_uops(expansion, memory)) if isinstance(x, ChunkTransfer) and x.peers == ("W",)
+    )
+    number, word, left = -1, 0, 0
+    for taking, uop in enumerate(_uops(expansion, "W")):
+        due, wrong = uop.chunks * (uop.ddr if memory == "DDR" else uop.columns - uop.ddr), -1
+        while due:
+            if not left:
+                number, transfer = next(sent)
+                word, left = transfer.piece, transfer.size // transfer.piece
+            if wrong < 0 and (word == SHORT_WEIGHT_WORD) != bool(uop.int4):
+                wrong = number
+            moved = min(due, left)
+            due, left = due - moved, left - moved
+        if wrong >= 0:
+            bits, others = (4, 8) if uop.int4 else (8, 4)
+            text = f"W uOP {taking} takes weights of {bits} bits, {memory} uOP {wrong} sends those of {others}"
+            yield Finding("Y10", text, expansion.where("W", taking), help="set `int4` of both alike")
 
 
 def _read(uop: Any) -> Iterator[tuple[tuple[str, int], int]]:

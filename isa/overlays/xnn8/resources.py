@@ -1,6 +1,7 @@
 """What each part of xnn8 takes of a VC1902, by the same counts as XNN (`isa/versal/logic.py`).
 
-Nobody has synthesised it. This counts the sources in hw/versal/xnn8:
+Nobody has synthesised it. This counts the sources in hw/versal/xnn8, and what unpacks weights of 4 bits, which they do
+not have yet:
 
 - Streams between processes by width and depth (`network.STREAMS`), memories by bits and depth. An array of more than
   `LUT_DEPTH` words is taken to lie in block RAM, if no pragma says where.
@@ -130,6 +131,10 @@ DSP_BITS = 26, 23
 """What a DSP58 multiplies, without signs (AM004: 27 by 24 bits)."""
 WITHOUT_UOPS = frozenset(("x_memory", "x8_memory", "t_memory", "gather", "pack_results", "pack_residuals", "largest"))
 """Processes that have no fields of uOPs, and one loop, which is counted with its operators."""
+UNPACKED = 128
+UNPACKING = {"multiply 8x4 to 12": UNPACKED, "sum 9": UNPACKED, "choice 8": UNPACKED}
+"""Weights of 4 bits of which W makes 8 in a cycle, and how: a product with a multiplier, its rounding, its saturation.
+It is not in the sources yet, so its operators are stated here."""
 KEPT = frozenset(("shift", "sum", "divider", "dividers"))
 """Operators whose results are counted with registers. The others share a cycle with one of these."""
 
@@ -156,6 +161,7 @@ def needs(overlay: Overlay) -> Iterator[Need]:
             if dsp:
                 yield Need("DSP", copies * dsp, f"operators of {where}", True)
             yield from cells_of(f"operators of {where}", copies * cells)
+    yield from cells_of("weights of 4 bits, not in the sources yet", arithmetic(UNPACKING)[1])
     yield from axi_ports({"DDR": PORTS / 2, "LPDDR": PORTS / 2, "instructions": 1})  # of 256 bits
     yield from instruction_path(overlay)
     yield from instruction_streams(overlay, consumers=CONSUMERS)
