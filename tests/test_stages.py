@@ -396,6 +396,7 @@ def test_a_stage_reads_only_its_own_weights(saved: Path, tmp_path: Path) -> None
     [
         ({}, "cut for 3 boards, each with a part of it; 1 given: name 3 boards, or compile the model for 1"),
         ({"boards": ["sim", "sim"]}, "cut for 3 boards.*2 given"),
+        ({"boards": []}, "0 given: name 3 boards$"),
         ({"boards": ["sim", "vck190", "vck190"]}, "board vck190 is given twice"),
     ],
 )

@@ -54,7 +54,9 @@ def check_boards(boards: Sequence[BoardName], count: int) -> None:
     two names of one device; `BoardError` for a name that means none."""
     if len(boards) != count:
         cut = f"cut for {count} boards, each with a part of it" if count > 1 else "for one board"
-        remedy = f"name {count} board{'s' * (count > 1)}, or compile the model for {len(boards)}"
+        remedy = f"name {count} board{'s' * (count > 1)}"
+        if boards:
+            remedy += f", or compile the model for {len(boards)}"
         raise WrongBoards(f"the model is {cut}; {len(boards)} given: {remedy}")
     seen: dict[Hashable, str] = {}
     for name in boards:
