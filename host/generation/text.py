@@ -66,6 +66,11 @@ class TextPieces:
         self._tokens.append(token)
         return self._piece(is_last=False)
 
+    @property
+    def length(self) -> int:
+        """Characters of the text so far, also those that are held back for a stop string."""
+        return len(self._text)
+
     def rest(self) -> str:
         """Return the text that was held back; there are no more tokens."""
         return self._piece(is_last=True)

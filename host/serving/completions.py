@@ -144,8 +144,6 @@ class _Choice:
     pieces: TextPieces
     shown: str
     tokens: int = 0
-    length: int = 0
-    """Characters that are certain."""
     is_done: bool = False
     has_begun: bool = False
     """Whether an event of it was sent."""
@@ -249,7 +247,7 @@ class _Answer:
                     index = len(self._choices)
                     stream = generation.submit(prompt.tokens, sampling, heard=hearing(index))
                     pieces = TextPieces(tokenizer, self._asked.stops, prompt.tokens)
-                    self._choices.append(_Choice(index, stream, pieces, prompt.shown, length=len(prompt.shown)))
+                    self._choices.append(_Choice(index, stream, pieces, prompt.shown))
         except BaseException as e:
             for choice in self._choices:
                 choice.stream.cancel()
@@ -289,9 +287,8 @@ class _Answer:
             return choice, choice.pieces.rest(), event.reason
         choice.tokens += 1
         if event.scores is not None:
-            choice.scores.append((event.token, choice.length, event.scores))
+            choice.scores.append((event.token, len(choice.shown) + choice.pieces.length, event.scores))
         piece = choice.pieces.add(event.token)
-        choice.length += len(piece)
         if choice.pieces.is_stopped:
             choice.is_done = True
             choice.stream.cancel("ok")

@@ -273,6 +273,8 @@ def test_echo_and_logprobs_of_completions() -> None:
     scores = asked(body | {"logprobs": 2}).json()["choices"][0]["logprobs"]
     assert "".join(scores["tokens"]) == made
     assert scores["text_offset"] == [0, 1, 2, 3]
+    held = body | {"logprobs": 2, "stop": [made[:3] + "\x7f"]}  # its beginning comes, and the rest does not
+    assert asked(held).json()["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2, 3]
     tops = [max(top.items(), key=lambda x: x[1]) for top in scores["top_logprobs"]]
     assert tops == list(zip(scores["tokens"], scores["token_logprobs"], strict=True))
 
