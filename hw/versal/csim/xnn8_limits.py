@@ -20,7 +20,7 @@ from ....isa.overlays.xnn8.formats import (
     RowOp,
     cells,
 )
-from ....isa.overlays.xnn8.lanes import blocks_of_results
+from ....isa.overlays.xnn8.lanes import blocks_of_results, shared
 
 X_BLOCKS, T_BLOCKS = 16, 64
 """Blocks in X and T, however many rows a lane has: hw/versal/xnn8/units.h."""
@@ -47,7 +47,7 @@ class _Limits:
                 yield from self._send(mop)
             case PanelHeads() if mop.heads:
                 yield from self._heads(mop)
-                yield from self._blocks("T", max(mop.keys_slot, mop.values), mop.heads, T_BLOCKS)
+                yield from self._blocks("T", max(mop.keys_slot, mop.values), _key_heads(mop, mop.heads), T_BLOCKS)
             case EngineOp(attention=1):
                 yield from self._keys(mop)
 
@@ -83,15 +83,15 @@ class _Limits:
             yield from self._heads(mop)
             if mop.others or mop.first_row:
                 yield "a sequence over several engines"
-            yield from self._blocks("T", mop.keys_slot, mop.chunks, T_BLOCKS)
+            yield from self._blocks("T", mop.keys_slot, _key_heads(mop, mop.chunks), T_BLOCKS)
         there = X_BLOCKS if mop.source == ChunkSource.X8 else T_BLOCKS
         yield from self._blocks("X8" if mop.source == ChunkSource.X8 else "T", mop.slot, mop.chunks, there)
 
     def _heads(self, mop: PanelRows | PanelSend | PanelHeads) -> Iterator[str]:
         if not isinstance(mop, PanelHeads) and (mop.spread or mop.grouped):
             yield "steps of a decoder"
-        if mop.groups != 1 or mop.skip:
-            yield "heads that share keys"
+        if mop.skip >= mop.groups:
+            yield "keys and values that lie before those of the first head"
         if isinstance(mop, PanelHeads):
             yield from self._widths(mop)
         yield from self._keys(mop)
@@ -121,6 +121,11 @@ class _Limits:
             yield f"a block of {memory} that begins at cell {slot}, with {self.rows} rows in a lane"
         if slot // each + blocks > there:
             yield f"more than {there} blocks of {memory}"
+
+
+def _key_heads(mop: PanelSend | PanelHeads, heads: int) -> int:
+    """Heads of keys and values that some heads take."""
+    return int(shared(mop, heads).max()) + 1
 
 
 def beyond(mops: Sequence[Record]) -> str | None:

@@ -1,7 +1,8 @@
 // DDR and LPDDR: one uOP after the other, each by four ports of 256 bit.
 //
 // Of weights a port moves a quarter of each column of pairs, of X the lanes whose number is its own, modulo four: of a
-// block the 4x4 blocks of two lanes in turn, 16 words each; those of 16 rows, and then their exponents, lie side by side. Constants take one port.
+// block the 4x4 blocks of two lanes in turn, 16 words each; those of 16 rows, and then their exponents, lie side by
+// side. Constants take one port.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pl/decoder.h"
 #include "units.h"

@@ -49,6 +49,22 @@ inline Bytes aligned(const TCell &cell, const Exponent (&top)[4], const bool (&s
     return out;
 }
 
+// Goes through heads of queries: the one of keys and values that each takes.
+struct SharedHead {
+    uint8_t member, head = 0;  // of the heads that share one
+
+    // skip: heads before the first one, fewer than share one.
+    explicit SharedHead(unsigned skip) : member(static_cast<uint8_t>(skip)) {
+#pragma HLS INLINE
+    }
+    void next(unsigned groups) {
+#pragma HLS INLINE
+        const bool last = member + 1u == groups;
+        member = last ? 0 : static_cast<uint8_t>(member + 1);
+        head = static_cast<uint8_t>(head + last);
+    }
+};
+
 // Where the word of four rows of a head is in T. k: of its columns.
 inline unsigned head_cell(unsigned slot, unsigned head, bool narrow, unsigned group, unsigned k) {
 #pragma HLS INLINE
@@ -57,18 +73,19 @@ inline unsigned head_cell(unsigned slot, unsigned head, bool narrow, unsigned gr
         (narrow ? head % 2 * (t_words / 2) + k % (t_words / 2) : k);
 }
 
-// The largest exponents of heads from `slot` on, of all lanes. before: rows of the sequence in other lanes.
-template <typename Op>
-void exponents_of(const Op &op, uint8_t rows, uint8_t slot, uint8_t count, bool has_rows, uint16_t before,
-                  uint16_t shown,
-                  hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<Exponent> &own,
-                  hls::stream<Exponent> &of_all, Exponent (&top)[pairs]) {
+// The largest exponents of heads from `slot` on, of all lanes, for `count` heads of queries, of which `groups` share
+// one. skip: of those that share the first one, how many come before. before: rows of the sequence in other lanes.
+void exponents_of(bool narrow, uint8_t groups, uint8_t skip, uint8_t rows, uint8_t slot, uint8_t count, bool has_rows,
+                  uint16_t before, uint16_t shown, hls::stream<CellRead> &reads, hls::stream<TCell> &cells,
+                  hls::stream<Exponent> &own, hls::stream<Exponent> &of_all, Exponent (&top)[pairs]) {
 #pragma HLS INLINE
     ChunkGroup asked, taken;
+    SharedHead shared(skip);
     Exponent most = lowest;
     const auto address = [&](unsigned) {
-        const unsigned at = head_cell(slot, asked.chunk, op.narrow, asked.group, 0);
+        const unsigned at = head_cell(slot, shared.head, narrow, asked.group, 0);
         asked.next(rows / 4u);
+        if (!asked.group) shared.next(groups);
         return at;
     };
     const auto groups_of_heads = static_cast<uint16_t>(has_rows ? count * (rows / 4u) : 0);
@@ -123,10 +140,11 @@ send_uops:
         const auto own_rows = static_cast<uint8_t>(op.rows / 2);
         const auto slot = static_cast<uint8_t>(block_of(op.slot, op.rows));
         if (op.source == queries) {
-            exponents_of(op, op.rows, slot, chunks, has_rows, before_lane, op.count, t_reads, t_cells, own, of_all,
-                         top);
-            exponents_of(op, op.key_rows, static_cast<uint8_t>(block_of(op.keys_slot, op.key_rows)), chunks, has_rows,
-                         before_lane, op.keys, t_reads, t_cells, own, of_all, top_of_keys);
+            exponents_of(op.narrow, 1, 0, op.rows, slot, chunks, has_rows, before_lane, op.count, t_reads, t_cells, own,
+                         of_all, top);
+            exponents_of(op.narrow, op.groups, op.skip, op.key_rows,
+                         static_cast<uint8_t>(block_of(op.keys_slot, op.key_rows)), chunks, has_rows, before_lane,
+                         op.keys, t_reads, t_cells, own, of_all, top_of_keys);
         query_shifts:
             for (uint8_t head = 0; head < chunks; ++head)
                 shifts[head] = score_shifts(top[head] + top_of_keys[head], op.head_dim);
@@ -404,11 +422,18 @@ heads_uops:
 #pragma HLS ARRAY_PARTITION variable=top complete dim=0
     heads_exponents:
         for (uint8_t part = 0; part < 2; ++part) {
-            exponents_of(op, op.key_rows, slots[part], op.heads, has_rows, before_lane, op.keys, reads, cells, own,
-                         of_all, top[part]);
+            exponents_of(op.narrow, op.groups, op.skip, op.key_rows, slots[part], op.heads, has_rows, before_lane,
+                         op.keys, reads, cells, own, of_all, top[part]);
         }
+        uint8_t taken_by[pairs] = {};  // heads of keys and values, by columns of pairs
+#pragma HLS ARRAY_PARTITION variable=taken_by complete
+        SharedHead shared(op.skip);
     heads_of_values:
-        for (uint8_t head = 0; has_rows && head < op.heads; ++head) of_values << top[1][head];
+        for (uint8_t head = 0; has_rows && head < op.heads; ++head) {
+            of_values << top[1][head];
+            taken_by[head] = shared.head;
+            shared.next(op.groups);
+        }
         const auto turns = static_cast<uint8_t>((op.heads + op.lanes - 1u) / op.lanes);
         SliceWords asked(op.key_rows, lane - op.first, op.lanes, turns), taken = asked;
         TCell upper_four = {};
@@ -417,7 +442,8 @@ heads_uops:
         const auto address = [&](unsigned) {
             const bool of_keys = asked.walk.of_keys;
             const unsigned k = of_keys ? asked.at.inner : asked.at.outer;
-            const unsigned at = head_cell(slots[!of_keys], asked.head(), op.narrow, asked.group(), k);
+            const unsigned at = head_cell(slots[!of_keys], taken_by[asked.head() % pairs], op.narrow, asked.group(),
+                                          k);
             asked.next();
             return at;
         };

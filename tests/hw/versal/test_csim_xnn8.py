@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import Phase, given
@@ -73,6 +75,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     lanes=st.integers(1, 4),
     rows=st.sampled_from([16, 32, 48, 64]),
     heads=st.integers(1, 8),
+    groups=st.sampled_from([1, 1, 2, 3, 4, 8]),
     causal=st.booleans(),
     norm=st.sampled_from([None, False, True]),
     residual=st.sampled_from(AddedResidual),
@@ -89,6 +92,7 @@ def test_an_encoder_layer(
     lanes: int,
     rows: int,
     heads: int,
+    groups: int,
     causal: bool,
     norm: bool | None,
     residual: AddedResidual,
@@ -99,8 +103,8 @@ def test_an_encoder_layer(
     data: st.DataObject,
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
-    is added to X. norm: None for none, True for one without a mean. apart: the
-    first sum lies behind its addend in X. gains: of what is loaded."""
+    is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. apart:
+    the first sum lies behind its addend in X. gains: of what is loaded."""
     hand = Layer(seed, engines, sequences, lanes, rows)
     count = data.draw(st.integers(1, lanes * rows))
     of_norm = None if norm is None else PanelNorm(NormConstants.of(64 * heads - 5, 1e-5), norm)
@@ -109,10 +113,12 @@ def test_an_encoder_layer(
     of_ddr = data.draw(st.integers(0, heads))
     hand.begin(heads, of_norm, gains=gains)
     eight = 8 * cells(rows)
-    for i, reader in enumerate((HEADS, HEADS, SEND)):
-        hand.product(ChunkSource.X8, 0, heads, Destination(eight * i, True, (reader,)), heads, of_ddr)
-    shown = data.draw(st.integers(1, count))
-    hand.emit.attention(HeadsRound(2 * eight, 0, eight, 3 * eight, heads, 64, count, shown, causal=causal), last=True)
+    shown, skip = data.draw(st.integers(1, count)), data.draw(st.integers(0, groups - 1))
+    of_heads = HeadsRound(2 * eight, 0, eight, 3 * eight, heads, 64, count, shown, groups, skip, causal=causal)
+    keys = of_heads.blocks(shared=True)
+    for i, (columns, reader) in enumerate(((keys, HEADS), (keys, HEADS), (heads, SEND))):
+        hand.product(ChunkSource.X8, 0, heads, Destination(eight * i, True, (reader,)), columns, min(of_ddr, columns))
+    hand.emit.attention(of_heads, last=True)
     added = eight if apart else 0
     hand.product(ChunkSource.T, 3 * eight, heads, Destination(added, residual=residual, gains=True), heads, of_ddr)
     hand.emit.walk(added, heads, of_norm)
@@ -122,6 +128,34 @@ def test_an_encoder_layer(
     hand.product(ChunkSource.T, 4 * eight, 4, last, heads, of_ddr)
     hand.store(heads, of_norm)
     check_alike(hand, stalls)
+
+
+def test_a_compiled_layer_whose_heads_share_keys() -> None:
+    """Causal, with RMS norms; of 12 heads each three share keys, and the second round begins with the last of three."""
+    torch = pytest.importorskip("torch")
+    import rsn
+
+    class Layer(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(128) for _ in range(2))
+            self.q, self.k, self.v = (torch.nn.Linear(128, 64 * heads, bias=False) for heads in (12, 4, 4))
+            self.o, self.up = torch.nn.Linear(768, 128, bias=False), torch.nn.Linear(128, 320)
+            self.down = torch.nn.Linear(320, 128)
+
+        def forward(self, x: Any) -> Any:
+            y = self.norms[0](x)
+            q, k, v = (w(y).unflatten(-1, (-1, 64)).transpose(1, 2) for w in (self.q, self.k, self.v))
+            heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + self.o(heads.transpose(1, 2).flatten(2))
+            return x + self.down(torch.nn.functional.silu(self.up(self.norms[1](x))))
+
+    torch.manual_seed(0)
+    model, x = Layer().eval(), torch.randn(2, 40, 128)
+    with rsn.compile(model, (x,), overlay="xnn8", board="csim") as compiled, torch.no_grad():
+        got, integers, floats = compiled(x), rsn.in_integers(model, (x,))(x), model(x)
+    assert torch.equal(got, integers)
+    assert (got - floats).abs().max() < 0.02 * floats.abs().max()
 
 
 def test_all_lanes_and_weights_longer_than_fifos() -> None:

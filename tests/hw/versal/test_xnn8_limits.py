@@ -14,7 +14,7 @@ from rsn.isa.overlays.xnn8.lanes import HEADS
 
 from .test_csim_xnn8 import Layer
 
-SHARED = "heads that share keys"
+BEFORE = "keys and values that lie before those of the first head"
 APART = "a sequence over several engines"
 ROWS = "rows that lie off chip one by one"
 STEP = "steps of a decoder"
@@ -56,13 +56,17 @@ def test_heads_of_32_columns_are_refused() -> None:
         ("Rows0", {"op": RowOp.LOAD}, {"slot": 32}, "more than 16 blocks of X"),
         ("Rows0", {"op": RowOp.TAKE}, {"slot": 3}, "a block of T that begins at cell 3, with 32 rows in a lane"),
         ("Rows0", {"op": RowOp.SEND}, {"rows": 16}, "lanes with other numbers of rows"),
-        ("Rows0", {"attention": 1}, {"groups": 2}, SHARED),
+        ("Rows0", {"attention": 1}, {"groups": 2, "skip": 2}, BEFORE),
         ("Rows0", {"attention": 1}, {"key_rows": 64}, APART),
-        ("Send0", {"source": 2}, {"skip": 1}, SHARED),
+        ("Send0", {"source": 2}, {"skip": 1}, BEFORE),
+        ("Send0", {"source": 2}, {"keys_slot": 126, "chunks": 3, "groups": 4, "skip": 1}, None),
+        ("Send0", {"source": 2}, {"keys_slot": 126, "chunks": 4, "groups": 4, "skip": 1}, "more than 64 blocks of T"),
         ("Send0", {"source": 2}, {"others": 2}, APART),
         ("Send0", {"source": 2}, {"first_row": 64}, APART),
         ("Send0", {"source": 2}, {"wide": 1}, "heads of 128 columns"),
-        ("Heads0", {}, {"groups": 2}, SHARED),
+        ("Heads0", {}, {"skip": 3}, BEFORE),
+        ("Heads0", {}, {"values": 126, "heads": 3, "groups": 3}, None),
+        ("Heads0", {}, {"values": 126, "heads": 3, "groups": 2}, "more than 64 blocks of T"),
         ("Heads0", {}, {"wide": 1}, "heads of 128 columns"),
         ("Engine0", {"attention": 1}, {"wide": 1}, "heads of 128 columns"),
         ("DDR", {"end": ChunkEnd.LOAD}, {"end": ChunkEnd.LOAD_T}, "T in off-chip memory"),
@@ -73,7 +77,10 @@ def test_heads_of_32_columns_are_refused() -> None:
         ("Engine0", {"attention": 1}, {"spread": 1}, STEP),
     ],
 )
-def test_what_it_lacks_is_refused_by_name(unit: str, which: dict[str, Any], fields: dict[str, int], what: str) -> None:
+def test_what_it_lacks_is_refused_by_name(
+    unit: str, which: dict[str, Any], fields: dict[str, int], what: str | None
+) -> None:
+    """what: None for what it has."""
     units = layer()
     mops = units[unit]
     at = next(i for i, mop in enumerate(mops) if all(getattr(mop, k) == v for k, v in which.items()))
