@@ -40,20 +40,41 @@ struct Round {
     unsigned own() const { return idle ? 0 : rows / 2; }
 };
 
+// Of four rows and four keys: how many keys count, and whether those behind the row do not, where both are the same.
+struct Shown {
+    unsigned keys;
+    bool up_to_row;
+
+    // A bit for each score that does not count.
+    constexpr uint32 hidden() const { return (0xFu << keys & 0xFu) * 0x1111u | (up_to_row ? 0x08CEu : 0); }
+};
+
 // The keys of a slice. first: of each half, which lies in one lane.
 struct SliceKeys {
     unsigned first[2];
     bool none;  // of them count for some row
 
-    // The scores that do not count, of groups of four rows and four keys. Both begin at multiples of four.
-    Hidden hidden(const Round &round, unsigned row, unsigned key) const {
+    // Which scores count of groups of four rows and four keys. Both begin at multiples of four.
+    Shown shown(const Round &round, unsigned row, unsigned key) const {
         const unsigned from = round.first_row + 4 * row, at = first[key / (groups / 2)] + key % (groups / 2) * 4;
-        const unsigned count = at >= round.keys ? 0 : round.keys - at;
-        const uint32 beyond = count < 4 ? (0xFu << count & 0xFu) * 0x1111u : 0;
-        const uint32 behind = from < at ? 0xFFFF : from == at ? 0x08CE : 0;
-        return Hidden::from_uint32(round.causal ? beyond | behind : beyond);
+        const unsigned count = at >= round.keys || (round.causal && from < at) ? 0 : round.keys - at;
+        return {count < 4 ? count : 4, round.causal && from == at};
     }
 };
+
+// Where sums of four rows and four keys begin: far below if they do not count. A choice in registers would take the slot
+// of a product for each. alignas: of a load.
+struct Starts {
+    alignas(bytes) int32 of[2][5][vector_lanes] = {};  // by `up_to_row` and `keys`
+    constexpr Starts() {
+        for (unsigned n = 0; n < 2 * 5 * vector_lanes; ++n) {
+            const unsigned up_to_row = n / vector_lanes / 5, keys = n / vector_lanes % 5, i = n % vector_lanes;
+            if (Shown{keys, up_to_row != 0}.hidden() >> i & 1) of[up_to_row][keys][i] = lowest;
+        }
+    }
+};
+constexpr Starts starts;
+static_assert(sizeof(starts) == start_bytes);
 
 // Goes through the keys of a sequence, as a column of pairs gets them.
 class KeyWalk {
@@ -86,19 +107,19 @@ class KeyWalk {
     unsigned lane_, in_lane_, left_;
 };
 
-// Where scores begin: at vectors of groups of rows, or far below if they do not count.
+// Where scores begin: at vectors of groups of rows, or at one of `starts`.
 struct FromMemory {
     const int32 *vectors;
     Product<int8> operator()(unsigned row, unsigned) const {
         return Product<int8>(aie::load_v<vector_lanes>(vectors + row * vector_lanes));
     }
 };
-struct FromMask {
+struct FromStarts {
     const Round &round;
     const SliceKeys &keys;
     Product<int8> operator()(unsigned row, unsigned key) const {
-        const Vector least = aie::broadcast<int32, vector_lanes>(lowest);
-        return Product<int8>(aie::select(aie::zeros<int32, vector_lanes>(), least, keys.hidden(round, row, key)));
+        const Shown shown = keys.shown(round, row, key);
+        return Product<int8>(aie::load_v<vector_lanes>(starts.of[shown.up_to_row][shown.keys]));
     }
 };
 struct FromCascade {
@@ -212,7 +233,8 @@ each_block:
         const int16 *from = below + n * block_words;
         const unsigned key = n % (groups / 2), row = n / (groups / 2);
         const auto weight = [&](unsigned i) {
-            const Hidden hidden = keys.hidden(round, 2 * row + i / 2, 2 * key + i % 2);
+            const Shown shown = keys.shown(round, 2 * row + i / 2, 2 * key + i % 2);
+            const Hidden hidden = Hidden::from_uint32(shown.hidden());
             return weights_of(aie::load_v<vector_lanes>(from + i * vector_lanes), round.second_shift, hidden);
         };
         const auto p00 = weight(0), p01 = weight(1), p10 = weight(2), p11 = weight(3);
@@ -291,7 +313,7 @@ first_pass:
     for (KeyWalk walk(round, column); walk.more();) {
         const SliceKeys keys = walk.next();
         b.acquire();
-        if (!keys.none) place.score(queries, b.data(), round, FromMask{round, keys}, ToMaxima{largest});
+        if (!keys.none) place.score(queries, b.data(), round, FromStarts{round, keys}, ToMaxima{largest});
         b.release();
     }
     if (!round.wide || Place::weighs_wide) negate_largest(largest);

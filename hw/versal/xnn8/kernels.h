@@ -53,7 +53,8 @@ using Result = adf::output_async_buffer<int32, adf::extents<result_words>>;
 // in rows of either direction (AM009, "AI Engine Interfaces"), and the first one waits for it in any case.
 constexpr unsigned stack_for_calls = 1024;
 constexpr unsigned stack_bytes = 4 * (vector_lanes + rows * columns) + stack_for_calls;
-constexpr unsigned last_bytes = 2 * chunk_bytes + 2 * slice_bytes + 8 * result_words + stack_bytes;
+constexpr unsigned start_bytes = 2 * 5 * 4 * vector_lanes;  // constants: where scores begin
+constexpr unsigned last_bytes = 2 * chunk_bytes + 2 * slice_bytes + 8 * result_words + start_bytes + stack_bytes;
 constexpr unsigned first_bytes = last_bytes + half * half;
 
 // The first tile has the first half of K and hands its sums on; the last one has the results. column: of the pair.
