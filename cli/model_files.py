@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from ..host.generation.loaded import decoder_bytes
+from ..host.model.board_memory import board_table
 from ..host.model.file import NO_STAGE, read
 from ..host.model.stage_figures import figures_of, stage_table
 from ..isa.statistics import count
@@ -35,8 +37,11 @@ def show_model(path: Path, as_json: bool) -> None:
     largest = max(saved.parts, key=lambda part: part.sizes)
     stages = [program.program for program in largest.on_machine.values()] if saved.boards > 1 else []
     figures = figures_of(stages, largest.rounds, largest.on_machine[0].host.columns) if stages else []
+    boards = decoder_bytes(saved) if saved.decoder is not None else []
+    served = decoder_bytes(saved, saved.stages) if boards and saved.stages > 1 and saved.shards == 1 else []
     if as_json:
         facts = {"version": saved.version, "programs": programs, "stages": [asdict(of) for of in figures]}
+        facts |= {"boards": boards, "boards_served": served} if boards else {}
         click.echo(json.dumps(facts))
         return
     cut = f" in {saved.stages} stage{'s' * (saved.stages > 1)}" * bool(stages)
@@ -58,3 +63,6 @@ def show_model(path: Path, as_json: bool) -> None:
     if figures:
         click.echo()
         click.echo("\n".join(stage_table(figures)))
+    if boards:
+        click.echo()
+        click.echo("\n".join(board_table(boards, served)))

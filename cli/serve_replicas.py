@@ -15,7 +15,7 @@ import click
 from ..base.deferred import deferred
 from ..base.errors import ContainerError, RsnError, WrongBoards
 from ..host.boards.several import check_boards
-from ..host.generation.loaded import DecoderSizes, saved_tokenizer
+from ..host.generation.loaded import DecoderSizes, require_decoder_room, saved_tokenizer
 from ..host.model.file import identity, read, refuse_shards
 from ..host.model.loaded import Loaded
 from ..host.replicas.decoder_server import DecoderStageFile
@@ -179,6 +179,7 @@ class DecoderCopies(Copies):
             sizes = DecoderSizes.of(saved.decoder)
         except (LookupError, TypeError, ValueError) as e:
             raise ContainerError(f"{self._path}: not a decoder that rsn can read: {e}") from e
+        require_decoder_room(self._path, saved, saved.stages)
         known = (sizes, saved.stages)
         if known != (getattr(self, "sizes", sizes), getattr(self, "stages", saved.stages)):
             raise ContainerError(f"{self._path}: a decoder of other sizes, or cut for another number of boards")

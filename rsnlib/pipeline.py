@@ -46,7 +46,8 @@ class Pipeline:
     part uses no rows beyond `lengths`; False leaves that to the first call. progress: called with the share of a
     search's budget that is spent, 0 to 1. smooth: calls for factors of SmoothQuant, for an overlay that computes in
     integers; None for no factors. boards: how many the network is cut for; None: the fewest that hold it. cuts:
-    instead, the activations behind which it is cut; None to choose. shards: how many boards compute each stage. Raises
+    instead, the activations behind which it is cut; None to choose. shards: how many boards compute each stage. beside:
+    other programs of the model, for which the boards must have room too, as `stage_plan.plan` says. Raises
     `UnsupportedError` for an overlay that nothing can be compiled for, and for `smooth` with an overlay that computes
     in floats.
     """
@@ -61,6 +62,7 @@ class Pipeline:
     boards: int | None = 1
     cuts: tuple[str, ...] | None = None
     shards: int = 1
+    beside: Sequence[Traced] = ()
 
     def __post_init__(self) -> None:
         require_compilable(self.overlay)
@@ -184,18 +186,23 @@ class Pipeline:
                 "float32, and the next would round them anew"
             )
         whole = traced
-        network, joined = divided(chained(traced.network))
-        network = network if self.shards == 1 else opened(network, self.shards)
+        network, joined = self._divisible(traced)
         traced = replace(traced, network=network, host=traced.host.of_columns(joined, network))
         if self.cuts is None:
             usual = self.without_search
-            cuts = plan(traced.network, self.overlay, self.boards, lambda part: usual.build(part).program, self.shards)
+            others = [self._divisible(other)[0] for other in self.beside]
+            cuts = plan(network, self.overlay, self.boards, lambda part: usual.build(part).program, self.shards, others)
         else:
             cuts = cuts_at(traced.network, self.cuts)
         if not cuts and self.shards == 1:
             return whole, ()
         affine = {out.name: (out.scale, out.shift) for out in raw_outputs(traced.network, cuts)}
         return replace(traced, host=replace(traced.host, affine=affine)), cuts
+
+    def _divisible(self, traced: Traced) -> tuple[LayerGraph, dict[str, tuple[str, ...]]]:
+        """The network as it is cut, and the outputs that became several, as `divided` returns them."""
+        network, joined = divided(chained(traced.network))
+        return network if self.shards == 1 else opened(network, self.shards), joined
 
     def rebuild(self, built: Built, network: LayerGraph) -> Built:
         """Compile the same network with other weights, by the schedule already chosen. built: the program with the old

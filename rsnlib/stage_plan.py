@@ -9,9 +9,10 @@ faster, because weights of a part are loaded while the part before computes.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,20 +20,23 @@ import numpy as np
 from ..base.errors import UnsupportedError
 from ..hw.sim.machine import Machine, launch_seconds
 from ..isa.overlay import Overlay
-from ..isa.program import Program, Role
+from ..isa.program import Program, Role, only_weights
 from ..machine.description import LINK
 from ..scheduler.graph import Gemm, LayerGraph, Rotary
-from ..scheduler.memory import RoomError
+from ..scheduler.memory import RoomError, sizes_as_text
 from ..scheduler.shards import ShardExchange, rounds, shard_places
-from ..scheduler.stages import carried_bytes, cut_places, stages
+from ..scheduler.stages import carried_bytes, cut_places, cuts_at, places_within, stages
 
 
 @dataclass(frozen=True)
 class ChainPart:
     """A part of a chain of layers. seconds: modelled. kept: bytes by bank of what a board holds for it all the time:
-    weights, caches, inputs and outputs of the network. shared: bytes by bank of its other activations, whose memory
-    equal parts share. kind: equal for equal parts. link_s: seconds of the
-    link for what comes before it into its stage. exchange_s: of its seconds, those of exchanges between shards."""
+    caches, inputs and outputs of the network, and weights beside them. shared: bytes by bank of its other activations,
+    whose memory equal parts share. kind: equal for equal parts. link_s: seconds of the link for what comes before it
+    into its stage. exchange_s: of its seconds, those of exchanges between shards. weights: bytes by bank that holds
+    weights alone, which all programs of a model have in common. beside: the same part of each other program of the
+    model that the boards hold; None of one that has ended before. sets: how often a board has what is no weight of such
+    a bank, but those of other programs once."""
 
     seconds: float
     kept: Mapping[str, int]
@@ -40,16 +44,25 @@ class ChainPart:
     kind: int = 0
     link_s: float = 0.0
     exchange_s: float = 0.0
+    weights: Mapping[str, int] = field(default_factory=dict)
+    beside: tuple[ChainPart | None, ...] = ()
+    sets: int = 1
 
 
 def needed(parts: Sequence[ChainPart]) -> dict[str, int]:
     """Return the bytes that a stage of these parts needs, by bank."""
-    kinds = {part.kind: part for part in parts}
-    banks = {bank for part in parts for bank in (*part.kept, *part.shared)}
-    return {
-        bank: sum(part.kept.get(bank, 0) for part in parts) + sum(x.shared.get(bank, 0) for x in kinds.values())
-        for bank in banks
-    }
+    sizes: dict[str, int] = defaultdict(int)
+    programs = [parts, *([x for x in of if x is not None] for of in zip(*(part.beside for part in parts), strict=True))]
+    for number, own in enumerate(programs):
+        kinds = {part.kind: part for part in own}
+        for held in (*(part.kept for part in own), *(part.shared for part in kinds.values())):
+            for bank, size in held.items():
+                sizes[bank] += size * (1 if number else parts[0].sets)
+    for part in parts:
+        common = [part.weights, *(x.weights for x in part.beside if x is not None)]
+        for bank in {bank for weights in common for bank in weights}:
+            sizes[bank] += max(weights.get(bank, 0) for weights in common)
+    return dict(sizes)
 
 
 def least_slowest(
@@ -174,11 +187,19 @@ def chain(
         elif key not in known:
             program = build(part)
             fixed = [b for b in program.buffers if b.role in (Role.WEIGHT, Role.STATE) or b.name in ends]
-            kept = {bank: sum(4 * b.size for b in fixed if b.bank == bank) for bank in overlay.banks}
-            shared = {bank: 4 * program.bank_size(bank) - kept[bank] for bank in overlay.banks}
-            known[key] = ChainPart(Machine(program).timing.latency, kept, shared, len(known))
+            weights, others = _sizes(program)
+            kept = {bank: sum(4 * b.size for b in fixed if b.bank == bank) for bank in others}
+            shared = {bank: size - kept[bank] for bank, size in others.items()}
+            known[key] = ChainPart(Machine(program).timing.latency, kept, shared, len(known), weights=weights)
         made.append(replace(known[key], link_s=link_seconds(overlay, carried_bytes(network, place))))
     return made
+
+
+def _sizes(program: Program) -> tuple[dict[str, int], dict[str, int]]:
+    """The bytes of a program in banks that hold weights alone, and in all others."""
+    sizes = {bank: 4 * program.bank_size(bank) for bank in program.overlay.banks}
+    weights = {bank: size for bank, size in sizes.items() if only_weights(program.in_bank(bank))}
+    return weights, {bank: size for bank, size in sizes.items() if bank not in weights}
 
 
 def _sharded(
@@ -187,7 +208,7 @@ def _sharded(
     """A part that several boards compute together, as `chain` returns it. Each program keeps its memory, because the
     board has all of them at once."""
     built: dict[object, Program] = {}
-    kept = [dict.fromkeys(overlay.banks, 0) for _ in range(shards)]
+    boards = [(dict.fromkeys(overlay.banks, 0), dict.fromkeys(overlay.banks, 0)) for _ in range(shards)]
     seconds = exchange_s = 0.0
     for one in rounds(part, shards):
         programs: list[Program | None] = []
@@ -196,14 +217,17 @@ def _sharded(
             if network is not None and key not in built:
                 built[key] = build(network)
             programs.append(None if network is None else built[key])
-        for program, sizes in zip(programs, kept, strict=True):
+        for program, held in zip(programs, boards, strict=True):
             if program is not None:
-                for bank in sizes:
-                    sizes[bank] += 4 * program.bank_size(bank)
+                for sums, sizes in zip(held, _sizes(program), strict=True):
+                    for bank, size in sizes.items():
+                        sums[bank] += size
         times = round_times(programs, one.exchange)
         seconds, exchange_s = seconds + times.seconds, exchange_s + times.link_s
-    most = {bank: max(sizes[bank] for sizes in kept) for bank in overlay.banks}
-    return ChainPart(seconds, most, {}, exchange_s=exchange_s)
+    weights, kept = (
+        {bank: max(sizes[bank] for sizes in of) for bank in overlay.banks} for of in zip(*boards, strict=True)
+    )
+    return ChainPart(seconds, kept, {}, exchange_s=exchange_s, weights=weights)
 
 
 def _form(part: LayerGraph, ends: set[str]) -> object:
@@ -254,18 +278,32 @@ def plan(
     boards: int | None,
     build: Callable[[LayerGraph], Program],
     shards: int = 1,
+    beside: Sequence[LayerGraph] = (),
 ) -> tuple[int, ...]:
     """Return the places where a folded network is cut for so many boards; None: for the fewest that hold it. build: as
     for `chain`. shards: how many boards compute each stage; the network is then one that `scheduler.shards.opened`
     returned.
+
+    beside: the networks of other programs of the model, which lie on the same boards and are cut behind the same
+    layers: those of prompts beside the step of a decoder. As many sets of slots as there are stages then have room, as
+    `rsn serve` decodes them, or one set if these boards hold no more.
 
     Raises `RoomError` if so many boards cannot hold it, or a part of it is too large for one, with what it needs;
     `UnsupportedError` for more boards than parts; and what `build` raises.
     """
     places = cut_places(network) if shards == 1 else shard_places(network, shards)
     more = "shards=2 (--shards 2) or more divides each layer among boards" if shards == 1 else "take more shards"
+    if beside:
+        more = f"fewer slots or a smaller capacity of a decoder need less; {more}"
+    for other in beside:
+        places = places_within(
+            network, places, other, cut_places(other) if shards == 1 else shard_places(other, shards)
+        )
     try:
         parts = chain(network, overlay, build, places, shards)
+        if beside:
+            names = [network.layers[place - 1].y for place in places]
+            parts = _with_others(parts, [chain(x, overlay, build, cuts_at(x, names), shards) for x in beside])
     except RoomError as error:
         raise RoomError(f"{error}; {more}") from error
     wanted = None if boards is None else boards // shards
@@ -279,10 +317,23 @@ def plan(
     if wanted is not None and wanted < least:
         needs = f"the model needs {_told(parts, overlay)}"
         each = "" if shards == 1 else f", on each of the shards={shards} boards of all stages"
-        raise RoomError(f"boards={boards}: {needs}{each}: at least {least * shards} boards")
-    cuts = least_slowest(parts, wanted or least, overlay.banks, launch_seconds(overlay) if shards == 1 else 0.0)
+        fewer = ", or fewer slots or a smaller capacity" if beside else ""
+        raise RoomError(f"boards={boards}: {needs}{each}: at least {least * shards} boards{fewer}")
+    count = wanted or least
+    launch_s = launch_seconds(overlay) if shards == 1 else 0.0
+    cuts = None
+    if beside and shards == 1:  # rsn serve takes no shards
+        cuts = least_slowest([replace(part, sets=count) for part in parts], count, overlay.banks, launch_s)
+    if cuts is None:
+        cuts = least_slowest(parts, count, overlay.banks, launch_s)
     assert cuts is not None
     return tuple(places[part - 1] for part in cuts)
+
+
+def _with_others(parts: Sequence[ChainPart], others: Sequence[Sequence[ChainPart]]) -> list[ChainPart]:
+    """The parts of a program, each with those of others, which may end before."""
+    rows = zip_longest(parts, *others)
+    return [replace(part, beside=tuple(beside)) for part, *beside in rows]
 
 
 def _fits(parts: Sequence[ChainPart], banks: Mapping[str, int]) -> bool:
@@ -291,8 +342,5 @@ def _fits(parts: Sequence[ChainPart], banks: Mapping[str, int]) -> bool:
 
 def _told(parts: Sequence[ChainPart], overlay: Overlay) -> str:
     """What parts need together, beside what a board has, as text."""
-    sizes = (
-        f"{size / 1e9:.2f} GB in {bank}, of which a board has {overlay.banks[bank] / 1e9:.2f} GB"
-        for bank, size in sorted(needed(parts).items())
-    )
-    return " and ".join(sizes)
+    texts = [(bank, *sizes_as_text(size, overlay.banks[bank])) for bank, size in sorted(needed(parts).items())]
+    return " and ".join(f"{size} in {bank}, of which a board has {limit}" for bank, size, limit in texts)

@@ -198,15 +198,15 @@ _FEWER = "compile a model with fewer or smaller layers, or compile its parts sep
 def _check(needed: int, bank: str, overlay: Overlay, subject: str, remedy: str) -> None:
     capacity = overlay.banks[bank]
     if needed > capacity:
-        amount, limit = _as_text(needed, capacity)
-        banks = ", ".join(f"{name} {_as_text(size, size)[0]}" for name, size in overlay.banks.items())
+        amount, limit = sizes_as_text(needed, capacity)
+        banks = ", ".join(f"{name} {sizes_as_text(size, size)[0]}" for name, size in overlay.banks.items())
         raise RoomError(
             f"{subject} {amount} in float32, but bank {bank}, which holds them, has {limit} (banks of overlay "
             f"{overlay.name}: {banks}): {remedy}"
         )
 
 
-def _as_text(a: int, b: int) -> tuple[str, str]:
+def sizes_as_text(a: int, b: int) -> tuple[str, str]:
     """Two sizes in bytes as text, with enough decimals that they differ if the sizes do."""
     unit, size = ("GB", 10**9) if b >= 10**9 else ("MB", 10**6)
     for digits in range(2, 10):

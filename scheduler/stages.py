@@ -139,6 +139,17 @@ def cuts_at(network: LayerGraph, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(places)
 
 
+def places_within(
+    network: LayerGraph, places: Sequence[int], other: LayerGraph, others: Sequence[int]
+) -> tuple[int, ...]:
+    """Return those of some places where another network of the same model can be cut too, or behind which it ends.
+    places, others: of the network and of the other one, as `cut_places` returns them."""
+    known, made = {other.layers[place - 1].y for place in others}, [layer.y for layer in other.layers]
+    names = {place: network.layers[place - 1].y for place in places}
+    end = max((place for place, y in names.items() if y in made), default=0)
+    return tuple(place for place, y in names.items() if y in known or (place >= end and y not in made[:-1]))
+
+
 def raw_outputs(network: LayerGraph, cuts: Sequence[int]) -> tuple[Output, ...]:
     """Return the outputs of a network whose scale and shift stages do not apply, because later stages read the
     activation. network, cuts: as for `stages`."""

@@ -6,10 +6,11 @@ import itertools
 import json
 import pickle
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import numpy as np
@@ -23,15 +24,18 @@ from torch import nn
 
 import rsn
 from rsn.base.errors import BoardError, ContainerError, ScheduleError, TensorError, UnsupportedError, WrongBoards
+from rsn.cli.serve_replicas import DecoderCopies
 from rsn.docs import scaling
 from rsn.host.boards.several import check_boards
 from rsn.host.boards.sim import SimBoard
-from rsn.host.generation import Decoder
+from rsn.host.generation import Decoder, load_decoder_stage
 from rsn.host.generation import load as load_decoder
+from rsn.host.generation.loaded import decoder_bytes
 from rsn.host.generation.slots import Slots
 from rsn.host.model.compiled import Compiled
 from rsn.host.model.compiled_stages import BuiltStages, CompiledStages
 from rsn.host.model.family import Family
+from rsn.host.model.file import read
 from rsn.host.model.following import Recipe
 from rsn.host.tensors import checksum
 from rsn.hw.sim.machine import Machine
@@ -257,6 +261,22 @@ def test_the_cut_is_the_best_of_all(parts: list[ChainPart], boards: int, launch:
     assert fewest(parts, SMALL) == least
 
 
+def test_a_board_has_the_weights_once_and_the_rest_of_each_program() -> None:
+    """As often as there are sets of slots what is a step's; equal parts of each program share their activations."""
+    prompt = ChainPart(0, {"a": 2}, {"a": 3}, 7, weights={"b": 2})
+    step = ChainPart(1, {"a": 1}, {"a": 4}, 5, weights={"b": 1}, beside=(prompt, None))
+    assert needed([step, step]) == {"a": 2 * 1 + 4 + 2 * 2 + 3, "b": 2 * 2}
+    assert needed([replace(step, sets=3)] * 2) == {"a": 3 * (2 * 1 + 4) + 2 * 2 + 3, "b": 2 * 2}
+
+
+def test_other_programs_of_a_board_move_a_cut() -> None:
+    heavy, light = (ChainPart(1, {"a": 1}, {}, beside=(ChainPart(0, {"a": size}, {}),)) for size in (5, 0))
+    alone = [replace(part, beside=()) for part in (heavy, heavy, light, light)]
+    assert least_slowest(alone, 2, SMALL, 0) == (2,)
+    assert least_slowest([heavy, heavy, light, light], 2, SMALL, 0) == (1,)
+    assert fewest([heavy] * 3, SMALL) == 3
+
+
 def small_banks(lpddr: int) -> Pipeline:
     usual = Pipeline.named("xnn")
     return replace(usual, overlay=replace(usual.overlay, banks={**usual.overlay.banks, "lpddr": lpddr}), boards=None)
@@ -269,7 +289,7 @@ def test_auto_takes_the_fewest_boards_that_hold_the_model() -> None:
     sizes = [pipeline.build(part).program.bank_size("lpddr") for part in stages(traced.network, cuts)]
     assert len(sizes) == 2
     assert sum(4 * size for size in sizes) > 5 << 18
-    with pytest.raises(RoomError, match=r"boards=2: the model needs .* GB in lpddr.*: at least 4 boards"):
+    with pytest.raises(RoomError, match=r"boards=2: the model needs .* MB in lpddr.*: at least 4 boards"):
         replace(small_banks(3 << 18), boards=2).cut(traced)
 
 
@@ -495,6 +515,57 @@ def test_a_decoder_over_several_boards(name: str, boards: int, tmp_path: Path) -
 def test_a_decoder_takes_as_many_boards_as_hold_it() -> None:
     with Decoder(made("Llama"), slots=1, capacity=16, chunk=16, boards="auto") as decoder:
         assert isinstance(decoder._step, Compiled)
+
+
+@pytest.fixture
+def small_ddr(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Gives boards a DDR of so many bytes."""
+    return lambda size: monkeypatch.setitem(cast("dict[str, int]", XNN.banks), "ddr", size)
+
+
+TEXTS: dict[str, Any] = {"slots": 2, "capacity": 64, "chunk": 32}
+"""A step of these takes 2.4 MB of DDR, which one board of 4 MB holds; three programs of prompts take 0.85 MB or
+more on each of two boards."""
+
+
+def test_a_decoder_is_refused_where_prompts_do_not_fit(small_ddr: Callable[[int], None]) -> None:
+    small_ddr(4_000_000)
+    with pytest.raises(RoomError, match=r"boards=2: .* MB in ddr.* at least 4 boards, or fewer slots"):
+        Decoder(made("Llama"), **TEXTS, boards=2)
+
+
+@pytest.mark.long
+def test_a_decoder_is_served_with_the_sets_of_slots_that_fit(small_ddr: Callable[[int], None], tmp_path: Path) -> None:
+    """Where the boards hold the decoder, but not a set of slots for each stage, `rsn serve` says so before it opens
+    one."""
+    small_ddr(5_000_000)
+    path = tmp_path / "x.rsnmodel"
+    with Decoder(made("Llama"), **TEXTS, boards="auto") as decoder:
+        assert isinstance(decoder._step, CompiledStages)
+        assert len(decoder._step.programs) == 2  # the step alone fits one
+        table = decoder.explain().splitlines()[:3]
+        decoder.save(path)
+    assert table[0].endswith("ddr with 2 sets of slots  lpddr with 2 sets of slots")
+    held, served = decoder_bytes(read(path)), decoder_bytes(read(path), 2)
+    for number, (one, two) in enumerate(zip(held, served, strict=True)):
+        sizes = [size for sizes in (one, two) for size in sizes.values()]
+        assert table[1 + number].split() == [str(number), *(x for n in sizes for x in (f"{n / 1e6:.1f}", "MB"))]
+    assert all(of["ddr"] < 5_000_000 for of in held)
+    assert any(of["ddr"] > 5_000_000 for of in served)
+    with load_decoder(path, boards=["sim"] * 2) as loaded:
+        loaded.prefill(0, [3, 9])
+    load_decoder_stage(path, 0)[0].close()
+    for refused in (
+        lambda: load_decoder_stage(path, 0, groups=2),
+        lambda: DecoderCopies(path, (), "sim", 1, None, queue=1, max_wait_s=0, timeout_s=1, xclbin=None),
+    ):
+        with pytest.raises(
+            RoomError, match=r"board 0 with 2 sets of slots.* MB in ddr, of which .* 5.00 MB: fewer slots"
+        ):
+            refused()
+    small_ddr(4_000_000)
+    with pytest.raises(RoomError, match=r"x.rsnmodel: the programs of board 0 need .* MB in ddr"):
+        load_decoder(path, boards=["sim"] * 2)
 
 
 def test_new_rows_of_caches_are_in_the_stage_of_their_layer() -> None:

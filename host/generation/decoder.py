@@ -28,6 +28,7 @@ from ...base.errors import (
 )
 from .. import tokenizers
 from ..boards.several import BoardName, boards_named, check_shards
+from ..model.board_memory import LESS, board_bytes, board_table, require_room
 from ..model.compiled import Compiled
 from ..model.compiled_shards import built_stages
 from ..model.compiled_stages import CompiledStages
@@ -36,11 +37,13 @@ from ..model.shared_bank import SharedBank
 from .slots import CHUNK, CachedProgram, PromptProgram, Slots, behind
 
 if TYPE_CHECKING:
+    from ...isa.program import Program
     from ...rsnlib import changes, integers, static_cache
     from ...rsnlib import pipeline as pipelines
     from ...rsnlib import pool as pools
     from ...rsnlib import verification as verifications
     from ...rsnlib.key_spans import RowsOfCaches
+    from ...rsnlib.partition import Traced
 else:
     changes = deferred("rsn.rsnlib.changes")
     integers = deferred("rsn.rsnlib.integers")
@@ -68,14 +71,15 @@ class Decoder(Slots):
 
     model: in eval mode, in float32. A change of it counts from the next prompt or step on, as in PyTorch: the keys and
     values of earlier tokens stay. slots: number of sequences that are decoded together. capacity: the most tokens of a
-    sequence, its prompt included. chunk: the most rows of a prompt that run at once. board, boards, shards: as
-    for `rsn.compile`; all programs are cut where the step is. overlay: the machine, one that keeps caches: "xnn", or
-    "xnn8", which takes each prompt at once. The keys and values of all slots stay on the board, or on that of their
-    stage; the host has them too, so that a board that failed gets them again. A layer with a sliding window has as many
-    rows as the window, and a new token replaces the oldest one. Raises what `rsn.compile` raises, `UnsupportedError`
-    for a model that attends to chunks of fixed size, or computes something else if it is given positions,
-    `PositionError` for a capacity beyond the model's positions, and `TensorError` for slots, a capacity or a chunk that
-    are no whole numbers or too small.
+    sequence, its prompt included. chunk: the most rows of a prompt that run at once. board, boards, shards: as for
+    `rsn.compile`; all programs are cut where the step is, so that boards have room for all of them. overlay: the
+    machine, one that keeps caches: "xnn", or "xnn8", which takes each prompt at once. The keys and values of all slots
+    stay on the board, or on that of their stage; the host has them too, so that a board that failed gets them again. A
+    layer with a sliding window has as many rows as the window, and a new token replaces the oldest one. Raises what
+    `rsn.compile` raises, `RoomError` if a board cannot hold all its programs, `UnsupportedError` for a model that
+    attends to chunks of fixed size, or computes something else if it is given positions, `PositionError` for a capacity
+    beyond the model's positions, and `TensorError` for slots, a capacity or a chunk that are no whole numbers or too
+    small.
 
     verify: as for `rsn.compile`: the logits of the first call of each program are compared with those of the model in
     PyTorch, for all tokens of the sequence and without a cache; on xnn8 with those of its integers, which are the same
@@ -146,9 +150,12 @@ class Decoder(Slots):
         self._seen = self._followed.look()
         self._shared: list[SharedBank] = []
         """Of each board."""
-        self._step_program = self._compiled(self._step_arguments({}))
+        self._traced: dict[PromptProgram, Traced] = {}
+        """The programs of prompts that are not compiled yet, of which the cut of several boards was made."""
+        self._prompts: dict[PromptProgram, DecoderPart] = {}
+        self._step_program = self._compiled()
         shortest = self._prompt_programs()[0]
-        self._prompts: dict[PromptProgram, DecoderPart] = {shortest: self._compiled(self._example(shortest))}
+        self._prompts[shortest] = self._compiled(shortest)
 
     def prepare(self, tokens: int) -> bool:
         """Return whether there is a program for prompts of this number of tokens. If there is none, another thread
@@ -171,7 +178,7 @@ class Decoder(Slots):
         """Compile the programs of prompts of all lengths now. Raises what `rsn.compile` raises."""
         for wanted in self._prompt_programs():
             if wanted not in self._prompts:
-                self._prompts[wanted] = self._compiled(self._example(wanted))
+                self._prompts[wanted] = self._compiled(wanted)
 
     def try_out(self) -> None:
         """Run a prompt on each program of prompts, and a step, so that these calls are compared with the model (see
@@ -187,7 +194,7 @@ class Decoder(Slots):
         made: DecoderPart | None = None
         error: Exception | None = None
         try:
-            made = self._compiled(self._example(wanted))
+            made = self._compiled(wanted)
         except Exception as e:
             error = e
             log.warning("prompts of %d tokens cannot run: %s: %s", wanted.rows, type(e).__name__, e)
@@ -249,7 +256,7 @@ class Decoder(Slots):
         if wanted in self._failed:
             raise self._failed[wanted]
         if wanted not in self._prompts:
-            self._prompts[wanted] = self._compiled(self._example(wanted))
+            self._prompts[wanted] = self._compiled(wanted)
         return self._prompts[wanted]
 
     def _verified(self, program: CachedProgram, sequences: Any, what: object) -> Callable[[list[Any]], None] | None:
@@ -289,18 +296,23 @@ class Decoder(Slots):
         with self._lock:
             self._prompts = {}  # another object: what is being compiled beside is of before
             self._failed.clear()
+            self._traced.clear()
         cache, self._cache = self._cache, self._empty_cache(self.slots)  # tracing may write to it
         try:
-            self._step_program = self._compiled(self._step_arguments({}))
+            self._step_program = self._compiled()
         finally:
             self._cache = cache
         self._seen = seen
 
-    def _compiled(self, arguments: dict[str, Any]) -> DecoderPart:
-        """A program of the model. All programs share their weights, on the host and on each board. Those of several
-        boards are cut as the first one, that of the step; prompts may end before its last stages."""
-        traced = self._pool.shared(self._pipeline.trace(self._model, arguments))
-        staged = built_stages(self._pipeline, traced)
+    def _compiled(self, wanted: PromptProgram | None = None) -> DecoderPart:
+        """A program of prompts; None: that of the step. All programs share their weights, on the host and on each
+        board. Those of several boards are cut as the first one, that of the step; prompts may end before its last
+        stages. Raises what `rsn.compile` raises, and `RoomError` if a board cannot hold it beside the others."""
+        traced, pipeline = self._trace(wanted), self._pipeline
+        if not self._shared and pipeline.boards != 1:
+            self._traced = {prompt: self._trace(prompt) for prompt in self._prompt_programs()}
+            pipeline = replace(pipeline, beside=tuple(self._traced.values()))
+        staged = built_stages(pipeline, traced)
         count = staged.board_count
         if not self._shared:
             self._pipeline = replace(self._pipeline, boards=count, cuts=staged.cuts)
@@ -309,12 +321,44 @@ class Decoder(Slots):
             names = [f"{board}" if count == 1 else f"{board}, board {k}" for k, board in enumerate(self._boards)]
             self._shared = [SharedBank.of(tensors, name, overlay) for name in names]
         self._joined = [shared.changes for shared in self._shared]
+        made: DecoderPart
         if count > 1:
-            return CompiledStages(staged, self._boards[:count], shared=self._shared[:count]).open()
-        made = Compiled(traced, staged.built[0], self._boards[0], shared=self._shared[0]).open()
-        if self._pipeline.overlay.integers and self._mode != "never":
+            made = CompiledStages(staged, self._boards[:count], shared=self._shared[:count])
+        else:
+            made = Compiled(traced, staged.built[0], self._boards[0], shared=self._shared[0])
+        others = [] if wanted is None else [self._step, *self._prompts.values()]
+        for board, sizes in enumerate(self._bytes([*others, made])):
+            what = "the step" if wanted is None else f"the programs of a step and of prompts of {wanted.rows} tokens"
+            require_room(sizes, self._pipeline.overlay, f"board {board}: {what}", LESS)
+        made.open()
+        if isinstance(made, Compiled) and self._pipeline.overlay.integers and self._mode != "never":
             self._references[made] = integers.IntegerModel(traced)
         return made
+
+    def _trace(self, wanted: PromptProgram | None) -> Traced:
+        """The network of a program of prompts; None: of that of the step."""
+        if wanted is not None and (known := self._traced.pop(wanted, None)) is not None:
+            return known
+        arguments = self._step_arguments({}) if wanted is None else self._example(wanted)
+        return self._pool.shared(self._pipeline.trace(self._model, arguments))
+
+    def _bytes(self, parts: Sequence[DecoderPart], sets: int = 1) -> list[dict[str, int]]:
+        """The bytes that programs take on each board, by bank. parts: the step, and programs of prompts. sets: as for
+        `loaded.decoder_bytes`."""
+        programs: list[list[tuple[Program, int]]] = [[] for _ in self._shared]
+        for number, part in enumerate(parts):
+            for board, program in part.on_boards:
+                programs[board].append((program, 1 if number else sets))
+        return [board_bytes(of) for of in programs]
+
+    def explain(self) -> str:
+        """Return tables as text: of a step, as `Compiled.explain` has it, and what each board holds of the programs of
+        the step and of prompts of all lengths. Raises what `rsn.compile` raises."""
+        self._follow()
+        self.warm_up()
+        parts, count = [self._step, *self._prompts.values()], len(self._shared)
+        served = self._bytes(parts, count) if count > 1 and self._pipeline.shards == 1 else []
+        return "\n".join([*board_table(self._bytes(parts), served), "", self._step.explain()])
 
     def _logits(self, program: CachedProgram, arguments: dict[str, Any], rows: RowsOfCaches | None = None) -> Any:
         import torch

@@ -11,6 +11,7 @@ from ...base.errors import BoardError, ContainerError, TensorError
 from ...base.json_values import as_int, as_ints, as_list
 from ...rsnlib.key_spans import RowsOfCaches
 from ..boards.several import BoardName, boards_for
+from ..model.board_memory import LESS, board_bytes, require_room
 from ..model.file import ModelVariant, Saved, SavedText, read
 from ..model.hosted import HostedProgram
 from ..model.hosted_shards import HostedShards
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...hw.sim.machine import Run
+    from ...isa.program import Program
 
 CACHE, TENSORS = "past_key_values_{}", 3
 """The name of a tensor of a cache among the arguments of programs, by its number; how many each layer has: keys,
@@ -39,13 +41,14 @@ def load(
     """Load a decoder that `Decoder.save` wrote, and open its boards. board, boards, xclbin: as for `rsn.load`. PyTorch
     is needed for the host part. Weights are mapped, not copied.
 
-    Raises `ContainerError`, naming the file, as `rsn.load` does and for a file of any other model; `BoardError` if the
-    board cannot be used.
+    Raises `ContainerError`, naming the file, as `rsn.load` does and for a file of any other model; `RoomError` for more
+    memory than boards have; `BoardError` if the board cannot be used.
     """
     saved = read(path)
     if saved.decoder is None:
         raise ContainerError(f"{path}: no decoder; Decoder.save writes one")
     try:
+        require_decoder_room(path, saved)
         return LoadedDecoder(saved, boards_for(path, saved.boards, board, boards), xclbin)
     except (AttributeError, LookupError, TypeError, ValueError, TensorError) as e:
         raise ContainerError(f"{path}: not a decoder that rsn can read: {type(e).__name__}: {e}") from e
@@ -70,6 +73,24 @@ class DecoderSizes(NamedTuple):
         if slots < 1 or capacity < 2 or chunk < 2:
             raise ValueError(f"{slots} slots of {capacity} rows, chunks of {chunk}")
         return cls(slots, capacity, chunk, vocabulary, as_ints(settings["ends"]))
+
+
+def decoder_bytes(saved: Saved, sets: int = 1) -> list[dict[str, int]]:
+    """Return the bytes that all programs of a decoder take on each board, by bank. saved: its file. sets: how many sets
+    of slots there are: the programs of prompts are there once, that of a step, with the caches, for each set."""
+    programs: list[list[tuple[Program, int]]] = [[] for _ in range(saved.boards)]
+    for number, part in enumerate(saved.parts):
+        for i, board in part.board_numbers.items():
+            programs[board].append((part.on_machine[i].program, 1 if number else sets))
+    return [board_bytes(of) for of in programs]
+
+
+def require_decoder_room(path: str | os.PathLike[str], saved: Saved, sets: int = 1) -> None:
+    """Raise `RoomError` if boards cannot hold a decoder. path: of its file. The others: as for `decoder_bytes`."""
+    for board, sizes in enumerate(decoder_bytes(saved, sets)):
+        overlay = saved.parts[0].on_machine[0].program.overlay
+        of = f" with {sets} sets of slots, one for each stage," * (sets > 1)
+        require_room(sizes, overlay, f"{os.fspath(path)}: the programs of board {board}{of}", LESS)
 
 
 def saved_tokenizer(saved: SavedText) -> Any:

@@ -16,7 +16,7 @@ from ..model.file import ModelVariant, Saved, read, refuse_shards
 from ..model.hosted import HostedProgram
 from ..model.stage_calls import HostErrors
 from ..runner import Runner
-from .loaded import LogitsResult, SavedSlots, tensors_of
+from .loaded import LogitsResult, SavedSlots, require_decoder_room, tensors_of
 from .slots import CachedProgram, PromptProgram
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def load_decoder_stage(
     refuse_shards(path, saved, "load_decoder_stage")
     if not 0 <= number < saved.stages:
         raise ContainerError(f"{path}: no stage {number}; it has {saved.stages}, numbered from 0")
+    require_decoder_room(path, saved, groups)
     check_boards([board], 1)
     opened: list[_StageProgram] = []
     step, *prompts = saved.parts

@@ -144,6 +144,11 @@ class Compiled(FollowingModule):
         if self._on_board.placed is not before:
             self._hosted = HostedProgram(self._traced.host, self._on_board.runner)
 
+    @property
+    def on_boards(self) -> list[tuple[int, Program]]:
+        """The program as the board has it, with the number of the board. Raises as `OnBoard.linked`."""
+        return [(0, self._on_board.linked(self._built).program)]
+
     def forget(self) -> None:
         """In a forked child: as for `FollowingModule`."""
         super().forget()

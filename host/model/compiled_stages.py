@@ -248,6 +248,13 @@ class CompiledStages(FollowingModule):
             placed = tuple(built for built in self._placed if built is not None)
             return replace(self._stages, built=placed).part(sizes, verified)
 
+    @property
+    def on_boards(self) -> list[tuple[int, Program]]:
+        """The programs as the boards have them, each with the number of its board. Raises as `OnBoard.linked`."""
+        pairs = zip(self._on_boards, self._stages.built, strict=True)
+        linked = (on_board.linked(built).program for on_board, built in pairs)
+        return list(zip(self._stages.board_numbers, linked, strict=True))
+
     def forget(self) -> None:
         """In a forked child: as for `FollowingModule`."""
         super().forget()

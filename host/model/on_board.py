@@ -33,15 +33,19 @@ class OnBoard:
         `close`, and as `Runner`."""
         if self._is_closed:
             raise BoardError("this runner is closed")
-        placed = built
-        if self._shared is not None:
-            self._joined = self._shared.changes
-            placed = self._shared.place(self, built)
+        placed = self.linked(built)
         if placed is self.placed:
             return
         self.release()
         self.runner = Runner(placed.program, weights=placed.weights, board=self._board)
         self.placed = placed
+
+    def linked(self, built: Built) -> Built:
+        """Return the program as `open` puts it on the board. Raises as `SharedBank.place`."""
+        if self._shared is None:
+            return built
+        self._joined = self._shared.changes
+        return self._shared.place(self, built)
 
     def changed(self) -> None:
         """Note that the weights of the model have changed."""

@@ -144,6 +144,10 @@ def stage_table(figures: Sequence[StageFigures], modules: Sequence[str] = ()) ->
     told = f"a call takes {duration(whole)}; while others follow, one ends each {duration(slowest)}"
     if shards > 1:
         told += f"\n{shards} boards compute each stage, {shards * len(figures)} in all; sizes are of one board"
+    return [*aligned(rows), told]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines, whose columns are as wide as their longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, told]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
