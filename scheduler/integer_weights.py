@@ -7,6 +7,7 @@ scale already is told by its numbers, however it was spelled, joined, or cut.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy.typing as npt
 
 from ..isa.overlays.xnn8.numbers import GROUP, MULTIPLIER_BITS, Floats, unpacked
 
+Columns = Callable[[slice], Floats]
+"""Makes some columns of a weight, (K, some)."""
 KEPT = 2**-12
 """How far from an integer a weight may be that was one times a scale: both were rounded to float32."""
 STRIP = 512
@@ -40,29 +43,35 @@ class QuantisedWeight(NamedTuple):
     short: ShortWeight | None = None
 
 
-def quantised(weight: npt.NDArray[np.float64]) -> QuantisedWeight:
-    """Return the integers of a weight (K, N), K a multiple of 32: of 4 bits if each group of 32 rows of each column is
-    integers from -8 to 7 times a scale; else from -127 to 127, but for columns that are integers from -128 on times a
-    scale already, which keep them."""
-    found = _groups(weight)
+def strips(count: int) -> Iterator[slice]:
+    """Yield the strips of a weight of `count` columns."""
+    yield from (slice(at, min(at + STRIP, count)) for at in range(0, count, STRIP))
+
+
+def quantised(columns: Columns, count: int) -> QuantisedWeight:
+    """Return the integers of a weight of `count` columns, K a multiple of 32: of 4 bits if each group of 32 rows of
+    each column is integers from -8 to 7 times a scale; else from -127 to 127, but for columns that are integers from
+    -128 on times a scale already, which keep them. columns: makes some of them, which are never there all at once."""
+    found = _groups(columns, count)
     if found is not None:
         codes, of_groups = found
         most = of_groups.max(0)
         most[most == 0] = 1
         multipliers = np.rint(of_groups / most * (LARGEST << MULTIPLIER_BITS)).astype(np.uint8)
         integers = np.empty(codes.shape, np.int8)
-        for at in range(0, weight.shape[1], STRIP):
-            strip = slice(at, at + STRIP)
+        for strip in strips(count):
             integers[:, strip] = unpacked(codes[:, strip], multipliers[:, strip])
         return QuantisedWeight(most / LARGEST, integers, ShortWeight(codes, multipliers))
-    scales, integers = np.empty(weight.shape[1]), np.empty(weight.shape, np.int8)
-    for at in range(0, weight.shape[1], STRIP):
-        strip = slice(at, at + STRIP)
-        scales[strip], integers[:, strip] = _of_columns(weight[:, strip])
+    scales, integers = np.empty(count), np.empty((0, count), np.int8)
+    for strip in strips(count):
+        scales[strip], made = _of_columns(columns(strip))
+        if not len(integers):
+            integers = np.empty((len(made), count), np.int8)
+        integers[:, strip] = made
     return QuantisedWeight(scales, integers)
 
 
-def _of_columns(weight: npt.NDArray[np.float64]) -> tuple[Floats, Floats]:
+def _of_columns(weight: Floats) -> tuple[Floats, Floats]:
     """The scales and the integers of 8 bits of columns (K, N)."""
     most = np.abs(weight).max(0)
     most[most == 0] = 1
@@ -83,22 +92,25 @@ def _near_integers(x: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 def has_four_bits(weight: Floats) -> bool:
     """Return whether a weight (K, N), K at least 1, is of 4 bits for `quantised`; rows of zeros behind it change
     nothing."""
-    return _groups(weight) is not None
+    is_number = weight.strides == (0, 0)  # one for all, as without values
+    return not is_number and _groups(lambda strip: weight[:, strip], weight.shape[1]) is not None
 
 
-def _groups(weight: Floats) -> tuple[npt.NDArray[np.int8], Floats] | None:
+def _groups(columns: Columns, count: int) -> tuple[npt.NDArray[np.int8], Floats] | None:
     """The integers of 4 bits (K, N), and the scales of groups (K / 32, N), of a weight that is made of them; else None,
     also without both signs: a module without values has equal numbers."""
-    codes = np.empty(weight.shape, np.int8)
-    scales = np.empty((-(-len(weight) // GROUP), weight.shape[1]))
-    for first in range(0, weight.shape[1], STRIP):
-        strip = slice(first, first + STRIP)
-        for number in range(len(scales)):
-            rows = slice(GROUP * number, GROUP * (number + 1))
-            found = _group(weight[rows, strip].astype(np.float64))
+    codes, scales = np.empty((0, count), np.int8), np.empty((0, count))
+    for strip in strips(count):
+        part = columns(strip)
+        for at in range(0, len(part), GROUP):
+            rows = slice(at, at + GROUP)
+            found = _group(part[rows].astype(np.float64))
             if found is None:
                 return None
-            codes[rows, strip], scales[number, strip] = found
+            if not len(codes):
+                codes = np.empty((len(part), count), np.int8)
+                scales = np.empty((-(-len(part) // GROUP), count))
+            codes[rows, strip], scales[at // GROUP, strip] = found
     return (codes, scales) if codes.min() < 0 < codes.max() else None
 
 

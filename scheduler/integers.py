@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from ..base.errors import UnsupportedError
 from ..isa.overlays.xnn8 import bounds
 from ..isa.overlays.xnn8.numbers import BLOCK, X_BITS, BlockNumbers, Floats, Integers, blocks_of, drain_shift
 from .graph import AttentionLayer, Gemm, LayerGraph, Norm, Rotary
-from .integer_weights import ShortWeight, quantised
+from .integer_weights import ShortWeight, quantised, strips
 
 SMALLEST_PITCH = 32
 """Columns of a tile's part of a head."""
@@ -171,33 +172,62 @@ class IntegerNetwork:
         return self.columns.get(name) or IntegerColumns.plain(width)
 
     def _product(self, layer: Gemm) -> IntegerProduct:
-        weight, bias = layer.weight.astype(np.float64), np.asarray(layer.bias, np.float64)
+        of_k, of_n = self.stored(layer.x, len(layer.weight)), self.stored(layer.y, layer.width)
+        parts = [np.where(of_n.places < 0, -1, of_n.places + i * layer.width) for i in range(1 + layer.gated)]
+        places = np.concatenate(parts)
+        # all columns are one in memory, as those of a weight without values, and filled up ones: each is made once
+        is_one = layer.weight.strides[1] == 0
+        different, which = places, np.arange(len(places))
+        if is_one:
+            different, which = np.unique(np.minimum(places, 0), return_inverse=True)
+
+        def stored(x: npt.NDArray[Any]) -> Floats:
+            return np.where(places < 0, 0.0, np.asarray(x, np.float64)[places])
+
+        def rows(strip: slice) -> Floats:
+            """Columns of the weight as rows, zeros where it is filled up."""
+            some = different[strip]
+            made: Floats = layer.weight.T[some].astype(np.float64)
+            made[some < 0] = 0
+            return made
+
+        factor, bias, gains = stored(np.full(layer.weight.shape[1], layer.factor)), stored(layer.bias), None
         if layer.x in self.sent:
             sent = self.sent[layer.x]
-            bias = bias + sent.shift @ weight
+            if sent.shift.any():
+                bias = bias + np.concatenate([rows(strip) @ sent.shift for strip in strips(len(different))])[which]
             # what is sent times gain / scale: the norm's scale, and what smoothing divides by
-            weight *= np.divide(sent.scale, sent.gain, out=np.ones(len(weight)), where=sent.gain != 0)[:, None]
-        factor = np.full(len(bias), layer.factor)
+            gains = np.divide(sent.scale, sent.gain, out=np.ones(len(sent.gain)), where=sent.gain != 0)
         if layer.scale is not None and layer.norm is None:  # nothing else is behind the product (`_check`)
-            factor, bias = factor * layer.scale, bias + _shift(layer) / (layer.scale * layer.factor)
-        of_k = self.stored(layer.x, len(weight))
-        of_n = self.stored(layer.y, layer.width)
-        parts = 1 + layer.gated
-        weight, bias, factor = (
-            np.concatenate([of_n.of(part) for part in np.split(x, parts, -1)], -1) if parts > 1 else of_n.of(x)
-            for x in (of_k.of(weight.T).T, bias * factor, factor)
-        )
-        scales, integers, short = quantised(weight)
-        largest = 127 * np.abs(integers, dtype=np.int16).sum(0, dtype=np.int64).reshape(-1, BLOCK).max(1)
+            scale = np.where(places < 0, 1.0, stored(layer.scale))
+            factor, bias = factor * scale, bias + stored(_shift(layer)) / (scale * layer.factor)
+
+        def columns(strip: slice) -> Floats:
+            made = rows(strip)
+            if gains is not None:
+                made *= gains
+            return of_k.of(made).T
+
+        scales, integers, short = quantised(columns, len(different))
+        sums = [np.abs(integers[:, s], dtype=np.int16).sum(0, dtype=np.int64) for s in strips(len(different))]
+        largest = 127 * np.concatenate(sums)[which].reshape(-1, BLOCK).max(1)
         bounds.check_product(layer.place, int(largest.max()))
         shifts = np.array([[drain_shift(int(x))] for x in largest])
-        return IntegerProduct(integers, short, blocks_of(scales * factor, X_BITS), shifts, blocks_of(bias, X_BITS))
+        if is_one:
+            integers, short = _repeated(integers, which), short and ShortWeight(*(_repeated(x, which) for x in short))
+        vectors = (blocks_of(x, X_BITS) for x in (scales[which] * factor, bias * factor))
+        return IntegerProduct(integers, short, next(vectors), shifts, next(vectors))
 
     def _check_attention(self, layer: AttentionLayer) -> None:
         bounds.check_attention(layer.place, layer.head_dim, self.network.seq_of(layer.k))
         q, k = (self.columns[name].places[: self.columns[name].pitch] for name in (layer.q, layer.k))
         if (q != k).any():
             raise UnsupportedError(f"{layer.place}: queries and keys are rotated in different pairs of columns")
+
+
+def _repeated(x: npt.NDArray[Any], which: Integers) -> npt.NDArray[Any]:
+    """Some columns of an array, again and again; if there is one, without a copy."""
+    return x[:, which] if x.shape[1] > 1 else np.broadcast_to(x, (len(x), len(which)))
 
 
 def _head_norm(layer: Gemm, columns: IntegerColumns) -> tuple[BlockNumbers, BlockNumbers]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ torchao = pytest.importorskip("torchao.quantization")
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.isa.overlays.xnn8 import XNN8  # noqa: E402
-from rsn.isa.overlays.xnn8.numbers import unpacked  # noqa: E402
+from rsn.isa.overlays.xnn8.numbers import Floats, unpacked  # noqa: E402
 from rsn.isa.program import Program, Role  # noqa: E402
 from rsn.rsnlib.integers import PASSES  # noqa: E402
 from rsn.rsnlib.trace import trace  # noqa: E402
 from rsn.scheduler.bounds import bounds  # noqa: E402
-from rsn.scheduler.integer_weights import quantised  # noqa: E402
+from rsn.scheduler.graph import Gemm  # noqa: E402
+from rsn.scheduler.integer_weights import QuantisedWeight, quantised  # noqa: E402
+from rsn.scheduler.integers import IntegerNetwork  # noqa: E402
 
 
 def encoder(group: int, *, rows: bool, quantises: bool = True) -> Any:
@@ -31,6 +34,10 @@ def encoder(group: int, *, rows: bool, quantises: bool = True) -> Any:
     elif quantises:
         torchao.quantize_(model, torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=granularity))
     return model, (torch.randn(2, 40, 128),)
+
+
+def of_array(weight: Floats) -> QuantisedWeight:
+    return quantised(lambda some: weight[:, some], weight.shape[1])
 
 
 def weight_bytes(program: Program) -> int:
@@ -64,7 +71,7 @@ def test_the_numbers_of_groups() -> None:
     codes[1], scales[:, 3] = 0, 0
     codes[2] = np.clip(codes[2], -1, 1)
     weight = (codes * scales[:, None]).astype(np.float32).reshape(128, 70).astype(np.float64)
-    made = quantised(weight)
+    made = of_array(weight)
     assert made.short is not None
     assert np.array_equal(made.integers, unpacked(*made.short))
     error = np.abs(made.integers * made.scales - weight)
@@ -73,8 +80,34 @@ def test_the_numbers_of_groups() -> None:
     exact = np.argmax(made.short.multipliers, 0)
     assert (error.reshape(4, 32, 70)[exact, :, np.arange(70)] < 1e-6).all()
     weight[5, 6] *= 1.01
-    assert quantised(weight).short is None
-    assert quantised(np.full((64, 3), 0.5)).short is None
+    assert of_array(weight).short is None
+    assert of_array(np.full((64, 3), 0.5)).short is None
+
+
+@pytest.mark.parametrize("quantises", [False, True])
+def test_columns_that_are_one_in_memory(quantises: bool) -> None:
+    """Weights whose columns are one in memory, as those of a model without values, get the integers of others that are
+    equal; none of them is made but once. quantises: to 4 bits."""
+    torch.manual_seed(0)
+    model, x = rsn.nn.Encoder(layers=1, hidden=128, heads=2, inner=224).eval(), torch.randn(1, 16, 128)
+    if quantises:
+        torchao.quantize_(model, torchao.IntxWeightOnlyConfig(torch.int4, torchao.PerGroup(32)))
+    network = trace(model, (x,), PASSES, fixes=True).network
+    both = []
+    for store in (np.broadcast_to, lambda column, shape: np.array(np.broadcast_to(column, shape))):
+        layers = tuple(
+            dataclasses.replace(layer, weight=store(layer.weight[:, :1], layer.weight.shape))
+            if isinstance(layer, Gemm) and layer.multiplies
+            else layer
+            for layer in network.layers
+        )
+        both.append(IntegerNetwork.of(dataclasses.replace(network, layers=layers)).products)
+    for y, made in both[0].items():
+        other = both[1][y]
+        assert (made.short is not None) == (other.short is not None)
+        parts = ((p.weight, *(p.short or ()), *p.columns, p.shifts, *p.bias) for p in (made, other))
+        assert all(np.array_equal(a, b) for a, b in zip(*parts, strict=True))
+        assert (made.weight.strides[1] == 0) == (made.weight.shape[1] == 128)  # others have columns that fill them up
 
 
 @pytest.mark.long
