@@ -13,7 +13,7 @@ from rsn.hw.sim.machine import Run, simulate
 from rsn.isa.layout import UNIT
 from rsn.isa.overlays.xnn8 import XNN8, numbers
 from rsn.isa.overlays.xnn8.emission import IntegerEmitter, PanelNorm, PlacedSequence, StoredConstants, StoredWeights
-from rsn.isa.overlays.xnn8.formats import LANE_ROWS, PAIRS
+from rsn.isa.overlays.xnn8.formats import LANE_ROWS, PAIRS, LaneMemory
 from rsn.isa.overlays.xnn8.numbers import BLOCK, BlockNumbers, Integers
 from rsn.isa.overlays.xnn8.stored import (
     PackedConstants,
@@ -48,11 +48,11 @@ class HandMade:
         self._held[bank].append(np.pad(words, (0, -len(words) % UNIT)))
         return at
 
-    def load(self, x: BlockNumbers, gains: BlockNumbers | None) -> None:
-        """Load rows (all sequences, blocks, 64)."""
+    def load(self, x: BlockNumbers, gains: BlockNumbers | None, memory: LaneMemory = LaneMemory.X) -> None:
+        """Load rows (all sequences, blocks, 64) to X or Angles."""
         parts = (BlockNumbers(*(y[i : i + self.pitch] for y in x)) for i in range(0, self.rows, self.pitch))
         stored = None if gains is None else self.constants([(g, g, 0) for g in columns_of(gains)])
-        self.emit.load([self.put("ddr", row_words(part)) for part in parts], 0, x.integers.shape[1], stored)
+        self.emit.load([self.put("ddr", row_words(part)) for part in parts], 0, x.integers.shape[1], stored, memory)
 
     def constants(self, *vectors: Sequence[Any]) -> StoredConstants:
         """Store constants. vectors: of each kind, by block: two vectors and a shift."""

@@ -56,8 +56,8 @@ class _Limits:
             yield "rows that lie off chip one by one"
         if mop.op not in COMPUTED:
             yield f"{RowOp(mop.op).name} of Rows"
-        if mop.rotated or mop.memory == LaneMemory.ANGLES:
-            yield "rotations"
+        if mop.memory == LaneMemory.ANGLES and (mop.slot or mop.blocks != 1):
+            yield "angles of heads of 128 columns"
         if mop.gated:
             yield "gates"
         yield from self._lanes(mop)

@@ -24,6 +24,7 @@ constexpr unsigned cells_ahead = 4;   // of residuals, asked for before one is t
 constexpr RowExponents no_more_rows = {true, false, false, {}, {}};
 constexpr BothWays nothing_left = {16, 0};  // of 15 bits
 constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, behind the point
+constexpr int turn_bits = 3;          // by which a rotation moves the point
 
 // Two vectors of a block, four columns a word, with their exponents, and the shift of a product.
 struct BlockConstants {
@@ -56,6 +57,31 @@ int32_t activated(int32_t v, const Lookup &by, const int16_t (&table)[table_entr
 #pragma HLS INLINE
     const int16_t entry = table[entry_of(within<31>(magnitude(v)), by)];
     return static_cast<int32_t>(within<31>((function && v < 0 ? 0 : v) - aligned<15, 22>(entry, by.of_entry)));
+}
+
+// The factors of rotations of a row, four columns: of each pair of columns, its own and its partner's.
+struct FourAngles {
+    int16_t of[4];
+    int8_t exponent;
+};
+
+// Rotates the pairs of columns of one of two rows.
+void turn(const FourAngles &by, unsigned row, const Values &from, Values &to) {
+#pragma HLS INLINE
+    const unsigned lower = to_right<15>(-14 - by.exponent);
+    for (unsigned c = 0; c < 4; c += 2) {
+#pragma HLS UNROLL
+        const int64_t own = rounded<15>(by.of[c], lower), partner = rounded<15>(by.of[c + 1], lower);
+        Shifted first{within<31>(from[4 * row + c])}, second{within<31>(from[4 * row + c + 1])};
+        first.by(5);
+        second.by(5);
+        const int64_t x = within<26>(first.rounded()), y = within<26>(second.rounded());
+        Shifted left{within<42>(x * own - y * partner)}, right{within<42>(y * own + x * partner)};
+        left.by(12);
+        right.by(12);
+        to[4 * row + c] = static_cast<int32_t>(within<30>(left.rounded()));
+        to[4 * row + c + 1] = static_cast<int32_t>(within<30>(right.rounded()));
+    }
 }
 
 }  // namespace
@@ -113,14 +139,17 @@ gather_uops:
 void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
           hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[2], hls::stream<PacketNumber> packets[2],
           hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<Place> &asks,
-          hls::stream<Packed> &residuals, hls::stream<Place> &places, hls::stream<RowExponents> &exponents,
-          hls::stream<Values> &values, hls::stream<Token> &taken) {
+          hls::stream<Packed> &residuals, hls::stream<Packed> &angles, hls::stream<Place> &places,
+          hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Token> &taken) {
     BlockConstants columns;
     RowFactor of_rows[2][block_columns / 2];
 #pragma HLS AGGREGATE variable=of_rows compact=bit
 #pragma HLS ARRAY_PARTITION variable=of_rows complete dim=1
     Exponent of_heads[pairs];
 #pragma HLS ARRAY_PARTITION variable=of_heads complete
+    FourAngles turns[2][2 * groups * x_words];  // of rows in turn: two rows after the other, four columns
+#pragma HLS AGGREGATE variable=turns compact=bit
+#pragma HLS ARRAY_PARTITION variable=turns complete dim=1
 post_uops:
     for (;;) {
         const Uop<Rows::words> uop = uops.read();
@@ -133,6 +162,21 @@ post_uops:
             break;
         }
         const Rows op = Rows::decode(uop.words);
+    post_angles:
+        for (uint16_t i = 0; op.op == load && i < op.rows * block_columns / 8; ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+            const Packed in = angles.read();
+            const unsigned word = x_word(i / 128 * 4 + i / 64 % 2 * 2, i / 2 % 32);
+            const unsigned at = (word / x_words * 2 + i % 2) * x_words + word % x_words;
+            for (unsigned r = 0; r < 2; ++r) {
+#pragma HLS UNROLL
+                for (unsigned c = 0; c < 4; ++c) {
+#pragma HLS UNROLL
+                    turns[r][at].of[c] = in.of[4 * r + c];
+                }
+                turns[r][at].exponent = in.exponent[r];
+            }
+        }
         if (op.op != take) continue;
         const unsigned in_packet = op.attention ? window_rows / 2 : window_rows, of_column = op.rows / in_packet;
         for (unsigned i = 0; i < 2; ++i) {
@@ -168,8 +212,15 @@ post_uops:
 #pragma HLS ARRAY_PARTITION variable=weights.of complete
         uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
+        // A beat that is rotated takes two cycles: each has one of its two rows.
+        const bool rotates = op.rotated && !op.attention;
+        bool second_row = false;
+        Values out = {}, turned = {};
+        Exponent exponent_of[2] = {};
+#pragma HLS ARRAY_PARTITION variable=exponent_of complete
         const auto step = [&] {
-            const bool begins = beat == 0 && known && !dividing;
+            const bool begins = beat == 0 && !second_row && known && !dividing;
+            const bool idle = beat == 0 && !second_row && !begins;
             if (begins) {
                 from = next_from;
                 column = next_column;
@@ -190,7 +241,7 @@ post_uops:
                     }
                 }
             } else if (!known && unknown) {
-                if (beat == 0 && !begins) RSN_WAIT_FOR_ANY(packets[0], packets[1]);
+                if (idle) RSN_WAIT_FOR_ANY(packets[0], packets[1]);
                 const bool first = !packets[0].empty(), second = !packets[1].empty();
                 if (first || second) {
                     next_from = second && (!first || !from);  // in turn, if there are both
@@ -205,61 +256,71 @@ post_uops:
                     if (op.residual) asks << Place{next_column, next_group};
                 }
             }
-            if (beat == 0 && !begins) return;
-            const Results in = from ? results[1].read() : results[0].read();
+            if (idle) return;
             const unsigned n = beat % group_beats, two = two_rows(n), eight_rows = group + beat / group_beats;
-            if (n == 0) places << Place{column, static_cast<uint8_t>(eight_rows)};
-            Packed residue = {};
-            if (op.residual) residue = residuals.read();  // hls-allow state-order: they wait for no place
-            ScaledBy factor_of[2];
-            BothWays bias_by[2], residue_by[2];
-            Lookup entries_by[2];
-            int top[2];
-            const auto of_scale = static_cast<int>(within<exponent_bits>(
-                op.attention ? of_heads[column] : columns.shift[column] + columns.first_exponent[column] + 4));
-            const auto of_bias =
-                static_cast<int>(within<exponent_bits>(op.attention ? 0 : columns.second_exponent[column]));
-            for (unsigned i = 0; i < 2; ++i) {
+            if (!second_row) {
+                const Results in = from ? results[1].read() : results[0].read();
+                if (n == 0) places << Place{column, static_cast<uint8_t>(eight_rows)};
+                Packed residue = {};
+                if (op.residual) residue = residuals.read();  // hls-allow state-order: they wait for no place
+                ScaledBy factor_of[2];
+                BothWays bias_by[2], residue_by[2];
+                Lookup entries_by[2];
+                int top[2];
+                const auto of_scale = static_cast<int>(within<exponent_bits>(
+                    op.attention ? of_heads[column] : columns.shift[column] + columns.first_exponent[column] + 4));
+                const auto of_bias =
+                    static_cast<int>(within<exponent_bits>(op.attention ? 0 : columns.second_exponent[column]));
+                for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
-                const RowFactor &by = op.attention ? reciprocals[i][4 * odd + two] : of_rows[i][4 * eight_rows + two];
-                const auto exponent = static_cast<int>(within<exponent_bits>(of_scale + by.exponent));
-                top[i] = exponent + product_bits;
-                if (!op.attention) top[i] = larger(top[i], of_bias + kept_bits);
-                if (op.residual) top[i] = larger(top[i], residue.exponent[i] + kept_bits);
-                top[i] -= sum_bits;
-                factor_of[i] = scaled_by<least>(by.mantissa, top[i] - exponent);
-                bias_by[i] = op.attention ? nothing_left : both_ways<15, 14>(top[i] - of_bias);
-                residue_by[i] = both_ways<15, 14>(top[i] - residue.exponent[i]);
-                entries_by[i] = lookup(top[i], table.steps, table.fraction);
-            }
-            Values out;
-            for (unsigned e = 0; e < 8; ++e) {
+                    const RowFactor &by = op.attention ? reciprocals[i][4 * odd + two]
+                        : of_rows[i][4 * eight_rows + two];
+                    const auto exponent = static_cast<int>(within<exponent_bits>(of_scale + by.exponent));
+                    top[i] = exponent + product_bits;
+                    if (!op.attention) top[i] = larger(top[i], of_bias + kept_bits);
+                    if (op.residual) top[i] = larger(top[i], residue.exponent[i] + kept_bits);
+                    top[i] -= sum_bits;
+                    exponent_of[i] = static_cast<Exponent>(top[i] + (rotates ? turn_bits : 0));
+                    factor_of[i] = scaled_by<least>(by.mantissa, top[i] - exponent);
+                    bias_by[i] = op.attention ? nothing_left : both_ways<15, 14>(top[i] - of_bias);
+                    residue_by[i] = both_ways<15, 14>(top[i] - residue.exponent[i]);
+                    entries_by[i] = lookup(top[i], table.steps, table.fraction);
+                }
+                for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-                const unsigned i = e / 4, of_four = four_columns(n);
-                const unsigned word = 4 * column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
-                const auto drained = static_cast<int16_t>(int64_t{in.of[e]});
-                Shifted product{within<30>(int64_t{drained} * columns.first[word][in_word])};
-                product.by(4);
-                const int64_t scaling = op.attention ? int64_t{in.of[e]} : product.rounded();
-                int64_t v = scaled<least, sum_bits>(scaling, factor_of[i]);
-                v += aligned<15, 14>(columns.second[word][in_word], bias_by[i]);
-                v += aligned<15, 14>(residue.of[e], residue_by[i]);
-                out[e] = static_cast<int32_t>(within<31>(v));
-                out[e] = activated(out[e], entries_by[i], entries[function], op.function);
+                    const unsigned i = e / 4, of_four = four_columns(n);
+                    const unsigned word = 4 * column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
+                    const auto drained = static_cast<int16_t>(int64_t{in.of[e]});
+                    Shifted product{within<30>(int64_t{drained} * columns.first[word][in_word])};
+                    product.by(4);
+                    const int64_t scaling = op.attention ? int64_t{in.of[e]} : product.rounded();
+                    int64_t v = scaled<least, sum_bits>(scaling, factor_of[i]);
+                    v += aligned<15, 14>(columns.second[word][in_word], bias_by[i]);
+                    v += aligned<15, 14>(residue.of[e], residue_by[i]);
+                    out[e] = static_cast<int32_t>(within<31>(v));
+                    out[e] = activated(out[e], entries_by[i], entries[function], op.function);
+                }
             }
-            values << out;  // hls-allow state-order: residuals do not wait for values
+            if (rotates) {
+                const FourAngles &by = turns[second_row][(4 * eight_rows + two) * x_words + four_columns(n)];
+                turn(by, second_row, out, turned);
+                second_row = !second_row;
+                if (second_row) return;
+            }
+            const Values all = rotates ? turned : out;
+            values << all;  // hls-allow state-order: residuals do not wait for values
             RowExponents made = {false, eight, false, {}, {}};
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                 uint32_t bits = 0;
                 for (unsigned e = 4 * i; e < 4 * i + 4; ++e) {
 #pragma HLS UNROLL
-                    bits |= static_cast<uint32_t>(magnitude(out[e]));
+                    bits |= static_cast<uint32_t>(magnitude(all[e]));
                 }
                 uint32_t &of_row = most[2 * two + i];
                 of_row = (n < 8 && n % 4 < 2 ? 0 : of_row) | bits;
-                made.from[i] = static_cast<Exponent>(top[i]);
-                made.made[i] = static_cast<Exponent>(stored_exponent(of_row, top[i], eight ? 8 : 16));
+                made.from[i] = exponent_of[i];
+                made.made[i] = static_cast<Exponent>(stored_exponent(of_row, exponent_of[i], eight ? 8 : 16));
             }
             if (n >= group_beats - 8 && n % 4 > 1) exponents << made;
             const bool ends = beat + 1u == packet_beats;

@@ -112,7 +112,8 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<Uop<Rows::words>> &to_post,
           hls::stream<Uop<Rows::words>> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
           hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
-          hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values) {
+          hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values,
+          hls::stream<Packed> &angles) {
     Gains gains;
 no_gains:
     for (uint8_t i = 0; i < 4 * x_blocks; ++i) {
@@ -160,7 +161,8 @@ rows_uops:
         const auto groups_of_rows = static_cast<uint8_t>(op.rows / 4);
         const auto first_block = static_cast<uint8_t>(block_of(op.slot, op.rows));
         const bool takes_t = op.op == take && op.memory == in_t;
-        if (has_rows && op.op == take) to_post << uop;
+        const bool to_angles = op.op == load && op.memory == in_angles;
+        if (has_rows && (op.op == take || to_angles)) to_post << uop;
         if (has_rows && (op.op == store || (op.op == walk && op.norm) || (op.op == take && op.residual)))
             to_residual << uop;
     rows_gains:
@@ -313,11 +315,24 @@ rows_uops:
                     whole = beat % 2;
                 }
                 if (!whole) continue;
+                if (to_angles) {
+                    for (unsigned b = 0; b < 2; ++b) {
+#pragma HLS UNROLL
+                        Packed two = {};
+                        for (unsigned e = 0; e < 8; ++e) {
+#pragma HLS UNROLL
+                            two.of[e] = cell.of[8 * b + e];
+                            two.exponent[e / 4] = cell.exponent[2 * b + e / 4];
+                        }
+                        angles << two;
+                    }
+                    continue;
+                }
                 add_up(cell, gains, to_block, group, four, under_way_sums, sums);
                 const unsigned address = (to_block * groups + group) * x_words + four;
                 x << CellWrite<XCell>{false, i + 1 == count, static_cast<uint16_t>(address), cell};
             }
-            x_done.read();
+            if (!to_angles) x_done.read();
         } else if (op.op == store) {
         store_blocks:
             for (uint8_t group = 0; group < sixteens; ++group) {

@@ -48,7 +48,7 @@ enum RowsOp : uint8_t { load, store, walk, take };
 enum Added : uint8_t { nothing, raw, as_normalised };
 enum Source : uint8_t { from_x8, from_t, queries };
 enum End : uint8_t { to_w, to_constants, to_x, from_x };
-enum Memory : uint8_t { in_x, in_t };
+enum Memory : uint8_t { in_x, in_t, in_angles };
 constexpr unsigned cell_rows = 16;  // of a block of 64 columns, in which slots are counted
 
 // The block that begins with a cell. rows: of a lane, the same in a whole program.
@@ -236,7 +236,8 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<Uop<Rows::words>> &to_post,
           hls::stream<Uop<Rows::words>> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
           hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
-          hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values);
+          hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values,
+          hls::stream<Packed> &angles);
 void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes], hls::stream<Statistics> made[lanes],
            hls::stream<RowBound> bounds[lanes], hls::stream<RowScale> scales[lanes]);
 
@@ -246,8 +247,8 @@ void gather(hls::stream<PacketsDue> &due, hls::stream<Beat128> &results, hls::st
 void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
           hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[2], hls::stream<PacketNumber> packets[2],
           hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<Place> &asks,
-          hls::stream<Packed> &residuals, hls::stream<Place> &places, hls::stream<RowExponents> &exponents,
-          hls::stream<Values> &values, hls::stream<Token> &taken);
+          hls::stream<Packed> &residuals, hls::stream<Packed> &angles, hls::stream<Place> &places,
+          hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Token> &taken);
 void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
               hls::stream<RowExponents> &exponents, hls::stream<Values> &values);

@@ -71,6 +71,7 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("Values", "residual_values", _LANES, GROUP),
     ("Packed", "residuals", _LANES, 16),
     ("Packed", "stored_values", _LANES, 16),
+    ("Packed", "angles", _LANES, 16),
     ("Place", "places", _LANES, 4),
     ("RowExponents", "exponents", _LANES, 8),
     ("Values", "values", _LANES, GROUP),
@@ -198,13 +199,14 @@ def _lane(engine: int, lane: int) -> Iterator[tuple[str, str, list[str]]]:
         "places",
         "results",
         "stored_values",
+        "angles",
     )
     yield rows, "rows", [*own, *of("rows_constants", "free", "filled", *memories, *parts)]
     gathered = ("packets", "weight_sums", "gathered")
     for i in range(2):
         yield rows, "gather", [f"due{at}[{i}]", f"c{engine}[{lane}][{i}]", *of(*(f"{x}@[{i}]" for x in gathered))]
     given = of("post_uops", "post_constants", "factors", "of_values", "due", *gathered)
-    yield rows, "post", [*given, *of("asks", "residuals", "places", "exponents", "values", "taken")]
+    yield rows, "post", [*given, *of("asks", "residuals", "angles", "places", "exponents", "values", "taken")]
     given = of("residual_uops", "residual_constants", "statistics", "asks", "x_reads@[1]", "x_cells@[1]")
     yield rows, "residual", [*given, *of("residual_exponents", "residual_values")]
     yield rows, "pack_results", of("exponents", "values", "results")

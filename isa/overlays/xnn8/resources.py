@@ -96,6 +96,7 @@ MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
     ("norms of rows", 80, 2 * ROW_GROUPS, 4, ""),
     ("exponents of rows", 16, ROW_GROUPS, 4, ""),
     ("reciprocals", 32, 2 * 4, 2, ""),
+    ("angles", 4 * 16 + 8, LANE_ROWS // 2 * BLOCK // 4, 2, ""),
     ("tables of functions", 16, ENTRIES * len(TABLES), 8 // 2, ""),
 )
 """Memories of a lane: what they are reported as, bits and number of words, how many there are alike, and in which

@@ -13,7 +13,7 @@ from rsn.base.errors import BoardError, DeadlockError
 from rsn.hw.sim.machine import Machine, simulate
 from rsn.isa.overlays.xnn8 import numbers
 from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound, PanelNorm
-from rsn.isa.overlays.xnn8.formats import AddedResidual, ChunkSource, EngineOp, cells
+from rsn.isa.overlays.xnn8.formats import AddedResidual, ChunkSource, EngineOp, LaneMemory, cells
 from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
 from rsn.isa.overlays.xnn8.numbers import X_BITS, BlockNumbers, NormConstants
 from rsn.isa.overlays.xnn8.stored import columns_of
@@ -80,6 +80,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     norm=st.sampled_from([None, False, True]),
     residual=st.sampled_from(AddedResidual),
     function=st.integers(0, 4),
+    rotated=st.booleans(),
     apart=st.booleans(),
     gains=st.booleans(),
     stalls=st.sampled_from([0, 0, 1]),
@@ -97,14 +98,15 @@ def test_an_encoder_layer(
     norm: bool | None,
     residual: AddedResidual,
     function: int,
+    rotated: bool,
     apart: bool,
     gains: bool,
     stalls: int,
     data: st.DataObject,
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
-    is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. apart:
-    the first sum lies behind its addend in X. gains: of what is loaded."""
+    is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. rotated:
+    queries, keys and the projection. apart: the first sum lies behind its addend in X. gains: of what is loaded."""
     hand = Layer(seed, engines, sequences, lanes, rows)
     count = data.draw(st.integers(1, lanes * rows))
     of_norm = None if norm is None else PanelNorm(NormConstants.of(64 * heads - 5, 1e-5), norm)
@@ -112,15 +114,20 @@ def test_an_encoder_layer(
         residual = AddedResidual.RAW
     of_ddr = data.draw(st.integers(0, heads))
     hand.begin(heads, of_norm, gains=gains)
+    if rotated:
+        angles = hand.rng.uniform(-1, 1, (hand.rows, 64)) * 2.0 ** hand.rng.integers(-20, 1, (hand.rows, 1))
+        hand.load(numbers.blocks_of(angles, X_BITS), None, LaneMemory.ANGLES)
     eight = 8 * cells(rows)
     shown, skip = data.draw(st.integers(1, count)), data.draw(st.integers(0, groups - 1))
     of_heads = HeadsRound(2 * eight, 0, eight, 3 * eight, heads, 64, count, shown, groups, skip, causal=causal)
     keys = of_heads.blocks(shared=True)
     for i, (columns, reader) in enumerate(((keys, HEADS), (keys, HEADS), (heads, SEND))):
-        hand.product(ChunkSource.X8, 0, heads, Destination(eight * i, True, (reader,)), columns, min(of_ddr, columns))
+        to = Destination(eight * i, True, (reader,), rotated=rotated and i != 1)
+        hand.product(ChunkSource.X8, 0, heads, to, columns, min(of_ddr, columns))
     hand.emit.attention(of_heads, last=True)
     added = eight if apart else 0
-    hand.product(ChunkSource.T, 3 * eight, heads, Destination(added, residual=residual, gains=True), heads, of_ddr)
+    projected = Destination(added, residual=residual, gains=True, rotated=rotated)
+    hand.product(ChunkSource.T, 3 * eight, heads, projected, heads, of_ddr)
     hand.emit.walk(added, heads, of_norm)
     hidden = Destination(4 * eight, True, (SEND,), function=function)
     hand.product(ChunkSource.X8, added, heads, hidden, 4, 1)
@@ -131,7 +138,8 @@ def test_an_encoder_layer(
 
 
 def test_a_compiled_layer_whose_heads_share_keys() -> None:
-    """Causal, with RMS norms; of 12 heads each three share keys, and the second round begins with the last of three."""
+    """Causal, with RMS norms and rotations; of 12 heads each three share keys, and the second round begins with the
+    last of three."""
     torch = pytest.importorskip("torch")
     import rsn
 
@@ -142,10 +150,17 @@ def test_a_compiled_layer_whose_heads_share_keys() -> None:
             self.q, self.k, self.v = (torch.nn.Linear(128, 64 * heads, bias=False) for heads in (12, 4, 4))
             self.o, self.up = torch.nn.Linear(768, 128, bias=False), torch.nn.Linear(128, 320)
             self.down = torch.nn.Linear(320, 128)
+            angles = torch.arange(40)[:, None] / 100 ** (torch.arange(64) % 32 / 32)
+            self.cosine, self.sine = torch.nn.Buffer(angles.cos()), torch.nn.Buffer(angles.sin())
+
+        def turned(self, x: Any) -> Any:
+            lower, upper = x.chunk(2, -1)
+            return x * self.cosine + torch.cat((-upper, lower), -1) * self.sine
 
         def forward(self, x: Any) -> Any:
             y = self.norms[0](x)
             q, k, v = (w(y).unflatten(-1, (-1, 64)).transpose(1, 2) for w in (self.q, self.k, self.v))
+            q, k = self.turned(q), self.turned(k)
             heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = x + self.o(heads.transpose(1, 2).flatten(2))
             return x + self.down(torch.nn.functional.silu(self.up(self.norms[1](x))))

@@ -45,8 +45,7 @@ def test_heads_of_32_columns_are_refused() -> None:
 @pytest.mark.parametrize(
     ("unit", "which", "fields", "what"),
     [
-        ("Rows0", {"op": RowOp.TAKE}, {"rotated": 1}, "rotations"),
-        ("Rows0", {"op": RowOp.LOAD}, {"memory": LaneMemory.ANGLES}, "rotations"),
+        ("Rows0", {"op": RowOp.LOAD}, {"memory": LaneMemory.ANGLES, "blocks": 2}, "angles of heads of 128 columns"),
         ("Rows0", {"op": RowOp.TAKE}, {"gated": 1}, "gates"),
         ("Rows0", {"op": RowOp.TAKE}, {"norm": 1}, "norms of heads"),
         ("Rows0", {"op": RowOp.STORE}, {"memory": LaneMemory.T}, "T in off-chip memory"),
