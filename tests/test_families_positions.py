@@ -39,9 +39,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", DECODER),
 }
 QUICK = {"gpt-j"}
-OFTEN = {"gpt-j", "gpt-neox, not parallel", "falcon, new", "cohere, norms of heads", "qwen3, groups", "olmo3", "llama"}
+OFTEN = {"gpt-j", "gpt-neox, not parallel", "cohere, norms of heads", "qwen3, groups", "olmo3"}
 """Families that the long tests try: of each kind of block, of norms and of heads one. `make test-full` tries all."""
-LANES = {"gpt-j", "olmo3"}
+LANES = {"olmo3"}
 """Those that the long tests try on the overlay of row lanes, too."""
 ROWS = 12
 

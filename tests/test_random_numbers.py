@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 import rsn  # noqa: E402
 from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
-from rsn.tests.effort import thinned  # noqa: E402
+from rsn.tests.effort import spread  # noqa: E402
 
 DRAWS: dict[str, Callable[[Any], Any]] = {
     "rand": lambda x: x * torch.rand(x.shape),
@@ -100,7 +100,7 @@ def test_without_draws_nothing_is_refused(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::rsn.host.model.torch_backend.Fallback")
-@pytest.mark.parametrize("draw", thinned(DRAWS, 3))
+@pytest.mark.parametrize("draw", spread(DRAWS, 2, [*DRAWS][::6]))
 def test_torch_compile_draws_the_same(draw: str) -> None:
     same(Drawing(DRAWS[draw], DRAWS["rand"], DRAWS[draw]).eval(), torch.randn(2, 6, 16))
 

@@ -35,7 +35,7 @@ from rsn.scheduler.graph import ActivationFunction, Array, AttentionLayer, Gemm,
 from rsn.scheduler.memory import RoomError
 from rsn.scheduler.shards import opened, rounds, shard_places
 from rsn.scheduler.stages import chained, stages
-from rsn.tests.effort import examples, long
+from rsn.tests.effort import examples, full, long
 from rsn.tests.test_generate import MODELS as FAMILIES
 from rsn.tests.test_stages import bart, bert, difference, llama, same, small_banks
 
@@ -60,8 +60,8 @@ MODELS = {"bert": bert, "llama": llama, "gpt2": gpt2, "bart": bart}
         ("llama", "xnn", 4, 2),
         long("bert", "xnn2", 4, 4),
         long("llama", "xnn", 4, 4),  # each head of keys is on two boards
-        long("gpt2", "xnn", 3, 3),
-        long("bert", "xnn", 2, 2),
+        full("gpt2", "xnn", 3, 3),
+        full("bert", "xnn", 2, 2),
         long("bart", "xnn", 4, 2),
     ],
 )
@@ -266,7 +266,7 @@ def test_what_others_read_later_is_sent_to_them() -> None:
 
 @pytest.mark.parametrize(
     ("name", "boards", "shards"),
-    [long("Llama", 4, 4), long("GPT-2", 4, 2), long("Gemma 3", 2, 2)],
+    [long("Llama", 4, 4), full("GPT-2", 4, 2), full("Gemma 3", 2, 2)],
 )
 def test_a_decoder_in_shards(name: str, boards: int, shards: int) -> None:
     """Prompts, in chunks too, and steps; the caches of the host are those of one board. The weights are as they are:

@@ -48,7 +48,7 @@ from rsn.scheduler.graph import Gemm, LayerGraph, Output
 from rsn.scheduler.memory import RoomError
 from rsn.scheduler.schedule import PAPER, Segment
 from rsn.scheduler.stages import chained, cut_places, stages
-from rsn.tests.effort import examples, long
+from rsn.tests.effort import examples, full, long
 from rsn.tests.test_generate import made
 
 
@@ -484,7 +484,7 @@ def test_calls_follow_each_other_through_the_stages(saved: Path) -> None:
 # -- generation
 
 
-@pytest.mark.parametrize(("name", "boards"), [long("Llama", 5), long("Gemma 3", 2)])
+@pytest.mark.parametrize(("name", "boards"), [long("Llama", 5), full("Gemma 3", 2)])
 def test_a_decoder_over_several_boards(name: str, boards: int, tmp_path: Path) -> None:
     """Prompts, in chunks too, and steps: each logit is that of one board, in memory and from a file. Logits of prompts
     are a product of PyTorch, whose last bit depends on where the weights lie in a file. Of five boards the last one has

@@ -383,10 +383,12 @@ def refuse_shards(path: str | os.PathLike[str], saved: Saved, what: str) -> None
 
 def identity(path: str | os.PathLike[str]) -> str:
     """Return what tells the content of a model file from any other: the checksum of its description, which has those of
-    its tensors. Nothing else is read. Raises `ContainerError` for a file that is no model, `OSError`."""
+    its tensors. Nothing else is read. Raises `ContainerError` if there is no such model, `OSError`."""
     try:
         with safe_open(path, framework="np") as file:
             return str((file.metadata() or {})[CHECKSUM])
+    except FileNotFoundError:
+        raise ContainerError(f"{path}: no such file") from None
     except (KeyError, SafetensorError) as e:
         raise ContainerError(f"{path}: not a model file") from e
 

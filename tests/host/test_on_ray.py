@@ -33,6 +33,7 @@ from rsn.host.replicas.replicated import ReplicatedServer  # noqa: E402
 from rsn.host.replicas.stage import StageDown  # noqa: E402
 from rsn.host.replicas.texts import Generations  # noqa: E402
 from rsn.host.serving import QueueFull, RequestTimeout  # noqa: E402
+from rsn.tests.effort import full, long  # noqa: E402
 from rsn.tests.host.fronts import Front, started  # noqa: E402
 from rsn.tests.host.soak_http import Client  # noqa: E402
 from rsn.tests.host.soak_replicas import COPIES, STAGES, Soak, copies  # noqa: E402
@@ -205,7 +206,7 @@ def test_the_end_answers_what_is_under_way(command: Any) -> None:
     assert [status for status, _ in answers] == [200] * 8
 
 
-@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("is_named", [long(True), full(False)])
 def test_a_cluster_that_runs_is_joined(
     is_named: bool, running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

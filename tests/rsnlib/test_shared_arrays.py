@@ -229,7 +229,7 @@ def test_other_kernels_gain_nothing_by_another_begin_beside_arrays(width: int, h
     assert cycles <= _shared(block.changed(replace(block.knobs, of=of)), U55C, dsps, 1 << 20, 0.0)[1]
 
 
-@pytest.mark.parametrize("kind", [full(None), full("with zero points"), long("int4 in groups of 32")])
+@pytest.mark.parametrize("kind", [full(None), full("with zero points"), full("int4 in groups of 32")])
 def test_cpp_has_one_array_for_all_products(kind: str | None, tmp_path: Path) -> None:
     """With the bits of the engine, the cycles of the model, and the multiplications of one product. No process takes
     longer than all together: loads of weights, too, take what they are modelled with."""

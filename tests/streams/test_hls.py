@@ -208,7 +208,7 @@ def test_results_are_those_of_the_simulator(regions: dict[str, NativeRegion]) ->
 
 
 @in_full
-@pytest.mark.parametrize("sort", [long("listed"), long("pipelines"), long("scalars"), full("tiles"), full("systolic")])
+@pytest.mark.parametrize("sort", [long("listed"), full("pipelines"), full("scalars"), full("tiles"), full("systolic")])
 def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str, regions: dict[str, NativeRegion]) -> None:
     texts, most = {
         "listed": ({name: observable(row["program"]) for name, row in LISTED.items() if not row["code"]}, 20),
