@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ..base.errors import TensorError
 from ..scheduler.graph import LayerGraph
-from . import product_types
+from . import product_types, weight_bits
 from .bound_table import bound_table
 from .capture import packet
 from .flops import FlopCounter
@@ -77,8 +77,8 @@ class Traced:
 
     def explain(self, modelled: Modelled | None = None) -> str:
         """Return the text of `rsn.explain`: each module's share of FLOPs and of modelled time on the machine, how far
-        each segment is from the best possible, then a table of operators with place and reason. modelled: the machine's
-        times in seconds; None leaves times out."""
+        each segment is from the best possible, then a table of operators with place and reason; of a quantised
+        model also the types of its products. modelled: the machine's times in seconds; None leaves times out."""
         latency_s = None if modelled is None else modelled.latency_s
         work = self.work(modelled)
         first = f"{self.title}: {head(work, latency_s)}"
@@ -87,7 +87,7 @@ class Traced:
             lines.append("FLOPs of rows beyond the lengths are counted; the machine does not compute them")
         if modelled is not None and modelled.bound is not None:
             lines += ["", *bound_table(modelled.bound, modelled.segments, modelled.latency_s)]
-        return "\n".join([*lines, "", *self.operators()])
+        return "\n".join([*lines, "", *self.operators(None if modelled is None else modelled.four_bits)])
 
     @property
     def told(self) -> str:
@@ -105,9 +105,9 @@ class Traced:
         """Batch, rows and number of layers, as text."""
         return f"{self.network.size}, {len(self.network.layers)} layers on the machine"
 
-    def operators(self) -> list[str]:
+    def operators(self, four_bits: frozenset[str] | None = None) -> list[str]:
         """Return a table of operators as lines of text: module, place, reason, names. The first line names inputs and
-        outputs. Behind it, of a quantised model, a table of the types of its products."""
+        outputs. Behind it, of a quantised model, a table of the types of its products. four_bits: as for `Modelled`."""
         network = self.network
         ends = f"inputs {', '.join(network.inputs)}; outputs {', '.join(x.name for x in network.outputs)}"
         table = [("module", "runs on", "why", "operators")]
@@ -115,5 +115,6 @@ class Traced:
             table.append((path or "(top level)", where, why, ", ".join(dict.fromkeys(p.op for p in group))))
         widths = [max(len(row[i]) for row in table) for i in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-        typed = product_types.lines((p.path, p.where, p.node) for p in self.placements)
+        placed = [(p.path, p.where, p.node) for p in self.placements]
+        typed = product_types.lines(placed) if four_bits is None else weight_bits.lines(placed, network, four_bits)
         return [ends, *(line.rstrip() for line in lines), *([""] if typed else []), *typed]

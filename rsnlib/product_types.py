@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -43,10 +43,20 @@ def lines(placed: Iterable[tuple[str, str, Node]]) -> list[str]:
         return []
     table = [("products of", "runs on", "count", "modules", "why not integers")]
     for (types, where, why), group in groupby(sorted(found, key=_KIND), key=_KIND):
-        paths = [x.path or TOP for x in group]
-        named = list(dict.fromkeys(paths))
-        more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
-        table.append((types, where, str(len(paths)), ", ".join(named[:SHOWN]) + more, why))
+        table.append((types, where, *counted(x.path for x in group), why))
+    return aligned(table)
+
+
+def counted(paths: Iterable[str]) -> tuple[str, str]:
+    """Return the number of some products as text, and the names of their modules. paths: of these, in order."""
+    all_of_them = [path or TOP for path in paths]
+    named = list(dict.fromkeys(all_of_them))
+    more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+    return str(len(all_of_them)), ", ".join(named[:SHOWN]) + more
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table as lines of text."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
@@ -64,7 +74,7 @@ def _typed(path: str, where: str, node: Node) -> Iterator[TypedProduct]:
     elif op is aten.scaled_dot_product_attention:
         yield TypedProduct(path, where, "float32 x float32", _ATTENTION)
     elif op in WEIGHTS or op in CONVOLUTIONS:
-        weight = _dequantised(arguments(node)[WEIGHTS.get(op, "weight")])
+        weight = dequantised(arguments(node)[WEIGHTS.get(op, "weight")])
         if weight is None:
             yield TypedProduct(path, where, "float32 x float32", _NOT_QUANTISED)
         else:
@@ -73,8 +83,8 @@ def _typed(path: str, where: str, node: Node) -> Iterator[TypedProduct]:
             yield TypedProduct(path, where, types, "only its weight is quantised")
 
 
-def _dequantised(weight: Any) -> Node | None:
-    """The operator that dequantises a weight, which may then have been moved, cut and joined; None without one."""
+def dequantised(weight: Any) -> Node | None:
+    """Return the operator that dequantises a weight, which may have been moved, cut and joined; None without one."""
     stack = [weight]
     while stack:
         x = stack.pop()

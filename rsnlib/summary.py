@@ -30,12 +30,14 @@ class ModuleWork:
 class Modelled:
     """The modelled time of a program, in seconds. latency_s: from launch to end. layers: by name of a layer's result,
     the time from the last store of the layer before to the layer's own last store. segments: the same for each segment,
-    by name. bound: a lower bound for these times; None if there is none."""
+    by name. bound: a lower bound for these times; None if there is none. four_bits: the results of the layers whose
+    weights have 4 bits; None for an overlay that computes in float32."""
 
     latency_s: float
     layers: Mapping[str, float]
     segments: Mapping[str, float] = field(default_factory=dict)
     bound: ProgramBound | None = None
+    four_bits: frozenset[str] | None = None
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 torchao = pytest.importorskip("torchao.quantization")
+from torchao.quantization import MappingType  # noqa: E402
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.isa.overlays.xnn8 import XNN8  # noqa: E402
@@ -108,6 +110,37 @@ def test_columns_that_are_one_in_memory(quantises: bool) -> None:
         parts = ((p.weight, *(p.short or ()), *p.columns, p.shifts, *p.bias) for p in (made, other))
         assert all(np.array_equal(a, b) for a, b in zip(*parts, strict=True))
         assert (made.weight.strides[1] == 0) == (made.weight.shape[1] == 128)  # others have columns that fill them up
+
+
+def bits_told(text: str) -> list[tuple[str, int, str]]:
+    """Of the table of weights in a report: bits, number of products, and why not 4."""
+    table = text.partition("weights of ")[2].splitlines()[1:]
+    rows = [re.split(r"  +", line) for line in table]
+    return [(bits, int(count), more[0] if more else "") for _, bits, count, _, *more in rows]
+
+
+def test_why_weights_have_8_bits() -> None:
+    """A report tells how many bits each weight has: 4 as a model has them; 8 of heads that are filled up, behind
+    factors of SmoothQuant, with zero points, in groups of 16."""
+    model, (x,) = encoder(32, rows=True)
+    assert bits_told(rsn.explain(model, (x,), overlay="xnn8")) == [("4", 12, "")]
+    smooth = rsn.compile(model, (x,), overlay="xnn8", smooth=[(x,)]).explain()
+    assert bits_told(smooth) == [("4", 4, ""), ("8", 8, "factors of SmoothQuant change the numbers of a group")]
+    heads = rsn.nn.Encoder(layers=1, hidden=160, heads=2, inner=256).eval()
+    torchao.quantize_(heads, torchao.IntxWeightOnlyConfig(torch.int4, torchao.PerGroup(32)))
+    told = bits_told(rsn.explain(heads, (torch.randn(1, 16, 160),), overlay="xnn8"))
+    assert told == [("4", 5, ""), ("8", 1, "its rows are heads of 80 columns, which are filled up")]
+    others = rsn.nn.Encoder(layers=1, hidden=128, heads=2, inner=256).eval()
+    shifted = torchao.IntxWeightOnlyConfig(torch.int4, torchao.PerGroup(32), MappingType.ASYMMETRIC)
+    torchao.quantize_(others, shifted, lambda x, name: isinstance(x, torch.nn.Linear) and "ffn" in name)
+    narrow = torchao.IntxWeightOnlyConfig(torch.int4, torchao.PerGroup(16))
+    torchao.quantize_(others, narrow, lambda x, name: isinstance(x, torch.nn.Linear) and "attn.out" in name)
+    told = bits_told(rsn.explain(others, (x,), overlay="xnn8"))
+    assert sorted(told) == [
+        ("8", 1, "groups of 16 columns are no multiples of 32"),
+        ("8", 2, "zero points shift its groups"),
+        ("8", 3, ""),
+    ]
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from ...base.durations import duration
 from ...base.errors import RsnError, TensorError, UnsupportedError
 from ...hw.sim.explain import Explanation, explain, seconds_of, windows
 from ...hw.sim.machine import Machine, Run, launch_seconds
+from ...isa.overlays.xnn8.weight_bits import with_four_bits
 from ...isa.program import Program, Role
 from ...isa.statistics import count
 from ...rsnlib.experts.choice import EXECUTOR
@@ -352,7 +353,8 @@ class Compiled(FollowingModule):
 
 def modelled_layers(program: Program, network: LayerGraph, machine: Machine | None = None) -> Modelled:
     """Return the modelled latency of a program in seconds, launch included, the seconds of each layer of its network
-    and of each segment, and the bounds of these times, with run-time parameters at their defaults.
+    and of each segment, the bounds of these times, and which weights have 4 bits; with run-time parameters at their
+    defaults.
 
     network: the one that the program was built from. machine: the program's simulator, made anew by default. Raises as
     `Machine`, such as `DeadlockError`.
@@ -364,4 +366,5 @@ def modelled_layers(program: Program, network: LayerGraph, machine: Machine | No
         seconds_of(machine, {layer.target for layer in network.layers}),
         windows(machine),
         bounds(network, program.overlay, program.segments),
+        with_four_bits(program, machine.expansion) if program.overlay.integers else None,
     )
