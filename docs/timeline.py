@@ -202,7 +202,7 @@ def pictures() -> dict[str, str]:
     out = {}
     with tempfile.TemporaryDirectory() as folder:
         text, binary = f"{folder}/p.rsn", f"{folder}/p.bin"
-        for overlay, picture in (("xnn-base", "bert"), ("xnn2", "bert_xnn2")):
+        for overlay, picture in (("xnn-base", "bert"), ("xnn2", "bert_xnn2"), ("xnn8", "bert_xnn8")):
             spec = ("bert-large-encoder", "--batch", "6", "--seq", "512", "--overlay", overlay)
             made("compile", *spec, "-o", text)
             made("asm", text, "-o", binary)
