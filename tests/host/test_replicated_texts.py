@@ -397,7 +397,7 @@ def test_a_decoder_over_three_boards_on_two_copies(in_stages: Path) -> None:
     model = made("Llama")
 
     def fails(number: int) -> None:
-        if number % 7 == 0:
+        if number % 29 == 0:  # seldom enough that one of three attempts succeeds
             raise BoardError("the board is gone")
 
     boards = [Rig(before=fails), Rig(), Rig(before=fails), Rig(), Rig(before=fails), Rig()]
