@@ -1,6 +1,6 @@
 """What a pipeline of boards adds to its stages (docs/serving.md, "Several boards"), on simulated boards.
 
-    python benchmarks/pipelines.py [--ray] [--rounds 5] [--requests 8]
+    python benchmarks/pipelines.py [--ray] [--rounds 5] [--requests 8] [--rows 512]
 
 A BERT of random weights, cut into three stages. Its stages are called one behind the other in this process; then the
 same requests go through a pipeline of threads, and with --ray through one of Ray actors on this computer. CPU time is
@@ -22,12 +22,12 @@ from typing import Any
 
 import click
 
-STAGES, ROWS = 3, 128
+STAGES = 3
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def model_file(folder: Path) -> Path:
-    """Write the model in stages to a file. folder: exists."""
+def model_file(folder: Path, rows: int) -> Path:
+    """Write the model in stages to a file. folder: exists. rows: of a request."""
     import torch
     import transformers
 
@@ -37,18 +37,18 @@ def model_file(folder: Path) -> Path:
     config = transformers.BertConfig(
         vocab_size=1000, hidden_size=512, num_hidden_layers=STAGES, num_attention_heads=8, intermediate_size=2048
     )
-    ids = torch.zeros(1, ROWS, dtype=torch.long)
+    ids = torch.zeros(1, rows, dtype=torch.long)
     example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     model = transformers.BertModel(config, add_pooling_layer=False).eval()
     rsn.compile(model, example, boards=STAGES).save(folder / "bert.rsnmodel")
     return folder / "bert.rsnmodel"
 
 
-def request() -> dict[str, Any]:
+def request(rows: int) -> dict[str, Any]:
     """The arguments of a call."""
     import torch
 
-    ids = torch.randint(1000, (1, ROWS))
+    ids = torch.randint(1000, (1, rows))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
@@ -99,18 +99,19 @@ def spent(work: Callable[[], None], processes: list[int]) -> float:
 @click.option("--ray", "on_ray", is_flag=True)
 @click.option("--rounds", default=5)
 @click.option("--requests", default=8)
-def main(on_ray: bool, rounds: int, requests: int) -> None:
+@click.option("--rows", default=512, help="of a request")
+def main(on_ray: bool, rounds: int, requests: int, rows: int) -> None:
     """Print a table."""
     from rsn.base.other_libraries import silence_other_libraries
     from rsn.host.model.stages import load_stage
 
     silence_other_libraries()
     with ExitStack() as held:
-        path = model_file(Path(held.enter_context(tempfile.TemporaryDirectory())))
+        path = model_file(Path(held.enter_context(tempfile.TemporaryDirectory())), rows)
         own = [held.enter_context(load_stage(path, number)) for number in range(STAGES)]
         server = held.enter_context(pipeline(path, on_ray))
         actors = [report.process for report in server.reports()[0]] if on_ray else []
-        asked = [request() for _ in range(requests)]
+        asked = [request(rows) for _ in range(requests)]
 
         def one_by_one() -> None:
             for inputs in asked:
