@@ -156,8 +156,8 @@ def rows(case: ManyBoardsCase, overlay: Overlay, batch: int) -> list[dict[str, A
 
 
 def shard_row(case: ManyBoardsCase, overlay: Overlay, batch: int, shards: int) -> dict[str, Any]:
-    """Return the latency of a call on the fewest stages of so many shards that hold the model, beside that without
-    shards, as a JSON object. Raises as `parts_of`."""
+    """Return the latency of a call with shards, beside that of stages alone, as a JSON object. shards: how many boards
+    compute each stage; there are as few stages as hold the model. Raises as `parts_of`."""
     parts, launch_s = parts_of(case, overlay, batch, shards), launch_seconds(overlay)
     plain = parts_of(case, overlay, batch)
     count = fewest(parts, overlay.banks)
@@ -189,7 +189,7 @@ def shard_row(case: ManyBoardsCase, overlay: Overlay, batch: int, shards: int) -
 @click.option("--only", multiple=True, help="names of models, or pieces of them")
 @click.option("--batch", "batches", multiple=True, type=int, default=BATCHES, show_default=True)
 @click.option("--rate", "rates", multiple=True, metavar="NAME=VALUE", help="other rates, such as link_gbs=0.118")
-@click.option("--shards", multiple=True, type=int, help="latency with so many boards a stage")
+@click.option("--shards", multiple=True, type=int, help="also print the latency if N boards compute each stage")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object a row")
 def main(
     only: tuple[str, ...], batches: tuple[int, ...], rates: tuple[str, ...], shards: tuple[int, ...], as_json: bool

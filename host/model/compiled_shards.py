@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
-from ...rsnlib.summary import Modelled
 from ...scheduler.build import Built
 from ...scheduler.shards import rounds
 from ...scheduler.stages import stages
-from .compiled import modelled_layers
 from .compiled_stages import BuiltStages
 from .file import ModelVariant, SavedProgram
 from .hosted_shards import HostedShards, ShardRound, board_numbers
-from .stage_figures import StageFigures, shard_figures, stage_table
+from .stage_figures import StageFigures, shard_figures
 
 if TYPE_CHECKING:
     from ...rsnlib.partition import Traced
@@ -92,21 +90,10 @@ class BuiltShards(BuiltStages):
         """What each stage takes, of its fullest board. Raises as `shard_figures`."""
         return shard_figures([built.program for built in self.built], self.rounds, self.traced.host.columns)
 
-    def explain(self) -> str:
-        """Return a table of the stages, and one of the modules, as text. Times are those of the first shard, but for
-        the table of the stages."""
-        layers: dict[str, float] = {}
-        segments: dict[str, float] = {}
-        whole = 0.0
-        for one in self.rounds:
-            number = one.programs[0]
-            assert number is not None
-            times = modelled_layers(self.built[number].program, self.networks[number])
-            layers.update(times.layers)
-            segments.update(times.segments)
-            whole += times.latency_s
-        modelled = Modelled(whole, layers, segments)
-        return "\n".join([*stage_table(self.figures, self.modules), "", self.traced.explain(modelled)])
+    @property
+    def in_turn(self) -> tuple[int, ...]:
+        """The numbers of the programs of the first shard: the others run beside them."""
+        return tuple(number for one in self.rounds if (number := one.programs[0]) is not None)
 
     @property
     def modules(self) -> list[str]:

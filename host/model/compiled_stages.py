@@ -99,11 +99,14 @@ class BuiltStages:
         """What each stage takes. Raises as `stage_figures`."""
         return stage_figures([built.program for built in self.built], self.traced.host.columns)
 
+    @property
+    def in_turn(self) -> tuple[int, ...]:
+        """The numbers of the programs whose times make up a call: they run one behind the other."""
+        return tuple(range(len(self.built)))
+
     def explain(self) -> str:
-        """Return a table of the stages, and one of the modules, as text."""
-        times = [
-            modelled_layers(built.program, network) for built, network in zip(self.built, self.networks, strict=True)
-        ]
+        """Return a table of the stages, and one of the modules, as text. Times of modules are those of `in_turn`."""
+        times = [modelled_layers(self.built[i].program, self.networks[i]) for i in self.in_turn]
         layers = {name: seconds for one in times for name, seconds in one.layers.items()}
         segments = {name: seconds for one in times for name, seconds in one.segments.items()}
         modelled = Modelled(sum(one.latency_s for one in times), layers, segments)

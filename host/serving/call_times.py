@@ -19,7 +19,7 @@ takes 0.1 ms of CPU beside a run on the simulator."""
 LATEST = 0.1
 """The weight of the latest call in the mean of all."""
 MEASURED = 8
-"""Of calls that have been short, one of so many is measured: to read the clock of a thread is a call of the system."""
+"""One call in this many is measured while calls are short, because to read the clock of a thread is a system call."""
 
 
 class CallTimes:

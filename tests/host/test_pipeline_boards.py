@@ -50,7 +50,7 @@ def test_each_stage_has_another_kind_of_board(saved: tuple[Path, Any], server: S
 
 
 def test_boards_that_cannot_be_used_are_passed_over(saved: tuple[Path, Any], server: Server) -> None:
-    """One that nobody answers for, and one of another overlay, here and there."""
+    """A board whose computer does not answer, and boards of another overlay, on this computer and behind ssh."""
     path, wanted = saved
     nobody, others = "ssh://127.0.0.1:1/sim", ["vck190-xnn2@sim", server.url.replace("/sim", "/vck190-xnn2@sim")]
     with served(path, [nobody, *others, server.url, "sim"]) as made:
