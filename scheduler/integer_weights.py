@@ -1,8 +1,8 @@
 """Weights of xnn8 as integers: of 8 bits, with a scale for each column; or of 4 bits, with a multiplier beside it for
 each 32 rows of a column.
 
-A weight that its model has quantised keeps its integers. The compiler recognises it by its numbers alone: each column, or
-each group of rows, is integers times a scale. So it does not matter how the model wrote, joined or cut the weight.
+A weight that its model has quantised keeps its integers. The compiler recognises it by its numbers alone: each column,
+or each group of rows, is integers times a scale. So it does not matter how the model wrote, joined or cut the weight.
 """
 
 from __future__ import annotations
