@@ -17,7 +17,7 @@ from rsn.isa.overlays.xnn8.formats import AddedResidual, ChunkSource, EngineOp, 
 from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
 from rsn.isa.overlays.xnn8.numbers import X_BITS, BlockNumbers, NormConstants
 from rsn.isa.overlays.xnn8.stored import columns_of
-from rsn.tests.effort import examples
+from rsn.tests.effort import FULL, examples
 from rsn.tests.isa.xnn8_programs import HandMade
 
 from .native import native
@@ -106,7 +106,10 @@ def test_an_encoder_layer(
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
     is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. rotated:
-    queries, keys and the projection. apart: the first sum lies behind its addend in X. gains: of what is loaded."""
+    queries, keys and the projection. apart: the first sum lies behind its addend in X. gains: of what is loaded. Many
+    lanes have many rows each in `make test-full` alone: each row takes 10 ms."""
+    if not FULL:
+        rows = min(rows, 256 // (engines * sequences * lanes) // 16 * 16 or 16)
     hand = Layer(seed, engines, sequences, lanes, rows)
     count = data.draw(st.integers(1, lanes * rows))
     of_norm = None if norm is None else PanelNorm(NormConstants.of(64 * heads - 5, 1e-5), norm)
