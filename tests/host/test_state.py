@@ -43,6 +43,7 @@ def test_contents_are_kept(board: str) -> None:
             assert [float(memory[1024 * (r % 2) + 64 * (r // 2)]) for r in (2, 3, 4, 5, 6)] == [256, 1, 2, 3, 768]
 
 
+@pytest.mark.long
 def test_simulators_of_steps_are_not_kept() -> None:
     """The image of each step is another one, and each has a simulator."""
     found: list[weakref.ref[Machine]] = []

@@ -95,6 +95,7 @@ def test_no_channel_of_a_machine_is_over_its_bandwidth() -> None:
     assert fitted > cases(60, 2, share=30) / 2
 
 
+@pytest.mark.long
 def test_a_layer_that_decodes_uses_many_channels() -> None:
     torch.manual_seed(0)
     module = Cached(block("gpt2", hidden_size=128, intermediate_size=512, num_attention_heads=4)).eval()

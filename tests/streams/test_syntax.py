@@ -14,7 +14,7 @@ from rsn.streams.syntax.builder import assign, both, call, do, named, nest, prog
 from rsn.streams.syntax.nodes import Assignment, Block, Foreign, SyntaxNode, TooDeep, alike, walk
 from rsn.streams.syntax.parser import UnreadableError, parsed, parsed_expression
 from rsn.streams.syntax.printer import printed, shown
-from rsn.tests.effort import cases
+from rsn.tests.effort import cases, spread
 from rsn.tests.streams.grammar import program as drawn_program
 from rsn.tests.streams.sizes import FOLDER
 from rsn.tests.streams.trees import places
@@ -57,7 +57,10 @@ def test_a_drawn_program_is_printed_and_parsed_again(seed: int) -> None:
     _same_again(drawn_program(Random(seed), "0"))
 
 
-@pytest.mark.parametrize("file", sorted([*FOLDER.glob("*.py"), *(ROOT / "streams").rglob("*.py")]), ids=str)
+FILES = sorted([*FOLDER.glob("*.py"), *(ROOT / "streams").rglob("*.py")])
+
+
+@pytest.mark.parametrize("file", spread(FILES, 2, quick=FILES[::6]), ids=str)
 def test_a_file_is_printed_and_parsed_again(file: Path) -> None:
     _same_again(file.read_text(encoding="utf-8"))
 
