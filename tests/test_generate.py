@@ -144,7 +144,8 @@ def test_greedy_tokens_of_64_steps(name: str, batch: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sampled(MODELS, {"Gemma 3"}, full))
+@pytest.mark.full
+@pytest.mark.parametrize("name", MODELS)
 def test_the_cpp_machine(name: str) -> None:
     model = made(name)
     wanted = generated(model, 3, 7, 4)

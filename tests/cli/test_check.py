@@ -23,7 +23,7 @@ from rsn.isa.packet import Packet
 from rsn.isa.program import Program, Role, UnpackedProgram
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler.pack import pack
-from rsn.tests.effort import examples
+from rsn.tests.effort import examples, full
 
 PROGRAMS = Path(str(package.__file__)).parent / "programs"
 
@@ -57,9 +57,9 @@ def test_shipped_programs_are_clean(path: Path, tmp_path: Path) -> None:
     [
         ("bert-large-encoder", ("--batch", 6, "--seq", 512, "--overlay", "xnn-base")),
         ("minilm", ()),
-        ("vit", ()),
-        ("ncf", ()),
-        ("mlp", ()),
+        full("vit", ()),
+        full("ncf", ()),
+        full("mlp", ()),
         ("gemm:768x1024x1024", ()),
     ],
 )

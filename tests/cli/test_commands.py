@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from rsn.assembler import container
 from rsn.cli.main import COMMANDS, HIDDEN, main
 from rsn.host.tensors import load_tensors, save_tensors
-from rsn.tests.effort import sampled
+from rsn.tests.effort import full, long
 
 
 def rsn(*args: object) -> Result:
@@ -42,7 +42,7 @@ def run_args(folder: Path, **changes: object) -> list[object]:
     return ["run", folder / "g.bin", *(x for k, v in options.items() if v is not None for x in (f"--{k}", v))]
 
 
-@pytest.mark.parametrize("spec", sampled(["minilm", "gemm:200x100x70", "vit"], quick=["gemm:200x100x70"]))
+@pytest.mark.parametrize("spec", ["gemm:200x100x70", long("minilm"), full("vit")])
 def test_the_program_is_the_same_without_its_weights(spec: str, tmp_path: Path) -> None:
     """Also the scales and shifts of its outputs, which follow from the model's numbers."""
     pytest.importorskip("torch")

@@ -159,7 +159,9 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> Any:
     return pytest.importorskip("litellm")
 
 
+@pytest.mark.full
 def test_litellm(litellm: Any, urls: Served) -> None:
+    """By the client of OpenAI, which takes 5 s to import; the tests above ask with that client itself."""
     asking = {"model": "openai/letters", "api_base": urls.text, "api_key": "none", "messages": CHAT, "num_retries": 0}
     asking |= {"max_tokens": 5, "temperature": 0}
     answer = litellm.completion(**asking)

@@ -457,7 +457,7 @@ def decode_beside_pytorch(model: Any, seed: int, rounds: int, capacity: int, boa
 @in_full
 @pytest.mark.parametrize(
     ("name", "window"),
-    [long("Mistral", 8)]
+    [full("Mistral", 8)]
     + [(long if w == 30 else full)("Gemma 3", w) for w in (1, 5, 16, 29, 30, 31)]
     + [full(name, w) for name in WINDOWED for w in (7, 4096)],
 )

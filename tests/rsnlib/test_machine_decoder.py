@@ -366,7 +366,7 @@ def test_layers_have_their_own_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "kernels", "natively"), [(0, 1, False), full(2, 1, False), full(0, 2, False), long(2, 1, True)]
+    ("arrays", "kernels", "natively"), [full(0, 1, False), full(2, 1, False), full(0, 2, False), long(2, 1, True)]
 )
 def test_layers_have_their_own_static_scales(arrays: int, kernels: int, natively: bool, tmp_path: Path) -> None:
     """With the bits of a program for one layer, one layer after the other; and those of PyTorch but for rounding."""

@@ -56,7 +56,7 @@ def close(mine: Any, theirs: Any) -> None:
     ("name", "packed"),
     [
         ("gpt2", 0),
-        *((full if name == "qwen2" else long)(name, 0) for name in BLOCKS if name != "gpt2"),
+        *((long if name in ("gemma3", "qwen3") else full)(name, 0) for name in BLOCKS if name != "gpt2"),
         *((long if name == "gpt2" else full)(name, 1) for name in BLOCKS),
     ],
 )

@@ -207,6 +207,7 @@ def test_a_deadlock_is_the_programs_fault(built: Built) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.full
 def test_the_trained_sentence_encoder() -> None:
     """Eight sentences, padded to one length, against PyTorch."""
     torch = pytest.importorskip("torch")
