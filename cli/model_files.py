@@ -11,7 +11,7 @@ import click
 
 from ..host.generation.loaded import decoder_bytes
 from ..host.model.board_memory import board_table
-from ..host.model.file import NO_STAGE, read
+from ..host.model.file import NO_BOARD, read
 from ..host.model.stage_figures import figures_of, stage_table
 from ..isa.statistics import count
 from .shown import table
@@ -20,7 +20,7 @@ from .shown import table
 def show_model(path: Path, as_json: bool) -> None:
     """Print what a model file (.rsnmodel) holds: its programs, and of the largest in stages what each stage takes.
     Raises as `read`."""
-    saved = read(path, NO_STAGE)
+    saved = read(path, NO_BOARD)
     programs: list[dict[str, Any]] = [
         {
             "sizes": list(part.sizes),

@@ -61,18 +61,22 @@ class Copies:
         self._path, self._ray, self._xclbin = str(model.resolve()), ray, xclbin
         self._queue, self._max_wait_s, self._timeout_s = queue, max_wait_s, timeout_s
         self._sources = self._read()
-        named = tuple(boards) or (board,) * (self.stages * (count or 1))
-        self.count = len(named) // self.stages if count is None else count
-        if not 0 < self.count * self.stages <= len(named):
-            of = f"{self.count or 1} x {self.stages} stages, each on a board of its own"
-            raise WrongBoards(f"{model}: {of}, need {(self.count or 1) * self.stages} boards; {len(named)} given")
+        each = self.stages * self.shards
+        named = tuple(boards) or (board,) * (each * (count or 1))
+        self.count = len(named) // each if count is None else count
+        if not 0 < self.count * each <= len(named):
+            cut = f"{self.stages} stages" if self.shards == 1 else f"{self.stages} stages of {self.shards} shards"
+            of = f"{self.count or 1} x {cut}, each on a board of its own"
+            raise WrongBoards(f"{model}: {of}, need {(self.count or 1) * each} boards; {len(named)} given")
         # a cluster that runs already may have such a device in each of its computers
         check_devices(named, are_elsewhere=ray not in (None, "local"))
         self._boards = named
-        self._devices = self.count * self.stages if all(map(_is_of_its_computer, named)) else 0
+        self._devices = self.count * each if all(map(_is_of_its_computer, named)) else 0
 
     stages: int
-    """Boards of a copy."""
+    """Stages of a copy."""
+    shards: int
+    """Boards that compute each of them."""
     loaded: Loaded
     """The model without a board."""
 
@@ -82,18 +86,20 @@ class Copies:
         own, saved = identity(self._path), read(self._path, 0)
         if saved.decoder is not None:
             raise ContainerError(f"{self._path}: a decoder, for rsn serve --generate")
-        refuse_shards(self._path, saved, "rsn serve")
-        count = saved.stages
-        loaded = Loaded(saved, ["sim"] * count, None)
+        cut = saved.stages, saved.shards
+        loaded = Loaded(saved, ["sim"] * saved.boards, None)
         before = getattr(self, "loaded", loaded)
         if (loaded.arguments, loaded.sizes) != (before.arguments, before.sizes):
             raise ContainerError(f"{self._path}: a model with other arguments or sizes")
-        if count != getattr(self, "stages", count):
+        if cut != (getattr(self, "stages", cut[0]), getattr(self, "shards", cut[1])):
             raise ContainerError(f"{self._path}: a model cut for another number of boards")
-        self.loaded, self.stages = loaded, count
+        self.loaded, (self.stages, self.shards) = loaded, cut
         # no waiting for a board that is down: another copy answers
         serving = Serving(queue=self._queue, max_wait_s=self._max_wait_s, give_up_s=0.0)
-        return [StageFile(self._path, own, number, count, serving, self._xclbin) for number in range(count)]
+        return [
+            StageFile(self._path, own, number, saved.boards, serving, self._xclbin, saved.shards)
+            for number in range(saved.boards)
+        ]
 
     @contextmanager
     def server(self, name: str, metrics: Metrics | None) -> Iterator[ReplicatedServer]:
@@ -132,6 +138,7 @@ class Copies:
                     queue=self._queue,
                     timeout_s=self._timeout_s,
                     metrics=metrics,
+                    shards=self.shards,
                 )
             )
             server.settled()
@@ -140,13 +147,13 @@ class Copies:
     @contextmanager
     def _starting(self, name: str) -> Iterator[Callable[[Sequence[StageSource], int], BoardPipeline]]:
         """Yield what makes the pipeline of a number."""
-        boards, stages = self._boards, self.stages
+        boards, shards, each = self._boards, self.shards, self.stages * self.shards
         if self._ray is None:
-            yield lambda sources, number: LocalPipeline(sources, boards, stages * number, name)
+            yield lambda sources, number: LocalPipeline(sources, boards, each * number, name, shards)
             return
         with on_ray.cluster(self._ray, self._devices) as (nodes, takes_device):
             yield lambda sources, number: on_ray.RayPipeline(
-                sources, boards, stages * number, name, nodes[number % len(nodes)], int(takes_device)
+                sources, boards, each * number, name, nodes[number % len(nodes)], int(takes_device), shards
             )
 
     def _renew(
@@ -184,6 +191,7 @@ class DecoderCopies(Copies):
         if known != (getattr(self, "sizes", sizes), getattr(self, "stages", saved.stages)):
             raise ContainerError(f"{self._path}: a decoder of other sizes, or cut for another number of boards")
         self.sizes, self.stages, self._text = *known, saved.decoder
+        self.shards = 1
         return [
             # as many sets of slots as stages: all work then
             DecoderStageFile(self._path, own, number, self.stages, self.stages, self._xclbin)
@@ -247,10 +255,11 @@ def told_boards(server: ReplicatedServer) -> str:
 
 
 def described(server: ReplicatedServer) -> list[list[dict[str, Any]]]:
-    """Return the state of each stage of each copy, in order, as JSON has it."""
+    """Return the state of each stage of each copy, or of each shard of each stage, in order, as JSON has it."""
     return [
         [
-            {
+            (server.place(number) if server.shards > 1 else {})
+            | {
                 "board": report.board,
                 "process": report.process,
                 "node": report.node,
@@ -259,7 +268,7 @@ def described(server: ReplicatedServer) -> list[list[dict[str, Any]]]:
                 "dead": dict(report.dead),
                 "opening_s": round(report.opening_s, 3),
             }
-            for report in stages
+            for number, report in enumerate(stages)
         ]
         for stages in server.reports()
     ]

@@ -62,8 +62,8 @@ IN_STAGES = 5
 """The format of a file with a model in stages, which other readers do not know."""
 IN_SHARDS = 6
 """The format of a file with a model whose stages several boards compute together."""
-NO_STAGE = -1
-"""In the place of a stage's number: no weights are used."""
+NO_BOARD = -1
+"""In the place of a board's number: no weights are used."""
 KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
 
 
@@ -95,6 +95,11 @@ class ModelVariant:
     def on_machine(self) -> dict[int, SavedProgram]:
         """The programs, by the number of the stage or piece, which is 0 for a whole model."""
         return {i: program for i, program in enumerate(self.programs) if program is not None}
+
+    @property
+    def steps(self) -> tuple[ShardRound, ...]:
+        """Which programs run together, in order, of a whole model: its rounds, or one program after the other."""
+        return self.rounds or tuple(ShardRound(i, (i,), ShardExchange()) for i in self.on_machine)
 
     @property
     def stages(self) -> int:
@@ -347,17 +352,17 @@ def _cut(cut: Cut | None) -> Json:
     return None if cut is None else [[[f.size, f.dim, f.offset, f.every] for f in axis] for axis in cut.axes]
 
 
-def read(path: str | os.PathLike[str], stage: int | None = None) -> Saved:
+def read(path: str | os.PathLike[str], board: int | None = None) -> Saved:
     """Read a model file.
 
     Weights are mapped, not copied: they are read from the file when they are used, and processes that load the same
-    file share them. stage: number of the only stage that will be used, or `NO_STAGE`: the weights of others are not
-    read, nor are they checked. Raises `ContainerError`, naming the file, if it is cut short, altered, not a model, or
-    of another format; `MissingError` without PyTorch.
+    file share them. board: number of the only board whose programs will be used, which without shards is that of its
+    stage, or `NO_BOARD`: the weights of others are not read, nor are they checked. Raises `ContainerError`, naming the
+    file, if it is cut short, altered, not a model, or of another format; `MissingError` without PyTorch.
     """
     require_torch("loading a model")
     try:
-        description, tensors, unchecked = _opened(path, stage)
+        description, tensors, unchecked = _opened(path, board)
         return replace(_saved(description, tensors), unchecked=unchecked)
     except FileNotFoundError:
         raise ContainerError(f"{path}: no such file") from None
@@ -394,10 +399,10 @@ def identity(path: str | os.PathLike[str]) -> str:
 
 
 def _opened(
-    path: str | os.PathLike[str], stage: int | None
+    path: str | os.PathLike[str], board: int | None
 ) -> tuple[Json, Mapping[str, torch.Tensor], dict[int, tuple[str, torch.Tensor, str]]]:
     """Return the description and the tensors of a file, and those whose checksums are not verified (`Saved.unchecked`):
-    the tensors that only other stages than `stage` take. Tensors are mapped."""
+    the tensors that only other boards than `board` take. Tensors are mapped."""
     if Path(path).is_dir():
         raise ContainerError(f"this is a folder; a model is one file ({SUFFIX})")
     try:
@@ -418,7 +423,7 @@ def _opened(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as e:
         raise ContainerError(f"not a safetensors file, as a model is ({e}); rsn compile and save make models") from e
-    checksums, foreign = as_dict(description["checksums"]), _of_others(description, stage)
+    checksums, foreign = as_dict(description["checksums"]), _of_others(description, board)
     with ThreadPoolExecutor() as pool:
         own = {name: x for name, x in tensors.items() if name not in foreign}
         for name, found in zip(own, pool.map(_checksum, own.values()), strict=True):
@@ -431,17 +436,22 @@ def _damaged(name: str) -> ContainerError:
     return ContainerError(f"the checksum of {name} differs: the file is damaged; copy it again")
 
 
-def _of_others(description: Json, stage: int | None) -> set[str]:
-    """The names of the tensors that other stages take, but not this one: weights, and unless it is the first or last
-    stage the constants of the host part, of which it may need some (`Saved.check`). None: none, all stages are used."""
+def _of_others(description: Json, board: int | None) -> set[str]:
+    """The names of the tensors that other boards take, but not this one: weights, and unless it is of the first or last
+    stage the constants of the host part, of which it may need some (`Saved.check`). None: none, all boards are used."""
     others, own = set[str](), set[str]()
-    for part in as_list(description["parts"]) if stage is not None else []:
+    if board is None:
+        return others
+    for part in as_list(description["parts"]):
         if "split" in part:
             return set()
-        stages = as_list(part.get("stages", [part]))
-        for number, program in enumerate(stages):
-            (own if number == stage else others).update((*program["banks"].values(), *program["weights"].values()))
-        if stage not in (0, len(stages) - 1):
+        programs = as_list(part.get("stages", [part]))
+        rounds = tuple(map(_of_round, as_list(part.get("rounds", []))))
+        numbers = board_numbers(rounds) if rounds else range(len(programs))
+        for number, program in zip(numbers, programs, strict=True):
+            (own if number == board else others).update((*program["banks"].values(), *program["weights"].values()))
+        shards = len(rounds[0].programs) if rounds else 1
+        if board // shards not in (0, max(numbers) // shards):
             others.update(name for name in as_dict(description["checksums"]) if name.startswith("constant/"))
     return others - own
 
@@ -455,8 +465,8 @@ def _saved(description: Json, tensors: Mapping[str, torch.Tensor]) -> Saved:
         None if "split" in part else [(program["banks"], program["weights"]) for program in part.get("stages", [part])]
         for part in description["parts"]
     ]
-    if "decoder" not in description and len({(x.stages, x.shards, len(x.rounds)) for x in parts}) > 1:
-        raise ValueError("its programs have different numbers of stages")
+    if "decoder" not in description and len({(x.stages, tuple(one.programs for one in x.rounds)) for x in parts}) > 1:
+        raise ValueError("its programs have different stages")
     same = tuple(
         i
         if placed[i] is None

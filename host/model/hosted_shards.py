@@ -106,6 +106,8 @@ class HostedShards(HostedProgram):
 
 def beside(runs: Sequence[Run]) -> Run:
     """Return runs that took place at the same time as one: the slowest, with the bytes of all."""
+    if len(runs) == 1:
+        return runs[0]
     slowest = max(runs, key=lambda run: run.latency_s)
     names: dict[str, Any] = dict.fromkeys(name for run in runs for name in run.bytes)
     return replace(slowest, bytes={name: sum(run.bytes.get(name, 0) for run in runs) for name in names})

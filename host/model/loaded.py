@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +21,10 @@ from ..serving.arguments import Argument
 from ..serving.server import MachineRequest, QueuedCall, Server
 from ..text_settings import TextSettings
 from ..tokenizers import tokenizer_of
-from .file import ModelVariant, Saved, SavedProgram, read
-from .hosted_shards import beside, exchanged
+from .file import ModelVariant, Saved, read
+from .hosted_shards import beside
 from .module import BoardModule
+from .saved_runners import Group, open_runners
 from .stage_calls import HostErrors, SavedCalls
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Loaded(BoardModule):
         self._saved, self._boards, self._xclbin = saved, tuple(boards), xclbin
         self._calls = SavedCalls(saved)
         self._parts = {part.sizes: i for i, part in enumerate(saved.parts)}
-        self._opened: dict[Hashable, Runner] | None = None
+        self._opened: dict[Any, Runner] | None = None
         self._turn = threading.Lock()
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest call's run; None before the first call."""
@@ -84,22 +84,17 @@ class Loaded(BoardModule):
         def run(request: MachineRequest) -> Result:
             return self._runners()[request.group].run(request.inputs, request.parameters)
 
-        def together(requests: Sequence[MachineRequest]) -> list[Result]:
-            with ThreadPoolExecutor(len(requests)) as pool:
-                results = list(pool.map(run, requests))
-            runs.append(beside([result.run for result in results]))
-            return results
-
-        call = self._asked(args, kwargs, together=together)
-        try:
-            request = next(call)
-            while True:
-                result = run(request)
-                runs.append(result.run)
-                request = call.send(result)
-        except StopIteration as end:
-            self.last_run = joined(runs)
-            return end.value
+        call = self._asked(args, kwargs)
+        with ThreadPoolExecutor(self._saved.shards) as pool:  # which starts no thread before it has work
+            try:
+                requests = next(call)
+                while True:
+                    results = [run(*requests)] if len(requests) == 1 else list(pool.map(run, requests))
+                    runs.append(beside([result.run for result in results]))
+                    requests = call.send(results)
+            except StopIteration as end:
+                self.last_run = joined(runs)
+                return end.value
 
     def server(self, serving: Serving | None = None, *, metrics: Metrics | None = None, name: str = "rsn") -> Server:
         """Return a server of this model with a board of its own. Requests wait in its queue and share runs.
@@ -109,7 +104,11 @@ class Loaded(BoardModule):
         `ValueError` if a runner of these metrics has this name.
         """
         opened = self._open(serving or Serving(), metrics, name)
-        return Server(opened, self._asked_by_name, name, self.arguments, self.sizes)
+        boards = {}
+        if len(self._boards) > 1:
+            numbers = {group: self._board_number(group[1]) for group in opened}
+            boards = {group: f"board {i} ({self._boards[i]})" for group, i in numbers.items()}
+        return Server(opened, self._asked_by_name, name, self.arguments, self.sizes, boards)
 
     def text(self) -> tuple[TextSettings, Any] | None:
         """Return what a server of texts needs, the settings and the tokenizer, of transformers; None for a model that
@@ -195,85 +194,44 @@ class Loaded(BoardModule):
             names.append(f"{dim.what}{same + 1}" if same else dim.what)
         return names
 
-    def _runners(self) -> dict[Hashable, Runner]:
+    def _runners(self) -> dict[Any, Runner]:
         with self._turn:
             if self._opened is None:
                 self._opened = self._open(ALONE, None, "rsn")
             return self._opened
 
-    def _open(self, serving: Serving, metrics: Metrics | None, name: str) -> dict[Hashable, Runner]:
+    def _open(self, serving: Serving, metrics: Metrics | None, name: str) -> dict[Group, Runner]:
         """Open a runner for each group of programs with the same weights, in the order in which calls need them."""
-        groups: dict[tuple[int, int], list[SavedProgram]] = {}
-        numbers = self._saved.parts[0].board_numbers
-        for number, part in enumerate(self._saved.parts):
-            for piece, program in part.on_machine.items():
-                groups.setdefault(self._group(number, piece), []).append(program)
-        opened: dict[Hashable, Runner] = {}
-        try:
-            for group, members in groups.items():
-                opened[group] = Runner(
-                    [program.program for program in members],
-                    weights=members[0].weights,
-                    board=self._boards[numbers.get(group[1], 0)],
-                    xclbin=self._xclbin,
-                    serving=serving,
-                    metrics=metrics,
-                    name=name if not opened else f"{name} {len(opened) + 1}",
-                )
-        except BaseException:
-            for runner in opened.values():
-                runner.close()
-            raise
-        return opened
+        return open_runners(
+            self._saved,
+            lambda number: self._boards[self._board_number(number)],
+            xclbin=self._xclbin,
+            serving=serving,
+            metrics=metrics,
+            name=name,
+        )
 
-    def _group(self, number: int, piece: int) -> tuple[int, int]:
-        """The group of a program. number: of the part of the file. piece: or the stage. Pieces have groups of their
-        own: programs with the same weights, or none, may compute different things."""
+    def _board_number(self, number: int) -> int:
+        """The number of the board of a program, or piece, of this number."""
+        return self._saved.parts[0].board_numbers.get(number, 0)
+
+    def _group(self, number: int, piece: int) -> Group:
+        """The group of a program. number: of the part of the file. piece: or the number of the program."""
         return self._saved.same[number], piece
 
     def _asked_by_name(self, inputs: Mapping[str, Any]) -> QueuedCall:
         """Prepare a server's request."""
         return self._asked((), *self._calls.by_name(inputs))
 
-    def _asked(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        is_widened: bool = False,
-        together: Callable[[Sequence[MachineRequest]], list[Result]] | None = None,
-    ) -> QueuedCall:
-        """A call, in the form of its requests to the machine.
-
-        is_widened: arguments that the model takes in half precision are already float32. together: runs the requests of
-        shards at the same time; None for one after the other.
-        """
+    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> QueuedCall:
+        """A call, in the form of its requests to the machine. is_widened: arguments that the model takes in half
+        precision are already float32."""
         fitted, args, kwargs = self._calls.fitted(args, kwargs, is_widened)
         number = self._parts[fitted.taken]
         part = self._saved.parts[number]
         if part.split is None:
             call = self._calls.begun(fitted, args, kwargs)
-            for one in part.rounds:
-                numbers = [i for i in one.programs if i is not None]
-                requests = [
-                    MachineRequest(self._group(number, i), *self._calls.request(replace(call, stage=i)))
-                    for i in numbers
-                ]
-                results = []
-                if together is not None:
-                    results = together(requests)
-                else:
-                    for request in requests:
-                        results.append((yield request))
-                outputs = {i: result.outputs for i, result in zip(numbers, results, strict=True)}
-                given = exchanged(one.exchange, [None if i is None else outputs[i] for i in one.programs])
-                call = self._calls.after(replace(call, stage=numbers[-1]), given)
-            if part.rounds:
-                return self._calls.end(call)
-            for stage in part.on_machine:
-                inputs, named = self._calls.request(call)
-                result = yield MachineRequest(self._group(number, stage), inputs, named)
-                call = self._calls.after(call, result.outputs)
-            return self._calls.end(call)
+            return self._calls.end((yield from self._calls.queued(call, lambda i: self._group(number, i))))
         result = yield from self._pieces(number, part, args, kwargs)
         with HostErrors():
             return self._calls.finished(result, fitted)
@@ -298,7 +256,7 @@ def _one_program(host: HostPart, group: Hashable, args: tuple[Any, ...]) -> Queu
     """A call of the program of a piece, with the values that it takes."""
     with HostErrors():
         inputs, spans, state = host.prologue(*args)
-    result = yield MachineRequest(group, inputs, {} if spans is None else spans.parameters())
+    (result,) = yield [MachineRequest(group, inputs, {} if spans is None else spans.parameters())]
     with HostErrors():
         return host.epilogue(result.outputs, state)
 

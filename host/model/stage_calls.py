@@ -3,7 +3,7 @@ the next, which may be on another board or in another process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,11 @@ from ...isa.layout import Array
 from ...isa.program import Program, Role
 from ...rsnlib.call_padding import Fitted, Sizes
 from ...rsnlib.shapes import Batch, Dim
-from ..serving.family import SlotProgram
+from ..serving.family import Result, SlotProgram
+from ..serving.server import MachineRequest
 from .file import Saved
 from .hosted import stage_inputs, stage_parameters
+from .hosted_shards import exchanged
 
 if TYPE_CHECKING:
     from inspect import Signature
@@ -35,11 +37,12 @@ else:
 class StageCall:
     """A call of a model between two of its stages. It can be pickled, so that the next stage may be anywhere.
 
-    stage: number of the stage that is next. taken: the sizes of its program. asked: the sizes of the call. sequences:
-    that run, of those of the program. tensors: the activations and inputs that later stages read, and outputs, float32
-    (sequences, rows, columns), or as programs without slots have them, by name; but factors of rotations, which each
-    stage makes itself. parameters: run-time parameters by name. values: what the host needs behind the last stage, and
-    the arguments from which such factors are made, by the name of their node.
+    stage: number of the stage that is next, or of its first program if several boards compute each stage. taken: the
+    sizes of its program. asked: the sizes of the call. sequences: that run, of those of the program. tensors: the
+    activations and inputs that later stages read, and outputs, float32 (sequences, rows, columns), or as programs
+    without slots have them, by name; but factors of rotations, which each stage makes itself. parameters: run-time
+    parameters by name. values: what the host needs behind the last stage, and the arguments from which such factors are
+    made, by the name of their node.
     """
 
     stage: int
@@ -172,6 +175,22 @@ class SavedCalls:
             inputs = stage_inputs(ends.program, known)
         programs = [x.program for x in self._ends(call.taken)]
         return inputs, stage_parameters(programs, call.parameters)[call.stage]
+
+    def queued(
+        self, call: StageCall, group: Callable[[int], Hashable], stage: int | None = None
+    ) -> Generator[Sequence[MachineRequest], list[Result], StageCall]:
+        """Run the programs of a call, in the form of its requests to the machine: those of shards together. group: the
+        runner of a program, by its number. stage: of which they are; None for all. Returns the call behind them."""
+        for one in self._parts[call.taken].steps:
+            if stage not in (None, one.stage):
+                continue
+            numbers = [i for i in one.programs if i is not None]
+            requests = [MachineRequest(group(i), *self.request(replace(call, stage=i))) for i in numbers]
+            results = yield requests
+            outputs = {i: result.outputs for i, result in zip(numbers, results, strict=True)}
+            given = exchanged(one.exchange, [None if i is None else outputs[i] for i in one.programs])
+            call = self.after(replace(call, stage=numbers[-1]), given)
+        return call
 
     def after(self, call: StageCall, outputs: Mapping[str, Array]) -> StageCall:
         """Return a call behind its next stage. outputs: of that. What no later stage and not the host reads is

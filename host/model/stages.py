@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import ContainerError, TensorError
 from ...isa.program import Program, Role
 from ..boards.several import BoardName, check_boards
 from ..closing import Closing
-from ..runner import Runner
 from ..serving import ALONE, Serving
-from ..serving.server import MachineRequest, QueuedCall, Server
+from ..serving.server import ProgramRunner, QueuedCall, Server
 from .file import Saved, read, refuse_shards
+from .saved_runners import Group, open_runners
 from .stage_calls import SavedCalls, StageCall
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class ModelStage(Closing):
     The first stage is called with the model's arguments, each other one with what the stage before returned; the last
     one returns the model's result: `last(middle(first(x)))` is the model. Between them goes a `StageCall`, which can be
     pickled. The first computes the host's part before the machine, the last that behind it. saved: the file's content.
-    number: of the stage. The others: as for `load_stage`.
+    number: of the stage. others: what runs programs of the stage on other boards, those of the shards behind the first.
+    The rest: as for `load_stage`.
     """
 
     def __init__(
@@ -65,34 +66,31 @@ class ModelStage(Closing):
         serving: Serving = ALONE,
         metrics: Metrics | None = None,
         name: str = "rsn",
+        others: Mapping[Group, ProgramRunner] | None = None,
     ) -> None:
         check_boards([board], 1)
         self.number, self.count = number, saved.stages
         """Its number, from 0, and that of all stages."""
-        self._calls, own = SavedCalls(saved), [part.on_machine[number] for part in saved.parts]
-        self.programs: tuple[Program, ...] = tuple(program.program for program in own)
+        self._calls = SavedCalls(saved)
+        own = number * saved.shards
+        boards = saved.parts[0].board_numbers
+        programs = [part.on_machine[i].program for part in saved.parts for i, of in boards.items() if of == own]
+        self.programs: tuple[Program, ...] = tuple(programs)
         """Its programs, one for each of the sizes that the model was compiled for."""
-        first: dict[int, list[int]] = {}
-        for i, same in enumerate(saved.same):
-            first.setdefault(same, []).append(i)
-        self._groups = {saved.parts[i].sizes: same for same, members in first.items() for i in members}
-        self._runners: dict[Hashable, Runner] = {}
+        self._same = {part.sizes: same for part, same in zip(saved.parts, saved.same, strict=True)}
+        self._next = min(i for i, of in boards.items() if of == own)
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest call's run; None before the first call."""
-        try:
-            for same, members in first.items():
-                self._runners[same] = Runner(
-                    [own[i].program for i in members],
-                    weights=own[same].weights,
-                    board=board,
-                    xclbin=xclbin,
-                    serving=serving,
-                    metrics=metrics,
-                    name=name if not self._runners else f"{name} {len(self._runners) + 1}",
-                )
-        except BaseException:
-            self.close()
-            raise
+        self._own = open_runners(
+            saved,
+            lambda i: board if boards[i] == own else None,
+            xclbin=xclbin,
+            serving=serving,
+            metrics=metrics,
+            name=name,
+        )
+        runners: dict[Group, ProgramRunner] = {**self._own, **(others or {})}
+        self._runners = dict(sorted(runners.items(), key=lambda of: of[0][1]))  # as calls need them
 
     @property
     def is_first(self) -> bool:
@@ -129,7 +127,7 @@ class ModelStage(Closing):
         """Run the stage's program alone, without the host's part. Returns the call behind it. Raises as a call."""
         self._refuse_other(call)
         inputs, parameters = self._calls.request(call)
-        result = self._runners[self._groups[call.taken]].run(inputs, parameters)
+        result = self._own[self._same[call.taken], self.number].run(inputs, parameters)
         self.last_run = result.run
         return self._calls.after(call, result.outputs)
 
@@ -146,14 +144,13 @@ class ModelStage(Closing):
         else:
             call = _passed((inputs,), {})
             self._refuse_other(call)
-        request = MachineRequest(self._groups[call.taken], *self._calls.request(call))
-        result = yield request
-        call = self._calls.after(call, result.outputs)
+        same = self._same[call.taken]
+        call = yield from self._calls.queued(call, lambda i: (same, i), self.number)
         return self._calls.end(call) if self.is_last else call
 
     def _refuse_other(self, call: StageCall) -> None:
         """Raise `TensorError` for a call that another stage is next for."""
-        if call.stage != self.number:
+        if call.stage != self._next:
             raise TensorError(f"a call whose next stage is {call.stage} came to stage {self.number}")
 
     def close(self) -> None:

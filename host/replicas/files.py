@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ...base.errors import ContainerError
 from ..boards.several import BoardName
-from ..model.file import identity
+from ..model.file import identity, read
 from ..model.loaded import load
-from ..model.stages import load_stage
+from ..model.saved_runners import open_runners
+from ..model.stages import ModelStage, load_stage
 from ..serving.policy import Serving
+from ..serving.server import Server
+from .shards import Ask, others_of, shard_server
 from .stage import StageServer
 
 if TYPE_CHECKING:
@@ -20,11 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageFile:
-    """A stage of a model file (`StageSource`).
+    """A stage of a model file (`StageSource`), or a shard of a stage (`ShardSource`).
 
     path: of the file, the same on all computers. identity: of its content, so that a stage that begins later does not
-    take another model from there. number, count: of the stage, from 0, and of all stages of the file. serving: how
-    calls queue. xclbin: path of the bitstream for a real board.
+    take another model from there. number, count: of its board, from 0, and of all boards of the file. serving: how
+    calls queue. xclbin: path of the bitstream for a real board. shards: how many boards compute each stage. others:
+    what asks the shards behind this one, if it is the first of its stage.
     """
 
     path: str
@@ -33,6 +38,12 @@ class StageFile:
     count: int
     serving: Serving
     xclbin: str | os.PathLike[str] | None = None
+    shards: int = 1
+    others: Sequence[Ask] = ()
+
+    def joined(self, others: Sequence[Ask]) -> StageFile:
+        """As `ShardSource.joined`."""
+        return replace(self, others=others)
 
     def open(self, board: BoardName, figures: Metrics | None, name: str) -> StageServer:
         """As `StageSource.open`."""
@@ -40,6 +51,8 @@ class StageFile:
             loaded = load(self.path, board=board, xclbin=self.xclbin)
             require_same(self.path, self.identity)  # after loading: what was replaced since then was not read
             return loaded.server(self.serving, metrics=figures, name=name)
+        if self.shards > 1:
+            return self._open_shard(board, figures, name)
         stage = load_stage(
             self.path,
             self.number,
@@ -55,6 +68,25 @@ class StageFile:
             stage.close()
             raise
         return stage.server(name)
+
+    def _open_shard(self, board: BoardName, figures: Metrics | None, name: str) -> Server:
+        require_same(self.path, self.identity)
+        saved = read(self.path, self.number)
+        stage, shard = divmod(self.number, self.shards)
+        given: Any = {"xclbin": self.xclbin, "serving": self.serving, "metrics": figures, "name": name}
+        if shard:
+            numbers = saved.parts[0].board_numbers
+            runners = open_runners(saved, lambda i: board if numbers[i] == self.number else None, **given)
+            server = shard_server(runners, name)
+        else:
+            others = others_of(saved, stage, self.others)
+            server = ModelStage(saved, stage, board, **given, others=others).server(name)
+        try:
+            require_same(self.path, self.identity)
+        except BaseException:
+            server.close()
+            raise
+        return server
 
 
 def require_same(path: str, wanted: str) -> None:

@@ -13,14 +13,17 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from ...base.errors import BoardError, MissingError, RsnError, StateLost, TensorError
 from ..boards.several import BoardName
 from ..serving.policy import QueueFull, RequestTimeout
 from .pipeline import PipelineLost
+from .shards import ShardSource
 from .stage import StageDown, StageOnBoard, StageReport, StageSource
 
 try:
@@ -44,7 +47,7 @@ CLOSE_S = 10.0
 """Seconds that an actor may take to finish its calls and release its board."""
 AT_ONCE = 1000
 """Calls that an actor has at one time, most of which wait for its board."""
-KINDS = (StageDown, StateLost, RequestTimeout, QueueFull, TensorError, BoardError)
+KINDS = (StageDown, PipelineLost, StateLost, RequestTimeout, QueueFull, TensorError, BoardError)
 """Errors that callers tell apart, most special first."""
 
 
@@ -56,12 +59,21 @@ class _Onward:
 
 
 class StageActor:
-    """A stage with its board, as an actor of Ray. source, boards, first, name: as for `StageOnBoard`. behind: the name
-    of the actor with the next stage; None for the last stage."""
+    """A stage, or a shard of a stage, with its board, as an actor of Ray. source, boards, first, name: as for
+    `StageOnBoard`. behind: the name of the actor with the next stage; None for the last stage, and for a shard that is
+    not the first one. beside: the names of the actors with the other shards, of the first one."""
 
     def __init__(
-        self, source: StageSource, boards: Sequence[BoardName], first: int, name: str, behind: str | None
+        self,
+        source: StageSource,
+        boards: Sequence[BoardName],
+        first: int,
+        name: str,
+        behind: str | None,
+        beside: Sequence[str] = (),
     ) -> None:
+        if beside:
+            source = cast(ShardSource, source).joined([_Shard(other) for other in beside])
         self._stage = StageOnBoard(source, boards, first, name)
         self._behind = behind
         self._next: Any = None
@@ -90,11 +102,47 @@ class StageActor:
         await asyncio.to_thread(self._stage.close)
 
 
+class _Shard:
+    """Asks another shard of a stage (`Ask`), whose process it is not. actor: its name."""
+
+    def __init__(self, actor: str) -> None:
+        self._name = actor
+        self._actor: Any = None
+
+    def __call__(self, inputs: Any, timeout: float) -> Future[Any]:
+        """As `StageOnBoard.ask`, but errors of the shard are those of the future, with `PipelineLost` if it is gone."""
+        answer: Future[Any] = Future()
+        try:
+            if self._actor is None:
+                self._actor = ray.get_actor(self._name)
+            reference = self._actor.ask.remote(inputs, timeout)
+        except (RayError, ValueError) as e:
+            raise _lost(e) from None
+        reference.future().add_done_callback(partial(_answered, answer))
+        answer.add_done_callback(lambda answer: ray.cancel(reference) if answer.cancelled() else None)
+        return answer
+
+
+def _answered(answer: Future[Any], run: Future[Any]) -> None:
+    """Give an answer the end of the call of another actor."""
+    if run.cancelled() or not answer.set_running_or_notify_cancel():
+        return
+    error, result = run.exception(), None
+    if error is None and not isinstance(result := run.result(), RsnError):
+        answer.set_result(result)
+    else:
+        answer.set_exception(result or (_lost(error) if isinstance(error, RayError) else error))
+
+
+def _lost(error: Exception) -> PipelineLost:
+    return PipelineLost(f"a stage was lost: {type(error).__name__}")
+
+
 class RayPipeline:
-    """A pipeline whose stages are actors. sources: of the stages, in order. boards: for all of them. first: the number
-    of the board that the first stage tries first. name: of the model. node: id of the computer whose actors these are
-    while it has room and lives. devices: how many each actor takes of those
-    that computers say they have."""
+    """A pipeline whose stages, or shards of stages, are actors. sources: of the stages, in order, or of the shards of
+    each. boards: for all of them. first: the number of the board that the first stage tries first. name: of the model.
+    node: id of the computer whose actors these are while it has room and lives. devices: how many each actor takes of
+    those that computers say they have. shards: as for `LocalPipeline`."""
 
     def __init__(
         self,
@@ -104,9 +152,12 @@ class RayPipeline:
         name: str,
         node: str,
         devices: int,
+        shards: int = 1,
     ) -> None:
         names = [f"stage-{i}-{uuid.uuid4().hex}" for i in range(len(sources))]
-        self._stages = [
+        leading = {i: names[i + 1 : i + shards] for i in range(0, len(names), shards)}
+        behind = {i: names[i + shards] for i in leading if i + shards < len(names)}
+        self._each = [
             ray.remote(StageActor)
             .options(
                 name=own,
@@ -117,13 +168,13 @@ class RayPipeline:
                 enable_task_events=False,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
             )
-            .remote(source, boards, first + i, name, behind)
-            for i, (source, own, behind) in enumerate(zip(sources, names, [*names[1:], None], strict=True))
+            .remote(source, boards, first + i, name, behind.get(i), leading.get(i, ()))
+            for i, (source, own) in enumerate(zip(sources, names, strict=True))
         ]
 
     async def ask(self, inputs: Any, timeout: float) -> Any:
         """As `BoardPipeline.ask`."""
-        reference = self._stages[0].ask.remote(inputs, timeout)
+        reference = self._each[0].ask.remote(inputs, timeout)
         try:
             answer = await reference
             while isinstance(answer, _Onward):
@@ -135,30 +186,30 @@ class RayPipeline:
         except RayError as e:
             if isinstance(e, RayTaskError) and not isinstance(e, TaskCancelledError) and not _is_loss(e):
                 raise  # the actor lives: an error in its code
-            raise PipelineLost(f"a stage was lost: {type(e).__name__}") from None
+            raise _lost(e) from None
         if isinstance(answer, RsnError):
             raise answer
         return answer
 
     async def reports(self, figures: bool = False) -> list[StageReport]:
         """As `BoardPipeline.reports`."""
-        return list(await asyncio.gather(*(stage.report.remote(figures) for stage in self._stages)))
+        return list(await asyncio.gather(*(each.report.remote(figures) for each in self._each)))
 
     def restart(self) -> None:
         """As `BoardPipeline.restart`."""
-        for stage in self._stages:
+        for each in self._each:
             with suppress(RayError):
-                ray.kill(stage, no_restart=False)
+                ray.kill(each, no_restart=False)
 
     async def close(self) -> None:
         """As `BoardPipeline.close`."""
         with suppress(RayError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                for stage in self._stages:  # in order: what the first ones finish goes on to the others
-                    await stage.close.remote()
-        for stage in self._stages:
+                for each in self._each:  # in order: what the first ones finish goes on to the others
+                    await each.close.remote()
+        for each in self._each:
             with suppress(RayError):
-                ray.kill(stage)
+                ray.kill(each)
 
 
 def _require_answer(address: str) -> None:

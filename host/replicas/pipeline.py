@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ...base.errors import BoardError
 from ..boards.several import BoardName
+from .shards import ShardSource
 from .stage import StageOnBoard, StageReport, StageSource
 
 
@@ -26,8 +27,8 @@ class BoardPipeline(Protocol):
         where its run has not begun."""
 
     async def reports(self, figures: bool = False) -> list[StageReport]:
-        """Return the state of each stage, in order. figures: with its metrics. Raises any error if one cannot be
-        reached."""
+        """Return the state of each stage, or of each shard of each, in order. figures: with its metrics. Raises any
+        error if one cannot be reached."""
 
     def restart(self) -> None:
         """End the processes of stages that hang, and start them again, if they have processes of their own."""
@@ -37,14 +38,24 @@ class BoardPipeline(Protocol):
 
 
 class LocalPipeline:
-    """A pipeline in this process: each stage runs in threads of its own.
+    """A pipeline in this process: each stage, or each shard of a stage, runs in threads of its own.
 
-    sources: of the stages, in order. boards: for all of them. first: the number of the board that the first stage tries
-    first. name: of the model, for metrics.
+    sources: of the stages, in order, or of the shards of each. boards: for all of them. first: the number of the board
+    that the first stage tries first. name: of the model, for metrics. shards: how many boards compute each stage; with
+    more than one, the sources are `ShardSource`s.
     """
 
-    def __init__(self, sources: Sequence[StageSource], boards: Sequence[BoardName], first: int, name: str) -> None:
-        self._stages = [StageOnBoard(source, boards, first + i, name) for i, source in enumerate(sources)]
+    def __init__(
+        self, sources: Sequence[StageSource], boards: Sequence[BoardName], first: int, name: str, shards: int = 1
+    ) -> None:
+        self._each: list[StageOnBoard] = []
+        for at in range(0, len(sources), shards):
+            source, *rest = sources[at : at + shards]
+            others = [StageOnBoard(other, boards, first + at + i, name) for i, other in enumerate(rest, 1)]
+            if others:
+                source = cast(ShardSource, source).joined([other.ask for other in others])
+            self._each += [StageOnBoard(source, boards, first + at, name), *others]
+        self._stages = self._each[::shards]
 
     async def ask(self, inputs: Any, timeout: float) -> Any:
         """As `BoardPipeline.ask`."""
@@ -56,12 +67,12 @@ class LocalPipeline:
 
     async def reports(self, figures: bool = False) -> list[StageReport]:
         """As `BoardPipeline.reports`."""
-        return [stage.report(figures) for stage in self._stages]
+        return [each.report(figures) for each in self._each]
 
     def restart(self) -> None:
         """Do nothing: threads cannot be ended."""
 
     async def close(self) -> None:
         """As `BoardPipeline.close`."""
-        for stage in self._stages:  # in order: what the first ones finish goes on to the others
-            await asyncio.to_thread(stage.close)
+        for each in self._each:  # in order: what the first ones finish goes on to the others
+            await asyncio.to_thread(each.close)

@@ -73,7 +73,8 @@ class ReplicatedServer(Closing):
     start: makes the pipeline of a number, from 0; called in the event loop of this object, and again for a copy that
     replaces one (`replace`). count: of pipelines. name, arguments, sizes: as `Server` has them. places: the most
     requests in one pipeline, so that all of its stages have work; the others wait here. queue: the most that wait.
-    timeout_s: of a request that states no time. metrics: where to count requests, under `name`.
+    timeout_s: of a request that states no time. metrics: where to count requests, under `name`. shards: how many boards
+    compute each stage of a pipeline.
     """
 
     def __init__(
@@ -88,7 +89,10 @@ class ReplicatedServer(Closing):
         queue: int = 256,
         timeout_s: float = 60.0,
         metrics: Metrics | None = None,
+        shards: int = 1,
     ) -> None:
+        self.shards = shards
+        """How many boards compute each stage: as many reports behind each other are of one stage."""
         self.name, self.arguments, self.sizes = name, tuple(arguments), dict(sizes)
         self._start, self._places, self._limit, self._timeout_s = start, places, queue, timeout_s
         self.health = Health(State.FAILING, "the pipelines are being started")
@@ -143,19 +147,19 @@ class ReplicatedServer(Closing):
         self._called(self._replaced(start, idle))
 
     def reports(self) -> list[Sequence[StageReport]]:
-        """Return the state of the stages of each pipeline as of the latest look, at most a second old; none for a
-        pipeline that cannot be reached."""
+        """Return the state of the stages of each pipeline, or of the shards of each stage, as of the latest look, at
+        most a second old; none for a pipeline that cannot be reached."""
         return [member.reports for member in list(self._members)]
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics of all stages, at most `FIGURES_S` and a look old, called rsn_stage_..., with labels
-        `replica` and `stage`, numbers from 0. Called by the Prometheus registry."""
+        `replica` and `stage`, and `shard` if there are several, numbers from 0. Called by the Prometheus registry."""
         from prometheus_client.parser import text_string_to_metric_families
 
         families: dict[str, Any] = {}
         for replica, member in enumerate(list(self._members)):
-            for stage, figures in enumerate(member.figures):
-                labels = {"replica": str(replica), "stage": str(stage)}
+            for number, figures in enumerate(member.figures):
+                labels = {"replica": str(replica)} | {name: str(of) for name, of in self.place(number).items()}
                 for found in text_string_to_metric_families(figures):
                     samples, found.samples = found.samples, []
                     found.name = _of_stage(found.name)
@@ -164,6 +168,11 @@ class ReplicatedServer(Closing):
                         s._replace(name=_of_stage(s.name), labels={**s.labels, **labels}) for s in samples
                     ]
         yield from families.values()
+
+    def place(self, number: int) -> dict[str, int]:
+        """Return which stage, and which shard of it if there are several, the report of a number is of."""
+        stage, shard = divmod(number, self.shards)
+        return {"stage": stage} | ({"shard": shard} if self.shards > 1 else {})
 
     def close(self) -> None:
         """Cancel the calls under way, and close all pipelines."""
@@ -340,7 +349,14 @@ class ReplicatedServer(Closing):
         """Set the health: ready if all pipelines work, failing if none does, else degraded."""
         up = sum(member.is_ready for member in self._members)
         stages = [report for member in self._members for report in member.reports]
-        down = [report.health.error for report in stages if not report.is_open and report.health.error]
+        down = [
+            f"{' '.join(f'{name} {of}' for name, of in self.place(number).items())} on {report.board}: {error}"
+            if report.board
+            else error
+            for member in self._members
+            for number, report in enumerate(member.reports)
+            if not report.is_open and (error := report.health.error)
+        ]
         dead = {board: why for report in stages for board, why in report.dead.items()}
         state = State.READY if up == len(self._members) else State.DEGRADED if up else State.FAILING
         was = self.health

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ...base.errors import BoardError
 from ...isa.layout import Array
 from ..closing import Closing
 from ..forks import fail, forget_in_children
-from ..runner import Result, Runner
+from ..runner import Result
 from .arguments import Argument
 from .call_times import AT_ONCE_S, CallTimes, LoopCalls, elements, running_loop
 from .health import Health, State
@@ -36,9 +37,30 @@ class MachineRequest:
     parameters: dict[str, int]
 
 
-QueuedCall = Generator[MachineRequest, Result, Any]
-"""A call of a model: yields its requests to the machine one after the other, is sent the result of each, and returns
-the model's result. Between them it computes the host parts."""
+QueuedCall = Generator[Sequence[MachineRequest], list[Result], Any]
+"""A call of a model: yields its requests to the machine, those that run at the same time together, is sent their
+results, and returns the model's result. Between them it computes the host parts."""
+
+
+class ProgramRunner(Protocol):
+    """What runs programs, such as a `Runner`."""
+
+    @property
+    def health(self) -> Health:
+        """Whether requests are being answered, and the board's latest error."""
+
+    def submit(
+        self,
+        inputs: Mapping[str, Array],
+        parameters: Mapping[str, int] | None = None,
+        *,
+        timeout: float | None = None,
+        wait: float | None = None,
+    ) -> Future[Result]:
+        """As `Runner.submit`."""
+
+    def close(self) -> None:
+        """As `Runner.close`."""
 
 
 class Server(Closing):
@@ -46,24 +68,26 @@ class Server(Closing):
 
     runners: for each group of programs with the same weights, in an order in which calls ask them. prepare: makes a
     call from the model's arguments by name, which raises `TensorError` until its first request. name: of the model.
-    arguments: the tensors that a call takes. sizes: those that there are programs for, by the name of the dimension. A
-    server belongs to the process that made it, as runners do.
+    arguments: the tensors that a call takes. sizes: those that there are programs for, by the name of the dimension.
+    boards: what the health calls the board of a group, where there are several. A server belongs to the process that
+    made it, as runners do.
     """
 
     def __init__(
         self,
-        runners: Mapping[Hashable, Runner],
+        runners: Mapping[Any, ProgramRunner],
         prepare: Callable[[Mapping[str, Any]], QueuedCall],
         name: str,
         arguments: Sequence[Argument],
         sizes: Mapping[str, tuple[int, ...]],
+        boards: Mapping[Any, str] | None = None,
     ) -> None:
         self.name = name
         self.arguments = tuple(arguments)
         """The tensors that a call takes."""
         self.sizes = dict(sizes)
         """The sizes that there are programs for, by the name of the dimension."""
-        self._runners, self._prepare = dict(runners), prepare
+        self._runners, self._prepare, self._boards = dict(runners), prepare, boards or {}
         self._times = CallTimes(AT_ONCE_S)
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="rsn-results")
         self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
@@ -90,23 +114,38 @@ class Server(Closing):
         `close`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         call = self._prepare(inputs)
-        request = next(call)
+        requests = next(call)
         answer: Future[Any] = Future()
         self._futures.add(answer)
-        self._submit(answer, call, request, deadline, wait)
+        self._submit(answer, call, requests, deadline, wait)
         return answer
 
     def _submit(
-        self, answer: Future[Any], call: QueuedCall, request: MachineRequest, deadline: float | None, wait: float | None
+        self,
+        answer: Future[Any],
+        call: QueuedCall,
+        requests: Sequence[MachineRequest],
+        deadline: float | None,
+        wait: float | None,
     ) -> None:
-        """Queue a request of a call, after which the call goes on. answer: of the call. deadline: when it fails with
+        """Queue requests of a call, after which the call goes on. answer: of the call. deadline: when it fails with
         `RequestTimeout`, in seconds of `time.monotonic`. wait: as for `ask`. Raises as `Runner.submit`."""
-        timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        run = self._runners[request.group].submit(request.inputs, request.parameters, timeout=timeout, wait=wait)
+        runs: list[Future[Result]] = []
+        try:
+            for request in requests:
+                timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                runner = self._runners[request.group]
+                runs.append(runner.submit(request.inputs, request.parameters, timeout=timeout, wait=wait))
+        except BaseException:
+            for run in runs:
+                run.cancel()
+            raise
         go_on = partial(self._go_on, answer, call, deadline)
-        run.add_done_callback(partial(self._ended, answer, request.group, go_on, self._calls_of_loop()))
-        asked = weakref.ref(run)  # the queue holds it; the run holds the answer
-        answer.add_done_callback(lambda answer: _cancel(asked()) if answer.cancelled() else None)
+        together = _Together(runs, partial(self._ended, answer, requests[0].group, go_on, self._calls_of_loop()))
+        for number, run in enumerate(runs):
+            run.add_done_callback(partial(together.ended, number))
+        # the queue holds the runs; these hold the answer
+        answer.add_done_callback(lambda answer: together.cancel() if answer.cancelled() else None)
 
     def _calls_of_loop(self) -> LoopCalls | None:
         """The calls of the event loop that runs in this thread; None if there is none."""
@@ -121,21 +160,20 @@ class Server(Closing):
         self,
         answer: Future[Any],
         group: Hashable,
-        go_on: Callable[[Result], None],
+        go_on: Callable[[list[Result]], None],
         loop_calls: LoopCalls | None,
-        run: Future[Result],
+        results: list[Result] | BaseException,
     ) -> None:
-        """Go on behind a run, or give the answer the end that the run had: cancelled, or an error."""
-        if run.cancelled():
+        """Go on behind runs, or give the answer the end that one of them had: cancelled, or an error."""
+        if isinstance(results, CancelledError):
             answer.cancel()
             answer.set_running_or_notify_cancel()
-        elif (error := run.exception()) is not None:
+        elif isinstance(results, BaseException):
             if answer.set_running_or_notify_cancel():
-                answer.set_exception(error)
+                answer.set_exception(results)
         else:
-            result = run.result()
-            size = elements(result.outputs)
-            host_part = partial(self._times.timed, group, size, go_on, result)
+            size = elements([x for result in results for x in result.outputs.values()])
+            host_part = partial(self._times.timed, group, size, go_on, results)
             # a call in pieces may wait there for a place in the next queue
             if loop_calls is not None and len(self._runners) == 1 and self._times.are_short(group, size):
                 with suppress(RuntimeError):  # the loop has ended
@@ -143,13 +181,13 @@ class Server(Closing):
                     return
             self._host_parts.add(self._pool.submit(host_part))
 
-    def _go_on(self, answer: Future[Any], call: QueuedCall, deadline: float | None, result: Result) -> None:
-        """Compute the host part behind a run. Takes time: in a thread of the pool, unless it is short."""
+    def _go_on(self, answer: Future[Any], call: QueuedCall, deadline: float | None, results: list[Result]) -> None:
+        """Compute the host part behind runs. Takes time: in a thread of the pool, unless it is short."""
         if answer.cancelled():
             answer.set_running_or_notify_cancel()
             return
         try:
-            self._submit(answer, call, call.send(result), deadline, None)
+            self._submit(answer, call, call.send(results), deadline, None)
         except StopIteration as end:
             if answer.set_running_or_notify_cancel():
                 answer.set_result(end.value)
@@ -160,7 +198,12 @@ class Server(Closing):
     @property
     def health(self) -> Health:
         """The health of the board; of several runners, the worst."""
-        return max((runner.health for runner in self._runners.values()), key=lambda health: _WORST.index(health.state))
+        each: dict[Any, Health] = {group: runner.health for group, runner in self._runners.items()}
+        group = max(each, key=lambda group: _WORST.index(each[group].state))
+        health = each[group]
+        if health.error is None or group not in self._boards:
+            return health
+        return replace(health, error=f"{self._boards[group]}: {health.error}")
 
     def close(self) -> None:
         """Finish the submitted calls, and release the board."""
@@ -180,6 +223,37 @@ class Server(Closing):
         self._pool = ThreadPoolExecutor(1)
 
 
-def _cancel(run: Future[Result] | None) -> None:
-    if run is not None:
-        run.cancel()
+class _Together:
+    """Runs that take place at the same time. It does not hold them, so that results are freed. then: called once, when
+    all have ended, with their results in order, or with the first error; `CancelledError` if one was cancelled."""
+
+    def __init__(self, runs: Sequence[Future[Result]], then: Callable[[list[Result] | BaseException], None]) -> None:
+        self._runs, self._then = [weakref.ref(run) for run in runs], then
+        self._results: dict[int, Result] = {}
+        self._error: BaseException | None = None
+        self._left = len(runs)
+        self._lock = threading.Lock()
+
+    def ended(self, number: int, run: Future[Result]) -> None:
+        """Note the end of a run. If it failed, those are cancelled that have not begun."""
+        error = CancelledError() if run.cancelled() else run.exception()
+        with self._lock:
+            is_first = error is not None and self._error is None
+            if is_first:
+                self._error = error
+            elif error is None:
+                self._results[number] = run.result()
+        if is_first and len(self._runs) > 1:
+            self.cancel()
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        found, self._results = self._results, {}
+        self._then(self._error or [found[i] for i in range(len(self._runs))])
+
+    def cancel(self) -> None:
+        """Cancel the runs that have not begun."""
+        for reference in self._runs:
+            if (run := reference()) is not None:
+                run.cancel()

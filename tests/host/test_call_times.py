@@ -164,7 +164,7 @@ def test_short_host_parts_are_computed_in_the_loop_that_asks(
     threads: list[int] = []
 
     def prepare(inputs: Any) -> QueuedCall:
-        result = yield MachineRequest("only", {"x": inputs["x"]}, {})
+        (result,) = yield [MachineRequest("only", {"x": inputs["x"]}, {})]
         threads.append(busy(seconds))
         return result.outputs["y"]
 
