@@ -38,7 +38,7 @@ def show_model(path: Path, as_json: bool) -> None:
     stages = [program.program for program in largest.on_machine.values()] if saved.boards > 1 else []
     figures = figures_of(stages, largest.rounds, largest.on_machine[0].host.columns) if stages else []
     boards = decoder_bytes(saved) if saved.decoder is not None else []
-    served = decoder_bytes(saved, saved.stages) if boards and saved.stages > 1 and saved.shards == 1 else []
+    served = decoder_bytes(saved, saved.stages) if boards and saved.stages > 1 else []
     if as_json:
         facts = {"version": saved.version, "programs": programs, "stages": [asdict(of) for of in figures]}
         facts |= {"boards": boards, "boards_served": served} if boards else {}
@@ -65,4 +65,4 @@ def show_model(path: Path, as_json: bool) -> None:
         click.echo("\n".join(stage_table(figures)))
     if boards:
         click.echo()
-        click.echo("\n".join(board_table(boards, served)))
+        click.echo("\n".join(board_table(boards, saved.stages, served)))

@@ -16,7 +16,7 @@ from ..base.deferred import deferred
 from ..base.errors import ContainerError, RsnError, WrongBoards
 from ..host.boards.several import check_boards
 from ..host.generation.loaded import DecoderSizes, require_decoder_room, saved_tokenizer
-from ..host.model.file import identity, read, refuse_shards
+from ..host.model.file import identity, read
 from ..host.model.loaded import Loaded
 from ..host.replicas.decoder_server import DecoderStageFile
 from ..host.replicas.files import StageFile
@@ -86,14 +86,13 @@ class Copies:
         own, saved = identity(self._path), read(self._path, 0)
         if saved.decoder is not None:
             raise ContainerError(f"{self._path}: a decoder, for rsn serve --generate")
-        cut = saved.stages, saved.shards
         loaded = Loaded(saved, ["sim"] * saved.boards, None)
-        before = getattr(self, "loaded", loaded)
+        before, cut = getattr(self, "loaded", loaded), (saved.stages, saved.shards)
         if (loaded.arguments, loaded.sizes) != (before.arguments, before.sizes):
             raise ContainerError(f"{self._path}: a model with other arguments or sizes")
-        if cut != (getattr(self, "stages", cut[0]), getattr(self, "shards", cut[1])):
+        if cut != getattr(self, "_cut", cut):
             raise ContainerError(f"{self._path}: a model cut for another number of boards")
-        self.loaded, (self.stages, self.shards) = loaded, cut
+        self.loaded, self._cut, (self.stages, self.shards) = loaded, cut, cut
         # no waiting for a board that is down: another copy answers
         serving = Serving(queue=self._queue, max_wait_s=self._max_wait_s, give_up_s=0.0)
         return [
@@ -181,21 +180,20 @@ class DecoderCopies(Copies):
         own, saved = identity(self._path), read(self._path)
         if saved.decoder is None:
             raise ContainerError(f"{self._path}: no decoder; Decoder.save writes one")
-        refuse_shards(self._path, saved, "rsn serve")
         try:
             sizes = DecoderSizes.of(saved.decoder)
         except (LookupError, TypeError, ValueError) as e:
             raise ContainerError(f"{self._path}: not a decoder that rsn can read: {e}") from e
         require_decoder_room(self._path, saved, saved.stages)
-        known = (sizes, saved.stages)
-        if known != (getattr(self, "sizes", sizes), getattr(self, "stages", saved.stages)):
+        known = (sizes, saved.stages, saved.shards)
+        if known != getattr(self, "_known", known):
             raise ContainerError(f"{self._path}: a decoder of other sizes, or cut for another number of boards")
-        self.sizes, self.stages, self._text = *known, saved.decoder
-        self.shards = 1
+        self._known, self._text = known, saved.decoder
+        self.sizes, self.stages, self.shards = known
         return [
             # as many sets of slots as stages: all work then
-            DecoderStageFile(self._path, own, number, self.stages, self.stages, self._xclbin)
-            for number in range(self.stages)
+            DecoderStageFile(self._path, own, number, saved.boards, self.stages, self._xclbin, self.shards)
+            for number in range(saved.boards)
         ]
 
     def tokenizer(self) -> Any:

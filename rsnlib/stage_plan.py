@@ -322,7 +322,7 @@ def plan(
     count = wanted or least
     launch_s = launch_seconds(overlay) if shards == 1 else 0.0
     cuts = None
-    if beside and shards == 1:  # rsn serve takes no shards
+    if beside:
         cuts = least_slowest([replace(part, sets=count) for part in parts], count, overlay.banks, launch_s)
     if cuts is None:
         cuts = least_slowest(parts, count, overlay.banks, launch_s)

@@ -10,4 +10,5 @@ from .reference import IntegerReference as IntegerReference
 from .sampling import Sampling as Sampling
 from .slots import CHUNK as CHUNK
 from .slots import Slots as Slots
+from .stage import load_decoder_shard as load_decoder_shard
 from .stage import load_decoder_stage as load_decoder_stage

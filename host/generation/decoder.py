@@ -356,9 +356,9 @@ class Decoder(Slots):
         the step and of prompts of all lengths. Raises what `rsn.compile` raises."""
         self._follow()
         self.warm_up()
-        parts, count = [self._step, *self._prompts.values()], len(self._shared)
-        served = self._bytes(parts, count) if count > 1 and self._pipeline.shards == 1 else []
-        return "\n".join([*board_table(self._bytes(parts), served), "", self._step.explain()])
+        parts, count = [self._step, *self._prompts.values()], len(self._shared) // self._pipeline.shards
+        served = self._bytes(parts, count) if count > 1 else []
+        return "\n".join([*board_table(self._bytes(parts), count, served), "", self._step.explain()])
 
     def _logits(self, program: CachedProgram, arguments: dict[str, Any], rows: RowsOfCaches | None = None) -> Any:
         import torch

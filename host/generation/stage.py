@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...base.errors import BoardError, ContainerError, TensorError
 from ...isa.layout import Array
-from ...isa.program import Role
+from ...isa.program import Program, Role
 from ...rsnlib.key_spans import RowsOfCaches
 from ..boards.several import BoardName, check_boards
 from ..closing import Closing
 from ..model.file import ModelVariant, Saved, read, refuse_shards
-from ..model.hosted import HostedProgram
+from ..model.hosted import HostedProgram, ProgramOnBoard
+from ..model.hosted_shards import HostedShards
 from ..model.stage_calls import HostErrors
 from ..runner import Runner
 from .loaded import LogitsResult, SavedSlots, require_decoder_room, tensors_of
@@ -23,6 +24,20 @@ if TYPE_CHECKING:
     import torch
 
     from ...hw.sim.machine import Run
+
+ProgramKey = tuple[int, int, int]
+"""A program of a decoder: the number of its part of the file, that of the set of slots, and its own in the part."""
+
+
+class ProgramBeside(ProgramOnBoard, Protocol):
+    """A program on the board of another shard."""
+
+    def close(self) -> None:
+        """Wait for its runs."""
+
+
+Beside = Callable[[ProgramKey, int, Program], ProgramBeside]
+"""Makes what runs a program of another shard, from its key, the number of its board, and the program."""
 
 LOGITS = "logits"
 """The name of the logits of a program that ends before the last stage, among what goes to the next one. No activation
@@ -36,28 +51,29 @@ def load_decoder_stage(
     groups: int = 1,
     board: BoardName = "sim",
     xclbin: str | os.PathLike[str] | None = None,
+    shards: int = 1,
+    beside: Beside | None = None,
 ) -> list[DecoderStage]:
     """Load a stage of a decoder that `Decoder.save` wrote, and open its board. Only its own weights are read.
 
     number: of the stage, from 0. groups: how many sets of slots the decoder has. The stage of each is returned; they
     share the weights on the board, and each has caches of its own there. They are not for several threads at once.
-    board, xclbin: as for `rsn.load`. Raises as `rsn.host.generation.load`, and `ContainerError` for a stage that the
-    file does not have.
+    board, xclbin: as for `rsn.load`. shards: how many boards compute each stage; this one is then that of the first
+    shard. beside: makes what runs programs on the boards of the others. Raises as `rsn.host.generation.load`, and
+    `ContainerError` for a stage that the file does not have.
     """
-    saved = read(path, number)
-    if saved.decoder is None:
-        raise ContainerError(f"{path}: no decoder; Decoder.save writes one")
-    refuse_shards(path, saved, "load_decoder_stage")
+    saved = _read(path, number * shards)
+    if beside is None:
+        refuse_shards(path, saved, "load_decoder_stage")
     if not 0 <= number < saved.stages:
         raise ContainerError(f"{path}: no stage {number}; it has {saved.stages}, numbered from 0")
     require_decoder_room(path, saved, groups)
     check_boards([board], 1)
     opened: list[_StageProgram] = []
-    step, *prompts = saved.parts
     try:
-        for part in (*prompts, *[step] * groups):
-            opened.append(_StageProgram(part, number, board, xclbin, saved.check))
-        own, shared = opened[len(prompts) :], opened[: len(prompts)]
+        for key, part in _parts(saved, groups):
+            opened.append(_StageProgram(part, number, board, xclbin, saved.check, key, beside))
+        own, shared = opened[-groups:], opened[:-groups]
         return [DecoderStage(saved, program, shared, is_last=number == saved.stages - 1) for program in own]
     except BaseException as e:
         for program in opened:
@@ -67,9 +83,52 @@ def load_decoder_stage(
         raise
 
 
+def load_decoder_shard(
+    path: str | os.PathLike[str],
+    number: int,
+    *,
+    groups: int = 1,
+    board: BoardName = "sim",
+    xclbin: str | os.PathLike[str] | None = None,
+) -> dict[ProgramKey, Runner]:
+    """Open a board of a decoder in shards that has no first shard of a stage, and return what runs its programs.
+    number: of the board. The others, and what is raised: as for `load_decoder_stage`."""
+    saved = _read(path, number)
+    require_decoder_room(path, saved, groups)
+    check_boards([board], 1)
+    opened: dict[ProgramKey, Runner] = {}
+    try:
+        for key, part in _parts(saved, groups):
+            for i, of in part.board_numbers.items():
+                if of == number:
+                    saved_program = part.on_machine[i]
+                    opened[*key, i] = Runner(
+                        saved_program.program, weights=saved_program.weights, board=board, xclbin=xclbin
+                    )
+    except BaseException:
+        for runner in opened.values():
+            runner.close()
+        raise
+    return opened
+
+
+def _read(path: str | os.PathLike[str], board: int) -> Saved:
+    saved = read(path, board)
+    if saved.decoder is None:
+        raise ContainerError(f"{path}: no decoder; Decoder.save writes one")
+    return saved
+
+
+def _parts(saved: Saved, groups: int) -> list[tuple[tuple[int, int], ModelVariant]]:
+    """The parts of a decoder that a board holds, those of prompts first, then that of a step once for each set of
+    slots. Each with its number in the file and that of the set."""
+    prompts = [((number, 0), part) for number, part in enumerate(saved.parts) if number]
+    return [*prompts, *(((0, group), saved.parts[0]) for group in range(groups))]
+
+
 class _StageProgram(Closing):
     """What a stage has of a program. part: the program. number: of the stage, which may be behind those of the
-    program. check: as `Saved.check`."""
+    program. check: as `Saved.check`. key: of the part, as `_parts` has it. beside: as for `load_decoder_stage`."""
 
     def __init__(
         self,
@@ -78,30 +137,52 @@ class _StageProgram(Closing):
         board: BoardName,
         xclbin: Any,
         check: Callable[[Iterable[torch.Tensor]], None],
+        key: tuple[int, int] = (0, 0),
+        beside: Beside | None = None,
     ) -> None:
-        stages = list(part.on_machine.values())
-        self._ends = number == len(stages) - 1
+        self._ends = number == part.stages - 1
         self.passed: dict[str, Array] = {}
         """As `Slots.passed`."""
         self._hosted: HostedProgram | None = None
         self._gives = frozenset({LOGITS})
         self.takes = frozenset[str]()
         """The names of its arguments."""
-        if number >= len(stages):
+        self._runners: list[Runner | ProgramBeside] = []
+        if number >= part.stages:
             return
-        programs = [stage.program for stage in stages]
-        made = {b.name: i for i, program in enumerate(programs) for b in program.with_role(Role.OUTPUT)}
-        whole, ends = part.on_machine[0].host, len(stages) - 1
+        programs = [program.program for program in part.on_machine.values()]
+        numbers: list[list[int]] = [[] for _ in range(part.stages)]
+        for one in part.steps:
+            numbers[one.stage] += [i for i in one.programs if i is not None]
+        made = {b.name: at for at, own in enumerate(numbers) for i in own for b in programs[i].with_role(Role.OUTPUT)}
+        whole, ends = part.on_machine[0].host, part.stages - 1
         hosts = [
-            whole.of_stage({b.name for b in program.buffers}, made, i, i == ends) for i, program in enumerate(programs)
+            whole.of_stage({b.name for i in own for b in programs[i].buffers}, made, at, at == ends)
+            for at, own in enumerate(numbers)
         ]
         self.takes = frozenset(hosts[number].interface.signature.parameters)
         self._host = hosts[number]
         check(self._host.constants.values())
-        for host, program in zip(hosts[number + 1 :], programs[number + 1 :], strict=True):
-            self._gives |= host.columns.keys() | {b.name for b in program.with_role(Role.INPUT)}
-        self._runner = Runner(stages[number].program, weights=stages[number].weights, board=board, xclbin=xclbin)
-        self._hosted = HostedProgram(self._host, self._runner, programs=programs, first=number)
+        for host, later in zip(hosts[number + 1 :], numbers[number + 1 :], strict=True):
+            self._gives |= host.columns.keys() | {b.name for i in later for b in programs[i].with_role(Role.INPUT)}
+        first, boards = numbers[number][0], part.board_numbers
+        try:
+            for i in numbers[number]:
+                saved = part.on_machine[i]
+                if boards[i] == number * part.shards:
+                    self._runners.append(Runner(saved.program, weights=saved.weights, board=board, xclbin=xclbin))
+                else:
+                    assert beside is not None
+                    self._runners.append(beside((*key, i), boards[i], saved.program))
+        except BaseException:
+            self.close()
+            raise
+        given: Any = {"programs": programs, "first": first}
+        if part.rounds:
+            own = [one.moved(-first) for one in part.rounds if one.stage == number]
+            self._hosted = HostedShards(self._host, own, *self._runners, **given)
+        else:
+            self._hosted = HostedProgram(self._host, *self._runners, **given)
 
     def check(self, arguments: dict[str, Any]) -> None:
         """Raise `TensorError` for arguments of the model that the program does not take."""
@@ -134,8 +215,8 @@ class _StageProgram(Closing):
         return None if self._hosted is None else self._hosted.last_run
 
     def close(self) -> None:
-        if self._hosted is not None:
-            self._runner.close()
+        for runner in self._runners:
+            runner.close()
 
 
 class DecoderStage(SavedSlots):

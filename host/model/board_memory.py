@@ -45,12 +45,14 @@ def require_room(sizes: Mapping[str, int], overlay: Overlay, what: str, remedy: 
         raise RoomError(f"{what} need {' and '.join(beyond)}: {remedy}")
 
 
-def board_table(boards: Sequence[Mapping[str, int]], served: Sequence[Mapping[str, int]] = ()) -> list[str]:
-    """Return a table of the memory of boards as lines. boards: bytes by bank. served: the same with as many sets of
-    slots as there are boards, as `rsn serve --boards` decodes them; none where it does not."""
+def board_table(
+    boards: Sequence[Mapping[str, int]], sets: int = 1, served: Sequence[Mapping[str, int]] = ()
+) -> list[str]:
+    """Return a table of the memory of boards as lines. boards: bytes by bank. sets: of slots, as many as there are
+    stages. served: the bytes with so many sets, as `rsn serve --boards` decodes them; none for one stage."""
     banks = list(boards[0])
     rows = [["board", *(f"{bank} of all programs" for bank in banks)]]
-    rows[0] += [f"{bank} with {len(served)} sets of slots" for bank in banks if served]
+    rows[0] += [f"{bank} with {sets} sets of slots" for bank in banks if served]
     for number, sizes in enumerate(boards):
         more = (served[number][bank] for bank in banks) if served else ()
         rows.append([str(number), *(f"{size / 1e6:.1f} MB" for size in (*(sizes[bank] for bank in banks), *more))])

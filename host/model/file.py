@@ -580,7 +580,7 @@ def _joined_ends(rounds: Sequence[ShardRound], ends: Sequence[_ProgramEnds], hos
     numbers = [number for one in rounds for number in one.programs if number is not None]
     steps = [b.stage - a.stage for a, b in pairwise(rounds)]
     shards = {len(one.programs) for one in rounds}
-    if sorted(numbers) != [*range(len(ends))] or rounds[0].stage or not {0, 1}.issuperset(steps) or len(shards) > 1:
+    if numbers != [*range(len(ends))] or rounds[0].stage or not {0, 1}.issuperset(steps) or len(shards) > 1:
         raise ValueError("its rounds are not all of its programs, stage by stage")
     found = []
     for one in rounds:

@@ -4,12 +4,12 @@ stages, each on a board of its own."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...base.errors import StateLost
 from ...hw.sim.machine import joined
 from ...isa.program import Array, Program, Role
-from ..runner import Result, Runner
+from ..runner import Result
 from .caches import Caches
 
 if TYPE_CHECKING:
@@ -38,6 +38,17 @@ def stage_parameters(programs: Sequence[Program], named: Mapping[str, int]) -> l
     return given
 
 
+class ProgramOnBoard(Protocol):
+    """What runs one program, such as a `Runner`."""
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+
+    def run(self, inputs: Mapping[str, Array], parameters: Mapping[str, int] | None = None) -> Result:
+        """As `Runner.run`."""
+
+
 class HostedProgram:
     """Calls of a network with its host part. Not for several threads at once.
 
@@ -47,7 +58,7 @@ class HostedProgram:
     """
 
     def __init__(
-        self, host: HostPart, *runners: Runner, programs: Sequence[Program] | None = None, first: int = 0
+        self, host: HostPart, *runners: ProgramOnBoard, programs: Sequence[Program] | None = None, first: int = 0
     ) -> None:
         self._host, self._runners = host, runners
         own = [runner.program for runner in runners]

@@ -14,15 +14,16 @@ from ...hw.sim.machine import joined
 from ...isa.program import Array
 from ...scheduler.shards import ShardExchange
 from .caches import Caches
-from .hosted import HostedProgram
+from .hosted import HostedProgram, ProgramOnBoard
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
     from ...hw.sim.machine import Run
+    from ...isa.program import Program
     from ...rsnlib.host_part import HostPart
     from ...rsnlib.key_spans import KeySpans
-    from ..runner import Result, Runner
+    from ..runner import Result
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class ShardRound:
     stage: int
     programs: tuple[int | None, ...]
     exchange: ShardExchange
+
+    def moved(self, by: int) -> ShardRound:
+        """Return the round with the numbers of its programs moved."""
+        return replace(self, programs=tuple(None if number is None else number + by for number in self.programs))
 
 
 def board_numbers(rounds: Sequence[ShardRound]) -> tuple[int, ...]:
@@ -71,17 +76,24 @@ class HostedShards(HostedProgram):
     """Calls of a network that is cut into stages and shards. Programs of one round run at the same time, each in a
     thread.
 
-    host, runners: as for `HostedProgram`; runners of all programs. rounds: in order.
+    rounds: in order, with the numbers of programs among `runners`. The others: as for `HostedProgram`.
     """
 
-    def __init__(self, host: HostPart, rounds: Sequence[ShardRound], *runners: Runner) -> None:
-        super().__init__(host, *runners)
+    def __init__(
+        self,
+        host: HostPart,
+        rounds: Sequence[ShardRound],
+        *runners: ProgramOnBoard,
+        programs: Sequence[Program] | None = None,
+        first: int = 0,
+    ) -> None:
+        super().__init__(host, *runners, programs=programs, first=first)
         self._rounds = rounds
         for one in rounds:
             for shard, number in enumerate(one.programs):
                 if number is not None:
                     own = {name: columns[shard] for name, columns in one.exchange.caches.items()}
-                    self._caches[number] = Caches(host, self._programs[number], own)
+                    self._caches[number] = Caches(host, runners[number].program, own)
 
     def _on_boards(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..boards.several import BoardName
@@ -30,7 +31,10 @@ def open_runners(
 ) -> dict[Group, Runner]:
     """Open a runner for each group of programs, in the order in which calls need them. saved: the file. board: of a
     program, by its number; None for one that is not opened. The others: as for `Runner`; from the second runner on,
-    names have a number. Raises as `Runner`; then none is open."""
+    names have a number. In shards, requests wait for others in the first round alone: there are many. Raises as
+    `Runner`; then none is open."""
+    rounds = saved.parts[0].rounds
+    at_once = replace(serving, max_wait_s=0.0) if rounds else serving
     groups: dict[Group, list[SavedProgram]] = {}
     for part, same in zip(saved.parts, saved.same, strict=True):
         for number, program in part.on_machine.items():
@@ -45,7 +49,7 @@ def open_runners(
                 weights=members[0].weights,
                 board=own,
                 xclbin=xclbin,
-                serving=serving,
+                serving=at_once if rounds and group[1] not in rounds[0].programs else serving,
                 metrics=metrics,
                 name=name if not opened else f"{name} {len(opened) + 1}",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,14 @@ from .. import generation
 from ..boards.several import BoardName
 from ..generation.slots import Slots
 from ..serving.health import Health, State
+from ..serving.policy import RequestTimeout
 from .files import require_same
+from .pipeline import PipelineLost
+from .shards import Ask, OtherRunner, shard_server
+from .stage import StageDown, StageServer
 
 if TYPE_CHECKING:
+    from ...isa.program import Program
     from ..serving.metrics import Metrics
 
 FAILURES = 3
@@ -58,8 +63,9 @@ class DecoderAnswer:
 
 @dataclass(frozen=True)
 class DecoderStageFile:
-    """A stage of a file of a decoder (`StageSource`). groups: sets of slots that it has, so that each stage runs one of
-    them while others run others. The other attributes are those of `StageFile`."""
+    """A stage of a file of a decoder (`StageSource`), or a shard of a stage (`ShardSource`). groups: sets of slots that
+    it has, so that each stage runs one of them while others run others. The other attributes are those of
+    `StageFile`."""
 
     path: str
     identity: str
@@ -67,19 +73,35 @@ class DecoderStageFile:
     count: int = 1
     groups: int = 1
     xclbin: str | os.PathLike[str] | None = None
+    shards: int = 1
+    others: Sequence[Ask] = ()
 
-    def open(self, board: BoardName, figures: Metrics | None, name: str) -> DecoderServer:
+    def joined(self, others: Sequence[Ask]) -> DecoderStageFile:
+        """As `ShardSource.joined`."""
+        return replace(self, others=others)
+
+    def open(self, board: BoardName, figures: Metrics | None, name: str) -> StageServer:
         """As `StageSource.open`."""
-        stages = generation.load_decoder_stage(
-            self.path, self.number, groups=self.groups, board=board, xclbin=self.xclbin
-        )
-        server = DecoderServer(stages, self.number, self.count)
+        require_same(self.path, self.identity)
+        given: Any = {"groups": self.groups, "board": board, "xclbin": self.xclbin}
+        stage, shard = divmod(self.number, self.shards)
+        server: StageServer
+        if shard:
+            server = shard_server(generation.load_decoder_shard(self.path, self.number, **given), name)
+        else:
+            stages = generation.load_decoder_stage(
+                self.path, stage, **given, shards=self.shards, beside=self._beside if self.others else None
+            )
+            server = DecoderServer(stages, stage, self.count // self.shards)
         try:
             require_same(self.path, self.identity)
         except BaseException:
             server.close()
             raise
         return server
+
+    def _beside(self, key: Hashable, board: int, program: Program) -> OtherRunner:
+        return OtherRunner(key, self.others[board - self.number - 1], program)
 
 
 class DecoderServer:
@@ -145,10 +167,11 @@ class DecoderServer:
         try:
             found = run()
         except BoardError as e:
-            self._failures += 1
-            failed = self.health.failed(e)
-            # since=0.0: the stage looks for another board at once. Nothing here opens this one again.
-            self.health = replace(failed, since=0.0) if self._failures >= FAILURES else failed.to(State.DEGRADED)
+            if not isinstance(e, StageDown | PipelineLost | RequestTimeout):  # of another shard
+                self._failures += 1
+                failed = self.health.failed(e)
+                # since=0.0: the stage looks for another board at once. Nothing here opens this one again.
+                self.health = replace(failed, since=0.0) if self._failures >= FAILURES else failed.to(State.DEGRADED)
             if self._number and not isinstance(e, StateLost):
                 raise StateLost(f"the stages before have run: {e}") from e
             raise

@@ -16,6 +16,7 @@ from ..model.file import Saved
 from ..model.saved_runners import Group
 from ..runner import Result, Runner
 from ..serving.health import Health
+from ..serving.policy import RequestTimeout
 from ..serving.server import MachineRequest, QueuedCall, Server
 from .stage import StageSource
 
@@ -101,7 +102,12 @@ class OtherRunner:
 
     def run(self, inputs: Mapping[str, Array], parameters: Mapping[str, int] | None = None) -> Result:
         """As `Runner.run`; `RequestTimeout` after `CALL_S`."""
-        return self.submit(inputs, parameters).result()
+        try:
+            return self.submit(inputs, parameters).result(CALL_S)
+        except RequestTimeout:
+            raise
+        except TimeoutError:  # the other shard hangs
+            raise RequestTimeout(f"no answer of another shard in {CALL_S:g} s") from None
 
     def close(self) -> None:
         """Wait for the runs that were submitted. The other shard is closed by its owner."""

@@ -137,15 +137,14 @@ class Server(Closing):
                 runner = self._runners[request.group]
                 runs.append(runner.submit(request.inputs, request.parameters, timeout=timeout, wait=wait))
         except BaseException:
-            for run in runs:
-                run.cancel()
+            _cancel([weakref.ref(run) for run in runs])
             raise
         go_on = partial(self._go_on, answer, call, deadline)
-        together = _Together(runs, partial(self._ended, answer, requests[0].group, go_on, self._calls_of_loop()))
+        asked = [weakref.ref(run) for run in runs]  # the queue holds them; they hold the answer
+        together = _Together(asked, partial(self._ended, answer, requests[0].group, go_on, self._calls_of_loop()))
         for number, run in enumerate(runs):
             run.add_done_callback(partial(together.ended, number))
-        # the queue holds the runs; these hold the answer
-        answer.add_done_callback(lambda answer: together.cancel() if answer.cancelled() else None)
+        answer.add_done_callback(lambda answer: _cancel(asked) if answer.cancelled() else None)
 
     def _calls_of_loop(self) -> LoopCalls | None:
         """The calls of the event loop that runs in this thread; None if there is none."""
@@ -224,11 +223,15 @@ class Server(Closing):
 
 
 class _Together:
-    """Runs that take place at the same time. It does not hold them, so that results are freed. then: called once, when
-    all have ended, with their results in order, or with the first error; `CancelledError` if one was cancelled."""
+    """Runs that take place at the same time. then: called once, when all have ended, with their results in order, or
+    with the first error; `CancelledError` if one was cancelled."""
 
-    def __init__(self, runs: Sequence[Future[Result]], then: Callable[[list[Result] | BaseException], None]) -> None:
-        self._runs, self._then = [weakref.ref(run) for run in runs], then
+    def __init__(
+        self,
+        runs: Sequence[weakref.ref[Future[Result]]],
+        then: Callable[[list[Result] | BaseException], None],
+    ) -> None:
+        self._runs, self._then = runs, then
         self._results: dict[int, Result] = {}
         self._error: BaseException | None = None
         self._left = len(runs)
@@ -244,7 +247,7 @@ class _Together:
             elif error is None:
                 self._results[number] = run.result()
         if is_first and len(self._runs) > 1:
-            self.cancel()
+            _cancel(self._runs)
         with self._lock:
             self._left -= 1
             if self._left:
@@ -252,8 +255,9 @@ class _Together:
         found, self._results = self._results, {}
         self._then(self._error or [found[i] for i in range(len(self._runs))])
 
-    def cancel(self) -> None:
-        """Cancel the runs that have not begun."""
-        for reference in self._runs:
-            if (run := reference()) is not None:
-                run.cancel()
+
+def _cancel(runs: Sequence[weakref.ref[Future[Result]]]) -> None:
+    """Cancel the runs that have not begun."""
+    for reference in runs:
+        if (run := reference()) is not None:
+            run.cancel()

@@ -16,14 +16,20 @@ pytest.importorskip("transformers")
 import rsn  # noqa: E402
 from rsn.base.errors import BoardError, TensorError  # noqa: E402
 from rsn.host.boards.device import BoardLost  # noqa: E402
+from rsn.host.generation import Decoder, Sampling  # noqa: E402
+from rsn.host.generation.loaded import DecoderSizes  # noqa: E402
+from rsn.host.model.file import identity  # noqa: E402
 from rsn.host.replicas import replicated, stage  # noqa: E402
+from rsn.host.replicas.decoder_server import DecoderStageFile  # noqa: E402
 from rsn.host.replicas.pipeline import LocalPipeline  # noqa: E402
 from rsn.host.replicas.replicated import ReplicatedServer  # noqa: E402
+from rsn.host.replicas.texts import Generations  # noqa: E402
 from rsn.host.serving import RequestTimeout, Serving, State  # noqa: E402
 from rsn.tests.host.sharded import SHARDS, STAGES, bert, inputs, right, save, sources  # noqa: E402
 
 from .rigged import Flaky, Rig  # noqa: E402
 from .stages import SERVING  # noqa: E402
+from .test_generation import END, TOKENS, answer, made  # noqa: E402
 from .test_replicas import gone, until  # noqa: E402
 
 BOARDS = STAGES * SHARDS
@@ -113,6 +119,32 @@ def test_health_names_the_board_of_a_shard(file: Path, model: Any) -> None:
         with pytest.raises(BoardLost):
             one.submit(**inputs(0)).result(20)
         assert (one.health.error or "").startswith(f"board 2 ({boards[2]}): ")
+
+
+@pytest.mark.long
+def test_texts_over_shards(tmp_path: Path) -> None:
+    """Each shard has the caches of its heads. Boards fail in the middle of texts, of the first shard and of the other;
+    the board of the one behind is opened again, and gets its caches from the first."""
+    llama = made("Llama")
+    path, sizes = tmp_path / "llama.rsnmodel", DecoderSizes(2, 24, 8, TOKENS, (END,))
+    with Decoder(llama, slots=2, capacity=24, chunk=8, boards=BOARDS, shards=SHARDS) as decoder:
+        decoder.save(path)
+        assert f"with {STAGES} sets of slots" in decoder.explain()
+
+    def fails(*runs: int) -> Rig:
+        return Rig(before=lambda run: gone(run) if run in runs else None)
+
+    boards = [fails(), fails(9, 20), fails(15), fails(12)]
+    files = [DecoderStageFile(str(path), identity(path), i, BOARDS, STAGES, None, SHARDS) for i in range(BOARDS)]
+    options: Any = {"name": "m", "arguments": (), "sizes": {}, "places": 1, "shards": SHARDS}
+    with ReplicatedServer(lambda number: LocalPipeline(files, boards, 0, "m", SHARDS), 1, **options) as server:
+        server.settled()
+        with Generations(server, sizes, groups=STAGES) as generations:
+            prompts = [[3, 1, 4], [1, 5, 9, 2, 6], [5], [7 * k % TOKENS for k in range(14)]]
+            greedy = Sampling(max_tokens=6, stop_tokens=frozenset({END}))
+            streams = [generations.submit(prompt, greedy) for prompt in prompts]
+            assert [list(stream) for stream in streams] == [answer(llama, prompt, 6) for prompt in prompts]
+        assert all(len(board.runs) > 20 for board in boards)
 
 
 @pytest.mark.long
