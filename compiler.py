@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from .base.deferred import deferred
 from .base.errors import ScheduleError, TensorError, UnsupportedError, require_torch
-from .host.boards.several import BoardName, boards_named, check_shards
+from .host.boards.several import BoardName, boards_named, shards_named
 from .host.model import experts as patched
 from .host.model.compiled import Compiled, modelled_layers
 from .host.model.compiled_shards import built_stages
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from .host.model import torch_backend
+    from .host.model.compiled_stages import BuiltStages
     from .rsnlib import (
         capture,
         changes,
@@ -125,7 +126,7 @@ def explain(
     experts: str | Experts | None = None,
     whole: bool = True,
     boards: int | str | Sequence[BoardName] = 1,
-    shards: int = 1,
+    shards: int | str = 1,
 ) -> str:
     """Return a report as text: where each operator of a module would run and why, and each module's share of the FLOPs
     and of the modelled time (schedule "paper"). Nothing runs on a board. Raises as `compile`.
@@ -142,10 +143,10 @@ def explain(
     if explain_captured.is_captured(model):
         return torch_backend.explain(model, example)
     count, _ = boards_named(boards)
-    check_shards(shards, count)
+    each = shards_named(shards, count)
     if count != 1 and not whole:
         raise ScheduleError(PIECES)
-    pipeline = _with_experts(pipelines.Pipeline.named(overlay, boards=count, shards=shards), experts, "sim")
+    pipeline = _with_experts(pipelines.Pipeline.named(overlay, boards=count, shards=each), experts, "sim")
     shaped = capture.without_values(model)
     if shaped is not None:
         model, pipeline = shaped, pipeline.of_shapes
@@ -205,7 +206,7 @@ def compile(
     whole: Literal[True] = ...,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
     boards: int | str | Sequence[BoardName],
-    shards: int = ...,
+    shards: int | str = ...,
 ) -> Compiled | CompiledStages: ...
 @overload
 def compile(
@@ -241,7 +242,7 @@ def compile(
     verify: str = ...,
     whole: bool = ...,
     boards: int | str | Sequence[BoardName] = ...,
-    shards: int = ...,
+    shards: int | str = ...,
 ) -> Family: ...
 @overload
 def compile(
@@ -261,7 +262,7 @@ def compile(
     whole: bool = ...,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
     boards: int | str | Sequence[BoardName] = ...,
-    shards: int = ...,
+    shards: int | str = ...,
 ) -> Compiled | CompiledPieces | CompiledStages | Family: ...
 def compile(
     model: nn.Module | ExportedProgram | str | os.PathLike[str],
@@ -280,7 +281,7 @@ def compile(
     whole: bool = True,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = None,
     boards: int | str | Sequence[BoardName] = 1,
-    shards: int = 1,
+    shards: int | str = 1,
 ) -> Compiled | CompiledPieces | CompiledStages | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
@@ -313,7 +314,7 @@ def compile(
     the names of the boards. Each stage is on a board of its own; with a number, each is on a `board`. The result is
     then a `CompiledStages`, unless there is one board. shards: how many boards compute each stage together, each of
     them its heads and its columns of each layer; `boards` is then a multiple of it, and results differ from those of
-    one board by the rounding of the sums between boards.
+    one board by the rounding of the sums between boards; "auto" for the number whose call takes least modelled time.
 
     smooth: with an overlay that computes in integers, calls for factors of SmoothQuant (docs/xnn8.md); like
     `example_inputs`, and of their shapes.
@@ -341,11 +342,11 @@ def compile(
             "takes lengths without whole=False, and one in pieces takes sizes as rsn.Length, with dynamic_shapes"
         )
     count, names = boards_named(boards)
-    check_shards(shards, count)
+    each = shards_named(shards, count)
     if count != 1 and not whole:
         raise ScheduleError(PIECES)
     usual = pipelines.Pipeline.named(
-        overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths, smooth=smooth, boards=count, shards=shards
+        overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths, smooth=smooth, boards=count, shards=each
     )
     usual = _with_experts(usual, experts, board)
     example, module = _kept(_examples(example_inputs)), capture.module_of(model)
@@ -383,13 +384,17 @@ def compile(
         if written and dynamic_shapes is not None:
             raise UnsupportedError(f"the model writes to its arguments ({written}), which dynamic_shapes would pad")
 
-    chosen: list[tuple[str, ...]] = []
-    """Where the first program is cut: all programs of a family are, so that they share the weights of each board."""
+    chosen: list[BuiltStages] = []
+    """How the first program is cut: all programs of a family are, so that they share the weights of each board."""
 
     def program(
         example: tuple[Any, ...] | dict[str, Any], pipeline: Pipeline
     ) -> Compiled | CompiledPieces | CompiledStages:
         seen = followed.look()
+        cuts = None
+        if chosen:
+            cuts = chosen[0].cuts
+            pipeline = replace(pipeline, shards=chosen[0].boards_each, chooses_shards=False)
         recipe = Recipe(followed, example, pipeline, getattr(followed.original, "config", None), pool)
         shared = SharedBank.of(followed.original.parameters(), board, overlay)
         # The programs of a family are in float32; its borders are its own, and so is the verification of its calls.
@@ -408,9 +413,9 @@ def compile(
             if count == 1:
                 built = _built(recipe.build, found)  # schedule, lower, pack
             else:
-                stages = _built(partial(built_stages, pipeline, cuts=next(iter(chosen), None)), found)
+                stages = _built(partial(built_stages, pipeline, cuts=cuts), found)
                 built = stages.built[0]
-                chosen[:] = [stages.cuts]
+                chosen[:] = [stages]
         if found.told:
             warnings.warn(found.told, stacklevel=3)
         if stages is not None and len(stages.built) > 1:

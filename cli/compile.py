@@ -19,14 +19,13 @@ from ..base.durations import duration
 from ..base.errors import require_torch
 from ..base.files import check_target, write_text
 from ..base.garbage import gc_frozen
-from ..host.boards.several import check_shards
+from ..host.boards.several import shards_named
 from ..host.model.compare import difference_table
 from ..host.model.compiled import Compiled, modelled_layers
 from ..host.model.compiled_shards import built_stages
 from ..host.model.compiled_stages import BuiltStages
 from ..host.model.file import SUFFIX, ModelVariant, SavedProgram, write
 from ..host.model.following import Recipe
-from ..host.model.stage_figures import stage_table
 from ..host.tensors import check_tensor_file, save_tensors
 from ..isa.overlays import find
 from ..isa.program import Program, Role
@@ -188,9 +187,10 @@ class CompileOptions(Options):
         metavar="N|auto",
         of=OVERLAYS,
     )
-    shards: int | None = option(
-        "with --boards: S boards compute each stage together, each its heads and columns of every layer",
-        metavar="S",
+    shards: str | None = option(
+        "with --boards: S boards compute each stage together, each its heads and columns of every layer; auto: as many "
+        "as give the shortest call",
+        metavar="S|auto",
         of=OVERLAYS,
     )
     explains: bool = option("show how far each segment is from the best possible time", "--explain", of=OVERLAYS)
@@ -352,7 +352,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         raise click.UsageError("--perplexity goes with --compare")
     if options.budget is not None and options.schedule != "best":
         raise click.UsageError("--budget goes with --schedule best")
-    boards = _boards(options)
+    boards, shards = _boards(options)
     if options.pieces:
         for flag in given("weights", "lengths", "schedule_out", "reference"):
             raise click.UsageError(f"{flag} is about one program; with --pieces there may be several")
@@ -386,7 +386,8 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
             progress=steps.share,
             smooth=None if options.smooth is None else models.load_calls(options.smooth),
             boards=boards,
-            shards=1 if options.shards is None else options.shards,
+            shards=shards or 1,
+            chooses_shards=shards is None,
         )
         stack.enter_context(gc_frozen())  # PyTorch's modules, which the line before has loaded, stay
         steps.done(STEPS[0])
@@ -469,13 +470,13 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
     return Made(facts, lines)
 
 
-def _boards(options: CompileOptions) -> int | None:
-    """The number of boards, None for the fewest. Raises `click.UsageError` for another text, and for options that are
-    about one program."""
+def _boards(options: CompileOptions) -> tuple[int | None, int | None]:
+    """The number of boards, None for the fewest, and that of shards, None to choose. Raises `click.UsageError` for
+    another text, and for options that are about one program."""
     if options.boards is None:
         if options.shards is not None:
             raise click.UsageError("--shards goes with --boards")
-        return 1
+        return 1, 1
     if options.boards != "auto" and not (options.boards.isdecimal() and int(options.boards) > 0):
         raise click.UsageError(f"--boards {options.boards}: a number of boards, or auto")
     if not options.output.endswith(SUFFIX):
@@ -483,9 +484,10 @@ def _boards(options: CompileOptions) -> int | None:
     for flag in given("pieces", "weights", "schedule_out", "reference"):
         raise click.UsageError(f"{flag} is about one board; with --boards there may be several")
     count = None if options.boards == "auto" else int(options.boards)
-    if options.shards is not None:
-        check_shards(options.shards, count)
-    return count
+    shards = options.shards or "1"
+    if shards != "auto" and not (shards.isdecimal() and int(shards) > 0):
+        raise click.UsageError(f"--shards {shards}: a number of boards, or auto")
+    return count, shards_named(shards if shards == "auto" else int(shards), count)
 
 
 def _in_stages(staged: BuiltStages, options: CompileOptions, borders: Borders | None) -> Made:
@@ -495,14 +497,16 @@ def _in_stages(staged: BuiltStages, options: CompileOptions, borders: Borders | 
     figures = staged.figures
     programs = [_facts(x.program, network) for x, network in built]
     stages = [asdict(of) for of in figures]
-    facts = {"programs": programs, "stages": stages}
+    facts: dict[str, Any] = {"programs": programs, "stages": stages}
     if staged.board_count == len(built):  # a program for each stage
         facts = {"stages": [program | of for program, of in zip(programs, stages, strict=True)]}
+    if staged.tried:
+        facts["shards"] = {"taken": staged.boards_each, "tried": [asdict(x) for x in staged.tried]}
     in_pytorch = sorted({p.op for p in staged.traced.placements if p.where == "host"} - CONVERSIONS)
     lines = [
         f"{options.output}: {staged.size} on {built[0][0].program.overlay.name}, "
         f"{counted(len(staged.traced.network.layers), 'segment')}",
-        *stage_table(figures, staged.modules),
+        *staged.table(),
     ]
     if in_pytorch:
         lines.append(f"in PyTorch: {_first_of(in_pytorch)}")

@@ -46,10 +46,10 @@ class Pipeline:
     part uses no rows beyond `lengths`; False leaves that to the first call. progress: called with the share of a
     search's budget that is spent, 0 to 1. smooth: calls for factors of SmoothQuant, for an overlay that computes in
     integers; None for no factors. boards: how many the network is cut for; None: the fewest that hold it. cuts:
-    instead, the activations behind which it is cut; None to choose. shards: how many boards compute each stage. beside:
-    other programs of the model, for which the boards must have room too, as `stage_plan.plan` says. Raises
-    `UnsupportedError` for an overlay that nothing can be compiled for, and for `smooth` with an overlay that computes
-    in floats.
+    instead, the activations behind which it is cut; None to choose. shards: how many boards compute each stage;
+    chooses_shards: the number with the least modelled latency instead (`built_stages`). beside: other programs of the
+    model, for which the boards must have room too, as `stage_plan.plan` says. Raises `UnsupportedError` for an overlay
+    that nothing can be compiled for, and for `smooth` with an overlay that computes in floats.
     """
 
     overlay: Overlay
@@ -62,6 +62,7 @@ class Pipeline:
     boards: int | None = 1
     cuts: tuple[str, ...] | None = None
     shards: int = 1
+    chooses_shards: bool = False
     beside: Sequence[Traced] = ()
 
     def __post_init__(self) -> None:
@@ -80,12 +81,12 @@ class Pipeline:
         lengths: Sequence[int] | None = None,
         smooth: Sequence[Examples] | None = None,
         boards: int | None = 1,
-        shards: int = 1,
+        shards: int | None = 1,
     ) -> Pipeline:
         """Return a pipeline for an overlay and a schedule by name. overlay: name, or path of an overlay file. schedule:
         name, path of a file, or object. budget_s: seconds of the search for "best". passes: None for the usual ones.
-        lengths, smooth, boards, shards: as for the class. Raises `ProgramError` for an unknown overlay, `ScheduleError`
-        for an unknown schedule."""
+        lengths, smooth, boards: as for the class. shards: how many boards compute each stage; None to choose. Raises
+        `ProgramError` for an unknown overlay, `ScheduleError` for an unknown schedule."""
         chosen = schedule_named(schedule, budget_s)
         usual = passes or USUAL
         return cls(
@@ -95,7 +96,8 @@ class Pipeline:
             lengths=lengths,
             smooth=smooth,
             boards=boards,
-            shards=shards,
+            shards=shards or 1,
+            chooses_shards=shards is None,
         )
 
     @cached_property

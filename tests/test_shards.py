@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from rsn.host.generation import Decoder
 from rsn.host.generation import load as load_decoder
 from rsn.host.generation.slots import Slots
 from rsn.host.generation.stage import load_decoder_stage
-from rsn.host.model.compiled_shards import BuiltShards
+from rsn.host.model.compiled_shards import BuiltShards, built_stages
 from rsn.host.model.compiled_stages import CompiledStages
 from rsn.host.model.file import read
 from rsn.host.model.hosted_shards import exchanged
+from rsn.host.model.stage_figures import best_shards
 from rsn.host.tensors import checksum
 from rsn.isa.overlays import XNN
 from rsn.rsnlib.reference import compute
@@ -251,6 +253,61 @@ def test_times_of_stages_are_those_of_their_parts() -> None:
     assert slow.exchanged == sums + 24 * 50 * 4
     link_us, link_s = XNN.seconds["link_us"], XNN.seconds["link_gbs"]
     assert slow.exchange_s == pytest.approx(5 * link_us + slow.exchanged * link_s)
+
+
+@cache
+def traced_bert() -> Any:
+    return small_banks(1 << 30).trace(*bert(1))
+
+
+@examples(40, 2, deadline=None)
+@given(
+    st.sampled_from([2, 4, None]),
+    st.sampled_from([0.01, 1.0, 1e9]),
+    st.sampled_from([0, 50]),
+    st.sampled_from([19, 30]),
+)
+def test_auto_is_the_best_of_all_numbers(boards: int | None, link_gbs: float, link_us: int, bank: int) -> None:
+    """Of the numbers with the fewest boards, that with the least time of a call, for slow and fast links."""
+    pipeline = replace(small_banks(1 << bank), boards=boards, chooses_shards=True)
+    pipeline = replace(pipeline, overlay=pipeline.overlay.with_rates(link_gbs=link_gbs, link_us=link_us))
+    calls: dict[int, tuple[int, float]] = {}
+    refused: list[str] = []
+    for shards in (1, 2, 3, 4):
+        if boards is not None and boards % shards:
+            continue
+        one = replace(pipeline, shards=shards, chooses_shards=False)
+        try:
+            built = built_stages(one, traced_bert())
+        except UnsupportedError as e:
+            refused.append(str(e))
+            continue
+        calls[shards] = built.board_count, sum(x.seconds + x.link_s for x in built.figures)
+    if not calls:
+        with pytest.raises(UnsupportedError) as found:
+            built_stages(pipeline, traced_bert())
+        assert all(reason in str(found.value) for reason in refused)
+        return
+    chosen = built_stages(pipeline, traced_bert())
+    assert chosen.boards_each == min(calls, key=lambda shards: calls[shards])
+    tried = {x.shards: (x.boards, x.call_s) for x in chosen.tried if not x.refused}
+    assert tried.items() <= calls.items()
+    least = min(calls.values())[0]
+    assert tried.keys() >= {shards for shards, (count, _) in calls.items() if count == least}
+    assert "taken" in next(line for line in chosen.table() if line.startswith(f"{chosen.boards_each}  "))
+
+
+def test_auto_on_the_way_from_the_user() -> None:
+    """The chosen number is shown with the others, and results are those of the model. A word other than auto is
+    refused."""
+    model, example = bert(1)
+    with rsn.compile(model, example, boards=2, shards="auto") as cut:
+        assert isinstance(cut, CompiledStages)
+        assert cut.stages.boards_each == best_shards(cut.stages.tried).shards  # type: ignore[union-attr]
+        assert "shards=auto: of those with the fewest boards, the number whose call takes least" in cut.explain()
+        assert difference(cut(**example), model(**example)) < 1e-5
+    with pytest.raises(ScheduleError, match=r'shards=\'most\': a number of boards .*, or "auto"'):
+        rsn.compile(model, example, boards=2, shards="most")
 
 
 def test_what_others_read_later_is_sent_to_them() -> None:

@@ -27,13 +27,16 @@ def boards_named(boards: int | str | Sequence[BoardName]) -> tuple[int | None, S
     return len(boards), tuple(boards)
 
 
-def check_shards(shards: int, boards: int | None) -> None:
-    """Check how many boards compute each stage. boards: of all stages, None for as few as possible. Raises
-    `ScheduleError` unless it is a number that divides that of the boards."""
+def shards_named(shards: int | str, boards: int | None) -> int | None:
+    """Return how many boards compute each stage, None to choose. shards: a number, or "auto". boards: of all stages,
+    None for as few as possible. Raises `ScheduleError` unless it is a number that divides that of the boards."""
+    if shards == "auto":
+        return None
     if not isinstance(shards, int) or isinstance(shards, bool) or shards < 1:
-        raise ScheduleError(f"shards={shards!r}: a number of boards that compute each stage together")
+        raise ScheduleError(f'shards={shards!r}: a number of boards that compute each stage together, or "auto"')
     if boards is not None and boards % shards:
         raise ScheduleError(f"boards={boards}: with shards={shards} a multiple of {shards}")
+    return shards
 
 
 def boards_for(

@@ -27,7 +27,7 @@ from ...base.errors import (
     require_torch,
 )
 from .. import tokenizers
-from ..boards.several import BoardName, boards_named, check_shards
+from ..boards.several import BoardName, boards_named, shards_named
 from ..model.board_memory import LESS, board_bytes, board_table, require_room
 from ..model.compiled import Compiled
 from ..model.compiled_shards import built_stages
@@ -97,7 +97,7 @@ class Decoder(Slots):
         boards: int | str | Sequence[BoardName] = 1,
         verify: str = "first",
         overlay: str = "xnn",
-        shards: int = 1,
+        shards: int | str = 1,
     ) -> None:
         require_torch("generation")
         if not type(slots) is type(capacity) is type(chunk) is int:
@@ -115,8 +115,8 @@ class Decoder(Slots):
         if positions is not None and capacity > positions:
             raise PositionError(f"sequences of {capacity} tokens; the model has positions for {positions}")
         count, names = boards_named(boards)
-        check_shards(shards, count)
-        self._pipeline, self._pool = pipelines.Pipeline.named(overlay, boards=count, shards=shards), pools.Pool()
+        each = shards_named(shards, count)
+        self._pipeline, self._pool = pipelines.Pipeline.named(overlay, boards=count, shards=each), pools.Pool()
         in_integers = self._pipeline.overlay.integers
         super().__init__(slots, capacity, capacity if in_integers else chunk)
         self.vocabulary = int(text.vocab_size)
@@ -315,7 +315,8 @@ class Decoder(Slots):
         staged = built_stages(pipeline, traced)
         count = staged.board_count
         if not self._shared:
-            self._pipeline = replace(self._pipeline, boards=count, cuts=staged.cuts)
+            each = staged.boards_each
+            self._pipeline = replace(self._pipeline, boards=count, cuts=staged.cuts, shards=each, chooses_shards=False)
             self._boards = self._boards if len(self._boards) == count else self._boards * count
             overlay, tensors = self._pipeline.overlay.name, list(self._model.parameters())
             names = [f"{board}" if count == 1 else f"{board}, board {k}" for k, board in enumerate(self._boards)]

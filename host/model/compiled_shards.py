@@ -7,19 +7,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
+from ...base.errors import UnsupportedError
 from ...scheduler.build import Built
+from ...scheduler.graph import AttentionLayer
+from ...scheduler.memory import RoomError
 from ...scheduler.shards import rounds
 from ...scheduler.stages import stages
 from .compiled_stages import BuiltStages
 from .file import ModelVariant, SavedProgram
 from .hosted_shards import HostedShards, ShardRound, board_numbers
-from .stage_figures import StageFigures, shard_figures
+from .stage_figures import StageFigures, TriedShards, best_shards, shard_figures, tried_shards
 
 if TYPE_CHECKING:
     from ...rsnlib.partition import Traced
     from ...rsnlib.pipeline import Pipeline
     from ...scheduler.graph import LayerGraph
     from ..runner import Runner
+
+LARGEST = 16
+"""The most shards that are tried of a model without attentions, if boards are not counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +78,11 @@ class BuiltShards(BuiltStages):
         return len(self.parts) * self.shards
 
     @property
+    def boards_each(self) -> int:
+        """How many boards compute each stage."""
+        return self.shards
+
+    @property
     def board_numbers(self) -> tuple[int, ...]:
         """The number of the board of each program: the shards of the first stage come first."""
         return board_numbers(self.rounds)
@@ -109,6 +120,47 @@ class BuiltShards(BuiltStages):
 
 def built_stages(pipeline: Pipeline, traced: Traced, cuts: tuple[str, ...] | None = None) -> BuiltStages:
     """Cut a traced module into the stages and shards of a pipeline, and build its programs. cuts: of another program of
-    its model, if they are to be the same. Raises as `BuiltStages.of` and `BuiltShards.of`."""
-    made = BuiltStages if pipeline.shards == 1 else BuiltShards
-    return made.of(pipeline, traced) if cuts is None else made.again(pipeline, cuts, traced)
+    its model, if they are to be the same.
+
+    If the pipeline chooses the number of shards, all are tried that the boards, and the heads, allow, without a search
+    for schedules: `best_shards` says which is taken. Raises as `BuiltStages.of` and `BuiltShards.of`; if all numbers
+    are refused, `RoomError` or `UnsupportedError` with all reasons.
+    """
+    if not pipeline.chooses_shards:
+        made = BuiltStages if pipeline.shards == 1 else BuiltShards
+        return made.of(pipeline, traced) if cuts is None else made.again(pipeline, cuts, traced)
+    best: BuiltStages | None = None
+    tried: list[TriedShards] = []
+    room: RoomError | None = None
+    for shards in _shards_of(pipeline, traced):
+        if best is not None and pipeline.boards is None and shards > best.board_count:
+            break  # it takes more boards
+        own = replace(pipeline.without_search, shards=shards, chooses_shards=False)
+        try:
+            built = built_stages(own, traced)
+        except UnsupportedError as error:
+            room = error if isinstance(error, RoomError) else room
+            tried.append(TriedShards(shards, refused=str(error)))
+            continue
+        tried.append(tried_shards(shards, built.figures))
+        if best_shards(tried) is tried[-1]:
+            best = built
+    if best is None:
+        kind, reasons = RoomError if room else UnsupportedError, dict.fromkeys(x.refused for x in tried)
+        if len(reasons) == 1:
+            raise kind(*reasons)
+        told = "; ".join(f"shards={x.shards}: {x.refused}" for x in tried)
+        raise kind(f"shards=auto: no number of shards fits: {told}")
+    if pipeline.without_search is not pipeline:
+        chosen = replace(pipeline, shards=best.boards_each, chooses_shards=False)
+        best = built_stages(chosen, traced)
+    return replace(best, tried=tuple(tried))
+
+
+def _shards_of(pipeline: Pipeline, traced: Traced) -> list[int]:
+    """The numbers of shards that may be of use, ascending: divisors of the number of boards; of as few boards as
+    possible, those up to the most heads of an attention."""
+    if pipeline.boards is not None:
+        return [n for n in range(1, pipeline.boards + 1) if pipeline.boards % n == 0]
+    heads = [layer.heads for layer in traced.network.layers if isinstance(layer, AttentionLayer)]
+    return [*range(1, max(heads, default=LARGEST) + 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +21,7 @@ from .following import FollowingModule, Recipe
 from .hosted import HostedProgram
 from .on_board import OnBoard
 from .shared_bank import SharedBank
-from .stage_figures import StageFigures, stage_figures, stage_table
+from .stage_figures import StageFigures, TriedShards, stage_figures, stage_table, tried_table
 
 if TYPE_CHECKING:
     from ...rsnlib.capture import Interface
@@ -38,12 +38,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class BuiltStages:
     """A traced module that is cut into stages. traced: its host part computes what no stage does. cuts: the activations
-    behind whose layers it is cut. networks, built: of the stages, in order."""
+    behind whose layers it is cut. networks, built: of the stages, in order. tried: the numbers of boards for a stage of
+    which this one was chosen; none if it was given."""
 
     traced: Traced
     cuts: tuple[str, ...]
     networks: tuple[LayerGraph, ...]
     built: tuple[Built, ...]
+    tried: tuple[TriedShards, ...] = field(default=(), kw_only=True)
 
     @classmethod
     def of(cls, pipeline: Pipeline, traced: Traced, build: Callable[[int, Traced], Built] | None = None) -> Self:
@@ -81,6 +83,11 @@ class BuiltStages:
         return len(self.built)
 
     @property
+    def boards_each(self) -> int:
+        """How many boards compute each stage."""
+        return 1
+
+    @property
     def board_numbers(self) -> tuple[int, ...]:
         """The number of the board of each program."""
         return tuple(range(len(self.built)))
@@ -110,7 +117,11 @@ class BuiltStages:
         layers = {name: seconds for one in times for name, seconds in one.layers.items()}
         segments = {name: seconds for one in times for name, seconds in one.segments.items()}
         modelled = Modelled(sum(one.latency_s for one in times), layers, segments)
-        return "\n".join([*stage_table(self.figures, self.modules), "", self.traced.explain(modelled)])
+        return "\n".join([*self.table(), "", self.traced.explain(modelled)])
+
+    def table(self) -> list[str]:
+        """Return a table of the stages as lines, and why so many boards compute each if that was chosen."""
+        return [*stage_table(self.figures, self.modules), *tried_table(self.tried, self.boards_each)]
 
     @property
     def modules(self) -> list[str]:
@@ -173,7 +184,7 @@ class CompiledStages(FollowingModule):
     def _take_over(self, change: Change) -> None:
         recipe, before = self._recipe, self._stages
         assert recipe is not None
-        anew = replace(recipe.pipeline, boards=before.board_count)
+        anew = replace(recipe.pipeline, boards=before.board_count, shards=before.boards_each, chooses_shards=False)
         stages = before.again(anew, before.cuts, recipe.trace(), self._rebuilt)
         for on_board in self._on_boards:
             on_board.changed()

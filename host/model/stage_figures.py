@@ -147,6 +147,48 @@ def stage_table(figures: Sequence[StageFigures], modules: Sequence[str] = ()) ->
     return [*aligned(rows), told]
 
 
+@dataclass(frozen=True)
+class TriedShards:
+    """A number of boards that may compute each stage. shards: the number. stages: how many there are then. call_s:
+    modelled seconds of a call, with all links. exchange_s: of these, those of exchanges. refused: why the model cannot
+    be cut so, "" if it can; the figures are then 0."""
+
+    shards: int
+    stages: int = 0
+    call_s: float = 0.0
+    exchange_s: float = 0.0
+    refused: str = ""
+
+    @property
+    def boards(self) -> int:
+        """How many boards it takes."""
+        return self.shards * self.stages
+
+
+def tried_shards(shards: int, figures: Sequence[StageFigures]) -> TriedShards:
+    """Return what a number of boards gives. figures: of the stages."""
+    call_s = sum(x.seconds + x.link_s for x in figures)
+    return TriedShards(shards, len(figures), call_s, sum(x.exchange_s for x in figures))
+
+
+def best_shards(tried: Sequence[TriedShards]) -> TriedShards | None:
+    """Return what is taken: of those that need the fewest boards the one whose call takes least time, and of these the
+    one with the fewest shards; None if all are refused."""
+    return min((x for x in tried if not x.refused), key=lambda x: (x.boards, x.call_s, x.shards), default=None)
+
+
+def tried_table(tried: Sequence[TriedShards], taken: int) -> list[str]:
+    """Return a table of the numbers that were tried, as lines; none without. taken: the one that was chosen."""
+    if not tried:
+        return []
+    rows = [["shards", "stages", "boards", "a call", "exchanges", ""]]
+    for x in tried:
+        exchanges = duration(x.exchange_s) if x.exchange_s else "-"
+        figures = ["-"] * 4 if x.refused else [str(x.stages), str(x.boards), duration(x.call_s), exchanges]
+        rows.append([str(x.shards), *figures, x.refused or "taken" * (x.shards == taken)])
+    return ["", "shards=auto: of those with the fewest boards, the number whose call takes least", *aligned(rows)]
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows of a table as lines, whose columns are as wide as their longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
