@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import rsn
-from rsn.host.model.file import identity
+from rsn.host.model.file import NO_BOARD, identity, read
 from rsn.host.replicas.files import StageFile
 from rsn.host.serving import Serving
 
@@ -30,16 +30,18 @@ def inputs(seed: int, batch: int = 1, length: int = LONGEST) -> dict[str, torch.
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def save(path: Path, seed: int = 0, *batches: int, shards: int = SHARDS) -> Path:
+def save(path: Path, seed: int = 0, *batches: int, stages: int = STAGES, shards: int = SHARDS) -> Path:
     """Write the model with weights from a seed, for batches of these sizes, or one sequence of `LONGEST` rows."""
     sizes: Any = {name: {0: rsn.Batch(*batches), 1: rsn.Length(LONGEST)} for name in NAMES} if batches else None
-    rsn.compile(bert(seed), inputs(0), dynamic_shapes=sizes, boards=STAGES * shards, shards=shards).save(path)
+    rsn.compile(bert(seed), inputs(0), dynamic_shapes=sizes, boards=stages * shards, shards=shards).save(path)
     return path
 
 
 def sources(path: Path, serving: Serving) -> list[StageFile]:
-    own, count = identity(path), STAGES * SHARDS
-    return [StageFile(str(path), own, number, count, serving, None, SHARDS) for number in range(count)]
+    own, saved = identity(path), read(path, NO_BOARD)
+    return [
+        StageFile(str(path), own, number, saved.boards, serving, None, saved.shards) for number in range(saved.boards)
+    ]
 
 
 def right(found: Any, wanted: Any) -> bool:

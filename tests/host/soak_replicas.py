@@ -2,13 +2,16 @@
 answered twice, or wrong.
 
     python -m rsn.tests.host.soak_replicas [--requests 3000] [--clients 16] [--seed 1] [--faults 0.02] [--kills 60]
-                                           [--limit 1800]
+                                           [--limit 1800] [--shards 1]
 
 Two "computers", which are two raylets on this one, with a copy each. Each stage is a product on a simulated board that
 fails at random. Now and then the process of a stage is killed, sometimes all of a copy, and one time in ten the second
 computer with all that runs there; another one comes in its place. Half-way all copies are replaced by those of another
 model. A client asks again if three pipelines were lost with its request. Every answer is compared with NumPy's. Exits
 with 1 if anything is wrong, or if it takes longer than the limit (seconds).
+
+With --shards, the model is a file of two stages, of which so many boards compute each, and answers are compared with
+PyTorch's.
 """
 
 from __future__ import annotations
@@ -21,9 +24,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,11 +38,12 @@ from ray.cluster_utils import Cluster
 from rsn.base.errors import BoardError, TensorError
 from rsn.host.replicas import on_ray
 from rsn.host.replicas.replicated import ReplicatedServer
+from rsn.host.replicas.stage import StageSource
 from rsn.host.serving import QueueFull, RequestTimeout
 
 from .rigged import COLUMNS, Array, Flaky
 from .soak_http import Tally
-from .stages import ROWS, Product, expected
+from .stages import ROWS, SERVING, Product, expected
 
 COPIES, STAGES = 2, 3
 LONGEST_S = 180.0
@@ -63,24 +70,85 @@ class Computers:
         self._cluster.shutdown()
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a soak asks. sources: of the stages, or their shards, of the models with seed 0 and `SECOND`. shards: of
+    each stage. inputs: of the requests, and their answers, which are arrays, from each model. misfits: inputs that do
+    not fit. array: that of a result."""
+
+    sources: Mapping[int, Sequence[StageSource]]
+    shards: int
+    inputs: Sequence[Mapping[str, Any]]
+    answers: Sequence[Sequence[Array]]
+    misfits: Sequence[Mapping[str, Any]]
+    array: Callable[[Any], Array]
+
+
+def products(seed: int) -> Work:
+    """Three products one behind the other. seed: of the inputs."""
+    rng = np.random.default_rng(seed)
+    asked: list[Array] = [rng.standard_normal((1, ROWS, COLUMNS)).astype(np.float32) for _ in range(POOL)]
+    return Work(
+        {first: [Product(first + i) for i in range(STAGES)] for first in (0, SECOND)},
+        1,
+        [{"x": x} for x in asked],
+        [[expected(x, range(first, first + STAGES)) for x in asked] for first in (0, SECOND)],
+        [{"x": x[:, : ROWS // 2, :1]} for x in asked],
+        lambda result: result["x"],
+    )
+
+
+def sharded_files(folder: Path, stages: int, shards: int) -> Work:
+    """A model in shards, from files, which are written to a folder."""
+    from . import sharded
+
+    asked = [sharded.inputs(i) for i in range(POOL)]
+    models = {seed: sharded.bert(seed).requires_grad_(False) for seed in (0, SECOND)}
+    sources: dict[int, Sequence[StageSource]] = {}
+    for seed in models:
+        path = sharded.save(folder / f"{seed}.rsnmodel", seed, stages=stages, shards=shards)
+        sources[seed] = sharded.sources(path, SERVING)
+    return Work(
+        sources,
+        shards,
+        asked,
+        [[model(**x).last_hidden_state.numpy() for x in asked] for model in models.values()],
+        [{**x, "input_ids": x["input_ids"][:, :3]} for x in asked],
+        lambda result: result.last_hidden_state.numpy(),
+    )
+
+
 @contextmanager
-def copies(seed: int, faults: float) -> Iterator[tuple[ReplicatedServer, Any, Computers]]:
-    """The server, what makes pipelines of a model by the seed of its first stage, and the computers."""
+def on_cluster(
+    nodes: Sequence[str], work: Work, seed: int, faults: float, count: int = COPIES
+) -> Iterator[tuple[ReplicatedServer, Any]]:
+    """The server of copies on a cluster with these computers, and what makes pipelines of a model by its seed. seed,
+    faults: of the boards."""
+    each = len(work.sources[0])
+    boards = [Flaky(seed + i, faults) for i in range(count * each)]
+
+    def model(first: int) -> Any:
+        sources = work.sources[first]
+        return lambda number: on_ray.RayPipeline(
+            sources, boards, each * number, "soak", nodes[number % len(nodes)], 0, work.shards
+        )
+
+    options: Any = {"name": "soak", "arguments": (), "sizes": {}, "queue": 32, "shards": work.shards}
+    with ReplicatedServer(model(0), count, places=2 * each // work.shards, **options) as server:
+        server.settled()
+        yield server, model
+
+
+@contextmanager
+def copies(seed: int, faults: float, work: Work | None = None) -> Iterator[tuple[ReplicatedServer, Any, Computers]]:
+    """The server, what makes pipelines of a model by its seed, and the computers. work: of `products` by default."""
     computers = Computers()
     try:
-        with on_ray.cluster(computers.address) as (nodes, _):
-            boards = [Flaky(seed + i, faults) for i in range(COPIES * STAGES)]
-
-            def model(first: int) -> Any:
-                sources = [Product(first + i) for i in range(STAGES)]
-                return lambda number: on_ray.RayPipeline(
-                    sources, boards, STAGES * number, "soak", nodes[number % len(nodes)], 0
-                )
-
-            options: Any = {"name": "soak", "arguments": (), "sizes": {}, "places": 2 * STAGES, "queue": 32}
-            with ReplicatedServer(model(0), COPIES, **options) as server:
-                server.settled()
-                yield server, model, computers
+        with (
+            on_ray.cluster(computers.address) as (nodes, _),
+            on_cluster(nodes, work or products(seed), seed, faults) as (server, model),
+        ):
+            yield server, model, computers
     finally:
         computers.close()
 
@@ -88,14 +156,20 @@ def copies(seed: int, faults: float) -> Iterator[tuple[ReplicatedServer, Any, Co
 class Soak:
     """What is asked, and what becomes of it."""
 
-    def __init__(self, server: ReplicatedServer, model: Any, computers: Computers, requests: int, seed: int) -> None:
+    def __init__(
+        self,
+        server: ReplicatedServer,
+        model: Any,
+        computers: Computers,
+        requests: int,
+        seed: int,
+        work: Work | None = None,
+    ) -> None:
         self._server, self._model, self._computers = server, model, computers
         self._requests, self._seed = requests, seed
         self._lock, self._over = threading.Lock(), threading.Event()
         self.tally = Tally()
-        rng = np.random.default_rng(seed)
-        self._inputs: list[Array] = [rng.standard_normal((1, ROWS, COLUMNS)).astype(np.float32) for _ in range(POOL)]
-        self._answers = [[expected(x, range(of, of + STAGES)) for x in self._inputs] for of in (0, SECOND)]
+        self._work = work or products(seed)
         self.replaced = False
         """Whether all copies are those of the second model."""
 
@@ -131,15 +205,15 @@ class Soak:
     def _one(self, choose: random.Random) -> str:
         kind = choose.choices(["plain", "hurried", "leaves", "misfit"], [92, 3, 3, 2])[0]
         which = choose.randrange(POOL)
-        x = self._inputs[which][:, : ROWS // 2, :1] if kind == "misfit" else self._inputs[which]
+        asked = (self._work.misfits if kind == "misfit" else self._work.inputs)[which]
         began, replaced = time.perf_counter(), self.replaced
         while time.perf_counter() - began < LONGEST_S:
-            answer = self._server.ask({"x": x}, timeout=0.002 if kind == "hurried" else 60.0)
+            answer = self._server.ask(asked, timeout=0.002 if kind == "hurried" else 60.0)
             if kind == "leaves":
                 time.sleep(choose.choice([0.0, 0.01]))
                 answer.cancel()
             try:
-                y = answer.result(LONGEST_S)["x"]
+                y = self._work.array(answer.result(LONGEST_S))
             except CancelledError:
                 return "left"
             except RequestTimeout:
@@ -168,12 +242,12 @@ class Soak:
 
     def _compare(self, y: Array, which: int, replaced: bool) -> None:
         """replaced: all copies were those of the second model before the request."""
-        good = [np.allclose(y, answers[which], atol=1e-4) for answers in self._answers]
+        good = [np.allclose(y, answers[which], atol=1e-4) for answers in self._work.answers]
         if good[1] or (good[0] and not replaced):
             return
         if good[0]:
             raise AssertionError("the answer of the model before")
-        if any(np.allclose(y, other, atol=1e-4) for answers in self._answers for other in answers):
+        if any(np.allclose(y, other, atol=1e-4) for answers in self._work.answers for other in answers):
             raise AssertionError("the answer to another request")
         raise AssertionError("a wrong answer")
 
@@ -226,15 +300,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (
         ("requests", 3000), ("clients", 16), ("seed", 1), ("faults", 0.02), ("kills", 60), ("limit", 1800),
+        ("shards", 1),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=type(default), default=default)
     given = parser.parse_args()
     faulthandler.dump_traceback_later(given.limit, exit=True)
-    with copies(given.seed, given.faults) as (server, model, computers):
-        tally = Soak(server, model, computers, given.requests, given.seed).run(
-            given.clients, given.kills, given.kills // 10
-        )
-        health = server.health
+    with TemporaryDirectory() as folder:
+        work = products(given.seed) if given.shards == 1 else sharded_files(Path(folder), 2, given.shards)
+        with copies(given.seed, given.faults, work) as (server, model, computers):
+            tally = Soak(server, model, computers, given.requests, given.seed, work).run(
+                given.clients, given.kills, given.kills // 10
+            )
+            health = server.health
     print(tally)
     print(f"health at the end: {health}")
     for found in tally.problems[:20]:
