@@ -10,11 +10,15 @@ from typing import Any, Protocol, cast
 from ...base.errors import BoardError
 from ..boards.several import BoardName
 from .shards import ShardSource
-from .stage import StageOnBoard, StageReport, StageSource
+from .stage import StageDown, StageOnBoard, StageReport, StageSource
 
 
 class PipelineLost(BoardError):
     """A part of a pipeline ended, or could not be reached, while it had the request. Nothing of an answer arrived."""
+
+
+class PipelineDown(StageDown):
+    """A pipeline does not work at this moment. Nothing was sent to it."""
 
 
 class BoardPipeline(Protocol):

@@ -19,7 +19,7 @@ from ..closing import Closing
 from ..serving.arguments import Argument
 from ..serving.health import Health, State
 from ..serving.policy import QueueFull, RequestTimeout
-from .pipeline import BoardPipeline, PipelineLost
+from .pipeline import BoardPipeline, PipelineDown, PipelineLost
 from .stage import StageDown, StageReport, said_dead
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ class ReplicatedServer(Closing):
 
     def ask_one(self, number: int, inputs: Any, timeout: float) -> Future[Any]:
         """Send a call to the pipeline of a number, and to no other one. inputs: of its first stage. timeout: in
-        seconds. The future has the result, or `StageDown` if the pipeline does not work at this moment, `PipelineLost`,
-        `RequestTimeout`, and other errors as for `ask`."""
+        seconds. The future has the result, or `PipelineDown` if the pipeline does not work at this moment, `StageDown`,
+        `PipelineLost`, `RequestTimeout`, and other errors as for `ask`."""
         return asyncio.run_coroutine_threadsafe(self._one(number, inputs, timeout), self._loop)
 
     def drains(self, number: int) -> bool:
@@ -242,7 +242,7 @@ class ReplicatedServer(Closing):
     async def _one(self, number: int, inputs: Any, timeout: float) -> Any:
         member = self._members[number]
         if not member.is_ready:
-            raise StageDown(self.health.error or "the pipeline is being started")
+            raise PipelineDown(self.health.error or "the pipeline is being started")
         member.asked += 1
         try:
             async with asyncio.timeout(timeout + GRACE_S):

@@ -18,7 +18,7 @@ from ..generation.slots import Slots
 from ..serving.health import Health
 from ..serving.policy import QueueFull, RequestTimeout
 from .decoder_server import DecoderAnswer, DecoderCall
-from .pipeline import PipelineLost
+from .pipeline import PipelineDown, PipelineLost
 from .replicated import ATTEMPTS, ReplicatedServer
 from .stage import StageDown
 
@@ -90,15 +90,18 @@ class RemoteSlots(Slots):
         """Make a call, after filling the caches again if they are lost, and again if they are lost meanwhile, at most
         `ATTEMPTS` times. Raises the last `BoardError`."""
         failed, ends = 0, time.monotonic() + RETURN_S
-        error: BoardError
+        error: BoardError | None = None
         while True:
             try:
                 self._restore()
                 return call()
-            except StageDown as e:  # nothing was run
+            except PipelineDown as e:  # the caches are as before; if not, `StateLost` will tell
+                error = e
+            except StageDown as e:  # this stage has lost them, and those before it have run
                 self._caches, error = "", e
             except (PipelineLost, StateLost, RequestTimeout) as e:  # whether it was run is unknown
-                self._caches, failed, error = "", failed + 1, e
+                failed += not (isinstance(e, StateLost) and isinstance(error, PipelineDown))
+                self._caches, error = "", e
             except BoardError as e:  # the first stage's board failed, and the caches are as before
                 failed, error = failed + 1, e
             except BaseException:  # stages before may have run

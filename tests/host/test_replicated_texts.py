@@ -3,10 +3,12 @@ that it is without."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,9 +24,9 @@ from rsn.host.generation.loaded import DecoderSizes
 from rsn.host.model.file import identity
 from rsn.host.replicas import replicated, stage, texts
 from rsn.host.replicas.decoder_server import DecoderCall, DecoderServer, DecoderStageFile
-from rsn.host.replicas.pipeline import LocalPipeline, PipelineLost
+from rsn.host.replicas.pipeline import LocalPipeline, PipelineDown, PipelineLost
 from rsn.host.replicas.replicated import ReplicatedServer
-from rsn.host.replicas.stage import StageDown
+from rsn.host.replicas.stage import StageDown, StageReport
 from rsn.host.replicas.texts import Generations, RemoteSlots
 from rsn.host.serving import QueueFull, RequestTimeout, State
 from rsn.tests.effort import full
@@ -133,6 +135,27 @@ def test_texts_wait_for_a_copy_that_has_no_board(monkeypatch: pytest.MonkeyPatch
         slots.prefill(0, [1, 2])
 
 
+def test_caches_stay_while_nothing_is_sent() -> None:
+    """A call of another set has failed, and the copy counts as down until it is looked at again. If it has other caches
+    then, this costs no attempt."""
+    down, lost = PipelineDown("it is being looked at"), StateLost("other caches are here")
+    there, begun = Elsewhere(), list[bool]()
+
+    def ask(call: DecoderCall, timeout: float) -> Any:
+        begun.append(not call.caches)
+        return there.ask(call, timeout)
+
+    slots = RemoteSlots(ask, SIZES)
+    slots.prefill(0, [1, 2])
+    fates: Iterator[BoardError] = iter([down] * 5)
+    there.fate = lambda: next(fates, None)
+    assert (slots.step({0: 3})[0] == logits_of([1, 2, 3])).all()
+    assert sum(begun) == 1
+    fates = iter([down, lost] * 5)
+    assert (slots.step({0: 4})[0] == logits_of([1, 2, 3, 4])).all()
+    assert sum(begun) == 10  # anew with each of the nine calls behind the first loss
+
+
 def test_a_caller_learns_that_other_caches_are_there() -> None:
     server = DecoderServer([scripted()])
     first = server.ask(DecoderCall("")).result().caches
@@ -175,9 +198,11 @@ class Source:
 
 
 @contextmanager
-def generations(source: Any, copies: int, *behind: Any, **more: Any) -> Iterator[Generations]:
+def generations(
+    source: Any, copies: int, *behind: Any, pipeline: type[LocalPipeline] = LocalPipeline, **more: Any
+) -> Iterator[Generations]:
     def start(number: int) -> LocalPipeline:
-        return LocalPipeline([source, *behind], ["sim"], number, "m")
+        return pipeline([source, *behind], ["sim"], number, "m")
 
     options: Any = {"name": "m", "arguments": (), "sizes": {}, "places": 1}
     with ReplicatedServer(start, copies, **options) as server:
@@ -202,6 +227,31 @@ def test_each_text_is_that_of_a_text_alone(seed: int, stages: int, groups: int) 
         streams = [made.submit(prompt, sampling) for prompt, sampling in asked]
         for stream, (prompt, sampling) in zip(streams, asked, strict=True):
             assert (list(stream), stream.reason) == alone(prompt, sampling, SIZES.capacity)
+
+
+def test_a_call_without_an_answer_costs_other_sets_nothing() -> None:
+    """Only the set of that call is filled again, while the others are in the middle of their texts."""
+    asked, begun = Counter[int](), Counter[int]()
+
+    class Forgetful(LocalPipeline):
+        async def ask(self, inputs: DecoderCall, timeout: float) -> Any:
+            asked[inputs.group] += 1
+            begun[inputs.group] += not inputs.caches
+            if inputs.group == 0 and asked[0] == 5:
+                raise TimeoutError
+            return await super().ask(inputs, timeout)
+
+        async def reports(self, figures: bool = False) -> list[StageReport]:
+            await asyncio.sleep(0.02)  # others ask meanwhile
+            return await super().reports(figures)
+
+    sources = [Source(number=i, count=2, groups=3) for i in range(2)]
+    with generations(sources[0], 1, sources[1], pipeline=Forgetful, groups=3) as made:
+        streams = [made.submit([1, 2, number], Sampling(max_tokens=16)) for number in range(3)]
+        for number, stream in enumerate(streams):
+            assert list(stream) == alone([1, 2, number], Sampling(max_tokens=16), SIZES.capacity)[0]
+    assert begun == {0: 2, 1: 1, 2: 1}
+    assert made.copies.health.failures == 1
 
 
 def test_requests_go_to_the_copy_with_the_fewest() -> None:
