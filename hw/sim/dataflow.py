@@ -110,6 +110,14 @@ class DataRun(ProcessNetwork):
 
         super().__init__(path.overlay, uops, banks=banks, data=True, where=place)
 
+    def release(self) -> None:
+        """Let go of units and processes, when the run has ended. They refer to each other and to this object, and would
+        hold the data of slots until a garbage collection."""
+        for progress in self.progress.values():
+            del progress.task
+        for held in self.units, self.progress, self._tasks:
+            held.clear()
+
     def await_any(self, task: RunningProcess, choice: AnyOf) -> bool:
         """Raise `ProgramError`: what comes first is not known without clocks."""
         raise ProgramError(f"{task.unit.owner} chooses by what comes first, which a run without clocks does not know")

@@ -128,7 +128,9 @@ class Machine:
         if banks is not None:
             with one_blas_thread():
                 completed = self._completed(banks, watch, progress)
-                DataRun(self.path, banks=banks, where=self.program.where, completed=completed).run()
+                data = DataRun(self.path, banks=banks, where=self.program.where, completed=completed)
+                data.run()
+                data.release()
         return self._run
 
     def _completed(

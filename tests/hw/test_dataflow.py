@@ -5,7 +5,9 @@ tests/machine/test_burst.py."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsn.base.errors import DeadlockError, ProgramError
+from rsn.hw.sim import machine as machines
 from rsn.hw.sim.dataflow import DataRun, Queue
 from rsn.hw.sim.machine import Machine
 from rsn.isa.expansion import ExpandedProgram
@@ -26,7 +29,8 @@ from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Buffer, Role
 from rsn.isa.segments import stored_buffers
 from rsn.isa.versal.functions import activation
-from rsn.machine.executor import ProcessNetwork
+from rsn.machine.executor import ProcessNetwork, Progress, RunningProcess
+from rsn.machine.unit import Unit
 
 from .examples import NAMES, Array, Example, built, encoder, example, with_lengths
 
@@ -151,6 +155,7 @@ def test_a_machine_gives_the_same_twice(name: str) -> None:
     """Time once, data as often as asked, from the same state of the memories or from what a run before has left."""
     e = example(name)
     machine = Machine(e.program)
+    machine.run()  # for the time
     first, second = e.banks(), e.banks()
     runs = [machine.run(first), machine.run(second), machine.run(first), Machine(e.program).run()]
     assert runs == [runs[0]] * 4 or all(r.__dict__ == runs[0].__dict__ for r in runs)
@@ -174,6 +179,35 @@ def test_nothing_is_written_where_the_time_shows_that_it_cannot_end() -> None:
     net = DataRun(broken.path, banks=banks, where=p.where)
     with pytest.raises(DeadlockError, match=r"FU3 .* waits to get FU2->FU3"):
         net.run()
+
+
+def test_a_run_is_freed_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the data of slots, and without a garbage collection."""
+    e = example("encoder")
+    machine = Machine(e.program)
+    machine.run()  # for the time
+    made: list[weakref.ref[Unit]] = []
+
+    class Noting(DataRun):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.extend(map(weakref.ref, self.units.values()))
+
+    monkeypatch.setattr(machines, "DataRun", Noting)
+
+    def processes() -> int:
+        return sum(isinstance(x, Progress | RunningProcess) for x in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        others = processes()
+        machine.run(e.banks())
+        assert made
+        assert not any(unit() for unit in made)
+        assert processes() == others
+    finally:
+        gc.enable()
 
 
 def test_each_segment_is_shown_once_when_it_is_complete() -> None:
