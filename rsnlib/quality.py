@@ -155,8 +155,8 @@ def _perplexity(results: list[Tensor], tokens: list[Tensor], visible: Visible | 
             raise TensorError(
                 f"tokens are {shapes}: a perplexity takes integers (batch, seq), and a logit for each token"
             )
-        following = given[:, 1:].long()
-        is_counted = (following != NO_TOKEN) & _shown(logits, visible)[:, :-1]
+        following, shown = given[:, 1:].long(), _shown(logits, visible)
+        is_counted = (following != NO_TOKEN) & shown[:, :-1] & shown[:, 1:]  # padding follows nothing
         wanted = following[is_counted]
         if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < logits.shape[-1]:
             raise TensorError(

@@ -176,6 +176,22 @@ def test_compare_logits_with_a_reference() -> None:
     assert f"{wanted:.6g} -> {own:.6g}" in str(found)
 
 
+def test_padding_follows_no_token() -> None:
+    """The token behind the last one of a text is padding, of which the perplexity is not."""
+    reference, model, (ids,) = pair("decoder")
+    mask = torch.ones_like(ids)
+    mask[0, 5:] = 0
+    given = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    with rsn.compile(model.model, given) as compiled:
+        found = compiled.compare(**given, reference=reference.model, perplexity_of=ids).quantisation
+    labels = ids.masked_fill(mask == 0, NO_TOKEN)[:, 1:]
+    for module, perplexity in ((reference, found.of_reference), (model, found.perplexity)):
+        with torch.no_grad():
+            logits = module.model(**given).logits[:, :-1].double()
+        wanted = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=NO_TOKEN)
+        assert perplexity == pytest.approx(math.exp(wanted))
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [
