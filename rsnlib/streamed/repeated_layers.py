@@ -130,11 +130,12 @@ def _parts(model: nn.Module, program: ExportedProgram, interface: Interface) -> 
             f"{type(model).__name__} has no layers in a ModuleList that compute, so no machine can go through them"
         )
     layers: dict[str, list[Node]] = {f"{path}.{k}": [] for k in range(len(lists[path]))}
+    prepared: dict[str, list[Node]] = {name: [] for name in layers}
     computed = _computed(program, f"{path}.")
     for node in operators:
         at = module_path(node).removeprefix(f"{path}.").partition(".")[0]
-        if module_path(node).startswith(f"{path}.") and node in computed:
-            layers[f"{path}.{at}"].append(node)
+        if module_path(node).startswith(f"{path}."):
+            (layers if node in computed else prepared)[f"{path}.{at}"].append(node)
     parts, given = [], None
     names = [name for name, nodes in layers.items() if nodes]
     for name, later in zip(names, [*names[1:], None], strict=True):
@@ -145,7 +146,9 @@ def _parts(model: nn.Module, program: ExportedProgram, interface: Interface) -> 
             said = ", ".join(map(site, passed)) or "none"
             raise UnsupportedError(f"{later or 'what is behind the layers'} reads several results of {name}: {said}")
         if given is None:
-            given = _first_input(passed[0], own, set(layers[later]) if later else set())
+            others = set(layers[later]) if later else set()
+            own |= _begin(passed[0], prepared[name], others)
+            given = _first_input(passed[0], own, others)
         stored = tuple(x for x in interface.result.all_input_nodes if x in own and x is not passed[0])
         parts.append(GraphPart(name, frozenset(own), given, (passed[0], *stored)))
         given = passed[0]
@@ -162,6 +165,19 @@ def _computed(program: ExportedProgram, path: str) -> set[Node]:
     return found
 
 
+def _begin(passed: Node, prepared: Sequence[Node], later: set[Node]) -> set[Node]:
+    """What the first layer computes of its input before any tensor of a module is used, such as the scales of its rows.
+    passed: the result of that layer. prepared: its nodes that depend on no such tensor, in order. later: the nodes of
+    the second layer."""
+    read_later = {x for node in later for x in node.all_input_nodes}
+    inputs = {x for node in prepared for x in node.all_input_nodes if x not in prepared and x not in read_later}
+    reached = {x for x in inputs if _is_alike(x, passed)}
+    for node in prepared:
+        if any(x in reached for x in node.all_input_nodes):
+            reached.add(node)
+    return reached.intersection(prepared)
+
+
 def _first_input(passed: Node, own: set[Node], later: set[Node]) -> Node:
     """The node that the first layer takes as the others take the result of the layer before. passed: that result. own,
     later: the nodes of the first two layers."""
@@ -169,13 +185,18 @@ def _first_input(passed: Node, own: set[Node], later: set[Node]) -> Node:
     def read(nodes: set[Node]) -> set[Node]:
         return {x for node in nodes for x in node.all_input_nodes if x not in own and x not in nodes}
 
-    alike = [x for x in read(own) - read(later) if (shape_of(x), dtype_of(x)) == (shape_of(passed), dtype_of(passed))]
+    alike = [x for x in read(own) - read(later) if _is_alike(x, passed)]
     if len(alike) != 1:
         raise UnsupportedError(
             f"the first layer reads {len(alike)} tensors that are like its result, {list(shape_of(passed))}; "
             "layers in a chain read one"
         )
     return alike[0]
+
+
+def _is_alike(x: Node, y: Node) -> bool:
+    """Whether two nodes are tensors of one shape and type."""
+    return (shape_of(x), dtype_of(x)) == (shape_of(y), dtype_of(y))
 
 
 def _node_of(x: StreamOperator) -> Node | None:

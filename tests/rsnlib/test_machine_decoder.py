@@ -393,6 +393,27 @@ def test_layers_have_their_own_static_scales(arrays: int, kernels: int, natively
         assert run_native(region, made.tensors(x, row))[result].tobytes() == outputs[result].tobytes()
 
 
+@pytest.mark.parametrize("arrays", [0, long(2)])
+def test_layers_may_begin_with_a_quantised_product(arrays: int) -> None:
+    """Scales and integers of the first layer's input depend on no tensor of a module."""
+    torch.manual_seed(0)
+    model, x, row = Chain(32, 64, 29).eval(), torch.randn(1, 5, 32), torch.tensor([4])
+    quantize_(model, Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32)))
+    knobs = Knobs(rows=4, columns=16, depth=16, packed=1, arrays=arrays)
+    made = streamed(model, (x, row), knobs, repeated=True)
+    assert not made.report.findings, made.report
+    assert made.layers == 3
+    outputs, _ = run_on_tensors(made.machine, made.tensors(x, row))
+    rows = x
+    for layer in model.layers:
+        rows = streamed(layer, (rows,), knobs).run(rows)
+    (result,) = made.written.outputs.values()
+    assert made.written.elements(result, outputs[result]).tobytes() == rows.numpy().tobytes()
+    with torch.no_grad():
+        wanted = model(x, row)
+    assert (made.run(x, row) - wanted).abs().max() < 1e-6 * wanted.abs().max()
+
+
 def test_layers_that_differ_are_refused() -> None:
     model = decoder_model("gpt2", n_layer=2)
     arguments = with_cache(model, torch.zeros(1, 1, dtype=torch.long), 0, 8)
