@@ -13,7 +13,7 @@ from ...isa.layout import Array
 from ...isa.overlays.tasks.overlay import program_of
 from ...isa.overlays.tasks.program import OffChipTensor
 from ...streams.hls.emit import HlsProgram, cpp_program
-from ...streams.hls.native import HEADERS, region_call
+from ...streams.hls.native import HEADERS
 from ...streams.hls.project import project
 from ..native_tasks import to_memory
 
@@ -73,7 +73,7 @@ def machine_files(decoder: decoding.MachineDecoder, prompt: int) -> dict[str, st
     decoder: on machines of a device. prompt: tokens of a prompt. Raises `UnsupportedError` for a model of which the
     host's part is more than tables.
     """
-    made = _programs(decoder, prompt)
+    made = programs_of(decoder, prompt)
     file, files, rows = _ModelFile(), dict[str, str | bytes](), list[str]()
     *_, last = made.values()
     tables = host_tables.host_tables(last, decoder.capacity, decoder.vocabulary)
@@ -97,25 +97,11 @@ def machine_files(decoder: decoding.MachineDecoder, prompt: int) -> dict[str, st
     return files | {"README.md": readme, "model.h": "\n".join(model), MODEL: file.content}
 
 
-def _programs(decoder: decoding.MachineDecoder, prompt: int) -> dict[str, decoding.DecoderProgram]:
-    """The programs of the machines, by the names of their folders. prompt: tokens of a prompt."""
+def programs_of(decoder: decoding.MachineDecoder, prompt: int) -> dict[str, decoding.DecoderProgram]:
+    """Return the programs of the machines, by the names of their folders. prompt: tokens of a prompt. Raises as
+    `MachineDecoder.program`."""
     step = decoder.program(1)
     return {"decoder": step} if decoder.rows is not None else {"prompt": decoder.program(prompt), "step": step}
-
-
-def native_text(decoder: decoding.MachineDecoder, prompt: int) -> str:
-    """Return a C++ file that runs the machines on this computer, with the host's part of `machine_files`
-    (`native_decoder.h`). It needs model.h beside it. decoder, prompt: as for `machine_files`."""
-    made = [*map(native_program, _programs(decoder, prompt).values())]
-    calls = [f"[](rsn::csim::Memories &memories) {{ {region_call(hls)} }}" for hls in made]
-    lines = [*(hls.text for hls in made), "#include <native_decoder.h>", '#include "model.h"', ""]
-    lines += ["int main(int count, char **arguments) {"]
-    lines += [
-        f"    return rsn::decoder::run_native(count, arguments, rsn::decoder::model, {{{', '.join(calls)}}});",
-        "}",
-        "",
-    ]
-    return "\n".join(lines)
 
 
 def native_program(of: decoding.DecoderProgram) -> HlsProgram:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -23,16 +24,18 @@ from torchao.quantization.granularity import PerGroup, PerRow, PerTensor
 from rsn.assembler import container
 from rsn.base.errors import CacheFull, PositionError, ProgramError, PromptTooLong, TensorError, UnsupportedError
 from rsn.benchmarks.hls_cycles import counted
-from rsn.host.generation.machine_files import machine_files, native_text
+from rsn.host.generation.machine_files import machine_files, native_program, programs_of
 from rsn.host.native_tasks import run_native, to_memory
 from rsn.host.tasks import run_tasks
 from rsn.hw.sim.tasks import run_on_tensors
 from rsn.hw.versal.csim.tasks import build_regions
 from rsn.isa.overlays.tasks.overlay import program_of
+from rsn.rsnlib.conv1d import conv1d_to_linear
 from rsn.rsnlib.streamed import Knobs, streamed
 from rsn.rsnlib.streamed.balance import _Steps
-from rsn.rsnlib.streamed.decoding import MachineDecoder
+from rsn.rsnlib.streamed.decoding import DecoderProgram, MachineDecoder
 from rsn.rsnlib.streamed.generate import DEFAULT, place
+from rsn.streams.hls.emit import word_type
 from rsn.streams.hls.native import HEADERS
 from rsn.streams.placing.devices import U55C
 from rsn.tests.compilers import quick_compiler
@@ -435,35 +438,82 @@ def test_hls_of_layers_gives_the_same_bits(tmp_path: Path) -> None:
     assert {k: v.tobytes() for k, v in got.items()} == {k: v.tobytes() for k, v in expected.items()}
 
 
+def host_on_stub(made: MachineDecoder, folder: Path) -> str:
+    """C++ of the program for a board, and of its machines for this computer in place of XRT's kernels. folder: with the
+    files of `machine_files`."""
+    texts, kernels, banks = [], [], dict[str, int]()
+    for name, of in programs_of(made, len(PROMPT)).items():
+        hls = native_program(of)
+        tensors = {t.name: t for t in hls.program.tensors}
+        lines = (folder / name / "connectivity.cfg").read_text().splitlines()
+        bank_of = dict(line.partition(".")[2].split(":") for line in lines if line.startswith("sp="))
+        numbers = [str(banks.setdefault(bank_of[a.name], len(banks))) for a in hls.arguments]
+        words = [f"{word_type(tensors[a.tensor], a.packed)} *" for a in hls.arguments]
+        given = [f"reinterpret_cast<{word}>(given[{k}])" for k, word in enumerate(words)]
+        call = f"{hls.name}_top({', '.join([*given, *('number' for _ in hls.sizes)])});"
+        run = f"[](const std::vector<void *> &given, int number) {{ (void)number; {call} }}"
+        kernels.append(f'{{"{hls.name}_top", {{{", ".join(numbers)}}}, {run}}}')
+        texts.append(hls.text)
+    table = f"const std::vector<xrt::Built> xrt::built{{{', '.join(kernels)}}};"
+    return "\n".join([*texts, "#include <xrt_stub.h>", table, '#include "host.cpp"', ""])
+
+
+def in_banks(made: DecoderProgram) -> bytes:
+    """What the memories of a board hold of a machine, argument by argument: channels have every n-th 64 bytes."""
+    hls, held = native_program(made), []
+    for a in hls.arguments:
+        (tensor,) = (t for t in hls.program.tensors if t.name == a.tensor)
+        whole, count = to_memory(made.read(a.tensor), tensor), max(1, len(tensor.channels))
+        own = b"".join(whole[at : at + 64] for at in range(64 * (a.channel or 0), len(whole), 64 * count))
+        held.append(own.ljust(64 * (len(whole) // (64 * count) + 1), b"\0"))
+    return b"".join(held)
+
+
 @pytest.mark.parametrize(
     ("name", "rows"),
     [full("gpt2", None), full("llama", None), full("gemma3", None), long("gpt2", 3), full("gemma3", 3)],
 )
 def test_the_host_program(name: str, rows: int | None, tmp_path: Path) -> None:
-    """The native run shares the host's part with the program for XRT. At its end memory holds the engine's bits. A
-    longer text is that of PyTorch."""
+    """On a stub of XRT. At its end memory holds the engine's bits. A longer text is that of PyTorch. Of one machine for
+    all with int4 weights, two in a byte, of the layers and of the head."""
     model = decoder_model(name)
-    made = decoder(model, rows=rows, head=(name, rows) == ("gpt2", 3))
+    is_quantised = (name, rows) == ("gpt2", 3)
+    if is_quantised:
+        conv1d_to_linear(model)
+        quantize_(model, Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(16)))
+    made = decoder(model, rows=rows, head=is_quantised)
     text = made.generate(PROMPT, 8)
     for path, content in machine_files(made, len(PROMPT)).items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(content if isinstance(content, bytes) else content.encode())
-    program = tmp_path / "native"
+    (tmp_path / "xrt").mkdir()
+    for header in ("xrt_bo.h", "xrt_device.h", "xrt_kernel.h"):
+        (tmp_path / "xrt" / header).write_text("#include <xrt_stub.h>\n")
+    files = []
+    for machine, of in programs_of(made, len(PROMPT)).items():
+        files.append(tmp_path / f"{machine}.xclbin")
+        files[-1].write_text(f"{native_program(of).name}_top")  # all that the stub needs of it
+    program = tmp_path / "host"
     with quick_compiler():
-        build_regions(native_text(made, len(PROMPT)), [HEADERS, tmp_path], program, "-O0")
-    command = [program, tmp_path / "results", tmp_path / "model.bin", "8", *map(str, PROMPT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert [*map(int, done.stdout.split())] == text.tokens
-    step = made.program(1)
-    tensors = program_of(step.made.machine.overlay).tensors
-    assert (tmp_path / "results").read_bytes() == b"".join(to_memory(step.read(t.name), t) for t in tensors)
-    wrong = subprocess.run([*command[:4], "1", "2"], capture_output=True, text=True, timeout=300, check=False)
+        build_regions(host_on_stub(made, tmp_path), [HEADERS, tmp_path, Path(__file__).parent], program, "-O0")
+    held = tmp_path / "held"
+
+    def host(count: int, *tokens: int) -> subprocess.CompletedProcess[str]:
+        command = [program, *files, tmp_path / "model.bin", *map(str, (count, *tokens))]
+        environment = {**os.environ, "XRT_STUB_MEMORY": str(held)}
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+
+    done = host(8, *PROMPT)
+    assert (done.returncode, done.stderr, [*map(int, done.stdout.split())]) == (0, "", text.tokens)
+    assert held.read_bytes() == in_banks(made.program(1))
+    other = host(8, 1, 2)
     if rows:
-        assert (wrong.returncode, [*map(int, wrong.stdout.split())]) == (0, made.generate([1, 2], 8).tokens)
+        assert (other.returncode, [*map(int, other.stdout.split())]) == (0, made.generate([1, 2], 8).tokens)
     else:
-        assert (wrong.returncode, wrong.stderr) == (1, "error: the machine is for prompts of another length\n")
+        assert (other.returncode, other.stderr) == (1, "error: the machine is for prompts of another length\n")
     compiler = shutil.which("g++")
     if compiler and XRT.is_dir():
+        shutil.rmtree(tmp_path / "xrt")
         options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-isystem", str(XRT), "-fsyntax-only"]
         subprocess.run([compiler, *options, tmp_path / "host.cpp"], check=True)
     if rows is None:
