@@ -24,13 +24,14 @@ from .progress import stepping, working
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..rsnlib import models
+    from ..rsnlib import models, static_cache
     from ..rsnlib.streamed import block as blocks
     from ..rsnlib.streamed import decoding, figures
     from ..rsnlib.streamed import generate as generating
     from ..rsnlib.streamed import search as searching
 else:
     models = deferred("rsn.rsnlib.models")
+    static_cache = deferred("rsn.rsnlib.static_cache")
     decoding = deferred("rsn.rsnlib.streamed.decoding")
     figures = deferred("rsn.rsnlib.streamed.figures")
     searching = deferred("rsn.rsnlib.streamed.search")
@@ -142,11 +143,12 @@ def generate_command(model: str, options: GenerateOptions) -> None:
         facts["hls"] = options.hls
     if tokenizer is not None:
         facts["text"] = tokenizer.decode(text.tokens)
-    wanted = _in_pytorch(module, prompt, len(text.tokens)) if options.compares else None
-    if wanted is not None:
+    wanted, ahead = None, list[float]()
+    if options.compares:
+        wanted, ahead = _in_pytorch(module, prompt, text.tokens, capacity)
         facts["pytorch_tokens"] = wanted
     click.echo(json.dumps(facts) if options.as_json else "\n".join(_lines(facts, machines)))
-    _check_same(text.tokens, wanted, "PyTorch")
+    _check_same(text.tokens, wanted, "PyTorch", ahead)
 
 
 def _on_overlay(model: str, overlay: str, options: GenerateOptions) -> None:
@@ -170,12 +172,12 @@ def _on_overlay(model: str, overlay: str, options: GenerateOptions) -> None:
     facts |= {"ttft_s": first.latency_s, "tokens_per_s": 1 / last.latency_s if len(tokens) > 1 else None}
     if tokenizer is not None:
         facts["text"] = tokenizer.decode(tokens)
-    wanted, whose = None, "its integers" if overlay == "xnn8" else "PyTorch"
+    wanted, ahead, whose = None, list[float](), "its integers" if overlay == "xnn8" else "PyTorch"
     if options.compares and overlay == "xnn8":
         reference = IntegerReference(module, capacity=capacity)
         wanted = _most_probable(reference, reference.prefill(0, prompt), options.answer, _ends(module))
     elif options.compares:
-        wanted = _in_pytorch(module, prompt, len(tokens))
+        wanted, ahead = _in_pytorch(module, prompt, tokens, capacity)
     lines = [f"tokens         {' '.join(map(str, tokens))}"]
     if "text" in facts:
         lines.append(f"text           {json.dumps(facts['text'], ensure_ascii=False)}")
@@ -185,7 +187,7 @@ def _on_overlay(model: str, overlay: str, options: GenerateOptions) -> None:
     if len(tokens) > 1:
         lines.append(f"tokens/s       {1 / last.latency_s:,.2f} (modelled)")
     click.echo(json.dumps(facts) if options.as_json else "\n".join(lines))
-    _check_same(tokens, wanted, whose)
+    _check_same(tokens, wanted, whose, ahead)
 
 
 def _most_probable(
@@ -199,11 +201,13 @@ def _most_probable(
     return tokens
 
 
-def _check_same(tokens: Sequence[int], wanted: Sequence[int] | None, whose: str) -> None:
-    """Raise `WrongResultError` for tokens of an answer that differ from those that are wanted; None wants none."""
+def _check_same(tokens: Sequence[int], wanted: Sequence[int] | None, whose: str, ahead: Sequence[float] = ()) -> None:
+    """Raise `WrongResultError` for tokens of an answer that differ from those that are wanted; None wants none. ahead:
+    as `_in_pytorch` returns it; nothing for integers, which must be equal."""
     if wanted is not None and list(wanted) != list(tokens):
         at = next(k for k, pair in enumerate(zip(wanted, tokens, strict=True)) if pair[0] != pair[1])
-        raise WrongResultError(f"token {at + 1} of the answer is {tokens[at]}, in {whose} {wanted[at]}")
+        by = f", whose logit is larger by {ahead[at]:.2g} of the largest" if ahead else ""
+        raise WrongResultError(f"token {at + 1} of the answer is {tokens[at]}, in {whose} {wanted[at]}{by}")
 
 
 def _lines(facts: dict[str, Any], machines: dict[str, generating.Generated]) -> list[str]:
@@ -282,12 +286,18 @@ def _ends(module: nn.Module) -> Sequence[int]:
     return () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
 
 
-def _in_pytorch(module: Any, prompt: list[int], count: int) -> list[int]:
-    """The most probable tokens by the model in PyTorch."""
+def _in_pytorch(module: Any, prompt: list[int], answer: Sequence[int], capacity: int) -> tuple[list[int], list[float]]:
+    """As many of the most probable tokens by the model in PyTorch as an answer has, and for each of them how much its
+    logit is larger than that of the answer's token, as a part of the largest magnitude. It decodes as machines do, with
+    a cache of this capacity: without a cache PyTorch rounds otherwise, and may get other integers."""
     import torch
 
-    tokens = list(prompt)
+    tokens, ahead = list[int](), list[float]()
+    cache = static_cache.empty_cache(module.config, 1, capacity, capacity)
     with torch.no_grad():
-        for _ in range(count):
-            tokens.append(int(module(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
+        for token in answer:
+            given = torch.tensor([tokens[-1:] or prompt])
+            logits = module(given, past_key_values=cache, use_cache=True).logits[0, -1]
+            tokens.append(int(logits.argmax()))
+            ahead.append(float((logits[tokens[-1]] - logits[token]) / logits.abs().max()))
+    return tokens, ahead

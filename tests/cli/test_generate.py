@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rsn.base.errors import WrongResultError
+from rsn.cli.generate import _check_same, _in_pytorch
 from rsn.cli.main import main
+from rsn.rsnlib.models import load_spec
 
 LLAMA = """
 import torch
@@ -38,3 +41,22 @@ def test_models_and_prompts_that_are_refused(
         Path(f"{name}.py").write_text(LLAMA % tokens)
     result = CliRunner().invoke(main, ["generate", model, *options])
     assert result.stderr.splitlines()[-1] == message
+
+
+def test_pytorch_decodes_with_a_cache(tmp_path: Path) -> None:
+    """And tells how much more probable its token is than another one."""
+    torch = pytest.importorskip("torch")
+    (tmp_path / "full.py").write_text(LLAMA % 3)
+    model, _ = load_spec(f"{tmp_path / 'full.py'}:llama", seed=1)
+    prompt = [3, 1, 4]
+    tokens, ahead = _in_pytorch(model, prompt, [0] * 4, capacity=8)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0, 2:]
+    assert tokens == logits.argmax(1).tolist()
+    found = (logits.amax(1) - logits[:, 0]) / logits.abs().amax(1)
+    torch.testing.assert_close(torch.tensor(ahead), found, rtol=1e-4, atol=1e-5)
+    _check_same(tokens, tokens, "PyTorch", ahead)
+    with pytest.raises(
+        WrongResultError, match=r"token 1 of the answer is 0, in PyTorch \d+, whose .* by 0\.\d+ of the"
+    ):
+        _check_same([0] * 4, tokens, "PyTorch", ahead)
