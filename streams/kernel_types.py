@@ -62,14 +62,16 @@ def _place(operand: KernelOperand) -> str:
 
 def _conversion(found: str, operand: KernelOperand, operands: Sequence[KernelOperand]) -> str:
     """What to convert where an operand of another type meets `found`: integers to a type that has the numbers of
-    both."""
+    both, others to the wider float."""
     other = operand.type.dtype if operand.type is not None else found
     both = [SCALARS[name] for name in (found, other) if name in INTEGERS]
     if len(both) < 2:
-        return f"one, as in {found}({operand.text})"
-    low, high = min(facts.limits[0] for facts in both), max(facts.limits[1] for facts in both)
-    fitting = (name for name in INTEGERS if SCALARS[name].limits[0] <= low and high <= SCALARS[name].limits[1])
-    wide = next(fitting, found)
+        floats = [name for name in (found, other) if name in FLOATS]
+        wide = max(floats, key=lambda name: SCALARS[name].bits, default=found)
+    else:
+        low, high = min(facts.limits[0] for facts in both), max(facts.limits[1] for facts in both)
+        fitting = (name for name in INTEGERS if SCALARS[name].limits[0] <= low and high <= SCALARS[name].limits[1])
+        wide = next(fitting, found)
     texts = (f"{wide}({o.text})" for o in operands if o.type is not None and o.type.dtype in {found, other} - {wide})
     return f"to {wide}, as in {' and '.join(texts)}"
 

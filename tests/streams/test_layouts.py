@@ -386,7 +386,8 @@ def test_two_reductions_in_a_row_run() -> None:
         (("i8", "u8"), "p + q", "convert to i16, as in i16(p) and i16(q)"),
         (("u4", "i4"), "maximum(p, q)", "convert to i8, as in i8(p) and i8(q)"),
         (("u64", "i8"), "p - q", "convert to u64, as in u64(q)"),
-        (("bf16", "i8"), "p * q", "convert one, as in bf16(q)"),
+        (("bf16", "i8"), "p * q", "convert to bf16, as in bf16(q)"),
+        (("i8", "f32"), "p * q", "convert to f32, as in f32(p)"),
         (("boolean", "i4"), "add(p, q)", "convert to i4, as in i4(p)"),
     ],
 )
