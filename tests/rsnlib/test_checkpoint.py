@@ -24,6 +24,8 @@ from rsn.rsnlib.capture import packet
 from rsn.rsnlib.checkpoint import QuantisedLinear
 from rsn.rsnlib.normal_form.passes import capture
 from rsn.rsnlib.quantised_ops import INTEGER_LINEAR
+from rsn.rsnlib.streamed import Knobs, streamed
+from rsn.tests.effort import long
 
 Array = np.ndarray
 ROWS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True, "group_size": None}
@@ -179,6 +181,39 @@ def test_a_filled_module_runs_on_the_machine(rows: dict[str, Any] | None, tmp_pa
         assert (compiled(*x) - wanted).abs().max() < (1e-5 if rows is None else 2e-2) * wanted.abs().max()
         types = "float32 x int4 in groups of 32" if rows is None else "int8 x int4 in groups of 32"
         assert types in compiled.explain()
+
+
+@pytest.mark.parametrize("rows", [long(None), ROWS], ids=["float32", "int8"])
+def test_a_filled_module_has_a_machine_of_its_own(rows: dict[str, Any] | None, tmp_path: Path) -> None:
+    """Whose weights lie off the chip in 4 bits, with the scales of the checkpoint."""
+    torch.manual_seed(1)
+    model, x = encoder(), torch.randn(1, 8, 64)
+    given = stored(model, rows=rows)
+    rsn.load_checkpoint(model, given.write(tmp_path))
+    made = streamed(model, (x,), Knobs(rows=4, columns=16, depth=32, packed=1))
+    products = [y for y in made.plans if y.op == "linear"]
+    assert len(products) == 6
+    assert [y.multiplies_integers for y in products] == [rows is not None] * 6
+    assert {made.written.dtypes[f"{y.name}_weight"] for y in products} == {"i4"}
+    lying = {made.written.inputs[f"{y.name}_weight_scale"].tobytes() for y in products}  # type: ignore[union-attr]
+    assert lying == {np.ascontiguousarray(scale.T).tobytes() for _, scale, _ in given.layers.values()}
+    with torch.no_grad():
+        wanted = model(x)
+    # A step of an integer, where rounding is between two of them.
+    assert (made.run(x) - wanted).abs().max() < (1e-6 if rows is None else 2e-2) * wanted.abs().max()
+
+
+@pytest.mark.parametrize("is_symmetric", [True, long(False)])
+def test_a_filled_module_runs_in_integers(is_symmetric: bool, tmp_path: Path) -> None:
+    """On overlay xnn8: groups of 4 bits, and with zero points 8 bits."""
+    torch.manual_seed(1)
+    model, x = encoder(), torch.randn(1, 8, 64)
+    rsn.load_checkpoint(model, stored(model, rows=ROWS, is_symmetric=is_symmetric).write(tmp_path))
+    with rsn.compile(model, (x,), overlay="xnn8") as compiled, torch.no_grad():
+        got, wanted = compiled(x), model(x)
+        assert f"int4 in groups of 32  {4 if is_symmetric else 8}     6" in compiled.explain()
+    assert torch.equal(got, rsn.in_integers(model, (x,))(x))
+    assert (got - wanted).abs().max() < 2e-2 * wanted.abs().max()
 
 
 def test_files_with_an_index(tmp_path: Path) -> None:
