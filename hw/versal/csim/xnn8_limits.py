@@ -20,7 +20,8 @@ from ....isa.overlays.xnn8.formats import (
     RowOp,
     cells,
 )
-from ....isa.overlays.xnn8.lanes import blocks_of_results, shared
+from ....isa.overlays.xnn8.lanes import shared
+from ....isa.overlays.xnn8.rows import blocks_of_results
 
 X_BLOCKS, T_BLOCKS = 16, 64
 """Blocks in X and T, however many rows a lane has: hw/versal/xnn8/units.h."""

@@ -46,8 +46,9 @@ from .formats import (
     slices,
 )
 from .functions import TABLES
-from .lanes import HEADS, SEND, blocks_of_results, keys_of, pitch_of, results_of, shared
+from .lanes import HEADS, SEND, keys_of, pitch_of, shared
 from .numbers import BLOCK
+from .rows import blocks_of_results, results_of
 
 
 def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:

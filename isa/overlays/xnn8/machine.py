@@ -53,9 +53,10 @@ from .formats import (
     off_chip_uops,
 )
 from .functions import TABLES
-from .lanes import EXPONENTS, FACTORS, FILLED, FREE, HeadsUnit, PanelRowsUnit, SendUnit
+from .lanes import EXPONENTS, FACTORS, FILLED, FREE, HeadsUnit, SendUnit
 from .numbers import BLOCK
 from .resources import DEVICE, needs
+from .rows import PanelRowsUnit
 
 ROWS = LANES * LANE_ROWS
 TOKENS = T_CELLS + X_CELLS
