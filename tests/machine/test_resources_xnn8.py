@@ -31,14 +31,17 @@ def test_memories_hold_what_the_sources_declare(root: Path) -> None:
     text = (root / "hw/versal/xnn8/units.h").read_text("utf-8")
     (shape,) = re.findall(r"constexpr unsigned (x_depth = .*;)", text)
     (sizes,) = re.findall(r"constexpr unsigned (groups = .*?);", text)
+    held = re.findall(r"constexpr unsigned (held_\w+ = \d+);", text)
     values: dict[str, int] = {}
-    for name, expression in re.findall(r"(\w+) = ([^,;]+)", f"{sizes}, {shape}"):
+    for name, expression in re.findall(r"(\w+) = ([^,;]+)", ", ".join([sizes, shape, *held])):
         values[name] = eval(expression, {}, values)  # products of numbers and of names before them
     words = {part: count for part, _, count, _, _ in xnn8.MEMORIES}
     assert [words["X"], words["T"]] == [values["x_depth"], values["t_depth"]]
     assert [words["X8"], words["factors of rows, beside X8"]] == [values["x8_depth"], values["groups"]]
+    waiting = "results that wait for their gates"
+    assert words[waiting] == values["held_packets"] * values["held_words"]
     blocks = rows()["URAM"].parts
-    assert blocks == {"X": 24 * 128 // 32, "T": 24 * 256 // 32}
+    assert blocks == {"X": 24 * 128 // 32, "T": 24 * 256 // 32, waiting: 24}
 
 
 def test_a_stream_of_each_element_is_counted() -> None:

@@ -133,6 +133,10 @@ void Process::pause() {
     if (what % 4096 == 0) usleep(static_cast<useconds_t>(what / 4096 % 100));
 }
 
+unsigned Process::next(unsigned before, unsigned count) {
+    return static_cast<unsigned>((machine.stalls ? random() : before + 1) % count);
+}
+
 void Process::enter_loop() {
     if (machine.stalls) stages_ = static_cast<unsigned>(1 + random() % deepest_pipeline);
 }

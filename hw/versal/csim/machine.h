@@ -142,6 +142,8 @@ class Process {
 
     // Only with stalls. pause: now and then lets others go first, or publishes.
     void pause();
+    // A number below `count`: with stalls any one, otherwise that behind `before`.
+    unsigned next(unsigned before, unsigned count);
     // The stages of the loop of style stp that it is in; 0 in no such loop.
     unsigned stages() const { return stages_; }
     void enter_loop();

@@ -72,11 +72,11 @@ void give(hls::stream<Beat128> &from, Window *(&to)[pairs], std::size_t words) {
     }
 }
 
-// Takes packets from four pairs, by both channels of each.
+// Takes packets from four pairs, by both channels of each: in any order.
 void merge(Window *(&from)[pairs], hls::stream<Beat128> &to) {
     std::vector<Channel *> all;
     for (Window *one : from) all.push_back(&one->channel());
-    for (unsigned next = 0;; next = (next + 1) % pairs) {
+    for (unsigned next = 0;; next = Process::current->next(next, pairs)) {
         wait_any(all);
         if (!from[next]->channel().ask(Channel::get)) continue;
         std::vector<float> packet(window_beats * beat_words);

@@ -59,8 +59,8 @@ class _Limits:
             yield f"{RowOp(mop.op).name} of Rows"
         if mop.memory == LaneMemory.ANGLES and (mop.slot or mop.blocks != 1):
             yield "angles of heads of 128 columns"
-        if mop.gated:
-            yield "gates"
+        if mop.gated and mop.rotated:
+            yield "a gate with a rotation"
         yield from self._lanes(mop)
         if mop.op == RowOp.TAKE:
             if mop.norm:

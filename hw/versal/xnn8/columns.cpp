@@ -141,9 +141,10 @@ constants_uops:
         if (uop.last) break;
         const Rows op = Rows::decode(uop.words);
         const bool takes = op.op == take, normalises = op.op == store ? op.norm : takes && op.residual == as_normalised;
-        const bool kinds[] = {takes && !op.attention, normalises, op.gains};
     constants_blocks:
         for (unsigned block = 0; block < op.blocks; ++block) {
+            // of two columns that a gate makes one, gains come behind the second
+            const bool kinds[] = {takes && !op.attention, normalises, op.gains && (!op.gated || block % 2)};
         constants_kinds:
             for (unsigned kind = 0; kind < 3; ++kind) {
             constants_words:

@@ -6,6 +6,10 @@
 // head have 32 bits, so two streams together bring as many as Post computes: of each, one process gathers beats of
 // eight results, and Post takes packets from both in turn. It looks for the next one while it computes, so that its
 // reciprocals and residuals are there in time.
+//
+// Of a gate, the first stream brings gates, the second one what they multiply. Neither has an order. So packets of the
+// second one wait in a memory for the packet of gates that Post takes: it has room for all of an operation, so that the
+// second stream never waits for the first one. As Post takes two cycles for eight products, four results a cycle suffice.
 // SPDX-License-Identifier: Apache-2.0
 #include "tables.h"
 #include "units.h"
@@ -25,6 +29,12 @@ constexpr RowExponents no_more_rows = {true, false, false, {}, {}};
 constexpr BothWays nothing_left = {16, 0};  // of 15 bits
 constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, behind the point
 constexpr int turn_bits = 3;          // by which a rotation moves the point
+constexpr int gate_bits = 33;         // by which a gate does
+constexpr unsigned head_beats = 64;     // of results of a packet, and of that of a product
+constexpr unsigned product_beats = chunks - head_chunks;
+
+using Quarter = hls::vector<int16_t, 4>;
+using HeldCells = Quarter[held_packets * held_words];
 
 // Two vectors of a block, four columns a word, with their exponents, and the shift of a product.
 struct BlockConstants {
@@ -65,22 +75,37 @@ struct FourAngles {
     int8_t exponent;
 };
 
-// Rotates the pairs of columns of one of two rows.
-void turn(const FourAngles &by, unsigned row, const Values &from, Values &to) {
+// x / 2^By to the nearest integer, half to even. x has Bits bits, what is made has Made.
+template <unsigned By, int Bits, int Made>
+int64_t shortened(int64_t x) {
+#pragma HLS INLINE
+    Shifted made{within<Bits>(x)};
+    made.by(By);
+    return within<Made>(made.rounded());
+}
+
+// Rotates the pairs of columns of one of two rows, or multiplies all values with those of a gate: by the same eight
+// multipliers.
+void multiply(bool rotates, const FourAngles &by, unsigned row, const Values &gates, const Values &from, Values &to) {
 #pragma HLS INLINE
     const unsigned lower = to_right<15>(-14 - by.exponent);
-    for (unsigned c = 0; c < 4; c += 2) {
+    int64_t products[8];
+    for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-        const int64_t own = rounded<15>(by.of[c], lower), partner = rounded<15>(by.of[c + 1], lower);
-        Shifted first{within<31>(from[4 * row + c])}, second{within<31>(from[4 * row + c + 1])};
-        first.by(5);
-        second.by(5);
-        const int64_t x = within<26>(first.rounded()), y = within<26>(second.rounded());
-        Shifted left{within<42>(x * own - y * partner)}, right{within<42>(y * own + x * partner)};
-        left.by(12);
-        right.by(12);
-        to[4 * row + c] = static_cast<int32_t>(within<30>(left.rounded()));
-        to[4 * row + c + 1] = static_cast<int32_t>(within<30>(right.rounded()));
+        // Of a pair: first times own, second times partner, second times own, first times partner.
+        const unsigned pair = e / 4 * 2, second = e % 4 == 1 || e % 4 == 2;
+        const int64_t one = rotates ? from[4 * row + pair + second] : gates[e];
+        const int64_t other = rotates ? rounded<15>(by.of[pair + e % 2], lower) : shortened<8, 31, 23>(from[e]);
+        products[e] = shortened<5, 31, 26>(one) * within<23>(other);
+    }
+    for (unsigned c = 0; c < 4; ++c) {
+#pragma HLS UNROLL
+        const int64_t one = products[2 * c], other = products[2 * c + 1];
+        if (rotates) to[4 * row + c] = static_cast<int32_t>(shortened<12, 42, 30>(c % 2 ? one + other : one - other));
+    }
+    for (unsigned e = 0; e < 8; ++e) {
+#pragma HLS UNROLL
+        if (!rotates) to[e] = static_cast<int32_t>(shortened<20, 49, 29>(products[e]));
     }
 }
 
@@ -116,7 +141,7 @@ gather_uops:
                 }
                 weights << sums;
             }
-            if (of.attention ? at > head_chunks && at % 2 == 0 : at && at <= chunks - head_chunks) {
+            if (of.attention ? at > head_chunks && at % 2 == 0 : at && at <= product_beats) {
                 Results out;
                 for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
@@ -136,11 +161,88 @@ gather_uops:
     }
 }
 
+// Keeps what gates multiply until Post asks for it; hands results of all else on.
+void hold(hls::stream<PacketsDue> &due, hls::stream<PacketNumber> &packets, hls::stream<Results> &results,
+          hls::stream<HeldPacket> &wanted, hls::stream<PacketNumber> &packets_to_post,
+          hls::stream<Results> &results_to_post) {
+    RSN_MEMORY(HeldCells, cells);
+#pragma HLS AGGREGATE variable=cells compact=bit
+#pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=uram
+hold_uops:
+    for (;;) {
+        const PacketsDue of = due.read();
+        if (of.last) break;
+        const unsigned of_all = of.gated ? of.count * held_words : of.attention ? of.count * head_beats
+            : of.count * product_beats;
+        auto left = static_cast<uint16_t>(of_all);  // that leave
+        bool more[held_packets / 2] = {};  // one packet of this number has come
+        bool there[held_packets] = {};
+#pragma HLS ARRAY_PARTITION variable=more complete
+#pragma HLS ARRAY_PARTITION variable=there complete
+        HeldPacket comes = 0, goes = 0;
+        uint8_t in = 0, out = 0;  // words of these
+        bool asked = false;
+        Results got = {}, made = {};
+#pragma HLS ARRAY_PARTITION variable=got.of complete
+#pragma HLS ARRAY_PARTITION variable=made.of complete
+    hold_cycles:
+        while (left) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+#pragma HLS DEPENDENCE variable=cells type=inter dependent=false
+            const bool leaves = of.gated && asked && there[goes];
+            if (!leaves && in % 2 == 0) {
+                if (!of.gated) RSN_WAIT_FOR_ANY(packets, results);
+                else if (asked) RSN_WAIT_FOR_ANY(results);
+                else RSN_WAIT_FOR_ANY(results, wanted);
+            }
+            const bool takes = in % 2 == 0 && !results.empty();
+            if (!of.gated) {
+                if (!packets.empty()) packets_to_post << packets.read();
+                if (takes) results_to_post << results.read();  // hls-allow state-order: behind their packet's number
+                left -= takes;
+                continue;
+            }
+            if (takes) got = results.read();
+            if (takes && in == 0) {
+                const unsigned number = packets.read();  // hls-allow state-order: it came before its results
+                comes = static_cast<HeldPacket>(2 * number + more[number]);
+                more[number] = true;
+            }
+            if (takes || in % 2) {
+                Quarter word;
+                for (unsigned e = 0; e < 4; ++e) {
+#pragma HLS UNROLL
+                    word[e] = static_cast<int16_t>(int64_t{got.of[in % 2 * 4 + e]});
+                }
+                cells[comes * held_words + in] = word;
+                if (in == held_words - 1) there[comes] = true;
+                ++in;
+            }
+            if (!asked && !wanted.empty()) {
+                goes = wanted.read();
+                asked = true;
+            }
+            if (!leaves) continue;
+            const Quarter word = cells[goes * held_words + out];
+            for (unsigned e = 0; e < 4; ++e) {
+#pragma HLS UNROLL
+                made.of[out % 2 * 4 + e] = word[e];
+            }
+            // hls-allow state-order: Post takes gates by themselves
+            if (out % 2) results_to_post << made;
+            asked = out != held_words - 1;
+            ++out;
+            --left;
+        }
+    }
+}
+
 void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
-          hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[2], hls::stream<PacketNumber> packets[2],
-          hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<Place> &asks,
-          hls::stream<Packed> &residuals, hls::stream<Packed> &angles, hls::stream<Place> &places,
-          hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Token> &taken) {
+          hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[3], hls::stream<PacketNumber> packets[2],
+          hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<HeldPacket> &wanted,
+          hls::stream<Place> &asks, hls::stream<Packed> &residuals, hls::stream<Packed> &angles,
+          hls::stream<Place> &places, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
+          hls::stream<Token> &taken) {
     BlockConstants columns;
     RowFactor of_rows[2][block_columns / 2];
 #pragma HLS AGGREGATE variable=of_rows compact=bit
@@ -155,9 +257,9 @@ post_uops:
         const Uop<Rows::words> uop = uops.read();
         if (uop.last) {
             exponents << no_more_rows;
-            for (unsigned i = 0; i < 2; ++i) {
+            for (unsigned i = 0; i < 3; ++i) {
 #pragma HLS UNROLL
-                due[i] << PacketsDue{true, false, 0};  // hls-allow state-order: both end by themselves
+                due[i] << PacketsDue{true, false, false, 0};  // hls-allow state-order: all end by themselves
             }
             break;
         }
@@ -179,10 +281,11 @@ post_uops:
         }
         if (op.op != take) continue;
         const unsigned in_packet = op.attention ? window_rows / 2 : window_rows, of_column = op.rows / in_packet;
-        for (unsigned i = 0; i < 2; ++i) {
+        for (unsigned i = 0; i < 3; ++i) {
 #pragma HLS UNROLL
+            const auto count = static_cast<uint8_t>((op.blocks + (i == 0)) / 2 * of_column);
             // hls-allow state-order: both streams are gathered by themselves
-            due[i] << PacketsDue{false, op.attention, static_cast<uint8_t>((op.blocks + 1u - i) / 2 * of_column)};
+            due[i] << PacketsDue{false, op.attention, op.gated, count};
         }
     post_constants:
         for (unsigned c = 0; !op.attention && c < op.blocks; ++c) columns.take(c, constants);
@@ -200,7 +303,8 @@ post_uops:
         const unsigned function = op.function ? op.function - 1u : zeros;
         const FunctionTable table = tables[function];
         const unsigned packet_beats = in_packet / 8 * group_beats;
-        uint8_t packets_of[2 * pairs] = {}, left = static_cast<uint8_t>(op.blocks * of_column), unknown = left;
+        uint8_t packets_of[2 * pairs] = {}, left = static_cast<uint8_t>((op.blocks >> op.gated) * of_column);
+        uint8_t unknown = left;
 #pragma HLS ARRAY_PARTITION variable=packets_of complete
         RowFactor reciprocals[2][2 * 4];  // of this packet and the next one
 #pragma HLS AGGREGATE variable=reciprocals compact=bit
@@ -212,15 +316,16 @@ post_uops:
 #pragma HLS ARRAY_PARTITION variable=weights.of complete
         uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
-        // A beat that is rotated takes two cycles: each has one of its two rows.
-        const bool rotates = op.rotated && !op.attention;
-        bool second_row = false;
-        Values out = {}, turned = {};
+        // A beat that is rotated takes two cycles: each has one of its two rows. So does one of a gate: each has one
+        // factor.
+        const bool rotates = op.rotated && !op.attention, twice = rotates || op.gated;
+        bool second = false;
+        Values out = {}, gates = {}, made_of_two = {};
         Exponent exponent_of[2] = {};
 #pragma HLS ARRAY_PARTITION variable=exponent_of complete
         const auto step = [&] {
-            const bool begins = beat == 0 && !second_row && known && !dividing;
-            const bool idle = beat == 0 && !second_row && !begins;
+            const bool begins = beat == 0 && !second && known && !dividing;
+            const bool idle = beat == 0 && !second && !begins;
             if (begins) {
                 from = next_from;
                 column = next_column;
@@ -250,17 +355,22 @@ post_uops:
                     dividing = op.attention ? division : 0;
                     uint8_t &before = packets_of[2 * number + next_from];
                     next_column = static_cast<uint8_t>(number / 2 * 2 + next_from);
+                    if (op.gated) wanted << static_cast<HeldPacket>(2 * number + before);
                     next_group = static_cast<uint8_t>((2 * before++ + number % 2) * in_packet / 8);
                     known = true;
                     --unknown;
-                    if (op.residual) asks << Place{next_column, next_group};
+                    if (op.residual) asks << Place{next_column, next_group};  // hls-allow state-order: no gate has one
                 }
             }
             if (idle) return;
             const unsigned n = beat % group_beats, two = two_rows(n), eight_rows = group + beat / group_beats;
-            if (!second_row) {
-                const Results in = from ? results[1].read() : results[0].read();
-                if (n == 0) places << Place{column, static_cast<uint8_t>(eight_rows)};
+            const bool multiplied = op.gated && second;
+            if (!second || multiplied) {
+                const Results in = from || multiplied ? results[1].read() : results[0].read();
+                if (n == 0 && !multiplied)
+                    places << Place{static_cast<uint8_t>(column >> op.gated), static_cast<uint8_t>(eight_rows)};
+                const unsigned of_column = column + multiplied;
+                const unsigned by_table = multiplied ? zeros : function;
                 Packed residue = {};
                 if (op.residual) residue = residuals.read();  // hls-allow state-order: they wait for no place
                 ScaledBy factor_of[2];
@@ -268,9 +378,9 @@ post_uops:
                 Lookup entries_by[2];
                 int top[2];
                 const auto of_scale = static_cast<int>(within<exponent_bits>(
-                    op.attention ? of_heads[column] : columns.shift[column] + columns.first_exponent[column] + 4));
+                    op.attention ? of_heads[column] : columns.shift[of_column] + columns.first_exponent[of_column] + 4));
                 const auto of_bias =
-                    static_cast<int>(within<exponent_bits>(op.attention ? 0 : columns.second_exponent[column]));
+                    static_cast<int>(within<exponent_bits>(op.attention ? 0 : columns.second_exponent[of_column]));
                 for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                     const RowFactor &by = op.attention ? reciprocals[i][4 * odd + two]
@@ -280,7 +390,8 @@ post_uops:
                     if (!op.attention) top[i] = larger(top[i], of_bias + kept_bits);
                     if (op.residual) top[i] = larger(top[i], residue.exponent[i] + kept_bits);
                     top[i] -= sum_bits;
-                    exponent_of[i] = static_cast<Exponent>(top[i] + (rotates ? turn_bits : 0));
+                    const int moved = multiplied ? exponent_of[i] + gate_bits : rotates ? turn_bits : 0;
+                    exponent_of[i] = static_cast<Exponent>(top[i] + moved);
                     factor_of[i] = scaled_by<least>(by.mantissa, top[i] - exponent);
                     bias_by[i] = op.attention ? nothing_left : both_ways<15, 14>(top[i] - of_bias);
                     residue_by[i] = both_ways<15, 14>(top[i] - residue.exponent[i]);
@@ -289,7 +400,7 @@ post_uops:
                 for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
                     const unsigned i = e / 4, of_four = four_columns(n);
-                    const unsigned word = 4 * column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
+                    const unsigned word = 4 * of_column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
                     const auto drained = static_cast<int16_t>(int64_t{in.of[e]});
                     Shifted product{within<30>(int64_t{drained} * columns.first[word][in_word])};
                     product.by(4);
@@ -298,16 +409,19 @@ post_uops:
                     v += aligned<15, 14>(columns.second[word][in_word], bias_by[i]);
                     v += aligned<15, 14>(residue.of[e], residue_by[i]);
                     out[e] = static_cast<int32_t>(within<31>(v));
-                    out[e] = activated(out[e], entries_by[i], entries[function], op.function);
+                    out[e] = activated(out[e], entries_by[i], entries[by_table], op.function && !multiplied);
                 }
             }
-            if (rotates) {
-                const FourAngles &by = turns[second_row][(4 * eight_rows + two) * x_words + four_columns(n)];
-                turn(by, second_row, out, turned);
-                second_row = !second_row;
-                if (second_row) return;
+            if (twice) {
+                const FourAngles &by = turns[second][(4 * eight_rows + two) * x_words + four_columns(n)];
+                multiply(rotates, by, second, gates, out, made_of_two);
+                second = !second;
+                if (second) {
+                    gates = out;
+                    return;
+                }
             }
-            const Values all = rotates ? turned : out;
+            const Values all = twice ? made_of_two : out;
             values << all;  // hls-allow state-order: residuals do not wait for values
             RowExponents made = {false, eight, false, {}, {}};
             for (unsigned i = 0; i < 2; ++i) {

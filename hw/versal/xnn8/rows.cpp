@@ -159,6 +159,7 @@ rows_uops:
         }
         const bool has_rows = op.blocks && lane >= op.first && lane < unsigned{op.first} + op.lanes;
         const auto groups_of_rows = static_cast<uint8_t>(op.rows / 4);
+        const auto blocks = static_cast<uint8_t>(op.blocks >> op.gated);  // of the memory
         const auto first_block = static_cast<uint8_t>(block_of(op.slot, op.rows));
         const bool takes_t = op.op == take && op.memory == in_t;
         const bool to_angles = op.op == load && op.memory == in_angles;
@@ -166,11 +167,11 @@ rows_uops:
         if (has_rows && (op.op == store || (op.op == walk && op.norm) || (op.op == take && op.residual)))
             to_residual << uop;
     rows_gains:
-        for (uint8_t b = 0; op.gains && b < op.blocks; ++b) gains.take(first_block + b, constants);
+        for (uint8_t b = 0; op.gains && b < blocks; ++b) gains.take(first_block + b, constants);
         if (!has_rows) {
             // A lane without rows tells its readers as the others do: they count alike.
             const unsigned written = !op.blocks || op.op == load || op.op == store ? 0
-                : op.op == walk ? op.blocks : takes_t ? (op.blocks + op.narrow) >> op.narrow : 0;
+                : op.op == walk ? op.blocks : takes_t ? (blocks + op.narrow) >> op.narrow : 0;
         rows_tokens:
             for (unsigned i = 0; i < written; ++i) {
                 if (takes_t && op.readers >> heads_reads & 1) filled[1] << Token(1);
@@ -269,7 +270,7 @@ rows_uops:
             if (r == 3) x8 << CellWrite<TCell>{false, false, static_cast<uint16_t>(x8_depth + group), factors};
         }
 
-        const auto sixteens = static_cast<uint8_t>(op.blocks * op.rows / cell_rows);
+        const auto sixteens = static_cast<uint8_t>(blocks * op.rows / cell_rows);
         if (op.op == load || (op.op == take && !takes_t)) {
             const bool loaded = op.op == load;
             const auto count = static_cast<uint16_t>(sixteens * (loaded ? cell_words + 1 : 2 * cell_words));
@@ -361,7 +362,7 @@ rows_uops:
             TCell cell = {};
 #pragma HLS ARRAY_PARTITION variable=cell.exponent complete
             Place at = {};
-            const auto count = static_cast<uint16_t>(op.blocks * op.rows / 8 * group_beats);
+            const auto count = static_cast<uint16_t>(blocks * op.rows / 8 * group_beats);
             uint8_t groups_left[8] = {};
 #pragma HLS ARRAY_PARTITION variable=groups_left complete
         take_counts:
@@ -392,7 +393,7 @@ rows_uops:
                     t_done.read();  // hls-allow state-order: the group before has been written
                     --groups_left[before];
                 }
-                if (whole < op.blocks && !groups_left[whole]) {
+                if (whole < blocks && !groups_left[whole]) {
                     ++whole;
                     // hls-allow state-order: readers take tokens by themselves
                     if (op.readers >> heads_reads & 1) filled[1] << Token(1);

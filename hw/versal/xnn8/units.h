@@ -34,6 +34,8 @@ constexpr unsigned under_way = 15;       // reads of a memory, and one more
 constexpr unsigned quarter_words = 32;   // of the weights of a column of pairs, by one port
 constexpr unsigned window_beats = 131;   // of a packet of results
 constexpr unsigned window_rows = 16;     // of a product; half of it of a head
+constexpr unsigned held_packets = 16;    // of the second stream of results: of four columns of 64 rows
+constexpr unsigned held_words = 256;     // of four results, in a packet
 
 using Shorts = hls::vector<int16_t, 16>;
 using Bytes = hls::vector<int8_t, 32>;
@@ -85,11 +87,13 @@ struct Transfer {
 
 // What a stream of results brings: of heads or of a product, so many packets.
 struct PacketsDue {
-    bool last, attention;
+    bool last, attention, gated;
     uint8_t count;
 };
 // From which pair, and which of its two channels.
 using PacketNumber = ap_uint<3>;
+// Twice that, and which of the two packets from there.
+using HeldPacket = ap_uint<4>;
 // Eight results of a packet; and the sums of weights of its eight rows.
 struct Results {
     ap_int<27> of[8];
@@ -244,11 +248,15 @@ void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes]
 // post.cpp
 void gather(hls::stream<PacketsDue> &due, hls::stream<Beat128> &results, hls::stream<PacketNumber> &packets,
             hls::stream<WeightSums> &weights, hls::stream<Results> &to);
+void hold(hls::stream<PacketsDue> &due, hls::stream<PacketNumber> &packets, hls::stream<Results> &results,
+          hls::stream<HeldPacket> &wanted, hls::stream<PacketNumber> &packets_to_post,
+          hls::stream<Results> &results_to_post);
 void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
-          hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[2], hls::stream<PacketNumber> packets[2],
-          hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<Place> &asks,
-          hls::stream<Packed> &residuals, hls::stream<Packed> &angles, hls::stream<Place> &places,
-          hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Token> &taken);
+          hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[3], hls::stream<PacketNumber> packets[2],
+          hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<HeldPacket> &wanted,
+          hls::stream<Place> &asks, hls::stream<Packed> &residuals, hls::stream<Packed> &angles,
+          hls::stream<Place> &places, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
+          hls::stream<Token> &taken);
 void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
               hls::stream<RowExponents> &exponents, hls::stream<Values> &values);

@@ -62,10 +62,13 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("Statistics", "statistics", _LANES, 64),
     ("RowFactor", "factors", _LANES, 128),
     ("Exponent", "of_values", _LANES, 32),
-    ("PacketsDue", "due", f"{_LANES}[2]", 2),
+    ("PacketsDue", "due", f"{_LANES}[3]", 2),
     ("PacketNumber", "packets", f"{_LANES}[2]", 2),
     ("WeightSums", "weight_sums", f"{_LANES}[2]", 4),
     ("Results", "gathered", f"{_LANES}[2]", GATHERED),
+    ("PacketNumber", "held_packets", _LANES, 2),
+    ("Results", "held_results", _LANES, 4),
+    ("HeldPacket", "wanted", _LANES, 2),
     ("Place", "asks", _LANES, 4),
     ("RowExponents", "residual_exponents", _LANES, 8),
     ("Values", "residual_values", _LANES, GROUP),
@@ -202,10 +205,14 @@ def _lane(engine: int, lane: int) -> Iterator[tuple[str, str, list[str]]]:
         "angles",
     )
     yield rows, "rows", [*own, *of("rows_constants", "free", "filled", *memories, *parts)]
-    gathered = ("packets", "weight_sums", "gathered")
-    for i in range(2):
-        yield rows, "gather", [f"due{at}[{i}]", f"c{engine}[{lane}][{i}]", *of(*(f"{x}@[{i}]" for x in gathered))]
-    given = of("post_uops", "post_constants", "factors", "of_values", "due", *gathered)
+    gathered = ("packets@[0]", "weight_sums@[0]", "gathered@[0]"), ("held_packets", "weight_sums@[1]", "held_results")
+    for i, to in enumerate(gathered):
+        yield rows, "gather", [f"due{at}[{i}]", f"c{engine}[{lane}][{i}]", *of(*to)]
+    handed_on = ("held_packets", "held_results", "wanted", "packets@[1]", "gathered@[1]")
+    yield rows, "hold", of("due@[2]", *handed_on)
+    given = of(
+        "post_uops", "post_constants", "factors", "of_values", "due", "packets", "weight_sums", "gathered", "wanted"
+    )
     yield rows, "post", [*given, *of("asks", "residuals", "angles", "places", "exponents", "values", "taken")]
     given = of("residual_uops", "residual_constants", "statistics", "asks", "x_reads@[1]", "x_cells@[1]")
     yield rows, "residual", [*given, *of("residual_exponents", "residual_values")]

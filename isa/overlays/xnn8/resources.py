@@ -59,8 +59,9 @@ ELEMENTS = {
     "Shorts": WORD,
     "Values": WORD,
     "Exponent": 16,
-    "PacketsDue": 2 + 8,
+    "PacketsDue": 3 + 8,
     "PacketNumber": 3,
+    "HeldPacket": 4,
     "WeightSums": 8 * 19,
     "Results": 8 * 27,
     "Place": 16,
@@ -96,6 +97,7 @@ MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
     ("norms of rows", 80, 2 * ROW_GROUPS, 4, ""),
     ("exponents of rows", 16, ROW_GROUPS, 4, ""),
     ("reciprocals", 32, 2 * 4, 2, ""),
+    ("results that wait for their gates", 4 * 16, LANE_ROWS * BLOCK * PAIRS // 2 // 4, 1, "URAM"),
     ("angles", 4 * 16 + 8, LANE_ROWS // 2 * BLOCK // 4, 2, ""),
     ("tables of functions", 16, ENTRIES * len(TABLES), 8 // 2, ""),
 )
@@ -130,7 +132,9 @@ IN_LUTS = 8
 """Bits of the smaller operand of a product up to which it is made of LUTs."""
 DSP_BITS = 26, 23
 """What a DSP58 multiplies, without signs (AM004: 27 by 24 bits)."""
-WITHOUT_UOPS = frozenset(("x_memory", "x8_memory", "t_memory", "gather", "pack_results", "pack_residuals", "largest"))
+WITHOUT_UOPS = frozenset(
+    ("x_memory", "x8_memory", "t_memory", "gather", "hold", "pack_results", "pack_residuals", "largest")
+)
 """Processes that have no fields of uOPs, and one loop, which is counted with its operators."""
 UNPACKED = 128
 UNPACKING = {"multiply 8x4 to 12": UNPACKED, "sum 9": UNPACKED, "choice 8": UNPACKED}

@@ -306,6 +306,8 @@ class PanelRowsUnit(LaneMemories):
                 gets=(self._results,),
                 do=lambda n, x, results=results: results.extend(np.asarray(y).astype(np.int64) for y in x),
             )
+            if uop.gated and not done:  # what the first gates multiply has been kept, four results a cycle
+                yield Step("lane_word", 2 * PACKET)
             if uop.norm:
                 yield Step("row_factors", _factors(uop.rows, 1) * heads_of_results(uop))
                 yield Step("lane_word", made * _added(uop.rows))
@@ -440,7 +442,7 @@ def _post_cycles(uop: PanelRows) -> float:
         return _heads(uop.rows << uop.wide, uop.blocks)
     if uop.residual:
         return _added(uop.rows)
-    if uop.norm or uop.gated:  # a gate takes both its results at the same time, from two streams
+    if uop.norm or uop.gated:  # results of gates and those that they multiply take turns
         return _results(uop.rows)
     return _added(uop.rows) if uop.rotated or uop.memory == LaneMemory.X else _results(uop.rows)
 

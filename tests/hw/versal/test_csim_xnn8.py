@@ -48,14 +48,16 @@ class Layer(HandMade):
         weight = self.rng.integers(-127, 128, (64 * chunks, 64 * columns))
         shifts = np.full((columns, 1), numbers.drain_shift(127 * 127 * 64 * chunks))
         scale, bias = self.vector(columns, 1e-4, 2e-4), self.vector(columns, -0.1, 0.1)
-        kinds = [[[*pair, int(shifts[0, 0])] for pair in zip(columns_of(scale), columns_of(bias), strict=True)]]
-        while len(kinds) * columns < to.constants(columns):
-            others = (columns_of(self.vector(columns, *limits)) for limits in ((0.5, 2), (-0.1, 0.1)))
+        of_sums = [[*pair, int(shifts[0, 0])] for pair in zip(columns_of(scale), columns_of(bias), strict=True)]
+        each = 1 + to.gated
+        kinds = [of_sums[i::each] for i in range(each)]
+        while len(kinds) * columns < to.constants(columns) * each:
+            others = (columns_of(self.vector(columns // each, *limits)) for limits in ((0.5, 2), (-0.1, 0.1)))
             kinds.append([[*pair, 0] for pair in zip(*others, strict=True)])
         (stored,) = self.weights(weight, shifts, of_ddr)
-        each = source is ChunkSource.X8 and not self._walked
+        begins = source is ChunkSource.X8 and not self._walked
         self._walked = True
-        self.emit.product(source, slot, chunks, stored, self.constants(*kinds).addr, to, each=each)
+        self.emit.product(source, slot, chunks, stored, self.constants(*kinds).addr, to, each=begins)
 
 
 def check_alike(hand: HandMade, stalls: int = 0) -> None:
@@ -80,6 +82,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     norm=st.sampled_from([None, False, True]),
     residual=st.sampled_from(AddedResidual),
     function=st.integers(0, 4),
+    gated=st.booleans(),
     rotated=st.booleans(),
     apart=st.booleans(),
     gains=st.booleans(),
@@ -98,6 +101,7 @@ def test_an_encoder_layer(
     norm: bool | None,
     residual: AddedResidual,
     function: int,
+    gated: bool,
     rotated: bool,
     apart: bool,
     gains: bool,
@@ -105,9 +109,10 @@ def test_an_encoder_layer(
     data: st.DataObject,
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
-    is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. rotated:
-    queries, keys and the projection. apart: the first sum lies behind its addend in X. gains: of what is loaded. Many
-    lanes have many rows each in `make test-full` alone: each row takes 10 ms."""
+    is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. gated: the
+    hidden tensor, and what goes to X if there are columns for it. rotated: queries, keys and the projection. apart: the
+    first sum lies behind its addend in X. gains: of what is loaded. Many lanes have many rows each in `make test-full`
+    alone: each row takes 10 ms."""
     if not FULL:
         rows = min(rows, 256 // (engines * sequences * lanes) // 16 * 16 or 16)
     hand = Layer(seed, engines, sequences, lanes, rows)
@@ -132,17 +137,19 @@ def test_an_encoder_layer(
     projected = Destination(added, residual=residual, gains=True, rotated=rotated)
     hand.product(ChunkSource.T, 3 * eight, heads, projected, heads, of_ddr)
     hand.emit.walk(added, heads, of_norm)
-    hidden = Destination(4 * eight, True, (SEND,), function=function)
-    hand.product(ChunkSource.X8, added, heads, hidden, 4, 1)
+    hidden = Destination(4 * eight, True, (SEND,), function=function, gated=gated)
+    hand.product(ChunkSource.X8, added, heads, hidden, 4 << gated, 1)
     last = Destination(0, residual=AddedResidual.RAW, residual_slot=added, gains=True)
-    hand.product(ChunkSource.T, 4 * eight, 4, last, heads, of_ddr)
+    if gated and heads <= 4:
+        last = Destination(0, function=function, gains=True, gated=True)
+    hand.product(ChunkSource.T, 4 * eight, 4, last, heads << last.gated, of_ddr)
     hand.store(heads, of_norm)
     check_alike(hand, stalls)
 
 
-def test_a_compiled_layer_whose_heads_share_keys() -> None:
-    """Causal, with RMS norms and rotations; of 12 heads each three share keys, and the second round begins with the
-    last of three."""
+def test_a_compiled_layer_of_a_decoder() -> None:
+    """Causal, with RMS norms, rotations and a gate; of 12 heads each three share keys, and the second round begins with
+    the last of three."""
     torch = pytest.importorskip("torch")
     import rsn
 
@@ -151,8 +158,8 @@ def test_a_compiled_layer_whose_heads_share_keys() -> None:
             super().__init__()
             self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(128) for _ in range(2))
             self.q, self.k, self.v = (torch.nn.Linear(128, 64 * heads, bias=False) for heads in (12, 4, 4))
-            self.o, self.up = torch.nn.Linear(768, 128, bias=False), torch.nn.Linear(128, 320)
-            self.down = torch.nn.Linear(320, 128)
+            self.gate, self.up = (torch.nn.Linear(128, 320) for _ in range(2))
+            self.o, self.down = torch.nn.Linear(768, 128, bias=False), torch.nn.Linear(320, 128)
             angles = torch.arange(40)[:, None] / 100 ** (torch.arange(64) % 32 / 32)
             self.cosine, self.sine = torch.nn.Buffer(angles.cos()), torch.nn.Buffer(angles.sin())
 
@@ -166,7 +173,8 @@ def test_a_compiled_layer_whose_heads_share_keys() -> None:
             q, k = self.turned(q), self.turned(k)
             heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = x + self.o(heads.transpose(1, 2).flatten(2))
-            return x + self.down(torch.nn.functional.silu(self.up(self.norms[1](x))))
+            y = self.norms[1](x)
+            return x + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
 
     torch.manual_seed(0)
     model, x = Layer().eval(), torch.randn(2, 40, 128)

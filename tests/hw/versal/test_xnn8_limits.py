@@ -46,7 +46,7 @@ def test_heads_of_32_columns_are_refused() -> None:
     ("unit", "which", "fields", "what"),
     [
         ("Rows0", {"op": RowOp.LOAD}, {"memory": LaneMemory.ANGLES, "blocks": 2}, "angles of heads of 128 columns"),
-        ("Rows0", {"op": RowOp.TAKE}, {"gated": 1}, "gates"),
+        ("Rows0", {"op": RowOp.TAKE}, {"gated": 1, "rotated": 1}, "a gate with a rotation"),
         ("Rows0", {"op": RowOp.TAKE}, {"norm": 1}, "norms of heads"),
         ("Rows0", {"op": RowOp.STORE}, {"memory": LaneMemory.T}, "T in off-chip memory"),
         ("Rows0", {"op": RowOp.LOAD}, {"memory": LaneMemory.T}, "T in off-chip memory"),
