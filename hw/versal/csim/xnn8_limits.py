@@ -16,7 +16,6 @@ from ....isa.overlays.xnn8.formats import (
     PanelHeads,
     PanelRows,
     PanelSend,
-    PanelWeights,
     RowOp,
     cells,
 )
@@ -40,8 +39,6 @@ class _Limits:
                 yield "T in off-chip memory"
             case OffChipChunks(end=ChunkEnd.LOAD_ROWS | ChunkEnd.STORE_ROWS):
                 yield "rows that lie off chip one by one"
-            case PanelWeights(int4=1):
-                yield "weights of 4 bits"
             case PanelRows() if mop.blocks:
                 yield from self._rows(mop)
             case PanelSend() if mop.chunks:

@@ -20,6 +20,8 @@ template void decode<Engine::words, pairs>(
 
 namespace {
 
+constexpr unsigned multiplier_bits = 4;  // behind the point, of weights of 4 bits
+
 template <typename Streams>
 void fill(bool of_ddr, hls::stream<Uop<W::words>> &uops, Streams from, hls::stream<Bytes> to[pairs][ports]) {
 #pragma HLS INLINE
@@ -32,12 +34,13 @@ fill_uops:
         const W op = W::decode(uop.words);
         const unsigned split = unsigned{op.columns} - op.ddr;
         const unsigned first = of_ddr ? split : 0, end = of_ddr ? op.columns : split;
+        const unsigned quarter = op.int4 ? short_quarter_words : quarter_words;
     fill_chunks:
         for (Countdown<20> left(op.chunks); left.more(); left.next()) {
         fill_columns:
             for (unsigned c = first; c < end; ++c) {
             fill_words:
-                for (unsigned i = 0; i < quarter_words; ++i) {
+                for (unsigned i = 0; i < quarter; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
                     for (unsigned p = 0; p < ports; ++p) {
 #pragma HLS UNROLL
@@ -58,6 +61,28 @@ void fill_ddr(hls::stream<Uop<W::words>> &uops, hls::stream<Bytes> from[ports], 
     fill(true, uops, from, to);
 }
 
+namespace {
+
+// A word of weights of 4 bits, of half of a word of codes, two to a byte: each times the multiplier of its column.
+Bytes unpacked(const Bytes &codes, unsigned half, const Bytes &multipliers, unsigned group) {
+#pragma HLS INLINE
+    Bytes made;
+    for (unsigned e = 0; e < 32; ++e) {
+#pragma HLS UNROLL
+        const auto two = static_cast<uint8_t>(codes[16 * half + e / 2]);
+        const auto multiplier = static_cast<uint8_t>(multipliers[4 * group + e % 4]);
+        const int code = ((two >> e % 2 * 4 & 15) ^ 8) - 8;
+        Shifted product{within<11>(within<3>(code) * multiplier)};
+        product.by(multiplier_bits);
+        made[e] = static_cast<int8_t>(saturated<8>(product.rounded(), 8));
+    }
+    return made;
+}
+
+}  // namespace
+
+// Of weights of 4 bits, a word of codes becomes two words. The multipliers of a chunk come before its codes, one word by
+// each port: they are taken while the last codes of the chunk before are unpacked.
 void weights(hls::stream<Uop<W::words>> &uops, unsigned column, hls::stream<Bytes> lpddr[ports],
              hls::stream<Bytes> ddr[ports], hls::stream<Bytes> to[engines]) {
 weights_uops:
@@ -66,12 +91,29 @@ weights_uops:
         if (uop.last) break;
         const W op = W::decode(uop.words);
         const bool of_ddr = column >= unsigned{op.columns} - op.ddr;
+        const unsigned chunks = column < op.columns ? op.chunks : 0;
+        Bytes codes[ports] = {}, multipliers[ports] = {};
+#pragma HLS ARRAY_PARTITION variable=codes complete
+#pragma HLS ARRAY_PARTITION variable=multipliers complete
+    weights_multipliers:
+        for (unsigned p = 0; op.int4 && chunks && p < ports; ++p) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+            multipliers[p] = of_ddr ? ddr[p].read() : lpddr[p].read();
+        }
+        Countdown<20> behind(chunks);
     weights_chunks:
-        for (Countdown<20> left(column < op.columns ? op.chunks : 0); left.more(); left.next()) {
+        for (Countdown<20> left(chunks); left.more(); left.next()) {
+            behind.next();
         weights_words:
             for (unsigned i = 0; i < ports * quarter_words; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-                const Bytes word = of_ddr ? ddr[i % ports].read() : lpddr[i % ports].read();
+                const unsigned p = i % ports, n = i / ports;
+                const bool of_next = op.int4 && n == quarter_words - 1;
+                Bytes got = {};
+                if (of_next ? behind.more() : !op.int4 || n % 2 == 0) got = of_ddr ? ddr[p].read() : lpddr[p].read();
+                if (n % 2 == 0) codes[p] = got;
+                const Bytes word = op.int4 ? unpacked(codes[p], n % 2, multipliers[p], n / 4) : got;
+                if (of_next) multipliers[p] = got;
                 for (unsigned e = 0; e < engines; ++e) {
 #pragma HLS UNROLL
                     if (op.engines >> e & 1) to[e] << word;

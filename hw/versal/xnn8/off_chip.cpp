@@ -10,7 +10,7 @@
 namespace rsn::xnn8::pl {
 
 void expand(const OffChip &mop, std::uint16_t iteration, hls::stream<Transfer> &uops) {
-    const Transfer uop = {false, mop.end, mop.engines, mop.first, mop.lanes, mop.rows,
+    const Transfer uop = {false, mop.int4, mop.end, mop.engines, mop.first, mop.lanes, mop.rows,
                           mop.addr + iteration * mop.reuse_stride, mop.size};
     give_chunks(uop, mop.chunks, mop.chunk_stride, uops);
 }
@@ -20,7 +20,6 @@ namespace {
 constexpr unsigned burst = 16;  // words of a lane, in turn with those of another
 constexpr unsigned group_parts = 4, group_words = group_parts * burst + 1;  // of 16 rows: bursts, and exponents
 constexpr unsigned words_per_unit = 2, floats_per_word = 8;
-constexpr unsigned piece_quarters = 128;  // words of the weights of a column of pairs
 
 Bytes bytes_of(const Shorts &word) {
 #pragma HLS INLINE
@@ -34,13 +33,14 @@ Bytes bytes_of(const Shorts &word) {
 
 void load_weights(const Transfer &uop, MemoryPort &port, unsigned number, hls::stream<Bytes> &to) {
 #pragma HLS INLINE
-    const unsigned pieces = uop.size / floats_per_word / piece_quarters, first = uop.addr * words_per_unit;
+    const unsigned quarter = uop.int4 ? short_quarter_words : quarter_words;
+    const unsigned end = uop.size / floats_per_word, first = uop.addr * words_per_unit;
 weight_pieces:
-    for (unsigned i = 0; i < pieces; ++i) {
+    for (unsigned at = number * quarter; at < end; at += ports * quarter) {
         RSN_STALLS();
-        port.read_request(first + i * piece_quarters + number * quarter_words, quarter_words);
+        port.read_request(first + at, quarter);
     weight_words:
-        for (unsigned w = 0; w < quarter_words; ++w) {
+        for (unsigned w = 0; w < quarter; ++w) {
 #pragma HLS PIPELINE II=ii::burst style=stp
             to << bytes_of(port.read());
         }

@@ -31,7 +31,8 @@ constexpr unsigned x_depth = 16 * groups * x_words, x8_depth = 16 * groups * t_w
 constexpr unsigned block_columns = 64;
 constexpr unsigned piece_words = 10;     // of the constants of a block
 constexpr unsigned under_way = 15;       // reads of a memory, and one more
-constexpr unsigned quarter_words = 32;   // of the weights of a column of pairs, by one port
+constexpr unsigned quarter_words = 32;   // of the weights of a column of pairs, by one port; of 4 bits:
+constexpr unsigned short_quarter_words = 1 + quarter_words / 2;  // first the multipliers of its columns
 constexpr unsigned window_beats = 131;   // of a packet of results
 constexpr unsigned window_rows = 16;     // of a product; half of it of a head
 constexpr unsigned held_packets = 16;    // of the second stream of results: of four columns of 64 rows
@@ -79,7 +80,7 @@ struct CellRead {
 
 // A uOP of DDR or LPDDR.
 struct Transfer {
-    bool last;
+    bool last, int4;
     uint8_t end, engines, first, lanes;
     uint16_t rows;
     uint32_t addr, size;

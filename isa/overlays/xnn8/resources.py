@@ -1,7 +1,6 @@
 """What each part of xnn8 takes of a VC1902, by the same counts as XNN (`isa/versal/logic.py`).
 
-Nobody has synthesised it. This counts the sources in hw/versal/xnn8, and what unpacks weights of 4 bits, which they do
-not have yet:
+Nobody has synthesised it. This counts the sources in hw/versal/xnn8:
 
 - Streams between processes by width and depth (`network.STREAMS`), memories by bits and depth. An array of more than
   `LUT_DEPTH` words is taken to lie in block RAM, if no pragma says where.
@@ -53,7 +52,7 @@ ALL_LANES = ENGINES * LANES
 ROW_GROUPS = LANE_ROWS // 4
 DIMENSIONS = {"engines": ENGINES, "lanes": LANES, "pairs": PAIRS, "ports": PORTS}
 ELEMENTS = {
-    "Transfer": 1 + 4 * 8 + 16 + 2 * 32,
+    "Transfer": 2 + 4 * 8 + 16 + 2 * 32,
     "Token": 1,
     "Bytes": WORD,
     "Shorts": WORD,
@@ -136,10 +135,6 @@ WITHOUT_UOPS = frozenset(
     ("x_memory", "x8_memory", "t_memory", "gather", "hold", "pack_results", "pack_residuals", "largest")
 )
 """Processes that have no fields of uOPs, and one loop, which is counted with its operators."""
-UNPACKED = 128
-UNPACKING = {"multiply 8x4 to 12": UNPACKED, "sum 9": UNPACKED, "choice 8": UNPACKED}
-"""Weights of 4 bits of which W makes 8 in a cycle, and how: a product with a multiplier, its rounding, its saturation.
-It is not in the sources yet, so its operators are stated here."""
 KEPT = frozenset(("shift", "sum", "divider", "dividers"))
 """Operators whose results are counted with registers. The others share a cycle with one of these."""
 
@@ -166,7 +161,6 @@ def needs(overlay: Overlay) -> Iterator[Need]:
             if dsp:
                 yield Need("DSP", copies * dsp, f"operators of {where}", True)
             yield from cells_of(f"operators of {where}", copies * cells)
-    yield from cells_of("weights of 4 bits, not in the sources yet", arithmetic(UNPACKING)[1])
     yield from axi_ports({"DDR": PORTS / 2, "LPDDR": PORTS / 2, "instructions": 1})  # of 256 bits
     yield from instruction_path(overlay)
     yield from instruction_streams(overlay, consumers=CONSUMERS)

@@ -32,6 +32,7 @@ class Layer(HandMade):
     def __init__(self, seed: int, *shape: int) -> None:
         super().__init__(*shape)
         self.rng = np.random.default_rng(seed)
+        self.four_bits = False
         self._walked = False
 
     def vector(self, blocks: int, low: float, high: float) -> BlockNumbers:
@@ -45,7 +46,10 @@ class Layer(HandMade):
 
     def product(self, source: ChunkSource, slot: int, chunks: int, to: Destination, columns: int, of_ddr: int) -> None:
         """A product of up to 512 columns."""
-        weight = self.rng.integers(-127, 128, (64 * chunks, 64 * columns))
+        weight, multipliers = self.rng.integers(-127, 128, (64 * chunks, 64 * columns)), None
+        if self.four_bits:
+            weight = self.rng.integers(-8, 8, weight.shape)
+            multipliers = self.rng.integers(0, 256, (2 * chunks, 64 * columns), np.uint8)
         shifts = np.full((columns, 1), numbers.drain_shift(127 * 127 * 64 * chunks))
         scale, bias = self.vector(columns, 1e-4, 2e-4), self.vector(columns, -0.1, 0.1)
         of_sums = [[*pair, int(shifts[0, 0])] for pair in zip(columns_of(scale), columns_of(bias), strict=True)]
@@ -54,7 +58,7 @@ class Layer(HandMade):
         while len(kinds) * columns < to.constants(columns) * each:
             others = (columns_of(self.vector(columns // each, *limits)) for limits in ((0.5, 2), (-0.1, 0.1)))
             kinds.append([[*pair, 0] for pair in zip(*others, strict=True)])
-        (stored,) = self.weights(weight, shifts, of_ddr)
+        (stored,) = self.weights(weight, shifts, of_ddr, multipliers)
         begins = source is ChunkSource.X8 and not self._walked
         self._walked = True
         self.emit.product(source, slot, chunks, stored, self.constants(*kinds).addr, to, each=begins)
@@ -86,6 +90,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     rotated=st.booleans(),
     apart=st.booleans(),
     gains=st.booleans(),
+    four_bits=st.booleans(),
     stalls=st.sampled_from([0, 0, 1]),
     data=st.data(),
 )
@@ -105,14 +110,15 @@ def test_an_encoder_layer(
     rotated: bool,
     apart: bool,
     gains: bool,
+    four_bits: bool,
     stalls: int,
     data: st.DataObject,
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
     is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. gated: the
     hidden tensor, and what goes to X if there are columns for it. rotated: queries, keys and the projection. apart: the
-    first sum lies behind its addend in X. gains: of what is loaded. Many lanes have many rows each in `make test-full`
-    alone: each row takes 10 ms."""
+    first sum lies behind its addend in X. gains: of what is loaded. four_bits: of weights behind attention. Many lanes
+    have many rows each in `make test-full` alone: each row takes 10 ms."""
     if not FULL:
         rows = min(rows, 256 // (engines * sequences * lanes) // 16 * 16 or 16)
     hand = Layer(seed, engines, sequences, lanes, rows)
@@ -133,6 +139,7 @@ def test_an_encoder_layer(
         to = Destination(eight * i, True, (reader,), rotated=rotated and i != 1)
         hand.product(ChunkSource.X8, 0, heads, to, columns, min(of_ddr, columns))
     hand.emit.attention(of_heads, last=True)
+    hand.four_bits = four_bits
     added = eight if apart else 0
     projected = Destination(added, residual=residual, gains=True, rotated=rotated)
     hand.product(ChunkSource.T, 3 * eight, heads, projected, heads, of_ddr)
