@@ -25,6 +25,7 @@ from rsn.host.model.pieces import CompiledPieces  # noqa: E402
 from rsn.rsnlib.fallback import Fallback  # noqa: E402
 from rsn.rsnlib.graph_split import Split  # noqa: E402
 from rsn.rsnlib.pipeline import Pipeline  # noqa: E402
+from rsn.tests.effort import full  # noqa: E402
 from rsn.tests.host.rigged import Rig  # noqa: E402
 
 C = 64
@@ -341,7 +342,7 @@ GROUPS = SIZES | {"num_key_value_heads": 2, "intermediate_size": 128}
 CHOSEN = GROUPS | {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
 FAMILIES = [  # class, configuration, overlay, experts, share of the FLOPs on the machine
     ("MixtralForCausalLM", CHOSEN, "xnn", "static", 99),
-    ("MixtralForCausalLM", CHOSEN, "xnn", None, 35),
+    full("MixtralForCausalLM", CHOSEN, "xnn", None, 35),
     ("Olmo2ForCausalLM", GROUPS, "xnn2", None, 90),
 ]
 

@@ -19,7 +19,7 @@ from rsn.base.errors import BoardError, ContainerError, TensorError
 from rsn.host.generation import Decoder, Generation, Sampling, load, load_decoder_stage, save_folder
 from rsn.host.model.file import read
 from rsn.host.own_process import call_apart
-from rsn.tests.effort import long
+from rsn.tests.effort import full, long
 from rsn.tests.fuzz import models
 from rsn.tests.host.test_generation import END, alone_in_pytorch
 from rsn.tests.test_generate import made
@@ -52,7 +52,7 @@ def test_tokens_of_a_decoder_from_a_file(saved: Path) -> None:
     assert texts(saved) == wanted(made("Llama"))
 
 
-@pytest.mark.parametrize("name", [long("GPT-2"), long("Gemma 3")])
+@pytest.mark.parametrize("name", [full("GPT-2"), long("Gemma 3")])
 def test_tokens_of_decoders_from_files(name: str, tmp_path: Path) -> None:
     with Decoder(made(name), slots=2, capacity=40, chunk=16) as decoder:
         decoder.save(tmp_path / "x.rsnmodel")

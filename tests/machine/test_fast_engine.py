@@ -46,7 +46,7 @@ from rsn.scheduler.graph import LayerGraph as Layers
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
 from rsn.tests import effort
-from rsn.tests.effort import long
+from rsn.tests.effort import full
 from rsn.tests.machine.toys import toy_overlay
 
 ENGINES = {
@@ -185,7 +185,7 @@ def test_mask_lengths_change_nothing_of_the_traces() -> None:
 
 @needs_numba
 @pytest.mark.parametrize(
-    "program", [lambda: packed(2, 384), long(lambda: packed(6, 512, **LARGE)), lambda: example("fig6_app2")]
+    "program", [lambda: packed(2, 384), full(lambda: packed(6, 512, **LARGE)), lambda: example("fig6_app2")]
 )
 def test_shallow_fifos(program: Callable[[], Program]) -> None:
     """Same result or same deadlock report as the executor, at the smallest depth that runs and below."""

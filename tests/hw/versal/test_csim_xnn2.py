@@ -122,7 +122,7 @@ def small(batch: int, seq: int) -> Example:
 
 
 @pytest.mark.parametrize("options", [{"array": True}, {"stalls": 1}, full({"stalls": 2})], ids=str)
-@pytest.mark.parametrize(("batch", "seq"), [(1, 200), pytest.param(3, 300, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("batch", "seq"), [(1, 200), full(3, 300)])
 def test_the_same_bits(batch: int, seq: int, options: dict[str, Any]) -> None:
     """With 384 AIE tiles, and with pauses and pipelines that hold back what they can."""
     e = small(batch, seq)
