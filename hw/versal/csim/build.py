@@ -79,6 +79,9 @@ FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-DRSN_CSIM"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unused-label", "-Wno-unknown-pragmas"),
 )
+RENAMES = "-ffile-prefix-map="
+"""The option that gives the folder of the sources another name in objects, FOLDER=NAME. The folder of the cache changes
+with any source, and objects with line numbers tell it."""
 ELSEWHERE = "set XDG_CACHE_HOME to build in another folder"
 INSTALL_HINT = "install a C++17 compiler (Debian, Ubuntu: sudo apt install g++), or name one in CXX"
 
@@ -118,7 +121,7 @@ def build(
     except OSError as e:
         raise BoardError(f"board csim cannot be built: {e}; {ELSEWHERE}") from e
     files = made_of.files(versal, program=program)
-    flags_of_files = [*flags, f"-I{versal / 'csim' / 'include'}"]
+    flags_of_files = [*flags, f"{RENAMES}{versal}=.", f"-I{versal / 'csim' / 'include'}"]
     target = cache_folder() / _key(cxx, flags, versal) / ("rsn-csim" if program else "librsn_csim.so")
     kept(target, lambda made: _compile(cxx, flags_of_files, files, made, shared=not program))
     if not os.access(target, os.X_OK):
@@ -163,7 +166,11 @@ def compiled(source: Path, flags: Sequence[str]) -> Path:
     cxx = compiler()
     places = [] if any(flag.startswith("-g") for flag in flags) else ["-P"]  # an object tells them only with -g
     text = call([cxx, *flags, "-E", *places, str(source)])
-    options = [flag for flag in flags if not flag.startswith(("-D", "-I"))]  # the text has what these decide
+    for flag in flags:
+        if flag.startswith(RENAMES):
+            folder, _, name = flag.removeprefix(RENAMES).rpartition("=")
+            text = text.replace(folder, name)
+    options = [flag for flag in flags if not flag.startswith(("-D", "-I", RENAMES))]  # the text has what these decide
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
     key = hashlib.sha256(repr((version, options, text)).encode()).hexdigest()[:16]
     target = cache_folder() / "objects" / f"{key}.o"

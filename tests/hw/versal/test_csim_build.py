@@ -67,6 +67,21 @@ def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
         assert kinds - {"held"} == {"wait", "stream"}  # a sanitizer would have said something else
 
 
+def test_an_object_does_not_depend_on_the_folder_of_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does what it tells of places. Another text is another object."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = []
+    for number, folder in enumerate(("one", "other", "third")):
+        source = tmp_path / folder / "a.cpp"
+        source.parent.mkdir()
+        source.write_text(
+            f"const char *f() {{ return __FILE__; }} int g() {{ return {number // 2}; }}", encoding="utf-8"
+        )
+        made.append(b.compiled(source, ["-g1", "-std=c++17", f"{b.RENAMES}{source.parent}=."]))
+    assert made[0] == made[1] != made[2]
+    assert str(tmp_path).encode() not in made[0].read_bytes()
+
+
 @pytest.mark.long
 def test_the_program_says_what_is_wrong(tmp_path: Path) -> None:
     program = b.build(program=True, sanitize=SANITIZER)
