@@ -77,6 +77,7 @@ def test_of_gated_layers_and_of_mixtral(few: dict[str, PointResult]) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("warm_processes")
 def test_of_all_figures() -> None:
     """One or two points of each but figures 8, 9 and 18, which the test above has; test-full has all."""
     of_experts = some("fig10.mixtral.*_512", "fig12.*_4")

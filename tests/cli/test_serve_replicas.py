@@ -31,6 +31,7 @@ from transformers import PreTrainedTokenizerFast  # noqa: E402
 import rsn  # noqa: E402
 from rsn.host.generation import Decoder  # noqa: E402
 from rsn.tests.host.test_generation import TOKENS, answer, made  # noqa: E402
+from rsn.tests.warm_python import WarmPython  # noqa: E402
 
 
 class Product(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -99,7 +100,7 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 
 @pytest.mark.long
-def test_a_model_on_two_boards_that_is_replaced(files: Any, tmp_path: Path) -> None:
+def test_a_model_on_two_boards_that_is_replaced(files: Any, tmp_path: Path, warm_python: WarmPython) -> None:
     """By one with other weights; then not by one of other sizes, and not by what is no model."""
     folder, models = files
     path = tmp_path / "served.rsnmodel"
@@ -117,7 +118,7 @@ def test_a_model_on_two_boards_that_is_replaced(files: Any, tmp_path: Path) -> N
         process.send_signal(signal.SIGHUP)
 
     command = ("rsn", "serve", str(path), "--boards", "sim", "--boards", "sim", "--port", "0")
-    with started(*command) as (process, address):
+    with started(*command, warm=warm_python) as (process, address):
         front = Front(address)
         assert torch.allclose(answered(), models[0](x), atol=1e-4)
         status, found = front.get("/replicas")
@@ -137,7 +138,7 @@ def test_a_model_on_two_boards_that_is_replaced(files: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_a_decoder_over_two_boards(tmp_path: Path) -> None:
+def test_a_decoder_over_two_boards(tmp_path: Path, warm_python: WarmPython) -> None:
     """Texts at one time, in two sets of slots: those of PyTorch."""
     model = made("Llama")
     words = Tokenizer(WordLevel({str(n): n for n in range(TOKENS)}, unk_token="0"))
@@ -147,7 +148,7 @@ def test_a_decoder_over_two_boards(tmp_path: Path) -> None:
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6], [5]]
     wanted = [" ".join(map(str, answer(model, prompt, 6))) for prompt in prompts]
     command = ("rsn", "serve", str(tmp_path / "text.rsnmodel"), "--generate", "--port", "0")
-    with started(*command, "--boards", "sim", "--boards", "sim") as (_, address):
+    with started(*command, "--boards", "sim", "--boards", "sim", warm=warm_python) as (_, address):
         front, found = Front(address), [""] * len(prompts)
 
         def ask(number: int) -> None:

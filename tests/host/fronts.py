@@ -13,6 +13,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from rsn.tests.warm_python import WarmPython
+
 from .soak_http import Client
 
 
@@ -43,9 +45,10 @@ class Front:
 
 
 @contextmanager
-def started(*command: str) -> Iterator[tuple[Popen[str], str]]:
-    """A process that serves, when it does, and its address."""
-    with Popen([sys.executable, "-m", *command], stdout=PIPE, stderr=DEVNULL, text=True) as process:
+def started(*command: str, warm: WarmPython | None = None) -> Iterator[tuple[Popen[str], str]]:
+    """A process of a module that serves, when it does, and its address. warm: who has its imports done."""
+    python = sys.executable if warm is None else warm.bin / "python"
+    with Popen([python, "-m", *command], stdout=PIPE, stderr=DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
             # Ray writes to standard output too

@@ -22,6 +22,7 @@ from rsn.host.model.family import Family
 from rsn.rsnlib import exported_programs
 from rsn.rsnlib.models import load_spec
 from rsn.tests.test_shapes import difference
+from rsn.tests.warm_python import WarmPython
 
 
 class Layers(nn.Module):
@@ -188,7 +189,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_a_file_whose_result_is_of_a_class_of_transformers(tmp_path: Path) -> None:
+def test_a_file_whose_result_is_of_a_class_of_transformers(tmp_path: Path, warm_python: WarmPython) -> None:
     """In a process that has not imported it; torch tells the cause to its log alone."""
     pytest.importorskip("transformers")
     make, use = tmp_path / "make.py", tmp_path / "use.py"
@@ -203,6 +204,6 @@ def test_a_file_whose_result_is_of_a_class_of_transformers(tmp_path: Path) -> No
         "assert 'transformers' not in sys.modules\nprogram = programs.read_program('m.pt2')\n"
         "print(type(programs.as_module(program)(**programs.example_of(program))).__name__)\n"
     )
-    subprocess.run([sys.executable, make], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([warm_python.bin / "python", make], cwd=tmp_path, check=True, capture_output=True)
     done = subprocess.run([sys.executable, use], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert done.stdout == "BaseModelOutput\n"
