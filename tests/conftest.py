@@ -25,11 +25,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 import rsn
-from rsn.tests.warm_python import WarmPython
+from rsn.tests.warm_python import WarmPython, keep_freed_memory
 
 # The graphs of PyTorch are many objects that live long: looking for cycles among them each 700 new objects, as is set
 # unless one says otherwise, takes a fifth of the time of the tests.
 gc.set_threshold(300_000)
+
+keep_freed_memory()
 
 ROOT = Path(__file__).resolve().parent.parent
 

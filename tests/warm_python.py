@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -64,6 +65,16 @@ sys.exit(code)
 """
 
 
+def keep_freed_memory() -> None:
+    """Have glibc keep up to 512 MB that this process frees, and take blocks of up to 64 MB from there. Else each array
+    of a run is new memory, which the kernel clears page by page."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_threshold = -1, -3
+        mallopt(trim_threshold, 512 << 20)
+        mallopt(mmap_threshold, 64 << 20)
+
+
 class WarmPython:
     """The server of a folder, and its folder `bin` with `python` and `rsn`, which belongs at the front of PATH. Whoever
     comes first starts the server."""
@@ -101,6 +112,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def serve(folder: Path) -> None:
     """Fork for each command that arrives, in a process of its own that goes on after the return, until nobody holds the
     server."""
+    keep_freed_memory()
     sys.path[0] = str(Path(sys.executable).parent)  # as for the program `rsn`: the folder of this file has no packages
     for name in (*IMPORTED, *_modules()):
         with suppress(ImportError):  # of an extra that is not installed
