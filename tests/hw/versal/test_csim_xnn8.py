@@ -115,10 +115,10 @@ def test_an_encoder_layer(
     data: st.DataObject,
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
-    is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. gated: the
-    hidden tensor, and what goes to X if there are columns for it. rotated: queries, keys and the projection. apart: the
-    first sum lies behind its addend in X. gains: of what is loaded. four_bits: of weights behind attention. Many lanes
-    have many rows each in `make test-full` alone: each row takes 10 ms."""
+    is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. gated:
+    the hidden tensor, and what goes to X if there are columns for it. rotated: queries, keys and the projection. apart:
+    the first sum lies behind its addend in X. gains: of what is loaded. four_bits: of weights behind attention. Many
+    lanes have many rows each in `make test-full` alone: each row takes 10 ms."""
     if not FULL:
         rows = min(rows, 256 // (engines * sequences * lanes) // 16 * 16 or 16)
     hand = Layer(seed, engines, sequences, lanes, rows)
