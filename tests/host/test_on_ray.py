@@ -36,7 +36,7 @@ from rsn.host.serving import QueueFull, RequestTimeout  # noqa: E402
 from rsn.tests.effort import full, long  # noqa: E402
 from rsn.tests.host.fronts import Front, started  # noqa: E402
 from rsn.tests.host.soak_http import Client  # noqa: E402
-from rsn.tests.host.soak_replicas import COPIES, STAGES, Soak, copies  # noqa: E402
+from rsn.tests.host.soak_replicas import COPIES, STAGES, Soak, copies, on_cluster, sharded_files  # noqa: E402
 from rsn.tests.host.test_generation import answer  # noqa: E402
 from rsn.tests.host.test_replicas import inputs, right, until  # noqa: E402
 from rsn.tests.programs.small_encoders import expected, saved, small  # noqa: E402
@@ -67,6 +67,19 @@ def test_soak(running: Any) -> None:
     assert tally.outcomes["ok"] > 60
 
 
+def test_soak_of_shards(running: Any, tmp_path: Path) -> None:
+    """Two processes compute one stage. More of it: `soak_replicas --shards 2`."""
+    *_, computers = running
+    work = sharded_files(tmp_path, 1, 2)
+    with on_cluster([ray.get_runtime_context().get_node_id()], work, 7, 0.02, 1) as (server, model):
+        (reports,) = server.reports()
+        assert len({report.process for report in reports}) == 2
+        tally = Soak(server, model, computers, requests=30, seed=5, work=work).run(clients=4, kills=1, computers=0)
+    assert not tally.problems, tally
+    assert tally.ended["stage"] == 1
+    assert tally.outcomes["ok"] > 20
+
+
 def test_processes_that_hang(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicated, "GRACE_S", 0.1)
     server, *_ = running
@@ -88,27 +101,32 @@ def test_processes_that_hang(running: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("stage", range(2))
-def test_texts_of_which_the_process_of_a_stage_is_killed(stage: int, running: Any, tmp_path: Path) -> None:
-    """In their middle: the caches are filled again, and each text goes on."""
+@pytest.mark.parametrize("board", range(2))
+@pytest.mark.parametrize("shards", [1, 2])
+def test_texts_of_which_the_process_of_a_board_is_killed(shards: int, board: int, running: Any, tmp_path: Path) -> None:
+    """In their middle, that of a stage or of a shard: the caches are filled again, and each text goes on."""
     model = made("Llama")
-    path = tmp_path / "decoder.rsnmodel"
-    with Decoder(model, slots=2, capacity=32, boards=2) as decoder:
+    path, groups = tmp_path / "decoder.rsnmodel", 2 // shards
+    with Decoder(model, slots=2, capacity=32, boards=2, shards=shards) as decoder:
         decoder.save(path)
     sizes = DecoderSizes(2, 32, 32, TOKENS, (END,))
-    sources = [DecoderStageFile(str(path), identity(path), number, 2, 2) for number in range(2)]
+    sources = [DecoderStageFile(str(path), identity(path), i, 2, groups, None, shards) for i in range(2)]
     node = ray.get_runtime_context().get_node_id()
-    options: Any = {"name": "m", "arguments": (), "sizes": {}, "places": 1}
+    options: Any = {"name": "m", "arguments": (), "sizes": {}, "places": 1, "shards": shards}
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
-    with ReplicatedServer(lambda number: on_ray.RayPipeline(sources, ["sim"], 0, "m", node, 0), 1, **options) as server:
+
+    def start(number: int) -> on_ray.RayPipeline:
+        return on_ray.RayPipeline(sources, ["sim"], 0, "m", node, 0, shards)
+
+    with ReplicatedServer(start, 1, **options) as server:
         server.settled()
-        with Generations(server, sizes, groups=2) as generations:
+        with Generations(server, sizes, groups=groups) as generations:
             heard: list[Event] = []
             greedy = Sampling(max_tokens=20, stop_tokens=frozenset({END}))
             generations.submit(prompts[0], greedy, heard=heard.append)
             stream = generations.submit(prompts[1], greedy)
             until(lambda: len(heard) > 3, 60)
-            os.kill(server.reports()[0][stage].process, signal.SIGKILL)
+            os.kill(server.reports()[0][board].process, signal.SIGKILL)
             assert list(stream) == answer(model, prompts[1], 20)
             until(lambda: bool(heard) and heard[-1].token is None, 60)
             assert [event.token for event in heard[:-1]] == answer(model, prompts[0], 20)
