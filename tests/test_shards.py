@@ -297,6 +297,18 @@ def test_auto_is_the_best_of_all_numbers(boards: int | None, link_gbs: float, li
     assert "taken" in next(line for line in chosen.table() if line.startswith(f"{chosen.boards_each}  "))
 
 
+@pytest.mark.long
+def test_auto_divides_a_layer_that_no_board_holds() -> None:
+    pipeline = replace(small_banks(3 << 17), chooses_shards=True)
+    chosen = built_stages(pipeline, traced_bert())
+    first, *_, last = chosen.tried
+    assert "bank lpddr" in first.refused
+    assert (last.shards, last.refused) == (4, "")
+    assert all(stage.banks["lpddr"] <= 3 << 17 for stage in chosen.figures)
+    with pytest.raises(RoomError, match=r"shards=auto: no number of shards fits: shards=1: .*; shards=2: .*lpddr"):
+        built_stages(replace(pipeline, boards=2), traced_bert())
+
+
 def test_auto_on_the_way_from_the_user() -> None:
     """The chosen number is shown with the others, and results are those of the model. A word other than auto is
     refused."""
