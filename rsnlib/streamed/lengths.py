@@ -152,7 +152,8 @@ def _constants(x: StreamOperator) -> Mapping[str, Any]:
     kept = {name: value for name, value in x.attributes.items() if name != "positions"}
     if x.op == "select":
         return {name: value for name, value in kept.items() if name != "rows"}
-    return kept | ({"rows": kept["rows"][0]} if x.op == "replace" else {})
+    fixed = {"replace": 0, "scale_columns": 1}.get(x.op)  # the operand with the rows of a cache
+    return kept if fixed is None else kept | {"rows": kept["rows"][fixed]}
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -267,6 +267,19 @@ def test_caches_of_integers(
     assert (y - wanted[0]).abs().max() <= 0.02 * wanted[0].abs().max() + 0.02
 
 
+def test_sequences_of_any_length_with_a_cache_of_integers() -> None:
+    """With the bits of the programs for each length."""
+    torch.manual_seed(0)
+    model, drawn = step(9, 1, 2, 2, 4, 3)
+    knobs = Knobs(rows=2, columns=3, packed=1)
+    made = streamed(model, drawn, knobs, any_length=True)
+    assert not made.report.findings, made.report
+    for rows in (1, 3):
+        given_ = *(x[:, :rows] for x in drawn[:3]), *drawn[3:]
+        for got, wanted in zip(made.run(*given_), streamed(model, given_, knobs).run(*given_), strict=True):
+            assert torch.equal(got, wanted)
+
+
 def test_the_time_of_a_step_depends_on_no_data() -> None:
     """So it has one without data, wherever the new rows are."""
     torch.manual_seed(0)
