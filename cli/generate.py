@@ -24,13 +24,14 @@ from .progress import stepping, working
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..rsnlib import models, static_cache
+    from ..rsnlib import models, quantised_cache, static_cache
     from ..rsnlib.streamed import block as blocks
     from ..rsnlib.streamed import decoding, figures
     from ..rsnlib.streamed import generate as generating
     from ..rsnlib.streamed import search as searching
 else:
     models = deferred("rsn.rsnlib.models")
+    quantised_cache = deferred("rsn.rsnlib.quantised_cache")
     static_cache = deferred("rsn.rsnlib.static_cache")
     decoding = deferred("rsn.rsnlib.streamed.decoding")
     figures = deferred("rsn.rsnlib.streamed.figures")
@@ -64,6 +65,11 @@ class GenerateOptions(Options):
     two: bool = option("a machine for prompts and one for steps, each balanced for itself", "--two-machines")
     rows: Count | None = option("tokens of a run of the one machine, at most [default: those of the prompt]")
     head: bool = option("the last norm and the product with the vocabulary on the machine, too", "--head")
+    cache: str = option(
+        "keys and values in float32, or in int8 with scales, whose products are of integers",
+        type=click.Choice(["float32", "int8"]),
+        default="float32",
+    )
     no_search: bool = option("tiles of 32 x 64 x 64 at once, not the fastest of a few", "--no-search")
     seed: int = option("seed of random weights of FILE.py:CALLABLE", default=0)
     hls: str | None = option(
@@ -91,6 +97,8 @@ def generate_command(model: str, options: GenerateOptions) -> None:
     fixed = {text.partition("=")[0] for text in options.chosen}
     device = device_named(options.onto)
     if options.overlay is not None:
+        if options.cache != "float32":
+            raise click.UsageError("--cache is of a machine of its own")
         _on_overlay(model, options.overlay, options)
         return
     if options.two and options.rows is not None:
@@ -102,6 +110,9 @@ def generate_command(model: str, options: GenerateOptions) -> None:
         if not prompt:
             raise TensorError("the prompt has no tokens")
         steps.done("load the model")
+        is_int8 = options.cache == "int8"
+        if is_int8:
+            quantised_cache.attend_in_integers(module)
         capacity = options.capacity or len(prompt) + options.answer
         rows = None if options.two else min(options.rows or len(prompt), capacity)
 
@@ -117,7 +128,9 @@ def generate_command(model: str, options: GenerateOptions) -> None:
             tried = (knobs,) if options.no_search else searching.tile_candidates(block, knobs, fixed)
             return searching.fastest(block, device, tried, on_chip_bytes=options.on_chip, cost=cost)
 
-        decoder = decoding.MachineDecoder(module, place, capacity=capacity, rows=rows, head=options.head)
+        decoder = decoding.MachineDecoder(
+            module, place, capacity=capacity, rows=rows, head=options.head, integers=is_int8
+        )
         steps.done(first)
         machines = {"machine": decoder.step_machine}
         if options.two:
@@ -145,7 +158,7 @@ def generate_command(model: str, options: GenerateOptions) -> None:
         facts["text"] = tokenizer.decode(text.tokens)
     wanted, ahead = None, list[float]()
     if options.compares:
-        wanted, ahead = _in_pytorch(module, prompt, text.tokens, capacity)
+        wanted, ahead = _in_pytorch(module, prompt, text.tokens, capacity, integers=is_int8)
         facts["pytorch_tokens"] = wanted
     click.echo(json.dumps(facts) if options.as_json else "\n".join(_lines(facts, machines)))
     _check_same(text.tokens, wanted, "PyTorch", ahead)
@@ -286,14 +299,17 @@ def _ends(module: nn.Module) -> Sequence[int]:
     return () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
 
 
-def _in_pytorch(module: Any, prompt: list[int], answer: Sequence[int], capacity: int) -> tuple[list[int], list[float]]:
+def _in_pytorch(
+    module: Any, prompt: list[int], answer: Sequence[int], capacity: int, integers: bool = False
+) -> tuple[list[int], list[float]]:
     """As many of the most probable tokens by the model in PyTorch as an answer has, and for each of them how much its
     logit is larger than that of the answer's token, as a part of the largest magnitude. It decodes as machines do, with
-    a cache of this capacity: without a cache PyTorch rounds otherwise, and may get other integers."""
+    a cache of this capacity: without a cache PyTorch rounds otherwise, and may get other integers. integers: it is
+    one of int8."""
     import torch
 
     tokens, ahead = list[int](), list[float]()
-    cache = static_cache.empty_cache(module.config, 1, capacity, capacity)
+    cache = static_cache.empty_cache(module.config, 1, capacity, capacity, integers=integers)
     with torch.no_grad():
         for token in answer:
             given = torch.tensor([tokens[-1:] or prompt])

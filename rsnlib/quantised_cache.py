@@ -13,13 +13,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..base.errors import UnsupportedError, require
-from .quantised_attention import carrying, quantised_rows
+from .quantised_attention import carrying, quantised_attention, quantised_rows
 
 require("transformers", "rsn.QuantisedCache", "pip install transformers")
 
 import torch  # noqa: E402 - what is missing is said first
 from torch import Tensor  # noqa: E402
+from transformers import AttentionInterface  # noqa: E402
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer  # noqa: E402
+from transformers.masking_utils import AttentionMaskInterface, eager_mask  # noqa: E402
 
 
 def _both(name: str) -> Any:
@@ -93,3 +95,10 @@ class QuantisedCache(Cache):  # type: ignore[misc, unused-ignore]
             super().__init__(layer_class_to_replicate=QuantisedLayer)
         else:
             super().__init__(layers=[QuantisedStaticLayer(max_cache_len) for _ in range(decoder.num_hidden_layers)])
+
+
+def attend_in_integers(model: Any) -> None:
+    """Let a model of transformers compute `rsn.quantised_attention`, in place."""
+    AttentionInterface.register("rsn_quantised", quantised_attention)
+    AttentionMaskInterface.register("rsn_quantised", eager_mask)
+    model.set_attn_implementation("rsn_quantised")

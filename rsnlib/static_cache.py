@@ -1,18 +1,25 @@
 """Static caches of `transformers` as arguments of a captured module: torch.export sees their tensors.
 
 A `StaticCache` holds, for each layer, tensors of keys and values of fixed sizes, and the number of rows in use. It is
-registered as a container of these tensors when `transformers` has been imported.
+registered as a container of these tensors when `transformers` has been imported; so is a `QuantisedCache` of fixed
+capacity, whose layers have a second one of the scales.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
 
+from ..base.deferred import deferred
 from ..base.errors import CacheFull, TensorError, UnsupportedError
+
+if TYPE_CHECKING:
+    from . import quantised_cache
+else:
+    quantised_cache = deferred("rsn.rsnlib.quantised_cache")
 
 TENSORS = ("keys", "values", "cumulative_length")
 NUMBERS = ("max_cache_len",)
@@ -21,18 +28,26 @@ COUNTER = "cumulative_length_int"
 FACTS = ("dtype", "device", "batch_size", "num_heads", "k_head_dim", "v_head_dim", "is_sliding")
 
 
+CACHES = ("transformers.cache_utils", "StaticCache"), (f"{__package__}.quantised_cache", "QuantisedCache")
+
+
 def register() -> None:
-    """Register the static cache of transformers with PyTorch, once, if its class is loaded."""
-    module = sys.modules.get("transformers.cache_utils")
-    cache = getattr(module, "StaticCache", None)
-    if cache is not None and cache not in pytree.SUPPORTED_NODES:
-        pytree.register_pytree_node(
-            cache,
-            _flatten,
-            _unflatten,
-            serialized_type_name=f"{cache.__module__}.{cache.__name__}",
-            flatten_with_keys_fn=_flatten_with_keys,
-        )
+    """Register the static cache of transformers, and that of integers, with PyTorch, once, if its class is loaded."""
+    for module, name in CACHES:
+        cache = getattr(sys.modules.get(module), name, None)
+        if cache is not None and cache not in pytree.SUPPORTED_NODES:
+            pytree.register_pytree_node(
+                cache,
+                _flatten,
+                _unflatten,
+                serialized_type_name=f"{cache.__module__}.{cache.__name__}",
+                flatten_with_keys_fn=_flatten_with_keys,
+            )
+
+
+def parts_of(layer: Any) -> tuple[Any, ...]:
+    """Return what of a layer holds tensors: itself, and of integers the layer of their scales."""
+    return (layer, layer.scales) if hasattr(layer, "scales") else (layer,)
 
 
 def without_windows(cache: Any, rows: int | None = None) -> None:
@@ -67,7 +82,7 @@ def _flatten(cache: Any) -> tuple[list[Any], Any]:
             "a static cache without tensors: call its early_initialization(batch_size=, num_heads=, head_dim=, dtype=, "
             "device=) first"
         )
-    tensors = [getattr(layer, name) for layer in cache.layers for name in TENSORS]
+    tensors = [getattr(part, name) for layer in cache.layers for part in parts_of(layer) for name in TENSORS]
     return tensors, (type(cache), tuple(_described(layer) for layer in cache.layers))
 
 
@@ -75,6 +90,8 @@ def _described(layer: Any) -> tuple[type, tuple[tuple[str, Any], ...]]:
     """The class of a layer and what tells it from others. A sliding layer with free rows is a plain one: its window
     hides nothing yet, and a captured module counts up tensors only."""
     facts = {name: vars(layer)[name] for name in (*NUMBERS, *FACTS) if name in vars(layer)}
+    if hasattr(layer, "scales"):
+        facts["scales"] = _described(layer.scales)
     if not hasattr(layer, COUNTER):
         return type(layer), tuple(facts.items())
     if getattr(layer, COUNTER) >= layer.max_cache_len:
@@ -105,7 +122,12 @@ def count_rows(arguments: Any) -> None:
 
 def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:
     tensors, context = _flatten(cache)
-    names = [f"{name}_{i}" for i in range(len(cache.layers)) for name in TENSORS]
+    names = [
+        f"{prefix}{name}_{i}"
+        for i, layer in enumerate(cache.layers)
+        for prefix, _ in zip(("", "scales_"), parts_of(layer), strict=False)
+        for name in TENSORS
+    ]
     return [(pytree.MappingKey(name), tensor) for name, tensor in zip(names, tensors, strict=True)], context
 
 
@@ -113,24 +135,31 @@ def _unflatten(tensors: Iterable[Any], context: Any) -> Any:
     """A cache with these tensors."""
     kind, described = context
     values = iter(tensors)
-    layers = []
-    for of, facts in described:
-        layer = of.__new__(of)
-        vars(layer).update(facts)
-        vars(layer).update((name, next(values)) for name in TENSORS)
-        layer.is_initialized = True
-        layers.append(layer)
+    layers = [_layer(each, values) for each in described]
     cache = kind.__new__(kind)
     # not its own __init__, which makes layers for a configuration
     super(kind, cache).__init__(layers=layers)
     return cache
 
 
-def empty_cache(config: Any, batch: int, capacity: int, rows: int | None = None) -> Any:
+def _layer(described: Any, values: Iterator[Any]) -> Any:
+    """A layer with the next tensors of `values`. described: as `_described` returns it."""
+    of, facts = described
+    layer = of.__new__(of)
+    vars(layer).update(facts)
+    vars(layer).update((name, next(values)) for name in TENSORS)
+    layer.is_initialized = True
+    if hasattr(layer, "scales"):
+        layer.scales = _layer(layer.scales, values)
+    return layer
+
+
+def empty_cache(config: Any, batch: int, capacity: int, rows: int | None = None, *, integers: bool = False) -> Any:
     """Return a `StaticCache` of float32 zeros, whose layers with a sliding window are plain ones (`without_windows`).
 
     config: of the model. batch: sequences. capacity: rows of each layer. rows: of the layers with a sliding window;
-    None for as many as the window has. Raises `UnsupportedError` as `without_windows` does.
+    None for as many as the window has. integers: a `QuantisedCache` in its place. Raises `UnsupportedError` as
+    `without_windows` does, or as that cache does.
     """
     import torch
     from transformers.cache_utils import StaticCache
@@ -139,7 +168,10 @@ def empty_cache(config: Any, batch: int, capacity: int, rows: int | None = None)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     columns = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     with torch.inference_mode(False):  # whose tensors could not be written to outside of it
-        cache = StaticCache(config, max_cache_len=capacity)
-        without_windows(cache, rows)
+        if integers:
+            cache = quantised_cache.QuantisedCache(config, max_cache_len=capacity)
+        else:
+            cache = StaticCache(config, max_cache_len=capacity)
+            without_windows(cache, rows)
         cache.early_initialization(batch, heads, columns, torch.float32, torch.device("cpu"))
     return cache

@@ -22,7 +22,7 @@ from ...hw.sim.machine import Run
 from ...hw.sim.tasks import TaskMemory
 from ..capture import Environment
 from ..capture import run as run_on_host
-from ..static_cache import empty_cache
+from ..static_cache import empty_cache, parts_of
 from .block import Streamed, streamed
 from .generate import DEFAULT, Generated
 from .lengths import BlockOfLength
@@ -60,7 +60,8 @@ class MachineDecoder:
     (`generate.place`, `search.fastest`). capacity: the most tokens of a sequence, its prompt included. rows: of the one
     machine that reads prompts, that many tokens in a run at most, and takes the steps; None for one machine for the
     steps, which is made now, and one for prompts of each length, which is made when the first one comes. head: machines
-    compute the last norm and the product with the vocabulary, too. Weights are laid out in a machine's memory once;
+    compute the last norm and the product with the vocabulary, too. integers: caches hold int8 and scales, which the
+    model's attention must multiply (`rsn.quantised_attention`). Weights are laid out in a machine's memory once;
     keys and values stay there. The machines have the weights that the model has now: once they change, the next run
     raises `TensorError`.
 
@@ -76,6 +77,7 @@ class MachineDecoder:
         capacity: int,
         rows: int | None = None,
         head: bool = False,
+        integers: bool = False,
     ) -> None:
         config: Any = getattr(model, "config", None)
         if not hasattr(config, "get_text_config"):
@@ -89,7 +91,7 @@ class MachineDecoder:
         if rows is not None and not 1 <= rows <= capacity:
             raise TensorError(f"runs of {rows} tokens; sequences have up to {capacity}")
         self.capacity, self.rows, self.head, self.vocabulary = capacity, rows, head, int(text.vocab_size)
-        self._model, self._place = model, place
+        self._model, self._place, self._integers = model, place, integers
         self._steps = self._program(1 if rows is None else rows)
         self._prompts = {1: self._steps}
         self._now = self._steps
@@ -174,7 +176,9 @@ class MachineDecoder:
         name = "decoder" if self.rows is not None else "step" if rows == 1 else f"prompt_{rows}"
         arguments = {
             "input_ids": torch.zeros(1, rows, dtype=torch.long),
-            "past_key_values": empty_cache(self._model.config, 1, self.capacity, self.capacity),
+            "past_key_values": empty_cache(
+                self._model.config, 1, self.capacity, self.capacity, integers=self._integers
+            ),
             "logits_to_keep": torch.tensor([rows - 1]),
         }
         one = self.rows is not None
@@ -253,7 +257,8 @@ class DecoderProgram:
         positions from `position` on. Raises `TensorError` for no tokens, for more than a run has, and for unknown
         ones."""
         for layer in self._arguments["past_key_values"].layers:
-            layer.cumulative_length.fill_(position)
+            for part in parts_of(layer):
+                part.cumulative_length.fill_(position)
         arguments = self._arguments | {
             "input_ids": torch.tensor([tokens]),
             "logits_to_keep": torch.tensor([len(tokens) - 1]),

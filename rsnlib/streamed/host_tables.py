@@ -19,6 +19,7 @@ from ..call_arguments import by_name
 from ..capture import Environment, arguments, packet, site
 from ..capture import run as run_on_host
 from ..rules import VIEWS
+from ..static_cache import parts_of
 from .attention import flat_matrices
 from .decoding import DecoderProgram, logits_of
 from .lengths import BlockOfLength
@@ -28,6 +29,11 @@ from .reading import OperatorBlock
 aten = torch.ops.aten
 MOVES = frozenset((*VIEWS, aten.index, aten.slice, aten.select, aten.index_select))
 """Operators behind the layers that only choose rows."""
+
+BEHIND = (
+    "behind the layers a program for a board computes a norm and a product in float32; let the machine compute what is "
+    "behind them (--head)"
+)
 
 
 @dataclass(frozen=True)
@@ -161,13 +167,11 @@ def _behind(block: OperatorBlock, logits: Node) -> dict[str, Any]:
 
     product = _moved(logits)
     if packet(product) is not aten.linear:
-        raise UnsupportedError(
-            f"{site(product)}: behind the layers a program for a board computes a norm and a product"
-        )
+        raise UnsupportedError(f"{site(product)}: {BEHIND}")
     a = arguments(product)
     norm = _moved(a["input"])
     if packet(norm) not in (aten.layer_norm, aten.rms_norm) or _moved(norm.all_input_nodes[0]) not in block.results:
-        raise UnsupportedError(f"{site(norm)}: behind the layers a program for a board computes a norm and a product")
+        raise UnsupportedError(f"{site(norm)}: {BEHIND}")
     of = arguments(norm)
     centred = packet(norm) is aten.layer_norm
     eps = of["eps"] if of["eps"] is not None else torch.finfo(torch.float32).eps
@@ -186,7 +190,8 @@ def _arguments(block: OperatorBlock) -> tuple[Node, set[Node]]:
     """The arguments for tokens, and those for the position."""
     interface = block.interface
     given = by_name(interface.signature, *pytree.tree_unflatten(list(interface.arguments), interface.structure))
-    return given["input_ids"], {layer.cumulative_length for layer in given["past_key_values"].layers}
+    layers = given["past_key_values"].layers
+    return given["input_ids"], {part.cumulative_length for layer in layers for part in parts_of(layer)}
 
 
 def _depends(node: Node, on: set[Node]) -> bool:

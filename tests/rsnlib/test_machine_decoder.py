@@ -6,11 +6,13 @@ import copy
 import os
 import shutil
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -31,6 +33,8 @@ from rsn.hw.sim.tasks import run_on_tensors
 from rsn.hw.versal.csim.tasks import build_regions
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.conv1d import conv1d_to_linear
+from rsn.rsnlib.quantised_cache import attend_in_integers
+from rsn.rsnlib.static_cache import empty_cache
 from rsn.rsnlib.streamed import Knobs, streamed
 from rsn.rsnlib.streamed.balance import _Steps
 from rsn.rsnlib.streamed.decoding import DecoderProgram, MachineDecoder
@@ -184,6 +188,32 @@ def check_text(made: MachineDecoder, model: nn.Module) -> None:
     assert text.tokens_per_s == pytest.approx(1 / made.step_machine.latency_s)
     again = made.generate(PROMPT, 3)  # with what the caches still hold
     assert again.tokens == text.tokens[:3]
+
+
+@pytest.mark.parametrize("name", [long("llama"), full("qwen2")])
+def test_a_text_with_a_cache_of_integers(name: str) -> None:
+    """And with products of integers in the attention."""
+    model = decoder_model(name, num_hidden_layers=2)
+    attend_in_integers(model)
+    quantize_(model.model, Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(16)))  # type: ignore[arg-type]
+    knobs = replace(DEFAULT, columns=16, depth=16)
+    made = MachineDecoder(model, partial(place, device=U55C, knobs=knobs), capacity=16, rows=3, integers=True)
+    text = made.generate(PROMPT, 8)
+    cache = empty_cache(model.config, 1, 16, integers=True)
+    wanted: list[int] = []
+    with torch.no_grad():
+        for _ in range(8):
+            given = torch.tensor([wanted[-1:] or PROMPT])
+            wanted.append(int(model(given, past_key_values=cache).logits[0, -1].argmax()))
+    assert text.tokens == wanted
+    program = made.program(1)
+    assert len(program.caches) == 4
+    assert Counter(program.written.dtypes[x] for x in program.caches.values()) == {"i8": 2, "f32": 2}
+    lying = [torch.from_numpy(x) for x in program.read_caches().values() if x.dtype == np.int8]
+    for found, part in zip(lying, ("keys", "values"), strict=True):
+        rows = torch.stack([getattr(layer, part)[0] for layer in cache.layers])
+        # A step of an integer, where rounding is between two of them.
+        assert (found.reshape(rows.shape).int() - rows.int()).abs().max() <= 1
 
 
 class Chain(nn.Module):
