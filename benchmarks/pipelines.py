@@ -2,10 +2,12 @@
 
     python benchmarks/pipelines.py [--ray] [--rounds 5] [--requests 8] [--rows 512]
 
-A BERT of random weights, cut into three stages. Its stages are called one behind the other in this process; then the
-same requests go through a pipeline of threads, and with --ray through one of Ray actors on this computer. CPU time is
-that of all processes which a request enters, and each round compares the two ways with each other. Memory is what each
-actor has mapped of the file of the model, and what it has besides (its private pages).
+A BERT of random weights, cut into three stages. Its stages are called one behind the other in this process; then each
+in a thread of its own, with the calls that it got before, which needs no pipeline, but shares cores and caches as one
+does; then the same requests go through a pipeline of threads, and with --ray through one of Ray actors on this
+computer. With --ray, three actors that compute nothing pass the same bytes besides. CPU time is that of all processes
+which a request enters, and each round compares the ways with each other. Memory is what each actor has mapped of the
+file of the model, and what it has besides (its private pages).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +24,7 @@ from statistics import median
 from typing import Any
 
 import click
+import numpy as np
 
 STAGES = 3
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -95,6 +99,34 @@ def spent(work: Callable[[], None], processes: list[int]) -> float:
     return cpu_s(processes) - before
 
 
+class Passing:
+    """An actor that gives what it takes."""
+
+    def process(self) -> int:
+        """Its id."""
+        return os.getpid()
+
+    async def ask(self, data: Any) -> Any:
+        """Return the same."""
+        return data
+
+
+def passing(data: Any, requests: int) -> tuple[Callable[[], None], list[int]]:
+    """Start three actors that compute nothing. Returns what passes `data` through them, for each of the requests at one
+    time, and the ids of their processes."""
+    import ray
+
+    actors = [ray.remote(Passing).options(num_cpus=0.001, max_concurrency=requests).remote() for _ in range(STAGES)]
+
+    def passed() -> Any:
+        given = data
+        for actor in actors:
+            given = actor.ask.remote(given)
+        return given
+
+    return lambda: ray.get([passed() for _ in range(requests)]), ray.get([actor.process.remote() for actor in actors])
+
+
 @click.command(help=__doc__)
 @click.option("--ray", "on_ray", is_flag=True)
 @click.option("--rounds", default=5)
@@ -113,24 +145,51 @@ def main(on_ray: bool, rounds: int, requests: int, rows: int) -> None:
         actors = [report.process for report in server.reports()[0]] if on_ray else []
         asked = [request(rows) for _ in range(requests)]
 
+        calls: list[list[Any]] = [[] for _ in own]
+
         def one_by_one() -> None:
-            for inputs in asked:
-                call = own[0](**inputs)
-                for stage in own[1:]:
-                    call = stage(call)
+            for of in calls:
+                of.clear()
+            for call in asked:
+                for stage, of in zip(own, calls, strict=True):
+                    of.append(call)
+                    call = stage(**call) if stage.is_first else stage(call)
+
+        def repeated(number: int) -> None:
+            for call in calls[number]:
+                own[number](**call) if number == 0 else own[number](call)
+
+        def beside() -> None:
+            threads = [threading.Thread(target=repeated, args=(number,)) for number in range(STAGES)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
 
         def through() -> None:
             for answer in [server.ask(inputs) for inputs in asked]:
                 answer.result()
 
         one_by_one()
-        through()
-        pairs = [(spent(one_by_one, actors), spent(through, actors)) for _ in range(rounds)]
-        alone, piped = (median(times) / requests * 1e3 for times in zip(*pairs, strict=True))
-        ratios = sorted(piped / alone for alone, piped in pairs)
+        ways: dict[str, tuple[Callable[[], None], list[int]]]
+        ways = {"alone": (one_by_one, []), "beside": (beside, []), "piped": (through, actors)}
+        if on_ray:
+            ways["messages"] = passing(np.zeros(calls[1][0].size, np.uint8), requests)
+        for run, _ in ways.values():
+            run()
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, way in ways.items():
+                times[name].append(spent(*way) / requests * 1e3)
         kind = "Ray actors" if on_ray else "threads"
-        click.echo(f"CPU of a request: stages {alone:.1f} ms, pipeline of {kind} {piped:.1f} ms")
-        click.echo(f"pipeline / stages, pairs: median {median(ratios):.3f}, {ratios[0]:.3f} to {ratios[-1]:.3f}")
+        alone, by_others, piped = (median(times[name]) for name in ("alone", "beside", "piped"))
+        click.echo(f"CPU of a request: stages {alone:.1f} ms, beside each other {by_others:.1f} ms, ", nl=False)
+        click.echo(f"pipeline of {kind} {piped:.1f} ms")
+        for name, what in (("alone", "stages"), ("beside", "stages beside each other")):
+            ratios = sorted(x / y for x, y in zip(times["piped"], times[name], strict=True))
+            click.echo(f"pipeline / {what}, pairs: median {median(ratios):.3f}, {ratios[0]:.3f} to {ratios[-1]:.3f}")
+        if on_ray:
+            click.echo(f"messages alone: {median(times['messages']):.1f} ms")
         whole = path.stat().st_size / 1e6
         for number, process in enumerate(actors):
             mapped, private = memory_mb(process, path)

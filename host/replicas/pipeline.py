@@ -65,8 +65,7 @@ class LocalPipeline:
         """As `BoardPipeline.ask`."""
         ends = time.monotonic() + timeout
         for stage in self._stages:
-            left = ends - time.monotonic()
-            inputs = await asyncio.wrap_future(await asyncio.to_thread(stage.ask, inputs, left))
+            inputs = await stage.answer(inputs, ends - time.monotonic())
         return inputs
 
     async def reports(self, figures: bool = False) -> list[StageReport]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...base.deferred import deferred
 from ...base.errors import BoardBusy, BoardError, BoardMemory
 from ..boards.several import BoardName
 from ..closing import Closing
+from ..serving.call_times import AT_ONCE_S, CallTimes, elements
 from ..serving.health import Health, State
 
 if TYPE_CHECKING:
@@ -96,6 +99,7 @@ class StageOnBoard(Closing):
         self._source, self._boards, self._name = source, [*boards[turn:], *boards[:turn]], name
         self._registry, self._metrics = _registry()
         self._server: StageServer | None = None
+        self._times = CallTimes(AT_ONCE_S)
         self._report = StageReport("", Health(State.FAILING, "its board is being opened"), process=os.getpid())
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="rsn-stage", daemon=True)
@@ -107,6 +111,17 @@ class StageOnBoard(Closing):
         if server is None:
             raise StageDown(self._report.health.error or "the stage has no board")
         return server.ask(inputs, timeout=timeout, wait=0.0)
+
+    async def answer(self, inputs: Any, timeout: float) -> Any:
+        """Run a call, and return its result. Raises what `ask` raises, or its future has. The host part is computed in
+        this event loop if it has been short, else in another thread."""
+        ask = partial(self.ask, inputs, timeout)
+        size = elements(inputs) if isinstance(inputs, Mapping) else getattr(inputs, "size", 0)
+        if self._times.are_short(StageOnBoard.ask, size):
+            future = self._times.timed(StageOnBoard.ask, size, ask)
+        else:
+            future = await asyncio.to_thread(self._times.timed, StageOnBoard.ask, size, ask)
+        return await asyncio.wrap_future(future)
 
     def report(self, figures: bool = False) -> StageReport:
         """Return the state. figures: with the metrics, which take longer."""

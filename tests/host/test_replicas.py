@@ -28,10 +28,11 @@ from rsn.host.replicas.pipeline import LocalPipeline, PipelineLost
 from rsn.host.replicas.replicated import ReplicatedServer
 from rsn.host.replicas.stage import StageDown, StageOnBoard, StageReport
 from rsn.host.serving import Health, QueueFull, RequestTimeout, State
+from rsn.host.serving.call_times import AT_ONCE_S
 from rsn.host.serving.metrics import Metrics
 
 from .rigged import COLUMNS, Array, Rig
-from .stages import ROWS, SERVING, Product, expected
+from .stages import ROWS, SERVING, Product, ProductServer, expected
 
 STAGES = 3
 TOLERANCE = 1e-5
@@ -175,6 +176,34 @@ def test_a_board_that_stays_down_is_left(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # -- who takes the requests, with pipelines that do as they are told
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_only_short_host_parts_are_computed_in_the_event_loop(is_long: bool) -> None:
+    asked: list[threading.Thread] = []
+
+    class Noting(ProductServer):
+        def ask(self, *args: Any, **kwargs: Any) -> Any:
+            asked.append(threading.current_thread())
+            began = time.thread_time()
+            while is_long and time.thread_time() - began < 2 * AT_ONCE_S:
+                pass
+            return super().ask(*args, **kwargs)
+
+    class Noted(Product):
+        def open(self, *args: Any) -> ProductServer:
+            return Noting(super().open(*args)._runner)
+
+    x = inputs(0)
+    with StageOnBoard(Noted(0), ["sim"]) as one:
+        until(lambda: one.report().is_open)
+
+        async def answers() -> None:
+            for _ in range(3):
+                assert right(await one.answer({"x": x}, 60.0), x, range(1))
+
+        asyncio.run(answers())
+    assert [thread is threading.current_thread() for thread in asked] == [False, *[not is_long] * 2]
 
 
 class Told:
