@@ -114,6 +114,8 @@ def _of(
     constants = [not value.startswith("%") for value in values]
     if i.opcode in ("add", "sub"):
         yield f"sum {width[i.result]}"
+    elif i.opcode == "mul" and _power(abs(_constant(i) or 0)) is not None:
+        yield f"sum {sizes[0]}"  # a number that is negated, in another place
     elif i.opcode == "mul":
         yield f"multiply {max(sizes)}x{min(sizes)} to {width[i.result]}"
     elif i.opcode in SHIFTS and not constants[1]:

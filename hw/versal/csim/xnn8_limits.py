@@ -19,11 +19,10 @@ from ....isa.overlays.xnn8.formats import (
     RowOp,
     cells,
 )
-from ....isa.overlays.xnn8.lanes import shared
 from ....isa.overlays.xnn8.rows import blocks_of_results
 
-X_BLOCKS, T_BLOCKS = 16, 64
-"""Blocks in X and T, however many rows a lane has: hw/versal/xnn8/units.h."""
+MOST_CHUNKS = 255
+"""Blocks of rows that Send counts: hw/versal/xnn8/send.cpp."""
 COMPUTED = (RowOp.LOAD, RowOp.STORE, RowOp.SEND, RowOp.TAKE)
 
 
@@ -45,7 +44,6 @@ class _Limits:
                 yield from self._send(mop)
             case PanelHeads() if mop.heads:
                 yield from self._heads(mop)
-                yield from self._blocks("T", max(mop.keys_slot, mop.values), _key_heads(mop, mop.heads), T_BLOCKS)
             case EngineOp(attention=1):
                 yield from self._keys(mop)
 
@@ -70,10 +68,6 @@ class _Limits:
         apart = abs(mop.slot - mop.residual_slot)
         if mop.residual and 0 < apart < blocks * cells(self.rows):
             yield "a residual that lies partly where results go"
-        if mop.residual:
-            yield from self._blocks("X", mop.residual_slot, blocks, X_BLOCKS)
-        in_t = mop.memory == LaneMemory.T
-        yield from self._blocks("T" if in_t else "X", mop.slot, blocks, T_BLOCKS if in_t else X_BLOCKS)
 
     def _send(self, mop: PanelSend) -> Iterator[str]:
         yield from self._lanes(mop)
@@ -81,9 +75,8 @@ class _Limits:
             yield from self._heads(mop)
             if mop.others or mop.first_row:
                 yield "a sequence over several engines"
-            yield from self._blocks("T", mop.keys_slot, _key_heads(mop, mop.chunks), T_BLOCKS)
-        there = X_BLOCKS if mop.source == ChunkSource.X8 else T_BLOCKS
-        yield from self._blocks("X8" if mop.source == ChunkSource.X8 else "T", mop.slot, mop.chunks, there)
+        if mop.chunks > MOST_CHUNKS:
+            yield f"rows of more than {MOST_CHUNKS} blocks"
 
     def _heads(self, mop: PanelRows | PanelSend | PanelHeads) -> Iterator[str]:
         if not isinstance(mop, PanelHeads) and (mop.spread or mop.grouped):
@@ -112,18 +105,6 @@ class _Limits:
             yield "heads of 32 columns"
         if mop.wide:
             yield "heads of 128 columns"
-
-    def _blocks(self, memory: str, slot: int, blocks: int, there: int) -> Iterator[str]:
-        each = cells(self.rows)
-        if slot % each:
-            yield f"a block of {memory} that begins at cell {slot}, with {self.rows} rows in a lane"
-        if slot // each + blocks > there:
-            yield f"more than {there} blocks of {memory}"
-
-
-def _key_heads(mop: PanelSend | PanelHeads, heads: int) -> int:
-    """Heads of keys and values that some heads take."""
-    return int(shared(mop, heads).max()) + 1
 
 
 def beyond(mops: Sequence[Record]) -> str | None:

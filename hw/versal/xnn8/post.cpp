@@ -33,7 +33,6 @@ constexpr int gate_bits = 33;         // by which a gate does
 constexpr unsigned head_beats = 64;     // of results of a packet, and of that of a product
 constexpr unsigned product_beats = chunks - head_chunks;
 
-using Quarter = hls::vector<int16_t, 4>;
 using HeldCells = Quarter[held_packets * held_words];
 
 // Two vectors of a block, four columns a word, with their exponents, and the shift of a product.
@@ -488,7 +487,7 @@ residual_uops:
         Place next = {}, at = {};
         uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
-        const unsigned base = block_of(stores ? op.slot : op.residual_slot, op.rows);
+        const unsigned slot = stores ? op.slot : op.residual_slot;
         const auto step = [&] {
             if (!known && unasked) {
                 if (!stores && !ahead) RSN_WAIT_FOR_ANY(asks);
@@ -498,7 +497,7 @@ residual_uops:
             }
             const bool asking = known, taking = asking ? ahead == cells_ahead : ahead != 0;
             if (asking) {
-                const unsigned first = (base + next.column) * groups + 2 * next.group;
+                const unsigned first = group_of(slot, next.column, op.rows) + 2 * next.group;
                 const unsigned address = x_word(first + asked / in_eight * 2, asked % in_eight);
                 reads << CellRead{false, static_cast<uint16_t>(address)};
                 const bool whole = asked + 1u == cells_of;

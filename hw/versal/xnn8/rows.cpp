@@ -9,7 +9,7 @@ namespace rsn::xnn8::pl {
 
 namespace {
 
-constexpr unsigned x_blocks = 16, cell_words = 64;  // words of X of 16 rows; off chip, exponents in front of them
+constexpr unsigned x_cells_of_lane = x_depth / cell_groups / x_words, cell_words = 64;  // words of X of 16 rows; off chip, exponents in front of them
 constexpr unsigned send_reads = 0, heads_reads = 1;  // bits of a field
 constexpr int product_bits = 30, offset_bits = 38;
 constexpr int inverse_127 = 33026;  // in units of 2^-22
@@ -30,15 +30,15 @@ struct Sent {
     int16_t scale_exponent;
 };
 
-// Cells of blocks, and rows of blocks, one after the other in a flat loop.
-struct CellOfBlock {
+// Words of blocks, and rows of blocks, one after the other in a flat loop. block: its first cell.
+struct WordOfBlock {
     uint8_t block;
-    uint16_t cell = 0;
-    void next(unsigned cells) {
+    uint16_t word = 0;
+    void next(unsigned words, unsigned cells) {
 #pragma HLS INLINE
-        const bool last = cell + 1u == cells;
-        cell = last ? 0 : static_cast<uint16_t>(cell + 1);
-        block = static_cast<uint8_t>(block + last);
+        const bool last = word + 1u == words;
+        word = last ? 0 : static_cast<uint16_t>(word + 1);
+        block = static_cast<uint8_t>(block + (last ? cells : 0));
     }
 };
 struct RowOfBlocks {
@@ -51,10 +51,11 @@ struct RowOfBlocks {
     }
 };
 
+// Of blocks, by their first cells.
 struct Gains {
-    Shorts of[4 * x_blocks];
-    int16_t most[x_blocks];
-    int16_t exponent[x_blocks];
+    Quarter of[x_words * x_cells_of_lane];
+    int16_t most[x_cells_of_lane];
+    int16_t exponent[x_cells_of_lane];
 
     void take(unsigned block, hls::stream<Shorts> &from) {
 #pragma HLS INLINE
@@ -63,7 +64,15 @@ struct Gains {
         for (unsigned i = 0; i < piece_words; ++i) {
 #pragma HLS PIPELINE II=ii::gains style=flp
             const Shorts word = from.read();
-            if (i < 4) of[4 * block + i] = word;
+            for (unsigned q = 0; q < 4; ++q) {
+#pragma HLS UNROLL
+                Quarter quarter;
+                for (unsigned e = 0; e < 4; ++e) {
+#pragma HLS UNROLL
+                    quarter[e] = word[4 * q + e];
+                }
+                if (i < 4) of[x_words * block + 4 * i + q] = quarter;
+            }
             int64_t most_of_word = 0;
             for (unsigned n = 0; n < 16; ++n) {
 #pragma HLS UNROLL
@@ -78,13 +87,13 @@ struct Gains {
 
 // Adds the sums of four rows and four columns of a block to those of the columns before, of two groups of four rows.
 void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned group, unsigned four,
-            Sums (&under_way)[2][4], Sums (&sums)[4][x_blocks * groups]) {
+            Sums (&under_way)[2][4], Sums (&sums)[4][x_cells_of_lane * cell_groups]) {
 #pragma HLS INLINE
-    const Shorts gain = gains.of[4 * block + four / 4];
+    const Quarter gain = gains.of[x_words * block + four];
     int64_t sizes[4];
     for (unsigned c = 0; c < 4; ++c) {
 #pragma HLS UNROLL
-        sizes[c] = within<15>(magnitude(gain[four % 4 * 4 + c]));
+        sizes[c] = within<15>(magnitude(gain[c]));
     }
     for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
@@ -99,7 +108,7 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
         }
         if (four == 0) made = {};
         made = {made.sum + sum, made.squares + squares, larger(made.most, most), cell.exponent[r]};
-        if (four == x_words - 1) sums[r][groups * block + group] = made;
+        if (four == x_words - 1) sums[r][cell_groups * block + group] = made;
     }
 }
 
@@ -116,13 +125,13 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<Packed> &angles) {
     Gains gains;
 no_gains:
-    for (uint8_t i = 0; i < 4 * x_blocks; ++i) {
+    for (uint16_t i = 0; i < x_words * x_cells_of_lane; ++i) {
         gains.of[i] = {};
-        if (i >= x_blocks) continue;
+        if (i >= x_cells_of_lane) continue;
         gains.most[i] = 0;
         gains.exponent[i] = lowest;
     }
-    Sums sums[4][x_blocks * groups], under_way_sums[2][4];
+    Sums sums[4][x_cells_of_lane * cell_groups], under_way_sums[2][4];
 #pragma HLS AGGREGATE variable=sums compact=bit
 #pragma HLS ARRAY_PARTITION variable=sums complete dim=1
 #pragma HLS ARRAY_PARTITION variable=under_way_sums complete dim=0
@@ -160,14 +169,17 @@ rows_uops:
         const bool has_rows = op.blocks && lane >= op.first && lane < unsigned{op.first} + op.lanes;
         const auto groups_of_rows = static_cast<uint8_t>(op.rows / 4);
         const auto blocks = static_cast<uint8_t>(op.blocks >> op.gated);  // of the memory
-        const auto first_block = static_cast<uint8_t>(block_of(op.slot, op.rows));
+        const auto block_cells = static_cast<uint8_t>(op.rows / cell_rows);
+        const auto cell_of = [&](unsigned block) {
+            return static_cast<uint8_t>(op.slot + within<6>(block) * within<3>(block_cells));
+        };
         const bool takes_t = op.op == take && op.memory == in_t;
         const bool to_angles = op.op == load && op.memory == in_angles;
         if (has_rows && (op.op == take || to_angles)) to_post << uop;
         if (has_rows && (op.op == store || (op.op == walk && op.norm) || (op.op == take && op.residual)))
             to_residual << uop;
     rows_gains:
-        for (uint8_t b = 0; op.gains && b < blocks; ++b) gains.take(first_block + b, constants);
+        for (uint8_t b = 0; op.gains && b < blocks; ++b) gains.take(cell_of(b), constants);
         if (!has_rows) {
             // A lane without rows tells its readers as the others do: they count alike.
             const unsigned written = !op.blocks || op.op == load || op.op == store ? 0
@@ -185,20 +197,20 @@ rows_uops:
         ap_int<17> widest = 0;
     walk_gains:
         for (uint8_t b = 0; walks && b < op.blocks; ++b)
-            largest = static_cast<int16_t>(larger(largest, gains.exponent[first_block + b]));
+            largest = static_cast<int16_t>(larger(largest, gains.exponent[cell_of(b)]));
     walk_widest:
         for (uint8_t b = 0; walks && b < op.blocks; ++b) {
             widest = larger(widest, rounded<15>(
-                gains.most[first_block + b], to_right<15>(largest - gains.exponent[first_block + b])));
+                gains.most[cell_of(b)], to_right<15>(largest - gains.exponent[cell_of(b)])));
         }
         RowOfBlocks at_tops;
     walk_tops:
         for (uint16_t i = 0; (walks || normalises) && i < row_blocks / 4; ++i) {
 #pragma HLS PIPELINE II=ii::sums style=flp
-            const unsigned block = first_block + at_tops.block, group = at_tops.row;
+            const unsigned block = cell_of(at_tops.block), group = at_tops.row;
             for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                const int exponent = sums[r][groups * block + group].exponent;
+                const int exponent = sums[r][cell_groups * block + group].exponent;
                 const int of_bound = exponent + gains.exponent[block] + product_bits;
                 const int top = at_tops.block ? larger(under_way_tops[r], exponent) : exponent;
                 const int bound_top = at_tops.block ? larger(under_way_bounds[r], of_bound) : of_bound;
@@ -214,7 +226,7 @@ rows_uops:
         for (uint16_t i = 0; normalises && i < row_blocks; ++i) {
 #pragma HLS PIPELINE II=ii::sums style=flp
             const unsigned r = at_sums.row % 4, group = at_sums.row / 4;
-            const Sums of = sums[r][groups * (first_block + at_sums.block) + group];
+            const Sums of = sums[r][cell_groups * cell_of(at_sums.block) + group];
             const int16_t top = tops[r][group];
             const int lower = top - of.exponent;
             if (!at_sums.block) {
@@ -239,13 +251,13 @@ rows_uops:
     walk_bounds:
         for (uint16_t i = 0; walks && i < row_blocks; ++i) {
 #pragma HLS PIPELINE II=ii::sums style=flp
-            const unsigned r = at_bounds.row % 4, group = at_bounds.row / 4, block = first_block + at_bounds.block;
+            const unsigned r = at_bounds.row % 4, group = at_bounds.row / 4, block = cell_of(at_bounds.block);
             const Statistics norm = of_rows[r][group];
             const int64_t offset = magnitude(within<24>(norm.mean)) * within<15>(widest);
             const int offset_exponent = norm.top - guard + largest;
             int top = bound_tops[r][group];
             if (offset) top = larger(top, offset_exponent + offset_bits);
-            const Sums of = sums[r][groups * block + group];
+            const Sums of = sums[r][cell_groups * block + group];
             const int lower = top - product_bits - of.exponent - gains.exponent[block];
             const int64_t most = rounded<30>(of.most, to_right<30>(lower));
             bound = at_bounds.block ? larger(bound, most) : most;
@@ -274,7 +286,7 @@ rows_uops:
         if (op.op == load || (op.op == take && !takes_t)) {
             const bool loaded = op.op == load;
             const auto count = static_cast<uint16_t>(sixteens * (loaded ? cell_words + 1 : 2 * cell_words));
-            uint8_t n = 0, sixteen = 0, block = first_block;  // of what is loaded: of its words, of rows in the block
+            uint8_t n = 0, sixteen = 0, block = op.slot;  // of what is loaded: of its words, of rows in the block
             int8_t exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
             XCell cell = {};
@@ -300,7 +312,7 @@ rows_uops:
                     const bool ends = n == cell_words, ends_block = ends && 4 * (sixteen + 1) == groups_of_rows;
                     n = ends ? 0 : static_cast<uint8_t>(n + 1);
                     sixteen = ends_block ? 0 : static_cast<uint8_t>(sixteen + ends);
-                    block = static_cast<uint8_t>(block + ends_block);
+                    block = static_cast<uint8_t>(block + (ends_block ? block_cells : 0));
                 } else {
                     const unsigned beat = i % group_beats;
                     if (beat == 0) at = places.read();
@@ -310,7 +322,7 @@ rows_uops:
                         cell.of[4 * row_in_four(beat, e) + e % 4] = in.of[e];
                         cell.exponent[row_in_four(beat, e)] = in.exponent[e / 4];
                     }
-                    to_block = first_block + at.column;
+                    to_block = cell_of(at.column);
                     group = 2 * at.group + upper(beat);
                     four = four_columns(beat);
                     whole = beat % 2;
@@ -330,7 +342,7 @@ rows_uops:
                     continue;
                 }
                 add_up(cell, gains, to_block, group, four, under_way_sums, sums);
-                const unsigned address = (to_block * groups + group) * x_words + four;
+                const unsigned address = (to_block * cell_groups + group) * x_words + four;
                 x << CellWrite<XCell>{false, i + 1 == count, static_cast<uint16_t>(address), cell};
             }
             if (!to_angles) x_done.read();
@@ -384,8 +396,8 @@ rows_uops:
                         cell.of[8 * row_in_four(n, e) + 4 * (n / 2 % 2) + e % 4] = static_cast<int8_t>(in.of[e]);
                         cell.exponent[row_in_four(n, e)] = in.exponent[e / 4];
                     }
-                    const unsigned address = ((first_block + at.column) * groups + 2 * at.group + upper(n)) * t_words
-                        + n / 8;
+                    const unsigned group = cell_groups * cell_of(at.column) + 2 * at.group + upper(n);
+                    const unsigned address = group * t_words + n / 8;
                     const bool told = n + 1 == group_beats;
                     if (n % 4 == 3) t << CellWrite<TCell>{false, told, static_cast<uint16_t>(address), cell};
                 }
@@ -403,16 +415,16 @@ rows_uops:
             }
         } else {
             const auto in_block = static_cast<uint16_t>(groups_of_rows * x_words);
-            CellOfBlock asked{first_block}, taken{first_block};
+            WordOfBlock asked{op.slot}, taken{op.slot};
             TCell out = {};
             const auto address = [&](unsigned) {
-                const unsigned at = asked.block * groups * x_words + asked.cell;
-                asked.next(in_block);
+                const unsigned at = asked.block * cell_groups * x_words + asked.word;
+                asked.next(in_block, block_cells);
                 return at;
             };
             const auto count = static_cast<uint16_t>(op.blocks * in_block);
             read_slowly(x_reads, x_cells, count, address, [&](unsigned, const XCell &cell) {
-                const unsigned block = taken.block, i = taken.cell, four = i % x_words;
+                const unsigned block = taken.block, i = taken.word, four = i % x_words;
                 const int exponent = gains.exponent[block] + 13 - guard;
                 for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
@@ -423,19 +435,19 @@ rows_uops:
                     const unsigned of_block = to_right<15 + guard>(row.top - cell.exponent[r]);
                     for (unsigned c = 0; c < 4; ++c) {
 #pragma HLS UNROLL
-                        const int16_t gain = gains.of[4 * block + four / 4][four % 4 * 4 + c];
+                        const int16_t gain = gains.of[x_words * block + four][c];
                         const int64_t u = centred(cell.of[4 * r + c], of_block, row.mean, gain);
                         out.of[8 * r + i % 2 * 4 + c] = static_cast<int8_t>(saturated<11>(scaled<6, 11>(u, by), 8));
                     }
                 }
-                const auto at = static_cast<uint16_t>(block * groups * t_words + i / 2);
+                const auto at = static_cast<uint16_t>(block * cell_groups * t_words + i / 2);
                 if (i % 2) x8 << CellWrite<TCell>{false, i + 1 == in_block, at, out};
-                if (i == x_words && block > first_block) {
+                if (i == x_words && block > op.slot) {
                     // hls-allow state-order: the block before has been written
                     x8_done.read();
                     filled[0] << Token(1);  // hls-allow state-order: readers take tokens by themselves
                 }
-                taken.next(in_block);
+                taken.next(in_block, block_cells);
             });
             x8_done.read();
             put_behind(filled[0], Token(1));

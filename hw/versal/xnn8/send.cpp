@@ -65,12 +65,11 @@ struct SharedHead {
     }
 };
 
-// Where the word of four rows of a head is in T. k: of its columns.
-inline unsigned head_cell(unsigned slot, unsigned head, bool narrow, unsigned group, unsigned k) {
+// Where the word of four rows of a head is in T. slot, rows: of the heads. k: of its columns.
+inline unsigned head_cell(unsigned slot, unsigned rows, unsigned head, bool narrow, unsigned group, unsigned k) {
 #pragma HLS INLINE
-    const unsigned block = slot + (narrow ? head / 2 : head);
-    return (block % (t_depth / groups / t_words) * groups + group % groups) * t_words +
-        (narrow ? head % 2 * (t_words / 2) + k % (t_words / 2) : k);
+    const unsigned first = group_of(slot, narrow ? head / 2 : head, rows);
+    return (first + group) * t_words % t_depth + (narrow ? head % 2 * (t_words / 2) + k % (t_words / 2) : k);
 }
 
 // The largest exponents of heads from `slot` on, of all lanes, for `count` heads of queries, of which `groups` share
@@ -83,7 +82,7 @@ void exponents_of(bool narrow, uint8_t groups, uint8_t skip, uint8_t rows, uint8
     SharedHead shared(skip);
     Exponent most = lowest;
     const auto address = [&](unsigned) {
-        const unsigned at = head_cell(slot, shared.head, narrow, asked.group, 0);
+        const unsigned at = head_cell(slot, rows, shared.head, narrow, asked.group, 0);
         asked.next(rows / 4u);
         if (!asked.group) shared.next(groups);
         return at;
@@ -138,12 +137,10 @@ send_uops:
 #pragma HLS ARRAY_PARTITION variable=top_of_rows complete dim=1
         const auto before_lane = static_cast<uint16_t>((lane - op.first) % lanes * op.rows);
         const auto own_rows = static_cast<uint8_t>(op.rows / 2);
-        const auto slot = static_cast<uint8_t>(block_of(op.slot, op.rows));
         if (op.source == queries) {
-            exponents_of(op.narrow, 1, 0, op.rows, slot, chunks, has_rows, before_lane, op.count, t_reads, t_cells, own,
+            exponents_of(op.narrow, 1, 0, op.rows, op.slot, chunks, has_rows, before_lane, op.count, t_reads, t_cells, own,
                          of_all, top);
-            exponents_of(op.narrow, op.groups, op.skip, op.key_rows,
-                         static_cast<uint8_t>(block_of(op.keys_slot, op.key_rows)), chunks, has_rows, before_lane,
+            exponents_of(op.narrow, op.groups, op.skip, op.key_rows, op.keys_slot, chunks, has_rows, before_lane,
                          op.keys, t_reads, t_cells, own, of_all, top_of_keys);
         query_shifts:
             for (uint8_t head = 0; head < chunks; ++head)
@@ -171,7 +168,7 @@ send_uops:
             } else if (op.source == from_t) {
                 ChunkGroup asked, taken_group;
                 const auto address = [&](unsigned) {
-                    const unsigned at = ((slot + asked.chunk) * groups + asked.group) * t_words;
+                    const unsigned at = (group_of(op.slot, asked.chunk, op.rows) + asked.group) * t_words;
                     asked.next(op.rows / 4u);
                     return at;
                 };
@@ -211,8 +208,9 @@ send_uops:
             if (asked.chunk < chunks && asked.beat < chunk_cells) {
                 const unsigned n = asked.beat, group = of_queries ? n % 2 * own_rows / 4 + n / 16 : n / 8;
                 const unsigned k = of_queries ? n / 2 % 8 : n % 2 * (t_words / 2) + n / 2 % 4;
-                const CellRead read = {false, static_cast<uint16_t>(((slot + asked.chunk) % t_blocks * groups + group)
-                                                                    * t_words + k)};
+                const unsigned there = 4 * group < op.rows ? group : 0;  // nothing is made of more rows
+                const unsigned at = (group_of(op.slot, asked.chunk, op.rows) + there) * t_words + k;
+                const CellRead read = {false, static_cast<uint16_t>(at)};
                 if (of_x8) x8_reads << read;
                 else t_reads << read;
             }
@@ -416,8 +414,7 @@ heads_uops:
         if (!op.heads) continue;
         const bool has_rows = lane >= op.first && lane < unsigned{op.first} + op.lanes;
         const auto before_lane = static_cast<uint16_t>((lane - op.first) % lanes * op.key_rows);
-        const uint8_t slots[2] = {static_cast<uint8_t>(block_of(op.keys_slot, op.key_rows)),
-                                  static_cast<uint8_t>(block_of(op.values, op.key_rows))};
+        const uint8_t slots[2] = {op.keys_slot, op.values};
         Exponent top[2][pairs];
 #pragma HLS ARRAY_PARTITION variable=top complete dim=0
     heads_exponents:
@@ -442,8 +439,8 @@ heads_uops:
         const auto address = [&](unsigned) {
             const bool of_keys = asked.walk.of_keys;
             const unsigned k = of_keys ? asked.at.inner : asked.at.outer;
-            const unsigned at = head_cell(slots[!of_keys], taken_by[asked.head() % pairs], op.narrow, asked.group(),
-                                          k);
+            const unsigned at = head_cell(slots[!of_keys], op.key_rows, taken_by[asked.head() % pairs], op.narrow,
+                                          asked.group(), k);
             asked.next();
             return at;
         };

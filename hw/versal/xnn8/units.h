@@ -2,9 +2,10 @@
 // generated. All of them return: decoders and units after their terminator, memories after the last of their readers.
 //
 // Words have up to 256 bit; those of X and T have the exponents of their four rows beside them, as four URAMs have 288.
-//   X    4 rows, 4 columns, 16 bits each: [16 blocks][16 groups of rows][16 groups of columns]
-//   X8   4 rows, 8 columns,  8 bits each: [16 blocks][16 groups of rows][ 8 groups of columns], then factors of rows
-//   T    the same:                        [64 blocks][16][8]
+//   X    4 rows, 4 columns, 16 bits each: [ 64 cells][4 groups of rows][16 groups of columns]
+//   X8   4 rows, 8 columns,  8 bits each: [ 64 cells][4 groups of rows][ 8 groups of columns], then factors of rows
+//   T    the same:                        [256 cells][4][8]
+// A block of 64 columns has a cell for each 16 rows of the lane.
 // A memory is one process with one port that writes and one that reads. Who reads has no more words under way than
 // their stream holds, so that a memory never waits.
 // SPDX-License-Identifier: Apache-2.0
@@ -26,7 +27,7 @@ constexpr unsigned ports = 4;    // of a memory, of 256 bit
 constexpr unsigned engines = 3;  // each with
 constexpr unsigned lanes = 8, pairs = 8;
 constexpr unsigned groups = 16, x_words = 16, t_words = 8;  // of rows in a lane; words of a group in a block
-constexpr unsigned t_blocks = 64;
+constexpr unsigned cell_rows = 16, cell_groups = 4;
 constexpr unsigned x_depth = 16 * groups * x_words, x8_depth = 16 * groups * t_words, t_depth = 64 * groups * t_words;
 constexpr unsigned block_columns = 64;
 constexpr unsigned piece_words = 10;     // of the constants of a block
@@ -39,6 +40,7 @@ constexpr unsigned held_packets = 16;    // of the second stream of results: of 
 constexpr unsigned held_words = 256;     // of four results, in a packet
 
 using Shorts = hls::vector<int16_t, 16>;
+using Quarter = hls::vector<int16_t, 4>;
 using Bytes = hls::vector<int8_t, 32>;
 using Beat128 = hls::vector<uint32_t, 4>;  // to and from the tiles
 using Values = hls::vector<int32_t, 8>;    // two rows, four columns
@@ -52,11 +54,10 @@ enum Added : uint8_t { nothing, raw, as_normalised };
 enum Source : uint8_t { from_x8, from_t, queries };
 enum End : uint8_t { to_w, to_constants, to_x, from_x };
 enum Memory : uint8_t { in_x, in_t, in_angles };
-constexpr unsigned cell_rows = 16;  // of a block of 64 columns, in which slots are counted
 
-// The block that begins with a cell. rows: of a lane, the same in a whole program.
-constexpr unsigned block_of(unsigned slot, unsigned rows) {
-    return rows == 16 ? slot : rows == 32 ? slot / 2 : rows == 48 ? slot / 3 : slot / 4;
+// The first group of rows of a block. slot: first cell of the first block. rows: of a lane.
+inline unsigned group_of(unsigned slot, unsigned block, unsigned rows) {
+    return cell_groups * slot + static_cast<unsigned>(within<8>(block) * within<5>(rows / 4));
 }
 
 template <typename Elements>

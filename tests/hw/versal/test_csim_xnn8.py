@@ -13,7 +13,7 @@ from rsn.base.errors import BoardError, DeadlockError
 from rsn.hw.sim.machine import Machine, simulate
 from rsn.isa.overlays.xnn8 import numbers
 from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound, PanelNorm
-from rsn.isa.overlays.xnn8.formats import AddedResidual, ChunkSource, EngineOp, LaneMemory, cells
+from rsn.isa.overlays.xnn8.formats import T_CELLS, X_CELLS, AddedResidual, ChunkSource, EngineOp, LaneMemory, cells
 from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
 from rsn.isa.overlays.xnn8.numbers import X_BITS, BlockNumbers, NormConstants
 from rsn.isa.overlays.xnn8.stored import columns_of
@@ -132,24 +132,27 @@ def test_an_encoder_layer(
         angles = hand.rng.uniform(-1, 1, (hand.rows, 64)) * 2.0 ** hand.rng.integers(-20, 1, (hand.rows, 1))
         hand.load(numbers.blocks_of(angles, X_BITS), None, LaneMemory.ANGLES)
     eight = 8 * cells(rows)
+    first = data.draw(st.integers(0, T_CELLS - 5 * eight))
+    keys_slot, values, queries, attended, inner = range(first, first + 5 * eight, eight)
     shown, skip = data.draw(st.integers(1, count)), data.draw(st.integers(0, groups - 1))
-    of_heads = HeadsRound(2 * eight, 0, eight, 3 * eight, heads, 64, count, shown, groups, skip, causal=causal)
+    of_heads = HeadsRound(queries, keys_slot, values, attended, heads, 64, count, shown, groups, skip, causal=causal)
     keys = of_heads.blocks(shared=True)
-    for i, (columns, reader) in enumerate(((keys, HEADS), (keys, HEADS), (heads, SEND))):
-        to = Destination(eight * i, True, (reader,), rotated=rotated and i != 1)
+    for slot, columns, reader in ((keys_slot, keys, HEADS), (values, keys, HEADS), (queries, heads, SEND)):
+        to = Destination(slot, True, (reader,), rotated=rotated and slot != values)
         hand.product(ChunkSource.X8, 0, heads, to, columns, min(of_ddr, columns))
     hand.emit.attention(of_heads, last=True)
     hand.four_bits = four_bits
-    added = eight if apart else 0
+    of_x = heads * cells(rows)
+    added = data.draw(st.integers(of_x, X_CELLS - of_x)) if apart else 0
     projected = Destination(added, residual=residual, gains=True, rotated=rotated)
-    hand.product(ChunkSource.T, 3 * eight, heads, projected, heads, of_ddr)
+    hand.product(ChunkSource.T, attended, heads, projected, heads, of_ddr)
     hand.emit.walk(added, heads, of_norm)
-    hidden = Destination(4 * eight, True, (SEND,), function=function, gated=gated)
+    hidden = Destination(inner, True, (SEND,), function=function, gated=gated)
     hand.product(ChunkSource.X8, added, heads, hidden, 4 << gated, 1)
     last = Destination(0, residual=AddedResidual.RAW, residual_slot=added, gains=True)
     if gated and heads <= 4:
         last = Destination(0, function=function, gains=True, gated=True)
-    hand.product(ChunkSource.T, 4 * eight, 4, last, heads << last.gated, of_ddr)
+    hand.product(ChunkSource.T, inner, 4, last, heads << last.gated, of_ddr)
     hand.store(heads, of_norm)
     check_alike(hand, stalls)
 
@@ -192,12 +195,13 @@ def test_a_compiled_layer_of_a_decoder() -> None:
 
 
 def test_all_lanes_and_weights_longer_than_fifos() -> None:
+    """And more columns than lanes of 64 rows have."""
     hand = Layer(1, 3, 1, 8, 16)
-    hand.begin(16, PanelNorm(NormConstants.of(1024, 1e-5)))
+    hand.begin(20, PanelNorm(NormConstants.of(1280, 1e-5)))
     for i in range(2):
-        to = Destination(8 * cells(16) * i, residual=AddedResidual.RAW, residual_slot=8 * cells(16) * i)
-        hand.product(ChunkSource.X8, 0, 16, to, 8, 3)
-    hand.store(16)
+        to = Destination(12 * i, residual=AddedResidual.RAW, residual_slot=12 * i)
+        hand.product(ChunkSource.X8, 0, 20, to, 8, 3)
+    hand.store(20)
     check_alike(hand)
 
 
