@@ -186,6 +186,7 @@ def compile(
     verify: str = ...,
     whole: Literal[True] = ...,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
+    rows16: Sequence[str] = ...,
     boards: Literal[1] = ...,
 ) -> Compiled: ...
 @overload
@@ -205,6 +206,7 @@ def compile(
     verify: str = ...,
     whole: Literal[True] = ...,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
+    rows16: Sequence[str] = ...,
     boards: int | str | Sequence[BoardName],
     shards: int | str = ...,
 ) -> Compiled | CompiledStages: ...
@@ -225,6 +227,7 @@ def compile(
     verify: str = ...,
     whole: bool,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
+    rows16: Sequence[str] = ...,
 ) -> Compiled | CompiledPieces: ...
 @overload
 def compile(
@@ -261,6 +264,7 @@ def compile(
     verify: str = ...,
     whole: bool = ...,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = ...,
+    rows16: Sequence[str] = ...,
     boards: int | str | Sequence[BoardName] = ...,
     shards: int | str = ...,
 ) -> Compiled | CompiledPieces | CompiledStages | Family: ...
@@ -280,6 +284,7 @@ def compile(
     verify: str = "first",
     whole: bool = True,
     smooth: Sequence[tuple[Any, ...] | dict[str, Any]] | None = None,
+    rows16: Sequence[str] = (),
     boards: int | str | Sequence[BoardName] = 1,
     shards: int | str = 1,
 ) -> Compiled | CompiledPieces | CompiledStages | Family:
@@ -317,7 +322,8 @@ def compile(
     one board by the rounding of the sums between boards; "auto" for the number whose call takes least modelled time.
 
     smooth: with an overlay that computes in integers, calls for factors of SmoothQuant (docs/xnn8.md); like
-    `example_inputs`, and of their shapes.
+    `example_inputs`, and of their shapes. rows16: with the same, module paths of products whose rows have up to 16 bits
+    in place of 8, at half the rate; `*` stands for one part of a path or some of it (docs/xnn8.md, "Rows of 16 bits").
 
     Weights in float16 or bfloat16 are widened to float32, with a warning; arguments and results keep the model's types
     (docs/models.md, "Half precision").
@@ -346,7 +352,15 @@ def compile(
     if count != 1 and not whole:
         raise ScheduleError(PIECES)
     usual = pipelines.Pipeline.named(
-        overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths, smooth=smooth, boards=count, shards=each
+        overlay,
+        schedule,
+        budget_s=budget_s,
+        passes=passes,
+        lengths=lengths,
+        smooth=smooth,
+        rows16=rows16,
+        boards=count,
+        shards=each,
     )
     usual = _with_experts(usual, experts, board)
     example, module = _kept(_examples(example_inputs)), capture.module_of(model)
@@ -357,7 +371,7 @@ def compile(
     # Makes the copy in float32 of a model in half precision.
     followed = changes.Followed(module, checksums, keeps=exported_programs.is_program_module(module))
     reference = (
-        integers.reference_of(lambda: followed.module, smooth)
+        integers.reference_of(lambda: followed.module, smooth, rows16)
         if usual.overlay.integers
         else verifications.of_module(lambda: followed.module)
     )

@@ -176,6 +176,12 @@ class CompileOptions(Options):
         "--smooth",
         of=OVERLAYS,
     )
+    rows16: str | None = option(
+        f"with --overlay {INTEGERS}: products whose rows have 16 bits: module paths, * for one part or some of it",
+        "--rows16",
+        metavar="PATH,...",
+        of=OVERLAYS,
+    )
     perplexity: bool = option("with --compare: also the perplexity of the example's input_ids", of=OVERLAYS)
     pieces: bool = option(
         f"also take a model that the overlay cannot run as a whole: {SUFFIX} holds the pieces that it can, and PyTorch "
@@ -228,8 +234,9 @@ def compile_command(spec: str, options: CompileOptions) -> None:
         return
     if options.output is None:
         raise click.UsageError("Missing option '-o' / '--output'.")
-    if options.smooth is not None and options.overlay != INTEGERS:
-        raise click.UsageError(f"--smooth: only with --overlay {INTEGERS}")
+    for name in ("smooth", "rows16") if options.overlay != INTEGERS else ():
+        if getattr(options, name) is not None:
+            raise click.UsageError(f"--{name}: only with --overlay {INTEGERS}")
     named = stream_program_named(spec)
     if named is not None and is_region(named):
         refuse(MODELS, OVERLAYS, MACHINES, WEIGHTS)
@@ -266,13 +273,18 @@ def _in_integers(spec: str, options: CompileOptions) -> Made:
         calls = None if options.smooth is None else models.load_calls(options.smooth)
         tokens = _tokens(spec, model, example) if options.perplexity else None
         steps.done("load the model")
-        compiled = integers.in_integers(model, example, smooth=calls)
+        compiled = integers.in_integers(model, example, smooth=calls, rows16=_paths(options.rows16))
         args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
         ours, theirs, wanted = (partial(each, *args, **kwargs) for each in (compiled, model, reference))
         of_model, of_machine = quality.quality_in_steps(ours, theirs, wanted, tokens, lambda: compiled.visible)
         steps.done("compute")
     found = {"quantisation": of_model, INTEGERS: of_machine}
     return Made({name: vars(step) for name, step in found.items()}, difference_table(**found))
+
+
+def _paths(text: str | None) -> list[str]:
+    """Module paths that an option has, separated by commas."""
+    return [] if text is None else text.split(",")
 
 
 def _streams(named: Named, options: CompileOptions) -> Made:
@@ -385,6 +397,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
             checks_rows=False,
             progress=steps.share,
             smooth=None if options.smooth is None else models.load_calls(options.smooth),
+            rows16=_paths(options.rows16),
             boards=boards,
             shards=shards or 1,
             chooses_shards=shards is None,

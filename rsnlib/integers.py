@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from ..base.errors import UnsupportedError
+from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.overlays.xnn8 import numbers
 from ..isa.overlays.xnn8.functions import TABLES
 from ..isa.overlays.xnn8.numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, Floats, Integers, RowFactor
 from ..scheduler.graph import Array, AttentionLayer, Gemm
-from ..scheduler.integers import IntegerNetwork, is_view, with_stored_columns
+from ..scheduler.groups import matches_path, some_of
+from ..scheduler.integers import IntegerNetwork, is_product, is_view, with_stored_columns
 from . import precision, reference, static_cache
 from .capture import arguments, module_of, packet, shape_of
 from .graph_split import Examples
@@ -107,25 +108,29 @@ def in_integers(
     *,
     smooth: Iterable[Examples] | None = None,
     lengths: Sequence[int] | None = None,
+    rows16: Sequence[str] = (),
 ) -> IntegerModel:
     """Return a module in the integers of overlay xnn8.
 
     example_inputs: by position or by name; calls must have their shapes. lengths: as for `rsn.compile`. smooth: calls
     with such shapes, from which factors are chosen that divide columns of rows and multiply rows of weights
-    (SmoothQuant, Xiao et al., 2023, with migration strength 1/2). Raises `UnsupportedError` for a module beyond the
-    overlay, naming the layer, and as `trace` does; `ScheduleError` for lengths that do not fit.
+    (SmoothQuant, Xiao et al., 2023, with migration strength 1/2). rows16: module paths of products whose rows have 16
+    bits, as for `with_rows16`. Raises `UnsupportedError` for a module beyond the overlay, naming the layer, and as
+    `trace` does; `ScheduleError` for lengths that do not fit, and as `with_rows16`.
     """
     static_cache.register()
     module, example, borders = precision.in_float32(module_of(model), example_inputs)
     traced = trace(module, example, PASSES, fixes=True)
     check_told(traced)
-    traced = traced if smooth is None else smoothed(traced, smooth)
+    traced = with_rows16(traced if smooth is None else smoothed(traced, smooth), rows16)
     return IntegerModel(traced if lengths is None else traced.with_lengths(lengths, example), borders)
 
 
-def reference_of(module: Callable[[], nn.Module], smooth: Sequence[Examples] | None = None) -> Reference:
+def reference_of(
+    module: Callable[[], nn.Module], smooth: Sequence[Examples] | None = None, rows16: Sequence[str] = ()
+) -> Reference:
     """Return the reference of calls of a module compiled for overlay xnn8: what these integers are without a machine.
-    module: as for `verification.of_module`. smooth: as for `in_integers`."""
+    module: as for `verification.of_module`. smooth, rows16: as for `in_integers`."""
 
     def compute(args: tuple[Any, ...], kwargs: dict[str, Any], kind: ReferenceKind) -> Any:
         model = module()
@@ -137,7 +142,7 @@ def reference_of(module: Callable[[], nn.Module], smooth: Sequence[Examples] | N
                 if parameter.kind is parameter.VAR_KEYWORD:
                     named |= named.pop(parameter.name, {})
             example = named
-        return in_integers(model, example, smooth=smooth)(*args, **kwargs)
+        return in_integers(model, example, smooth=smooth, rows16=rows16)(*args, **kwargs)
 
     return compute
 
@@ -232,18 +237,18 @@ class _Run:
             return self._raw(name)
         return numbers.stored(*numbers.normalised(self._raw(name), *sent.affine, norm), X_BITS)
 
-    def _rows(self, name: str) -> tuple[Integers, RowFactor]:
+    def _rows(self, name: str, low_bits: int) -> tuple[Integers, RowFactor]:
         """An activation as a product takes it."""
         if name in self._of.columns:
-            return numbers.of_rows(self._kept[name])
-        return numbers.sent(self._raw(name), self._of.sent[name].gains, self._statistics(name))
+            return numbers.of_rows(self._kept[name], low_bits)
+        return numbers.sent(self._raw(name), self._of.sent[name].gains, self._statistics(name), low_bits)
 
     def _gemm(self, layer: Gemm) -> BlockNumbers:
         addends = []
         if layer.multiplies:
             product = self._of.products[layer.y]
-            rows, scale = self._rows(layer.x)
-            total = numbers.sums(rows.reshape(*rows.shape[:-2], -1), product.weight)
+            rows, scale = self._rows(layer.x, product.low_bits)
+            total = numbers.sums_of_rows(rows.reshape(*rows.shape[:-2], -1), product.weight, product.low_bits)
             drained = numbers.drained(total, product.shifts)
             addends += [numbers.scaled(drained, product.shifts, product.columns, scale), numbers.kept(product.bias)]
         elif layer.is_sum:
@@ -301,6 +306,21 @@ class _Run:
         exponent = exponent[..., None].repeat(columns.pitch // unit, -2)
         units = (x.reshape(*exponent.shape[:-1], -1).swapaxes(1, 2) for x in (heads, exponent))
         return numbers.stored(*numbers.joined(*(x.reshape(len(x), rows, -1, x.shape[-1]) for x in units)), T_BITS)
+
+
+def with_rows16(traced: Traced, patterns: Sequence[str]) -> Traced:
+    """Return a traced module of which the rows of products have up to 16 bits. patterns: their module paths, part by
+    part, in which `*` stands for one part or some of it. Raises `ScheduleError` for one that matches no product."""
+    products = (x for x in traced.network.layers if isinstance(x, Gemm) and is_product(x))
+    paths = {x.y: (x.path, *(x.fused if x.gated else ())) for x in products}
+    found: set[str] = set()
+    for pattern in patterns:
+        some = {y for y, names in paths.items() if any(matches_path(pattern, name) for name in names)}
+        if not some:
+            known = some_of([first for first, *_ in paths.values()])
+            raise ScheduleError(f"rows16: {pattern} matches no product; there are {known}")
+        found |= some
+    return replace(traced, network=replace(traced.network, rows16=frozenset(found)))
 
 
 def smoothed(traced: Traced, calls: Iterable[Examples]) -> Traced:

@@ -30,7 +30,7 @@ from ..scheduler.shards import opened
 from ..scheduler.stages import chained, cuts_at, divided, raw_outputs
 from .fold import fold, fold_shapes
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split, split_again
-from .integers import check_told, for_integers, smoothed
+from .integers import check_told, for_integers, smoothed, with_rows16
 from .partition import Traced
 from .passes import USUAL, Passes
 from .stage_plan import plan
@@ -45,11 +45,12 @@ class Pipeline:
     rows of each sequence, where they differ; None where they do not. checks_rows: check with the example that the host
     part uses no rows beyond `lengths`; False leaves that to the first call. progress: called with the share of a
     search's budget that is spent, 0 to 1. smooth: calls for factors of SmoothQuant, for an overlay that computes in
-    integers; None for no factors. boards: how many the network is cut for; None: the fewest that hold it. cuts:
-    instead, the activations behind which it is cut; None to choose. shards: how many boards compute each stage;
-    chooses_shards: the number with the least modelled latency instead (`built_stages`). beside: other programs of the
-    model, for which the boards must have room too, as `stage_plan.plan` says. Raises `UnsupportedError` for an overlay
-    that nothing can be compiled for, and for `smooth` with an overlay that computes in floats.
+    integers; None for no factors. rows16: for the same, products whose rows have 16 bits, as for
+    `integers.with_rows16`. boards: how many the network is cut for; None: the fewest that hold it. cuts: instead, the
+    activations behind which it is cut; None to choose. shards: how many boards compute each stage; chooses_shards: the
+    number with the least modelled latency instead (`built_stages`). beside: other programs of the model, for which the
+    boards must have room too, as `stage_plan.plan` says. Raises `UnsupportedError` for an overlay that nothing can be
+    compiled for, and for `smooth` or `rows16` with an overlay that computes in floats.
     """
 
     overlay: Overlay
@@ -59,6 +60,7 @@ class Pipeline:
     checks_rows: bool = True
     progress: Progress = lambda share: None
     smooth: Sequence[Examples] | None = None
+    rows16: Sequence[str] = ()
     boards: int | None = 1
     cuts: tuple[str, ...] | None = None
     shards: int = 1
@@ -67,8 +69,9 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         require_compilable(self.overlay)
-        if self.smooth is not None and not self.overlay.integers:
-            raise UnsupportedError(f"smooth: overlay {self.overlay.name} does not compute in integers")
+        for name, given in (("smooth", self.smooth is not None), ("rows16", len(self.rows16) > 0)):
+            if given and not self.overlay.integers:
+                raise UnsupportedError(f"{name}: overlay {self.overlay.name} does not compute in integers")
 
     @classmethod
     def named(
@@ -80,13 +83,14 @@ class Pipeline:
         passes: Passes | None = None,
         lengths: Sequence[int] | None = None,
         smooth: Sequence[Examples] | None = None,
+        rows16: Sequence[str] = (),
         boards: int | None = 1,
         shards: int | None = 1,
     ) -> Pipeline:
         """Return a pipeline for an overlay and a schedule by name. overlay: name, or path of an overlay file. schedule:
         name, path of a file, or object. budget_s: seconds of the search for "best". passes: None for the usual ones.
-        lengths, smooth, boards: as for the class. shards: how many boards compute each stage; None to choose. Raises
-        `ProgramError` for an unknown overlay, `ScheduleError` for an unknown schedule."""
+        lengths, smooth, rows16, boards: as for the class. shards: how many boards compute each stage; None to choose.
+        Raises `ProgramError` for an unknown overlay, `ScheduleError` for an unknown schedule."""
         chosen = schedule_named(schedule, budget_s)
         usual = passes or USUAL
         return cls(
@@ -95,6 +99,7 @@ class Pipeline:
             passes=usual,
             lengths=lengths,
             smooth=smooth,
+            rows16=rows16,
             boards=boards,
             shards=shards or 1,
             chooses_shards=shards is None,
@@ -139,10 +144,12 @@ class Pipeline:
         return self.completed(traced, example)
 
     def completed(self, traced: Traced, example: Examples) -> Traced:
-        """Return a traced module with `lengths` and `smooth` applied, if there are any: the last step of `trace`.
-        Raises as `Traced.with_lengths` and `integers.smoothed` do."""
+        """Return a traced module with `lengths`, `smooth` and `rows16` applied, if there are any: the last step of
+        `trace`. Raises as `Traced.with_lengths`, `integers.smoothed` and `integers.with_rows16` do."""
         if self.smooth is not None:
             traced = smoothed(traced, self.smooth)
+        if self.rows16:
+            traced = with_rows16(traced, self.rows16)
         if self.lengths is None:
             return traced
         return traced.with_lengths(self.lengths, example if self.checks_rows else None)

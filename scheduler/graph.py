@@ -278,7 +278,8 @@ class LayerGraph:
     seqs. stored_columns: of a folded graph, where each column of an input that keeps its contents is stored, and of an
     output that is not stored as it is. smooth: for
     an overlay that computes in integers: what columns of rows are divided by, before they become integers, and rows of
-    weights multiplied by, positive (columns,); by activation, none for those that have no entry. cache_rows: rows of
+    weights multiplied by, positive (columns,); by activation, none for those that have no entry. rows16: for the same,
+    results of the products whose rows have up to 16 bits, not 8. cache_rows: rows of
     those inputs that keep their contents whose parameter is `row[b]`; 0: of the first. of_step: it is a stage of a step
     of a decoder (`is_step`), with caches or without.
     """
@@ -292,6 +293,7 @@ class LayerGraph:
     seqs: Mapping[str, int] = field(default_factory=dict)
     stored_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
     smooth: Mapping[str, Float64] = field(default_factory=dict)
+    rows16: frozenset[str] = frozenset()
     cache_rows: int = 0
     of_step: bool = False
 

@@ -95,7 +95,7 @@ class _Chosen:
         """Index of the entry and the pattern that matches, by the layer's output activation."""
         for layer in network.layers:
             for i, segment in enumerate(segments):
-                pattern = next((p for p in segment.layers if _matches(p, layer.path)), None)
+                pattern = next((p for p in segment.layers if matches_path(p, layer.path)), None)
                 if pattern is not None:
                     self._of.setdefault(layer.y, (i, pattern))
 
@@ -121,16 +121,16 @@ class _Chosen:
 
     def _why_missing(self, pattern: str) -> str:
         known = list(dict.fromkeys(layer.path for layer in self._network.layers))
-        if any(_matches(pattern, path) for path in known):
+        if any(matches_path(pattern, path) for path in known):
             return "matches only layers that an earlier entry matches; the first entry that matches a layer applies"
         depth = len(pattern.split("."))
-        below = [path for path in known if _matches(pattern, ".".join(path.split(".")[:depth]))]
+        below = [path for path in known if matches_path(pattern, ".".join(path.split(".")[:depth]))]
         if below:
-            return f"is not a layer but contains layers: {_some(below)}"
+            return f"is not a layer but contains layers: {some_of(below)}"
         close = get_close_matches(pattern, known, n=3)
         if close:
-            return f"matches no layer; did you mean {_some(close)}?"
-        return f"matches no layer; there are {_some(known)}"
+            return f"matches no layer; did you mean {some_of(close)}?"
+        return f"matches no layer; there are {some_of(known)}"
 
     def _check(self, group: Group, segment: Segment) -> None:
         paths = ", ".join(layer.path for layer in _layers(group))
@@ -147,13 +147,14 @@ class _Chosen:
             raise ScheduleError(f"segments: {paths} is a product; a mapping type applies to an attention only")
 
 
-def _some(paths: Sequence[str]) -> str:
+def some_of(paths: Sequence[str]) -> str:
+    """Return the first few of some module paths, and how many more there are, for a message."""
     more = len(paths) - SHOWN
     return ", ".join(paths[:SHOWN]) + f" and {more} more" * (more > 0)
 
 
-def _matches(pattern: str, path: str) -> bool:
-    """Whether a module path matches a pattern, part by part: `*` stands for one part or some of it."""
+def matches_path(pattern: str, path: str) -> bool:
+    """Return whether a module path matches a pattern, part by part: `*` stands for one part or some of it."""
     patterns, parts = pattern.split("."), path.split(".")
     return len(patterns) == len(parts) and all(map(fnmatchcase, parts, patterns))
 

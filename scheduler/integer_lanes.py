@@ -154,10 +154,12 @@ def estimated_seconds(numbers_of: IntegerNetwork, seconds: Mapping[str, float], 
             if layer.multiplies and layer.x not in walked:  # factors of its rows, of which no norm is left out
                 walked.add(layer.x)
                 total += at.rows * (2 * max(k, LANES) + k / 4 + 2) * word
-            is_short = layer.y in numbers_of.products and numbers_of.products[layer.y].short is not None
+            product = numbers_of.products.get(layer.y)
+            is_short = product is not None and product.short is not None
             moved = 4 * PAIRS * (SHORT_WEIGHT_WORD if is_short else WEIGHT_WORD)
             chunk = max(seconds["chunk_us"] * share, moved / both, CHUNK * word)
-            total += max(-(-n // PAIRS) * k * chunk, n * behind) + (min(n, PAIRS) * behind + block) * (k > 0)
+            passes = 1 + (product is not None and product.low_bits > 0)
+            total += max(-(-n // PAIRS) * passes * k * chunk, n * behind) + (min(n, PAIRS) * behind + block) * (k > 0)
             continue
         key_rows, wide = at.rows * at.parts, layer.head_dim > BLOCK
         rounds = -(-layer.heads // PAIRS) * (1 + wide)

@@ -39,6 +39,7 @@ from ..isa.overlays.xnn8.formats import (
     X_CELLS,
     AddedResidual,
     ChunkSource,
+    EngineOp,
     LaneMemory,
     cells,
 )
@@ -137,8 +138,8 @@ class IntegerPanels:
         them."""
         self._x = LaneCells("X", X_CELLS)
         """Activations without their norms."""
-        self._walked: SentRows | None = None
-        """What X8 holds, and whose norm Rows has."""
+        self._walked: tuple[SentRows, int] | None = None
+        """What X8 holds, and whose norm Rows has; and how many bits beyond 8."""
         self._angles: BlockNumbers | str | None = None
         """What Angles holds: constants, or the input with factors of a call; None for nothing."""
         self._tables: dict[str, list[int]] = {}
@@ -307,22 +308,35 @@ class IntegerPanels:
             return None
         return PanelNorm(NormConstants.of(sent.columns, sent.norm.eps), sent.norm.rms)
 
-    def _walk(self, layer: Layer, name: str) -> Iterator[tuple[Layer, Emit]]:
-        """Let X8 hold the rows of an activation in X, behind its norm."""
+    def _walk(self, layer: Layer, name: str, low_bits: int = 0) -> Iterator[tuple[Layer, Emit]]:
+        """Let X8 hold the rows of an activation in X, behind its norm. low_bits: that they have beyond 8."""
         sent = self.of.sent[name]
         yield from self._bring(layer, sent.raw)
-        if self._walked is sent:
+        if self._walked == (sent, low_bits):
             return
         blocks, slot = self._blocks_of_x(sent.raw), self._x.first(sent.raw)
-        yield layer, partial(self.emitter.walk, slot, blocks, self._norm(sent))
-        self._walked = sent
+        taken = 2 * blocks * cells(self.at.rows)
+        if low_bits and taken > X_CELLS:
+            raise UnsupportedError(
+                f"{layer.place}: its rows of 16 bits take {taken} cells of X8, two for each 16 rows of a block of 64 "
+                f"columns; there are {X_CELLS}"
+            )
+        yield layer, partial(self.emitter.walk, slot, blocks, self._norm(sent), low_bits)
+        self._walked = sent, low_bits
 
     def _product(self, layer: Gemm) -> Iterator[tuple[Layer, Emit]]:
         sent = self.of.sent.get(layer.x)
-        walks = sent is not None and self._walked is not sent
+        product = self.of.products[layer.y]
+        low_bits, chunks = product.low_bits, len(product.weight) // BLOCK
+        most = EngineOp.field("depth").bounds[1] // 2
+        if low_bits and chunks > most:
+            raise UnsupportedError(
+                f"{layer.place}: rows of 16 bits of {chunks * BLOCK} columns; xnn8 has up to {most * BLOCK}"
+            )
+        walks = sent is not None and self._walked != (sent, low_bits)
         slot = 0
         if sent is not None:
-            yield from self._walk(layer, layer.x)
+            yield from self._walk(layer, layer.x, low_bits)
             slot = self._x.first(sent.raw)
             if self._left[sent.raw] == 1:  # only its copy in X8 is read
                 self._x.free(sent.raw)
@@ -330,17 +344,17 @@ class IntegerPanels:
         if layer.residual is not None:
             added = self.of.sent[layer.residual]
             residual = AddedResidual.RAW if added.norm is None else AddedResidual.NORMALISED
-            if sent is None and residual is AddedResidual.NORMALISED and self._walked is not added:
+            has_norm = self._walked is not None and self._walked[0] is added
+            if sent is None and residual is AddedResidual.NORMALISED and not has_norm:
                 yield from self._walk(layer, layer.residual)
             yield from self._bring(layer, added.raw)
             if residual is AddedResidual.NORMALISED:
-                walked = self._walked
+                walked = None if self._walked is None else self._walked[0]
                 if walked is None or (walked.raw, walked.norm) != (added.raw, added.norm):
                     raise UnsupportedError(f"{layer.place}: a residual with a norm that its rows are not sent with")
                 affine = added.affine
         source = ChunkSource.X8 if sent is not None else ChunkSource.T
         slot = self._t.first(layer.x) if sent is None else slot
-        chunks = len(self.of.products[layer.y].weight) // BLOCK
         done = self._read(layer)
         if layer.rotary is not None:
             yield from self._turn(layer)
@@ -452,7 +466,7 @@ class IntegerPanels:
                 constants += [PackedConstants(a[i], b[i]) for i in stored for a, b in vectors]
             addr = self._vectors(f"{name}.constants", [constants]).addr
             of_some = tuple(shifts[i] for i in some)
-            out.append(PlacedProduct(StoredWeights(lpddr, ddr, of_ddr, of_some, short), addr))
+            out.append(PlacedProduct(StoredWeights(lpddr, ddr, of_ddr, of_some, short, product.low_bits), addr))
         return out
 
     def _of_ddr(self, layer: Gemm, columns: int) -> int:

@@ -83,13 +83,14 @@ def _filled(places: Integers) -> Integers:
 class IntegerProduct:
     """The constants of a product, which `numbers` explains. weight: int8 (stored K, stored N). short: what it
     is unpacked from; None for one of 8 bits. columns: scales of its columns, 16 bits (blocks, 64). shifts: of sums as
-    they leave the tiles, in bits (blocks, 1). bias: 16 bits (blocks, 64)."""
+    they leave the tiles, in bits (blocks, 1). bias: 16 bits (blocks, 64). low_bits: that its rows have beyond 8."""
 
     weight: npt.NDArray[np.int8]
     short: ShortWeight | None
     columns: BlockNumbers
     shifts: Integers
     bias: BlockNumbers
+    low_bits: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,13 +211,16 @@ class IntegerNetwork:
 
         scales, integers, short = quantised(columns, len(different))
         sums = [np.abs(integers[:, s], dtype=np.int16).sum(0, dtype=np.int64) for s in strips(len(different))]
-        largest = 127 * np.concatenate(sums)[which].reshape(-1, BLOCK).max(1)
+        magnitudes = np.concatenate(sums)[which].reshape(-1, BLOCK).max(1)
+        is_wide = layer.y in self.network.rows16
+        low_bits = bounds.low_bits(layer.place, int(magnitudes.max())) if is_wide else 0
+        largest = (127 << low_bits) * magnitudes
         bounds.check_product(layer.place, int(largest.max()))
         shifts = np.array([[drain_shift(int(x))] for x in largest])
         if is_one:
             integers, short = _repeated(integers, which), short and ShortWeight(*(_repeated(x, which) for x in short))
         vectors = (blocks_of(x, X_BITS) for x in (scales[which] * factor, bias * factor))
-        return IntegerProduct(integers, short, next(vectors), shifts, next(vectors))
+        return IntegerProduct(integers, short, next(vectors), shifts, next(vectors), low_bits)
 
     def _check_attention(self, layer: AttentionLayer) -> None:
         bounds.check_attention(layer.place, layer.head_dim, self.network.seq_of(layer.k))

@@ -79,6 +79,14 @@ class Parallel(torch.nn.Module):  # type: ignore[misc]
         return self.norm(z + self.down(self.up(z))), y
 
 
+class Hidden(torch.nn.Sequential):  # type: ignore[misc]
+    """Two products with hidden columns between them."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.up, self.relu, self.down = torch.nn.Linear(70, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 30)
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
@@ -117,6 +125,51 @@ def test_calls_are_the_integers(model: Any, shape: tuple[int, ...]) -> None:
             assert same(compiled(call), wanted(call))
     activations = [b for b in compiled.program.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
     assert {b.layout for b in activations} == {Layout.INTEGERS}
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "rows16", "bits"),
+    [
+        # rows of X and of T, some of which other products take with 8 bits
+        (Parallel, (2, 40, 96), ["block.q", "*.v", "block.down", "up"], [8, 8, 0, 8, 0, 0, 8, 0, 8, 0]),
+        # three blocks of 512 columns; rows of 1100 columns, whose sums have no room for the eighth bit
+        (lambda: Hidden(1100), (3, 9, 70), ["*"], [8, 7]),
+        pytest.param(lambda: Before(64, 2, causal=True), (1, 1100, 64), ["*"], [8] * 6, marks=pytest.mark.long),
+    ],
+)
+def test_rows_of_16_bits(model: Any, shape: tuple[int, ...], rows16: list[str], bits: list[int]) -> None:
+    """They are nearer to float32; their weights pass twice."""
+    torch.manual_seed(0)
+    module, x = model().eval(), torch.randn(shape)
+    compiled, plain = (rsn.compile(module, (x,), overlay="xnn8", rows16=names) for names in (rows16, []))
+    wanted, before = (rsn.in_integers(module, (x,), rows16=names) for names in (rows16, []))
+    products = wanted.network.products.values()
+    assert [p.low_bits for p in products] == bits
+    with torch.no_grad():
+        assert same(compiled(x), wanted(x))
+        assert same(plain(x), before(x))
+    near, far = (rsn.quality(made, module, [(x,)]).mean for made in (wanted, before))
+    assert near > far
+    runs = compiled.last_run, plain.last_run
+    assert runs[0].latency_s > runs[1].latency_s
+    read, once = (run.bytes["ddr_read"] + run.bytes["lpddr_read"] for run in runs)
+    assert read - once == sum(p.weight.size for p in products if p.low_bits)
+    assert not check(compiled.program)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "options", "message"),
+    [
+        (lambda: Hidden(64), (1, 9, 70), {"rows16": ["up.*"]}, r"rows16: up\.\* matches no product; .* up, down"),
+        (lambda: Hidden(64), (1, 9, 70), {"rows16": ["up"], "overlay": "xnn2"}, "rows16: overlay xnn2 does not"),
+        # lanes of 64 rows, which X8 has no room for; with fewer rows there are too few lanes
+        (lambda: encoder(1, 576, 9, 64), (1, 1500, 576), {"rows16": ["*.*.*.query"]}, "query: .* take 72 cells of X8"),
+        (lambda: Hidden(16_384), (1, 9, 70), {"rows16": ["down"]}, "down: rows of 16 bits of 16384 columns; xnn8 has"),
+    ],
+)
+def test_refused_rows_of_16_bits(model: Any, shape: tuple[int, ...], options: Any, message: str) -> None:
+    with pytest.raises(rsn.errors.RsnError, match=message):
+        rsn.compile(model().eval(), (torch.randn(shape),), **{"overlay": "xnn8", **options})
 
 
 DECODERS: dict[str, tuple[str, int, dict[str, int]]] = {
@@ -181,7 +234,10 @@ def test_any_structure_is_equal_or_refused() -> None:
         model, example = structures.Network(structure), structure.arguments(0)
         try:
             wanted = rsn.in_integers(model, example)
-            compiled = rsn.compile(model, example, overlay="xnn8", verify="never")
+            rows16 = [layer.path for layer in wanted.network.network.layers if layer.y in wanted.network.products]
+            rows16 = rows16[seed % 3 : 2 * seed % 7]
+            wanted = rsn.in_integers(model, example, rows16=rows16)
+            compiled = rsn.compile(model, example, overlay="xnn8", rows16=rows16, verify="never")
         except rsn.errors.UnsupportedError:
             continue
         with torch.no_grad():

@@ -255,8 +255,11 @@ def test_command(tmp_path: Path) -> None:
     found = json.loads(tried("--compare", spec, "--smooth", smooth, "--json").stdout)
     assert found["quantisation"]["largest"] == 0
     assert 0.999 < found["xnn8"]["worst"] < 1
+    nearer = json.loads(tried("--compare", spec, "--rows16", "*.*.*.query,*.*.*.down", "--json").stdout)
+    assert nearer["xnn8"]["worst"] > found["xnn8"]["worst"]
     for options, message in (
         (("--smooth", smooth, "-o", "a.rsn", "--overlay", "xnn2"), "--smooth: only with --overlay xnn8"),
+        (("--rows16", "*", "-o", "a.rsn", "--overlay", "xnn2"), "--rows16: only with --overlay xnn8"),
         (("--compare", spec, "-o", "a.rsn"), "-o: with --compare, overlay xnn8 makes no program"),
         (("--compare", spec, "--smooth", spec.replace("encoder", "wrong")), "wrong must return a list of calls"),
         (("--compare", spec, "--smooth", "calls"), "must be FILE.py:CALLABLE"),

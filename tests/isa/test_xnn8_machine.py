@@ -213,12 +213,17 @@ def test_rows_in_x8_have_one_factor() -> None:
         ("Rows0", PanelRows(op=RowOp.STORE, blocks=1, rotated=1), "only results have a gate or are rotated"),
         ("Rows0", PanelRows(op=RowOp.TAKE, blocks=1, function=7), "function=7: Post has 1 to 4"),
         ("Rows0", PanelRows(op=RowOp.SEND, blocks=1, norm=1, columns=65), "a norm over 65 columns"),
+        ("Rows0", PanelRows(op=RowOp.SEND, blocks=9, low_bits=8), "18 blocks of 64 rows from cell 0 on: X8 has 64"),
+        ("Rows0", PanelRows(op=RowOp.TAKE, blocks=1, low_bits=8), "only what X sends has bits beyond 8"),
+        ("Send0", PanelSend(chunks=1, source=ChunkSource.T, low_bits=9), "low_bits=9: rows have up to 8 beyond 8"),
+        ("Send0", PanelSend(chunks=9, low_bits=1), "18 blocks of 64 rows from cell 0 on: X8 has 64"),
         ("Rows0", PanelRows(op=RowOp.TAKE, blocks=8, norm=1, columns=65), "a norm over 65 columns"),
         ("Rows0", PanelRows(op=RowOp.TAKE, blocks=1, attention=1, keys=1), "results of attention go to T"),
         ("Send0", PanelSend(chunks=1, source=3), "source=3 is none"),
         ("Send0", PanelSend(chunks=1, source=ChunkSource.T, each=1), "all of them must be there"),
         ("Send0", PanelSend(chunks=1, source=ChunkSource.T, others=2), "rows of a product have no heads"),
         ("Send0", PanelSend(chunks=1, source=ChunkSource.QUERIES, keys=1, rows=16, head_dim=65), "head_dim=65"),
+        ("Send0", PanelSend(chunks=1, source=ChunkSource.QUERIES, keys=1, low_bits=8), "queries have 8 bits"),
         (
             "Send0",
             PanelSend(chunks=1, source=ChunkSource.QUERIES, keys=1, rows=48, wide=1),
@@ -263,6 +268,21 @@ def test_weights_of_other_bits_are_refused(short: tuple[int, int]) -> None:
         if short[i] != i
     ]
     with pytest.raises(ProgramError, match="W: weights of other bits than its instruction has"):
+        hand.run()
+
+
+def test_rows_of_other_bits_are_refused() -> None:
+    """Rows of a product that X8 has with 16 bits, and Send sends with 8."""
+    hand = HandMade(1, 1, 1)
+    hand.load(numbers.blocks_of(np.ones((64, 64)), X_BITS), vector(np.random.default_rng(0), 1, 1, 2))
+    hand.emit.walk(0, 1, None, low_bits=8)
+    one = columns_of(vector(np.random.default_rng(1), 1, 1, 2))[0]
+    stored = hand.weights(np.ones((64, 64), np.int64), np.zeros((1, 1), np.int64), 0)[0]
+    hand.emit.product(ChunkSource.X8, 0, 1, stored, hand.constants([[one, one, 0]]).addr, Destination(0), each=True)
+    hand.store(1)
+    text = "Send0 uOP 0 sends rows of 8 bits, of which Rows0 has written 16 to X8"
+    assert [(f.code, f.message) for f in check(hand.program, roles=False)] == [("Y11", text)]
+    with pytest.raises(ProgramError, match="Send0: rows of other bits than its instruction has"):
         hand.run()
 
 

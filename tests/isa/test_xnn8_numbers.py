@@ -101,19 +101,20 @@ def constant(value: float) -> tuple[int, int]:
     rows_of_blocks(3),
     st.sampled_from((0.0, 1e-12, 1e-5, 1e30)),
     st.sampled_from(("-", "layer", "rms")),
+    st.integers(0, 8),
 )
-def test_sending(x: Any, gain: Any, shift: Any, eps: float, kind: str) -> None:
+def test_sending(x: Any, gain: Any, shift: Any, eps: float, kind: str, low_bits: int) -> None:
     columns, is_rms = 3 * WIDTH, kind == "rms"
     if kind == "-":
-        rows, scale = numbers.sent(blocks(x), blocks(gain))
-        wanted = scalars.sent(x, gain, None)
+        rows, scale = numbers.sent(blocks(x), blocks(gain), None, low_bits)
+        wanted = scalars.sent(x, gain, None, low_bits)
     else:
         norm = numbers.statistics(blocks(x), numbers.NormConstants.of(columns, eps), rms=is_rms)
         of_eps, root = constant(columns * eps), constant(columns**0.5)
         by_definition = scalars.statistics(x, columns, of_eps, root, is_rms)
         assert (number(norm.mean), number(norm.top), tuple(map(number, norm.inverse))) == by_definition
-        rows, scale = numbers.sent(blocks(x), blocks(gain), norm)
-        wanted = scalars.sent(x, gain, by_definition)
+        rows, scale = numbers.sent(blocks(x), blocks(gain), norm, low_bits)
+        wanted = scalars.sent(x, gain, by_definition, low_bits)
         v, e = numbers.normalised(blocks(x), blocks(gain), blocks(shift), norm)
         assert listed(v, e) == scalars.normalised(x, gain, shift, by_definition)
     assert (rows.tolist(), tuple(map(number, scale))) == wanted
@@ -150,6 +151,35 @@ def test_products(largest: int, share: float, column: int, of_column: int, row: 
     v, e, bits = numbers.scaled(drained, np.array([[shift]]), columns, factor)
     assert (int(v[0, 0, 0]), number(e), bits) == scalars.scaled(total, shift, (column, of_column), (row, of_row))
     assert shift == 0 or scalars.near(largest, shift - 1) > 32767
+
+
+@examples(500, 30)
+@given(st.integers(1, 8), st.integers(1, 300), st.integers(0, 2**32 - 1))
+def test_products_of_rows_of_16_bits(low_bits: int, k: int, seed: int) -> None:
+    """High and low parts have 8 bits; their sums, those of all high parts first, become the product, and are never
+    larger than what `bounds.low_bits` goes by."""
+    random = np.random.default_rng(seed)
+    weight, most = random.integers(-127, 128, (k, 3)), 127 << low_bits
+    weight[:, 0] = 127 * random.choice((-1, 1), k)
+    rows = random.integers(-most, most + 1, (5, k))
+    rows[:2] = most * np.sign(weight[:, 0]), (most - (1 << low_bits - 1)) * np.sign(weight[:, 0])
+    high, low = numbers.parts(rows, low_bits)
+    assert abs(high).max() == 127
+    assert abs(low + 0.5).max() < 1 << low_bits - 1
+    assert (numbers.sums_of_rows(rows, weight, low_bits) == rows @ weight).all()
+    on_their_way = (high @ weight << low_bits)[:, None] + np.cumsum(low[:, :, None] * weight, 1)
+    assert abs(on_their_way).max() <= (255 << low_bits - 1) * 127 * k
+
+
+@examples(1000, 60)
+@given(st.integers(1, 8_421_504))
+def test_bits_of_rows(magnitudes: int) -> None:
+    """As many as sums have room for: one more would be too many, and nothing saturates as they leave."""
+    bits = bounds.low_bits("up", magnitudes)
+    assert (255 << bits - 1) * magnitudes < 1 << 31
+    assert bits == 8 or (255 << bits) * magnitudes >= 1 << 31
+    largest = (127 << bits) * magnitudes
+    assert numbers.rounded(np.array(largest), numbers.drain_shift(largest)) < 1 << 15
 
 
 @examples(1000, 40)
@@ -212,8 +242,8 @@ def test_weighted_values(keys: int, share: float, value: float, at: int) -> None
 
 
 @examples(300, 15)
-@given(st.integers(0, 2**32 - 1), st.sampled_from((32, 64, 128)))
-def test_heads_and_rows_share_exponents(seed: int, pitch: int) -> None:
+@given(st.integers(0, 2**32 - 1), st.sampled_from((32, 64, 128)), st.integers(0, 8))
+def test_heads_and_rows_share_exponents(seed: int, pitch: int, low_bits: int) -> None:
     random = np.random.default_rng(seed)
     x = numbers.blocks_of(random.normal(size=(2, 3, 256)) * 2.0 ** random.integers(-9, 9, (2, 3, 256)), 8)
     shows = random.integers(0, 2, (2, 3)) > 0
@@ -232,9 +262,10 @@ def test_heads_and_rows_share_exponents(seed: int, pitch: int) -> None:
                 for r in range(3)
             ]
             assert made[b, h].tolist() == wanted
-    rows, scale = numbers.of_rows(x)
+    rows, scale = numbers.of_rows(x, low_bits)
+    assert abs(rows).max() <= 127 << low_bits
     values = rows.astype(np.float64) * scale.mantissa * 2.0**scale.exponent
-    step = 2.0 ** x.exponents.max(-2, keepdims=True)
+    step = 2.0 ** (x.exponents.max(-2, keepdims=True) - low_bits)
     assert (np.abs(values - x.integers * 2.0**x.exponents) <= step / 2).all()
     v, e = numbers.joined(x.integers[..., :32], x.exponents)
     assert v.shape == (2, 3, 2, 64)
@@ -258,6 +289,7 @@ def test_the_host_rounds_once() -> None:
     ("check", "message"),
     [
         (lambda: bounds.check_product("up", 1 << 31), "up: a sum of products with rows of up to 127 may be 2147483648"),
+        (lambda: bounds.low_bits("up", 8_421_505), "rows of 9 bits may be 2147483775, beyond the 32 bits"),
         (lambda: bounds.check_attention("a", 64, 66_314), "66314 values of up to 127 with weights of up to 255 may be"),
         (lambda: bounds.check_attention("a", 66_600, 8), "difference of two scores of 66600 columns may be 2148"),
     ],

@@ -92,7 +92,7 @@ def centred(x: Sequence[Block], gain: Sequence[Block], norm) -> list[Block]:
     ]  # fmt: skip
 
 
-def sent(x: Sequence[Block], gain: Sequence[Block], norm) -> tuple[list[list[int]], Factor]:
+def sent(x: Sequence[Block], gain: Sequence[Block], norm, low: int = 0) -> tuple[list[list[int]], Factor]:
     most = [(max(abs(fits(m * g, 30)) for m, g in zip(b, c, strict=True)), e + f)
             for (b, e), (c, f) in zip(x, gain, strict=True)]  # fmt: skip
     top = max(e + 30 for _, e in most)
@@ -105,8 +105,10 @@ def sent(x: Sequence[Block], gain: Sequence[Block], norm) -> tuple[list[list[int
     bound = fits(max(near(m, top - 30 - e) for m, e in most) + near(offset, top - 30 - at), 31)
     scale = normal(bound, top - 30, up=True)
     reciprocal = fits(round(Fraction(127 << 22, scale[0])), 15)
-    rows = [[limited(near(u * reciprocal, 22 + scale[1] - e), 8) for u in block] for block, e in centred(x, gain, norm)]
-    scale = normal(scale[0] * INVERSE_127, scale[1] - 22)
+    most = 127 << low
+    rows = [[max(-most, min(most, near(fits(u * reciprocal, 41), 22 + scale[1] - e - low))) for u in block]
+            for block, e in centred(x, gain, norm)]  # fmt: skip
+    scale = normal(scale[0] * INVERSE_127, scale[1] - 22 - low)
     return rows, scale if norm is None else normal(scale[0] * norm[2][0], scale[1] + norm[2][1])
 
 

@@ -6,7 +6,7 @@ Steps whose widths do not depend on shapes state them where they are defined (`n
 from __future__ import annotations
 
 from ....base.errors import UnsupportedError
-from .numbers import GUARD, X_BITS
+from .numbers import GUARD, LOW_BITS, X_BITS
 
 SUM_BITS = 32
 """Bits of a sum in a tile, with its sign."""
@@ -18,6 +18,15 @@ def check_product(place: str, largest: int) -> None:
     """Check the sums of a product. place: for the message. largest: 127 * the largest sum of magnitudes of a column of
     the weight. Raises `UnsupportedError` with the numbers."""
     _check(place, "a sum of products with rows of up to 127", largest, SUM_BITS)
+
+
+def low_bits(place: str, magnitudes: int) -> int:
+    """Return how many bits the rows of a product may have beyond 8, so that no sum overflows on its way: high parts up
+    to 127, shifted, and low parts up to half of 2^bits. place: for the message. magnitudes: the largest sum of
+    magnitudes of a column of the weight. Raises `UnsupportedError` with the numbers where that is none."""
+    _check(place, "a sum of products with rows of 9 bits", 255 * magnitudes, SUM_BITS)
+    fits = (bits for bits in range(LOW_BITS, 0, -1) if (255 << bits - 1) * magnitudes < 1 << SUM_BITS - 1)
+    return next(fits)
 
 
 def check_attention(place: str, head_dim: int, keys: int) -> None:

@@ -1,5 +1,5 @@
 """What `check` knows about programs for xnn8: operations that a unit cannot execute, and memories of lanes that tokens
-do not order; and weights of other bits than W takes.
+do not order; weights of other bits than W takes, and rows of other bits than Send sends.
 
 Rows has one program, so it writes in order. A reader (Send, Heads) comes behind the block that the last token it waited
 for tells of, and Rows behind the operations of a reader whose tokens it waited for. The way of data through the engine
@@ -44,10 +44,11 @@ from .formats import (
     RowOp,
     cells,
     slices,
+    walked_cells,
 )
 from .functions import TABLES
 from .lanes import HEADS, SEND, keys_of, pitch_of, shared
-from .numbers import BLOCK
+from .numbers import BLOCK, LOW_BITS
 from .rows import blocks_of_results, results_of
 
 
@@ -214,6 +215,9 @@ def _rows(uop: PanelRows) -> Iterator[str]:
         yield from _columns(uop.blocks)
     if uop.op == RowOp.SEND and memory is not LaneMemory.X:
         yield "only X is sent by Rows"
+    yield from _low_bits(uop, uop.blocks, in_x8=uop.op == RowOp.SEND)
+    if uop.low_bits and uop.op != RowOp.SEND:
+        yield "only what X sends has bits beyond 8"
     if uop.first and uop.op in (RowOp.SEND, RowOp.TAKE, RowOp.SUM) and not uop.attention:
         yield "begins with the first lane, but for loads, stores, and results of attention"
     if in_t and uop.op != RowOp.STORE and not uop.readers:
@@ -246,6 +250,14 @@ def _rows(uop: PanelRows) -> Iterator[str]:
             yield f"a norm over {uop.columns} columns of {blocks} blocks that leave X, or of heads"
 
 
+def _low_bits(uop: PanelRows | PanelSend, blocks: int, *, in_x8: bool) -> Iterator[str]:
+    """Reasons about rows of more than 8 bits."""
+    if uop.low_bits > LOW_BITS:
+        yield f"low_bits={uop.low_bits}: rows have up to {LOW_BITS} beyond 8"
+    if uop.low_bits and in_x8:
+        yield from _blocks("X8", 0, 2 * blocks, uop.rows, X_CELLS)
+
+
 def _send(uop: PanelSend) -> Iterator[str]:
     match uop.source:
         case ChunkSource.QUERIES:
@@ -262,11 +274,14 @@ def _send(uop: PanelSend) -> Iterator[str]:
             yield from _blocks(ChunkSource(uop.source).name, uop.slot, uop.chunks, uop.rows, there)
             if uop.first:
                 yield "begins with the first lane, but for queries"
+            yield from _low_bits(uop, uop.chunks, in_x8=uop.source == ChunkSource.X8)
             yield from _columns(uop.columns)
             if uop.wide or uop.narrow or uop.others:
                 yield "rows of a product have no heads"
         case _:
             yield f"source={uop.source} is none"
+    if uop.low_bits and uop.source == ChunkSource.QUERIES:
+        yield "queries have 8 bits"
     if uop.each and uop.source != ChunkSource.X8:
         yield "rows of T are aligned to their largest exponent: all of them must be there before the first goes"
 
@@ -275,20 +290,20 @@ FACTORS_CELL = "the factors of X8", 0
 """Of each row in X8 there is one factor, whichever blocks hold it."""
 
 
-def _tiles(memory: str, slot: int, blocks: int, rows: int) -> Iterator[list[tuple[str, int]]]:
-    """Yield the cells of each block. rows: of a lane."""
-    step = cells(rows)
-    for at in range(slot, slot + blocks * step, step):
-        yield [(memory, i) for i in range(at, at + step)]
+def _tiles(memory: str, slot: int, blocks: int, rows: int, low_bits: int = 0) -> Iterator[list[tuple[str, int]]]:
+    """Yield the cells of each block. rows: of a lane. low_bits: of X8, that rows have beyond 8."""
+    for tile in walked_cells(slot, blocks, rows, low_bits):
+        yield [(memory, i) for i in tile]
 
 
 class BlockWrite(NamedTuple):
     """A block that Rows writes. number: in its program. op: its operation. waited: of each reader, the operations that
-    Rows has waited for."""
+    Rows has waited for. low_bits: that rows in X8 have beyond 8."""
 
     number: int
     op: int
     waited: tuple[int, int]
+    low_bits: int
 
 
 @dataclass
@@ -310,9 +325,9 @@ class LaneWrites:
                 continue
             blocks = blocks_of_results(uop, uop.blocks) if uop.op == RowOp.TAKE else uop.blocks
             rows = uop.key_rows if uop.op == RowOp.LOAD else uop.rows
-            for tile in _tiles("X8" if sends else "T", uop.slot, blocks, rows):
-                written = BlockWrite(number, op, waited)
-                if sends and tile[0] == ("X8", uop.slot):
+            for i, tile in enumerate(_tiles("X8" if sends else "T", uop.slot, blocks, rows, uop.low_bits)):
+                written = BlockWrite(number, op, waited, uop.low_bits)
+                if sends and not i:
                     tile.append(FACTORS_CELL)
                 for cell in tile:
                     made.cells[cell].append(written)
@@ -376,7 +391,7 @@ def _read(uop: Any) -> Iterator[tuple[tuple[str, int], int]]:
     match uop:
         case PanelSend(source=ChunkSource.X8):
             yield FACTORS_CELL, uop.wait + uop.each
-            for i, tile in enumerate(_tiles("X8", uop.slot, uop.chunks, uop.rows), 1):
+            for i, tile in enumerate(_tiles("X8", uop.slot, uop.chunks, uop.rows, uop.low_bits), 1):
                 yield from ((cell, uop.wait + i * uop.each) for cell in tile)
         case PanelSend(source=ChunkSource.T):
             for tile in _tiles("T", uop.slot, uop.chunks, uop.rows):
@@ -408,4 +423,8 @@ def _reads(expansion: ExpandedProgram, writes: LaneWrites, reader: int, name: st
                 )
                 help = f"let that uOP wait for more operations of {name}, or this one for more blocks"
                 yield Finding("Y02", text, expansion.where(name, number), help=help)
+            elif (memory, slot) == FACTORS_CELL and uop.chunks and cell[at - 1].low_bits != uop.low_bits:
+                bits = 8 + cell[at - 1].low_bits, 8 + uop.low_bits
+                text = f"{name} uOP {number} sends rows of {bits[1]} bits, of which {rows} has written {bits[0]} to X8"
+                yield Finding("Y11", text, expansion.where(name, number), help="set `low_bits` of both alike")
         taken += uop.wait + (uop.chunks if isinstance(uop, PanelSend) and uop.each else 0)

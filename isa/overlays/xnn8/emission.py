@@ -37,6 +37,7 @@ from .formats import (
     PanelWeights,
     RowOp,
     cells,
+    walked_cells,
 )
 from .lanes import SEND
 from .numbers import BLOCK, T_BITS, X_BITS, NormConstants
@@ -69,13 +70,15 @@ class StoredConstants(NamedTuple):
 
 class StoredWeights(NamedTuple):
     """Weights of a block of up to 512 columns. lpddr, ddr: where the chunks begin, in units of 64 bytes. of_ddr:
-    columns of pairs whose weights are in DDR. shifts: of results, of each column of pairs. short: they have 4 bits."""
+    columns of pairs whose weights are in DDR. shifts: of results, of each column of pairs. short: they have 4 bits.
+    low_bits: that rows have beyond 8; weights pass twice then."""
 
     lpddr: int
     ddr: int
     of_ddr: int
     shifts: tuple[int, ...]
     short: bool = False
+    low_bits: int = 0
 
 
 class HeadsRound(NamedTuple):
@@ -318,10 +321,10 @@ class IntegerEmitter:
             fields |= {"chunks": blocks, "chunk_stride": size * pitch // rows // UNIT}
             self._add("DDR", OffChipChunks(addr=at, size=size, **fields))
 
-    def _walked(self, slot: int, blocks: int) -> list[tuple[int, ...]]:
+    def _walked(self, slot: int, blocks: int, low_bits: int) -> list[tuple[int, ...]]:
         """The cells of blocks of X8, with the factors of their rows."""
-        first, *others = self._tiles(slot, blocks)
-        return [(*first, FACTORS), *others]
+        first, *others = walked_cells(slot, blocks, self._placed[0].rows, low_bits)
+        return [(*first, FACTORS), *map(tuple, others)]
 
     def put_apart(self, addr: int, slot: int, blocks: int) -> None:
         """Store blocks of T, from cell `slot` on, of all parts of a sequence. addr: where, in units of 64 bytes."""
@@ -392,11 +395,11 @@ class IntegerEmitter:
             fields = {"source": source, "blocks": blocks, **to.fields}
             self._add(f"Rows{engine}", PanelRows(op=RowOp.SUM, **lanes, **fields))
 
-    def walk(self, slot: int, blocks: int, norm: PanelNorm | None) -> None:
-        """Send blocks of X to X8, from cell `slot` on."""
-        fields = {} if norm is None else norm.fields
+    def walk(self, slot: int, blocks: int, norm: PanelNorm | None, low_bits: int = 0) -> None:
+        """Send blocks of X to X8, from cell `slot` on. low_bits: that rows have beyond 8."""
+        fields = {"low_bits": low_bits, **({} if norm is None else norm.fields)}
         for engine, lanes in self._lanes.items():
-            waits = self._waits(engine, self._walked(slot, blocks), (SEND,))
+            waits = self._waits(engine, self._walked(slot, blocks, low_bits), (SEND,))
             self._add(f"Rows{engine}", PanelRows(op=RowOp.SEND, slot=slot, blocks=blocks, **lanes, **waits, **fields))
 
     def product(
@@ -414,23 +417,27 @@ class IntegerEmitter:
         of the results begin, in units of 64 bytes. each: the rows are being walked."""
         columns = len(weights.shifts)
         shifts = {f"shift{i}": shift for i, shift in enumerate(weights.shifts)}
-        tiles = self._walked(slot, chunks) if source is ChunkSource.X8 else self._tiles(T + slot, chunks)
+        low_bits, passes = weights.low_bits, 1 + (weights.low_bits > 0)
+        in_x8 = source is ChunkSource.X8
+        tiles = self._walked(slot, chunks, low_bits) if in_x8 else self._tiles(T + slot, chunks)
         rows = {"source": source, "slot": slot, "chunks": chunks, "each": int(each), "columns": columns, **shifts}
+        rows["low_bits"] = low_bits
         for engine, lanes in self._lanes.items():
             send = self._tokens[engine][SEND]
             wait = send.read_each(tiles) if each else send.read(cell for tile in tiles for cell in tile)
             self._add(f"Send{engine}", PanelSend(wait=wait, **lanes, **rows))
-            self._add(f"Engine{engine}", EngineOp(columns=columns, depth=chunks, **lanes))
+            self._add(f"Engine{engine}", EngineOp(columns=columns, depth=passes * chunks, **lanes))
         engines = sum(1 << engine for engine in self._lanes)
         int4 = int(weights.short)
-        self._add("W", PanelWeights(chunks=chunks, columns=columns, ddr=weights.of_ddr, engines=engines, int4=int4))
+        of_w = {"columns": columns, "ddr": weights.of_ddr, "engines": engines, "int4": int4}
+        self._add("W", PanelWeights(chunks=passes * chunks, **of_w))
         word = SHORT_WEIGHT_WORD if int4 else WEIGHT_WORD
         for bank, addr, count in (
             ("LPDDR", weights.lpddr, columns - weights.of_ddr),
             ("DDR", weights.ddr, weights.of_ddr),
         ):
             if count:
-                fields = {"size": chunks * count * word, "end": ChunkEnd.WEIGHTS, "int4": int4}
+                fields = {"size": chunks * count * word, "end": ChunkEnd.WEIGHTS, "int4": int4, "chunks": passes}
                 self._add(bank, OffChipChunks(addr=addr, **fields))
         self.stored_late()
         self._constants(constants, to.constants(columns), self._lanes)

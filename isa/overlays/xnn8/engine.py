@@ -150,6 +150,7 @@ class EngineUnit(Unit):
                     raise ProgramError(f"{self.name}: a chunk for {record.columns} columns, weights for {uop.columns}")
                 if record.clears:
                     total[:] = 0
+                np.left_shift(total, record.up, out=total)
                 shifts[:] = record.shifts
                 right = weights.transpose(1, 0, 2).reshape(BLOCK, -1)
                 np.add(total, numbers.sums(x.reshape(-1, BLOCK), right), out=total)

@@ -203,6 +203,7 @@ class PanelRows(Record, words=8, name="Rows"):
     keeps: int = bits(7, 20, 1, "of these rows only the first is stored")
     spread: int = bits(7, 21, 1, "keys and values are in all lanes of the engine")
     grouped: int = bits(7, 22, 1, "the first rows of results are heads that share values, of the first row")
+    low_bits: int = bits(7, 23, 4, "that rows have beyond 8: X8 has both parts of a block, from its first cell on")
     function: int = bits(0, 23, 3, "of results: 0 none, or a number of functions.TABLES from 1 on")
     gains: int = bits(0, 26, 1, "constants bring the gains of what is written to X")
     norm: int = bits(0, 27, 1, "what leaves X is normalised; of results, each head")
@@ -264,6 +265,14 @@ class ChunkSource(IntEnum):
     QUERIES = 2
 
 
+def walked_cells(slot: int, blocks: int, rows: int, low_bits: int) -> list[range]:
+    """Return the cells of X8 for each of some blocks of X, which begin at cell `slot` there: the same ones; or, of rows
+    of more than 8 bits, from the first cell of X8 on, those of a block's high part and then its low one. rows: of a
+    lane."""
+    first, each = (0, 2 * cells(rows)) if low_bits else (slot, cells(rows))
+    return [range(at, at + each) for at in range(first, first + blocks * each, each)]
+
+
 class PanelSend(ColumnShifts, words=6, name="Send"):
     """Send chunks of 64 columns of rows to the engine: the rows of a product for one block of 512 columns, or queries
     of up to eight heads."""
@@ -289,6 +298,7 @@ class PanelSend(ColumnShifts, words=6, name="Send"):
     causal: int = bits(0, 5, 1, "of queries: keys behind their row do not count")
     spread: int = bits(5, 11, 1, "of queries: keys are in all lanes of the engine")
     grouped: int = bits(5, 12, 1, "heads that share keys become rows: of queries, the first row alone is sent")
+    low_bits: int = bits(5, 13, 4, "of a product: that rows have beyond 8, of which all low parts follow all high ones")
     first_row: int = bits(5, 0, 11, "of the sequence in these lanes")
     columns: int = bits(2, 27, 4, "of a product: columns of pairs that have results", default=PAIRS)
 
@@ -357,3 +367,4 @@ class ChunkRecord(ColumnShifts, words=RECORD_WORDS):
     columns: int = bits(3, 26, 4, "of a product: columns of pairs that have results", default=PAIRS)
     idle: int = bits(3, 30, 1, "the lane has no rows: its tiles take what others do, and make no results")
     first_row: int = bits(4, 0, 11, "row of the sequence with which the chunk of a lane begins")
+    up: int = bits(4, 11, 4, "of a product: by how much sums are shifted to the left, before its products are added")

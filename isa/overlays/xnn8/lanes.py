@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ....base.errors import ProgramError
 from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit, Wiring
@@ -34,6 +35,7 @@ from .formats import (
     cells,
     slices,
     slices_of_keys,
+    walked_cells,
 )
 from .numbers import BLOCK, BlockNumbers, Integers, RowFactor
 
@@ -159,6 +161,8 @@ class LaneMemories(Unit):
     t: LaneBlocks
     factor: RowFactor | None
     """Of the rows in X8."""
+    low_bits: int
+    """That these rows have beyond 8."""
 
 
 class LaneReader(Unit):
@@ -214,17 +218,19 @@ class SendUnit(LaneReader):
             def factors() -> tuple[Any]:
                 if uop.source == ChunkSource.X8:
                     assert self.rows.factor is not None
+                    if uop.low_bits != self.rows.low_bits:
+                        raise ProgramError(f"{self.name}: rows of other bits than its instruction has")
                     return (np.stack(self.rows.factor),)
-                chunks, factor = numbers.of_rows(self.rows.t.of(rows_of(uop), uop.slot, uop.chunks))
-                made.append(chunks)
+                whole, factor = numbers.of_rows(self.rows.t.of(rows_of(uop), uop.slot, uop.chunks), uop.low_bits)
+                made.extend(numbers.parts(whole, uop.low_bits) if uop.low_bits else (whole,))
                 return (np.stack(factor),)
 
             read = uop.rows if uop.source == ChunkSource.X8 else uop.rows // 4 * uop.chunks
             yield Step("lane_word", read + AHEAD + FILL, puts=(self._factors,), do=factors)
         else:
             yield Step("lane_word", _exponents(uop.chunks, uop.rows) + _exponents(uop.chunks, uop.key_rows))
-        for number in range(uop.chunks):
-            if uop.each and number:
+        for number in range(sent_chunks(uop)):
+            if uop.each and 0 < number < uop.chunks:
                 yield from self.wait(1)
 
             def chunk(number: int = number) -> tuple[Any]:
@@ -236,11 +242,14 @@ class SendUnit(LaneReader):
     def _chunk(self, uop: PanelSend, number: int, made: list[Any]) -> tuple[Any]:
         """A chunk of a product's rows, with its record."""
         shifts = {f"shift{i}": shift for i, shift in enumerate(uop.shifts)}
-        kind = ChunkKind.LAST if number == uop.chunks - 1 else ChunkKind.ADD
-        record = ChunkRecord(kind=kind, clears=int(not number), rows=uop.rows, columns=uop.columns, **shifts)
+        kind = ChunkKind.LAST if number == sent_chunks(uop) - 1 else ChunkKind.ADD
+        part, block = divmod(number, uop.chunks)
+        up = uop.low_bits if number == uop.chunks else 0
+        record = ChunkRecord(kind=kind, clears=int(not number), rows=uop.rows, columns=uop.columns, up=up, **shifts)
         if uop.source == ChunkSource.T:
-            return (packed_chunk(made[0][:, number], record),)
-        x = self.rows.x8.of(rows_of(uop), uop.slot + number * cells(uop.rows), 1)
+            return (packed_chunk(made[part][:, block], record),)
+        tile = walked_cells(uop.slot, uop.chunks, uop.rows, uop.low_bits)[block]
+        x = self.rows.x8.of(rows_of(uop), tile[part * cells(uop.rows)], 1)
         return (packed_chunk(x.integers, record),)
 
     def _exponents(self, uop: PanelSend) -> Integers:
@@ -279,7 +288,12 @@ class SendUnit(LaneReader):
         return (packed_chunk(made[0][head], record),)
 
     def effect_key(self, uop: PanelSend) -> Hashable:
-        return uop.source, uop.chunks, uop.wait, uop.each, uop.rows, uop.key_rows, uop.wide, uop.others
+        return uop.source, uop.chunks, uop.wait, uop.each, uop.rows, uop.key_rows, uop.wide, uop.others, uop.low_bits
+
+
+def sent_chunks(uop: PanelSend) -> int:
+    """How many chunks an operation sends: one for each block, or for the high and the low part of each."""
+    return uop.chunks << (uop.low_bits > 0)
 
 
 def packed_chunk(rows: Integers, record: ChunkRecord) -> npt.NDArray[np.int8]:

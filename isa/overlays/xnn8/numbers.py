@@ -3,7 +3,8 @@ equals in each bit.
 
 Values are integers with power-of-two exponents: one exponent for each row and block of 64 columns. Three kinds of them
 are kept: X (16 bits: what residuals add up), T (8 bits: queries, keys, values, heads, hidden columns), and constants
-(16 bits). Products take 8 bits, with one scale for each row and one for each column of the weight.
+(16 bits). Products take 8 bits, with one scale for each row and one for each column of the weight; or rows of up to 16
+bits, whose two parts of 8 bits pass one after the other.
 
 Rules of all steps: rounding is to the nearest integer, half to even (`rounded`); saturation is symmetric (`saturated`);
 a shift to the left is one by a negative number. The widths that a docstring states hold for all inputs, if
@@ -46,6 +47,8 @@ GROUP = 32
 """Rows of a weight of 4 bits that share a multiplier: those that a tile takes of a chunk."""
 MULTIPLIER_BITS = 4
 """Bits of a multiplier behind the point, of 8."""
+LOW_BITS = 8
+"""The most bits of the low part of a row of 16 bits."""
 INVERSE_127 = round(2**22 / 127)
 """1 / 127 in units of 2^-22."""
 
@@ -206,9 +209,12 @@ def statistics(x: BlockNumbers, constants: NormConstants, *, rms: bool) -> Stati
     return Statistics(mean, top, inverse)
 
 
-def sent(x: BlockNumbers, gain: BlockNumbers, norm: Statistics | None = None) -> tuple[Integers, RowFactor]:
+def sent(
+    x: BlockNumbers, gain: BlockNumbers, norm: Statistics | None = None, low_bits: int = 0
+) -> tuple[Integers, RowFactor]:
     """The rows of an X as a product takes them: int8 (..., blocks, columns), and the scale of each row (..., 1, 1).
-    gain: 16 bits, (blocks, columns); columns that do not count have 0. norm: of the rows, None for none.
+    gain: 16 bits, (blocks, columns); columns that do not count have 0. norm: of the rows, None for none. low_bits: that
+    rows have beyond 8, up to 127 * 2^low_bits.
 
     Row r stands for (x - mean) * gain / deviation. A scale is not the largest of these, which is known too late, but
     max |x * gain| + |mean| * max |gain|, at most 31 bits, over 127."""
@@ -226,8 +232,9 @@ def sent(x: BlockNumbers, gain: BlockNumbers, norm: Statistics | None = None) ->
     scale = normal(bound, top - 30, up=True)
     reciprocal = divided(np.asarray(127 << 22), scale.mantissa)  # 15 bits
     u, exponent = _centred(x, gain, norm)
-    rows = saturated(rounded(u * reciprocal, 22 + scale.exponent - exponent), 8)
-    scale = normal(scale.mantissa * INVERSE_127, scale.exponent - 22)
+    most_sent = 127 << low_bits
+    rows = np.clip(rounded(u * reciprocal, 22 - low_bits + scale.exponent - exponent), -most_sent, most_sent)
+    scale = normal(scale.mantissa * INVERSE_127, scale.exponent - 22 - low_bits)
     return rows, scale if norm is None else times(scale, norm.inverse)
 
 
@@ -260,10 +267,12 @@ def _constant(value: float, bits: int) -> tuple[int, int]:
 # -- sending T
 
 
-def of_rows(x: BlockNumbers) -> tuple[Integers, RowFactor]:
-    """The rows of a T as a product takes them: int8, aligned to the largest exponent of each row, its scale."""
+def of_rows(x: BlockNumbers, low_bits: int = 0) -> tuple[Integers, RowFactor]:
+    """The rows of a T as a product takes them: int8, aligned to the largest exponent of each row, its scale. low_bits:
+    that rows have beyond 8, so that blocks far below that exponent keep their bits."""
     top = x.exponents.max(-2, keepdims=True)
-    return rounded(x.integers, top - x.exponents), RowFactor(np.full_like(top, 1 << 14), top - 14)
+    factor = RowFactor(np.full_like(top, 1 << 14), top - 14 - low_bits)
+    return rounded(x.integers, top - low_bits - x.exponents), factor
 
 
 def of_heads(
@@ -311,6 +320,22 @@ def sums(x: npt.NDArray[np.integer[Any]], y: npt.NDArray[np.integer[Any]]) -> In
     dtype = np.float32 if x.shape[-1] * 255 * 127 < 1 << 24 else np.float64
     made: Integers = (x.astype(dtype) @ y.astype(dtype)).astype(np.int64)
     return made
+
+
+def parts(rows: Integers, low_bits: int) -> tuple[Integers, Integers]:
+    """Rows of more than 8 bits as tiles multiply them: high * 2^low_bits + low. rows: up to 127 * 2^low_bits, as `sent`
+    and `of_rows` make them; high: -127 to 127; low: -2^(low_bits - 1) to 2^(low_bits - 1) - 1."""
+    high = rows + (1 << low_bits - 1) >> low_bits
+    return high, rows - (high << low_bits)
+
+
+def sums_of_rows(rows: Integers, weight: npt.NDArray[np.integer[Any]], low_bits: int) -> Integers:
+    """`sums` of rows with `low_bits` beyond 8: those of the high parts, shifted to the left, and on them those of the
+    low parts. `bounds.low_bits` says for which weights all of them fit in 32 bits, so they are exact."""
+    if not low_bits:
+        return sums(rows, weight)
+    high, low = parts(rows, low_bits)
+    return (sums(high, weight) << low_bits) + sums(low, weight)
 
 
 def drained(x: Integers, shifts: Integers) -> Integers:

@@ -29,6 +29,7 @@ from .formats import (
     PanelRows,
     RowOp,
     cells,
+    walked_cells,
 )
 from .functions import TABLES
 from .lanes import (
@@ -138,6 +139,7 @@ class PanelRowsUnit(LaneMemories):
             self.gains = [none] * X_CELLS
             """Of the block that begins with each cell of X; 0 where none were brought, for statistics alone."""
         self.factor = None
+        self.low_bits = 0
         self._norm: Statistics | None = None
 
     def kernel(self, uop: PanelRows) -> Steps:
@@ -270,17 +272,19 @@ class PanelRowsUnit(LaneMemories):
         yield from self._statistics(uop, norm)
         rows = rows_of(uop)
         made: list[Integers] = []
-        for number, slot in enumerate(slots_of(uop)):
+        for number, tile in enumerate(walked_cells(uop.slot, uop.blocks, uop.rows, uop.low_bits)):
 
-            def walk(number: int = number, slot: int = slot) -> None:
+            def walk(number: int = number, tile: range = tile) -> None:
                 if not made:
                     (self._norm,) = norm
                     known = [self.gains[slot] for slot in slots_of(uop)]
                     gains = BlockNumbers(*(np.concatenate(x) for x in zip(*known, strict=True)))
-                    x, self.factor = numbers.sent(self.x.of(rows, uop.slot, uop.blocks), gains, self._norm)
-                    made.append(x)
-                integers = made[0][:, number : number + 1]
-                self.x8.put(rows, slot, BlockNumbers(integers, np.zeros_like(integers[..., :1])))
+                    x = self.x.of(rows, uop.slot, uop.blocks)
+                    whole, self.factor = numbers.sent(x, gains, self._norm, uop.low_bits)
+                    self.low_bits = uop.low_bits
+                    made.extend(numbers.parts(whole, uop.low_bits) if uop.low_bits else (whole,))
+                both = np.stack([part[:, number] for part in made], 1)
+                self.x8.put(rows, tile[0], BlockNumbers(both, np.zeros_like(both[..., :1])))
 
             yield Step("lane_word", _walked(uop.rows), do=walk)
             yield Step(puts=(self._filled[SEND],))
