@@ -32,13 +32,14 @@ constexpr unsigned odd = rows * columns / 2;          // from where sums of an e
 // loaded while those of the one before are stored (AM009, "AI Engine Memory").
 constexpr unsigned place(unsigned number) { return number % 2 * odd + number / 2 * block_words; }
 
-// Where sums begin: at zero, or at what they are.
+// Where sums begin: at zero, or at what they are, shifted to the left.
 struct Start {
     const int32 *from;
     unsigned per_vector, per_pair, to_odd;
+    int up;
 };
-constexpr Start continued(const int32 *sums) { return {sums, vector_lanes, block_words, odd}; }
-constexpr Start same(const int32 *vector) { return {vector, 0, 0, 0}; }
+constexpr Start continued(const int32 *sums, int up = 0) { return {sums, vector_lanes, block_words, odd, up}; }
+constexpr Start same(const int32 *vector) { return {vector, 0, 0, 0, 0}; }
 
 // Adds the products of two groups of rows and two groups of columns: four instructions for each step along K, all four
 // accumulators of 768 bit, half of the vector registers (AM009, "Register Files"), four loads. a, b: the first vectors;
@@ -58,15 +59,17 @@ along_k:
     }
 }
 
-// Adds the products of one block of 8x8, K = 32.
+// Adds the products of one block of 8x8, K = 32. What moves sums into accumulators shifts them, by 0 or by more, so a
+// shift takes no instruction of its own.
 template <typename A>
 [[gnu::always_inline]] inline void add_block(
-    const A *RSN_APART a, const int8 *RSN_APART b, const int32 *RSN_APART from, unsigned per_vector, int32 *RSN_APART to
+    const A *RSN_APART a, const int8 *RSN_APART b, const int32 *RSN_APART from, unsigned per_vector, int up,
+    int32 *RSN_APART to
 ) {
-    Product<A> c00(aie::load_v<vector_lanes>(from));
-    Product<A> c01(aie::load_v<vector_lanes>(from + per_vector));
-    Product<A> c10(aie::load_v<vector_lanes>(from + 2 * per_vector));
-    Product<A> c11(aie::load_v<vector_lanes>(from + 3 * per_vector));
+    Product<A> c00(aie::load_v<vector_lanes>(from), up);
+    Product<A> c01(aie::load_v<vector_lanes>(from + per_vector), up);
+    Product<A> c10(aie::load_v<vector_lanes>(from + 2 * per_vector), up);
+    Product<A> c11(aie::load_v<vector_lanes>(from + 3 * per_vector), up);
     add_products<half / 8>(c00, c01, c10, c11, a, b);
     aie::store_v(to, c00.template to_vector<int32>());
     aie::store_v(to + vector_lanes, c01.template to_vector<int32>());
@@ -91,8 +94,8 @@ two_blocks:
         const int8 *right = b + column * 2 * pair;
         const int32 *from = start.from + number * start.per_pair;
         int32 *to = sums + number * block_words;
-        add_block(a + row * pair, right, from, start.per_vector, to);
-        add_block(a + row * pair, right + pair, from + start.to_odd, start.per_vector, to + odd);
+        add_block(a + row * pair, right, from, start.per_vector, start.up, to);
+        add_block(a + row * pair, right + pair, from + start.to_odd, start.per_vector, start.up, to + odd);
     }
 }
 

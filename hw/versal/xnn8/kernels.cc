@@ -50,7 +50,7 @@ each_chunk:
         b.acquire();
         const bool clears = first || record.clears;
         multiply(
-            a.data(), b.data(), clears ? same(memory.zeros) : continued(memory.sums), memory.sums,
+            a.data(), b.data(), clears ? same(memory.zeros) : continued(memory.sums, record.up), memory.sums,
             rows_of(record) / 8, across
         );
         b.release();

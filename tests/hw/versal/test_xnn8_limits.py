@@ -52,6 +52,8 @@ def test_heads_of_32_columns_are_refused() -> None:
         ("Rows0", {"op": RowOp.LOAD}, {"memory": LaneMemory.T}, "T in off-chip memory"),
         ("Rows0", {"op": RowOp.SEND}, {"op": RowOp.SUM}, "SUM of Rows"),
         ("Rows0", {"op": RowOp.SEND}, {"rows": 16}, "lanes with other numbers of rows"),
+        ("Rows0", {"op": RowOp.SEND}, {"low_bits": 8}, "rows of 16 bits"),
+        ("Send0", {"source": 0}, {"low_bits": 8}, "rows of 16 bits"),
         ("Rows0", {"attention": 1}, {"groups": 2, "skip": 2}, BEFORE),
         ("Rows0", {"attention": 1}, {"key_rows": 64}, APART),
         ("Send0", {"source": 2}, {"skip": 1}, BEFORE),

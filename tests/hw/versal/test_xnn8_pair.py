@@ -123,6 +123,31 @@ def test_products(seed: int, depths: list[tuple[int, bool, int]], data: st.DataO
     np.testing.assert_array_equal(results(run(column, a, b, [len(x) // 16 for x in wanted])), np.concatenate(wanted))
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(1, 4), ROWS, st.booleans())
+def test_products_of_rows_of_16_bits(seed: int, low_bits: int, depth: int, rows: int, extreme: bool) -> None:
+    """High parts of all chunks, then low ones, before which the sums are shifted: those of the whole rows."""
+    rng = np.random.default_rng(seed)
+    x, w = integers(rng, (rows, 64 * depth), extreme) << low_bits, integers(rng, (64 * depth, 64), extreme)
+    if extreme:
+        x, w[:, ::2] = x - rng.choice([0, 1 << low_bits - 1], x.shape) * np.sign(x), np.sign(x[:1].T) * 127
+    else:
+        x = x - np.sign(x) * rng.integers(0, 1 << low_bits, x.shape)
+    shift = numbers.drain_shift((127 << low_bits) * int(abs(w).sum(0).max()))
+    a: list[list[Bytes]] = [[], []]
+    b: list[list[Bytes]] = [[], []]
+    for number, (part, i) in enumerate((part, i) for part in numbers.parts(x, low_bits) for i in range(depth)):
+        kind = ChunkKind.LAST if number + 1 == 2 * depth else ChunkKind.ADD
+        up = low_bits if number == depth else 0
+        record = ChunkRecord(kind=kind, clears=int(not number), rows=rows, up=up, shift0=shift)
+        for tile in range(2):
+            k = slice(64 * i + 32 * tile, 64 * i + 32 * (tile + 1))
+            a[tile].append(left(part[:, k], record))
+            b[tile].append(right(w[k]))
+    wanted = numbers.drained(numbers.sums_of_rows(x, w, low_bits), np.array([[shift]]))[:, 0]
+    np.testing.assert_array_equal(results(run(0, a, b, [rows // 16])), wanted)
+
+
 @pytest.mark.parametrize("shift", range(1, 14))
 def test_products_round_half_to_even(shift: int) -> None:
     """Sums that are -32 to 31 halves of what the shift leaves."""

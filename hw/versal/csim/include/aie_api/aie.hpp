@@ -265,7 +265,7 @@ class mmul {
 
     mmul() = default;
     explicit mmul(const accum<acc48, size_C> &sums) : sums_(sums) {}
-    explicit mmul(const vector<int32, size_C> &sums) : sums_(sums) {}
+    explicit mmul(const vector<int32, size_C> &sums, int shift = 0) : sums_(sums, shift) {}
 
     void mac(const vector<A, size_A> &a, const vector<B, size_B> &b) {
         for (unsigned i = 0; i < M; ++i)
