@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from ..base.errors import TensorError
 from ..scheduler.graph import LayerGraph
+from ..scheduler.groups import some_of
 from . import product_types, weight_bits
 from .bound_table import bound_table
 from .capture import packet
@@ -115,6 +116,8 @@ class Traced:
             table.append((path or "(top level)", where, why, ", ".join(dict.fromkeys(p.op for p in group))))
         widths = [max(len(row[i]) for row in table) for i in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+        wide = [x.place for x in network.layers if x.y in network.rows16]
+        lines += [f"rows of 16 bits: {some_of(wide)}"] if wide else []
         placed = [(p.path, p.where, p.node) for p in self.placements]
         typed = product_types.lines(placed) if four_bits is None else weight_bits.lines(placed, network, four_bits)
         return [ends, *(line.rstrip() for line in lines), *([""] if typed else []), *typed]

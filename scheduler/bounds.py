@@ -155,7 +155,7 @@ class _Resources:
                 if layer.softcap is not None:
                     yield self._units(("softcap",), scores)
                 continue
-            yield self._units(PRODUCTS, rows * layer.weight.size)
+            yield self._units(PRODUCTS, rows * layer.weight.size * (1 + (layer.y in self.network.rows16)))
             yield from (self._units((op,), rows * layer.width) for op in self._applied(layer))
             for name, norm in ((layer.x, layer.x_norm), (layer.residual, layer.residual_norm)):
                 if norm is not None:

@@ -289,19 +289,27 @@ def test_sequences_of_different_lengths(lengths: list[int], hidden: int) -> None
 
 
 def test_smoothed(tmp_path: Path) -> None:
-    """With factors of SmoothQuant, a call is what the integers with these factors are, also behind a change."""
+    """With factors of SmoothQuant, and some rows of 16 bits, a call is what the integers with these are, also behind a
+    change, in a file, and with shapes that calls choose."""
     model, x, calls = Before(96, 3).eval(), torch.randn(2, 20, 96), [(3 * torch.randn(2, 20, 96),)]
+    rows16 = ["q", "down"]
     with torch.no_grad():
         model.norms[0].weight[5] = 30
-    compiled = rsn.compile(model, (x,), overlay="xnn8", smooth=calls)
+    compiled = rsn.compile(model, (x,), overlay="xnn8", smooth=calls, rows16=rows16)
     for scale in (1, 2):
         with torch.no_grad():
             model.q.weight.mul_(scale)
-            wanted = rsn.in_integers(model, (x,), smooth=calls)(x)
+            wanted = rsn.in_integers(model, (x,), smooth=calls, rows16=rows16)(x)
             assert torch.equal(compiled(x), wanted)
-            assert not torch.equal(rsn.in_integers(model, (x,))(x), wanted)
+            for others in ({"smooth": calls}, {"rows16": rows16}):
+                assert not torch.equal(rsn.in_integers(model, (x,), **others)(x), wanted)
     compiled.save(tmp_path / "a.rsnmodel")
     assert torch.equal(rsn.load(tmp_path / "a.rsnmodel")(x), compiled(x))
+    assert "rows of 16 bits: q, down" in compiled.explain()
+    of_shapes = rsn.compile(model, (x,), overlay="xnn8", rows16=rows16, dynamic_shapes={"x": {0: rsn.Batch(1, 2)}})
+    with torch.no_grad():
+        for some in (x, x[:1]):
+            assert torch.equal(of_shapes(some), rsn.in_integers(model, (some,), rows16=rows16)(some))
     with pytest.raises(rsn.errors.UnsupportedError, match="smooth: overlay xnn2 does not compute in integers"):
         rsn.compile(model, (x,), overlay="xnn2", smooth=calls)
     with pytest.raises(rsn.errors.ScheduleError, match="calls of one shape"):
