@@ -23,7 +23,6 @@ from ....isa.overlays.xnn8.rows import blocks_of_results
 
 MOST_CHUNKS = 255
 """Blocks of rows that Send counts: hw/versal/xnn8/send.cpp."""
-ROWS16 = "rows of 16 bits"
 COMPUTED = (RowOp.LOAD, RowOp.STORE, RowOp.SEND, RowOp.TAKE)
 
 
@@ -52,7 +51,7 @@ class _Limits:
         if mop.by_row:
             yield "rows that lie off chip one by one"
         if mop.low_bits:
-            yield ROWS16
+            yield "rows of X of 16 bits"
         if mop.op not in COMPUTED:
             yield f"{RowOp(mop.op).name} of Rows"
         if mop.memory == LaneMemory.ANGLES and (mop.slot or mop.blocks != 1):
@@ -74,8 +73,6 @@ class _Limits:
 
     def _send(self, mop: PanelSend) -> Iterator[str]:
         yield from self._lanes(mop)
-        if mop.low_bits:
-            yield ROWS16
         if mop.source == ChunkSource.QUERIES:
             yield from self._heads(mop)
             if mop.others or mop.first_row:

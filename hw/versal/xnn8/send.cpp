@@ -23,27 +23,42 @@ struct ChunkGroup {
     }
 };
 
-// Beats of chunks: their cells, then their record.
+// Beats of chunks: their cells, then their record. All chunks pass once, or once for each part of their rows.
 struct ChunkBeat {
-    uint8_t chunk = 0, beat = 0;
-    void next() {
+    uint8_t chunk = 0, beat = 0, part = 0;
+    void next(unsigned chunks) {
 #pragma HLS INLINE
-        const bool last = beat + 1u == chunk_cells + record_beats;
+        const bool last = beat + 1u == chunk_cells + record_beats, ends = last && chunk + 1u == chunks;
         beat = last ? 0 : static_cast<uint8_t>(beat + 1);
-        chunk = static_cast<uint8_t>(chunk + last);
+        chunk = ends ? 0 : static_cast<uint8_t>(chunk + last);
+        part = static_cast<uint8_t>(part + ends);
     }
 };
 
-// Elements of four rows with other exponents.
-inline Bytes aligned(const TCell &cell, const Exponent (&top)[4], const bool (&shows)[4]) {
+// Elements of four rows with other exponents; of rows of more than 8 bits, their high part or their low one, which has a
+// sign: so the high one is rounded by the first bit below it.
+inline Bytes aligned(const TCell &cell, const Exponent (&top)[4], const bool (&shows)[4], unsigned low_bits, bool low) {
 #pragma HLS INLINE
     Bytes out;
     for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-        const unsigned by = shows[r] ? to_right<7>(top[r] - cell.exponent[r]) : 8;  // which leaves nothing
+        const int below = top[r] - cell.exponent[r] + static_cast<int>(low_bits ? 8 - low_bits : 0);
+        const unsigned by = shows[r] ? to_right<15>(below) : 16;  // which leaves nothing
+        const unsigned right = low ? to_right<7>(static_cast<int>(by) - 8) : by < 8 ? by : 8;
+        const unsigned left = low && by < 8 ? 8 - by : 0;
         for (unsigned e = 8 * r; e < 8 * r + 8; ++e) {
 #pragma HLS UNROLL
-            out[e] = static_cast<int8_t>(rounded<7>(cell.of[e], by));
+            Shifted made{within<7>(cell.of[e])};
+            for (unsigned step = 8; step; step /= 2) {
+#pragma HLS UNROLL
+                made.by(step, right & step);
+            }
+            auto whole = static_cast<uint8_t>(made.made + (low_bits && !low ? made.half : made.up()));
+            for (unsigned step = 8; step; step /= 2) {
+#pragma HLS UNROLL
+                if (left & step) whole = static_cast<uint8_t>(whole << step);
+            }
+            out[e] = static_cast<int8_t>(whole);
         }
     }
     return out;
@@ -184,7 +199,7 @@ send_uops:
             row_factors:
                 for (uint8_t r = 0; r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
-                    factors << RowFactor{1 << 14, static_cast<int16_t>(top_of_rows[r % 4][r / 4] - 14)};
+                    factors << RowFactor{1 << 14, static_cast<int16_t>(top_of_rows[r % 4][r / 4] - 14 - op.low_bits)};
                 }
             } else {
                 const auto address = [&](unsigned i) { return x8_depth + i / 4; };
@@ -200,12 +215,13 @@ send_uops:
         Bytes cell_before = {};
         Beat128 late = {};  // the second tile gets each beat one cycle after the first
     send_beats:
-        const auto beats = static_cast<uint16_t>(chunks * (chunk_cells + record_beats) + under_way);
+        const uint8_t parts = op.low_bits ? 2 : 1;
+        const auto beats = static_cast<uint16_t>(parts * chunks * (chunk_cells + record_beats) + under_way);
         for (uint16_t i = 0; i < beats; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
             // hls-allow state-order: what comes before is sent without it
-            if (op.each && asked.chunk && asked.chunk < chunks && !asked.beat) filled.read();
-            if (asked.chunk < chunks && asked.beat < chunk_cells) {
+            if (op.each && asked.chunk && !asked.part && !asked.beat) filled.read();
+            if (asked.part < parts && asked.beat < chunk_cells) {
                 const unsigned n = asked.beat, group = of_queries ? n % 2 * own_rows / 4 + n / 16 : n / 8;
                 const unsigned k = of_queries ? n / 2 % 8 : n % 2 * (t_words / 2) + n / 2 % 4;
                 const unsigned there = 4 * group < op.rows ? group : 0;  // nothing is made of more rows
@@ -214,10 +230,10 @@ send_uops:
                 if (of_x8) x8_reads << read;
                 else t_reads << read;
             }
-            asked.next();
+            asked.next(chunks);
             if (i < under_way) continue;
             const unsigned chunk = sent.chunk, n = sent.beat;
-            const bool last = chunk + 1u == chunks;
+            const bool last = chunk + 1u == chunks && sent.part + 1u == parts;
             // Results of different operations never wait side by side.
             // hls-allow state-order: Post ends what came before by itself
             if (n == 0 && last && !of_queries && before && has_rows) taken.read();
@@ -232,7 +248,7 @@ send_uops:
                     tops[r] = of_queries ? top[chunk] : of_x8 ? Exponent{0} : top_of_rows[r][n / 8];
                     shows[r] = !of_queries || before_lane + 4 * group + r < op.count;
                 }
-                const Bytes made = aligned(cell, tops, shows);
+                const Bytes made = aligned(cell, tops, shows, op.low_bits, sent.part);
                 const Beat128 of_this = half_of(made, 0), of_before = half_of(cell_before, 1);
                 first = n % 2 ? of_before : of_this;
                 second = n == 0 ? late : n % 2 ? of_this : of_before;
@@ -244,7 +260,8 @@ send_uops:
                     record.second_shift = static_cast<uint8_t>(shifts[chunk].second);
                 } else {
                     record.kind = static_cast<uint8_t>(last ? ChunkKind::LAST : ChunkKind::ADD);
-                    record.clears = !chunk;
+                    record.clears = !chunk && !sent.part;
+                    record.up = !chunk && sent.part ? 8 : 0;
                 }
                 Word words[ChunkRecord::words];
                 record.encode(words);
@@ -257,7 +274,7 @@ send_uops:
             }
             to[0] << first;
             if (i > under_way) to[1] << second;  // hls-allow state-order: neither tile waits for the other
-            sent.next();
+            sent.next(chunks);
         }
         put_behind(to[1], late);
         if (has_rows) {
@@ -456,7 +473,7 @@ heads_uops:
                 tops[r] = top[!of_keys][head % pairs];
                 shows[r] = before_lane + 4 * group + r < op.keys;
             }
-            const Bytes four = aligned(cell, tops, shows);
+            const Bytes four = aligned(cell, tops, shows, 0, false);
             Bytes out, second;  // of values, two blocks of eight
             for (unsigned e = 0; e < 32; ++e) {
 #pragma HLS UNROLL

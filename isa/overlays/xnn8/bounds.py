@@ -21,12 +21,12 @@ def check_product(place: str, largest: int) -> None:
 
 
 def low_bits(place: str, magnitudes: int) -> int:
-    """Return how many bits the rows of a product may have beyond 8, so that no sum overflows on its way: high parts up
-    to 127, shifted, and low parts up to half of 2^bits. place: for the message. magnitudes: the largest sum of
+    """Return how many bits the rows of a product may have beyond 8, so that no sum overflows on its way: high parts
+    pass first, which are up to 128 / 256 larger than the rows. place: for the message. magnitudes: the largest sum of
     magnitudes of a column of the weight. Raises `UnsupportedError` with the numbers where that is none."""
-    _check(place, "a sum of products with rows of 9 bits", 255 * magnitudes, SUM_BITS)
-    fits = (bits for bits in range(LOW_BITS, 0, -1) if (255 << bits - 1) * magnitudes < 1 << SUM_BITS - 1)
-    return next(fits)
+    of_bits = {bits: ((127 << bits) + 128) * magnitudes for bits in range(LOW_BITS, 0, -1)}
+    _check(place, "a sum of products with rows of 9 bits", of_bits[1], SUM_BITS)
+    return next(bits for bits, largest in of_bits.items() if largest < 1 << SUM_BITS - 1)
 
 
 def check_attention(place: str, head_dim: int, keys: int) -> None:

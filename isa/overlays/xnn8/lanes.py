@@ -222,7 +222,7 @@ class SendUnit(LaneReader):
                         raise ProgramError(f"{self.name}: rows of other bits than its instruction has")
                     return (np.stack(self.rows.factor),)
                 whole, factor = numbers.of_rows(self.rows.t.of(rows_of(uop), uop.slot, uop.chunks), uop.low_bits)
-                made.extend(numbers.parts(whole, uop.low_bits) if uop.low_bits else (whole,))
+                made.extend(numbers.parts(whole) if uop.low_bits else (whole,))
                 return (np.stack(factor),)
 
             read = uop.rows if uop.source == ChunkSource.X8 else uop.rows // 4 * uop.chunks
@@ -244,7 +244,7 @@ class SendUnit(LaneReader):
         shifts = {f"shift{i}": shift for i, shift in enumerate(uop.shifts)}
         kind = ChunkKind.LAST if number == sent_chunks(uop) - 1 else ChunkKind.ADD
         part, block = divmod(number, uop.chunks)
-        up = uop.low_bits if number == uop.chunks else 0
+        up = numbers.LOW_BITS if number == uop.chunks else 0
         record = ChunkRecord(kind=kind, clears=int(not number), rows=uop.rows, columns=uop.columns, up=up, **shifts)
         if uop.source == ChunkSource.T:
             return (packed_chunk(made[part][:, block], record),)

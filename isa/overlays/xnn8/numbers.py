@@ -48,7 +48,7 @@ GROUP = 32
 MULTIPLIER_BITS = 4
 """Bits of a multiplier behind the point, of 8."""
 LOW_BITS = 8
-"""The most bits of the low part of a row of 16 bits."""
+"""Bits of the low part of a row of 16 bits, and so the most that a row has beyond 8."""
 INVERSE_127 = round(2**22 / 127)
 """1 / 127 in units of 2^-22."""
 
@@ -322,11 +322,11 @@ def sums(x: npt.NDArray[np.integer[Any]], y: npt.NDArray[np.integer[Any]]) -> In
     return made
 
 
-def parts(rows: Integers, low_bits: int) -> tuple[Integers, Integers]:
-    """Rows of more than 8 bits as tiles multiply them: high * 2^low_bits + low. rows: up to 127 * 2^low_bits, as `sent`
-    and `of_rows` make them; high: -127 to 127; low: -2^(low_bits - 1) to 2^(low_bits - 1) - 1."""
-    high = rows + (1 << low_bits - 1) >> low_bits
-    return high, rows - (high << low_bits)
+def parts(rows: Integers) -> tuple[Integers, Integers]:
+    """Rows of more than 8 bits as tiles multiply them: high * 256 + low. rows: up to 127 * 256, as `sent` and `of_rows`
+    make them; high: -127 to 127; low: -128 to 127."""
+    high = rows + 128 >> LOW_BITS
+    return high, rows - (high << LOW_BITS)
 
 
 def sums_of_rows(rows: Integers, weight: npt.NDArray[np.integer[Any]], low_bits: int) -> Integers:
@@ -334,8 +334,8 @@ def sums_of_rows(rows: Integers, weight: npt.NDArray[np.integer[Any]], low_bits:
     low parts. `bounds.low_bits` says for which weights all of them fit in 32 bits, so they are exact."""
     if not low_bits:
         return sums(rows, weight)
-    high, low = parts(rows, low_bits)
-    return (sums(high, weight) << low_bits) + sums(low, weight)
+    high, low = parts(rows)
+    return (sums(high, weight) << LOW_BITS) + sums(low, weight)
 
 
 def drained(x: Integers, shifts: Integers) -> Integers:

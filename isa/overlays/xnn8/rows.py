@@ -282,7 +282,7 @@ class PanelRowsUnit(LaneMemories):
                     x = self.x.of(rows, uop.slot, uop.blocks)
                     whole, self.factor = numbers.sent(x, gains, self._norm, uop.low_bits)
                     self.low_bits = uop.low_bits
-                    made.extend(numbers.parts(whole, uop.low_bits) if uop.low_bits else (whole,))
+                    made.extend(numbers.parts(whole) if uop.low_bits else (whole,))
                 both = np.stack([part[:, number] for part in made], 1)
                 self.x8.put(rows, tile[0], BlockNumbers(both, np.zeros_like(both[..., :1])))
 

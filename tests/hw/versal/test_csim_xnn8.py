@@ -44,13 +44,15 @@ class Layer(HandMade):
         self.load(x, self.vector(blocks, 0.5, 2) if gains else None)
         self.emit.walk(0, blocks, norm)
 
-    def product(self, source: ChunkSource, slot: int, chunks: int, to: Destination, columns: int, of_ddr: int) -> None:
-        """A product of up to 512 columns."""
+    def product(
+        self, source: ChunkSource, slot: int, chunks: int, to: Destination, columns: int, of_ddr: int, low_bits: int = 0
+    ) -> None:
+        """A product of up to 512 columns. low_bits: that its rows have beyond 8."""
         weight, multipliers = self.rng.integers(-127, 128, (64 * chunks, 64 * columns)), None
         if self.four_bits:
             weight = self.rng.integers(-8, 8, weight.shape)
             multipliers = self.rng.integers(0, 256, (2 * chunks, 64 * columns), np.uint8)
-        shifts = np.full((columns, 1), numbers.drain_shift(127 * 127 * 64 * chunks))
+        shifts = np.full((columns, 1), numbers.drain_shift((127 << low_bits) * 127 * 64 * chunks))
         scale, bias = self.vector(columns, 1e-4, 2e-4), self.vector(columns, -0.1, 0.1)
         of_sums = [[*pair, int(shifts[0, 0])] for pair in zip(columns_of(scale), columns_of(bias), strict=True)]
         each = 1 + to.gated
@@ -58,7 +60,8 @@ class Layer(HandMade):
         while len(kinds) * columns < to.constants(columns) * each:
             others = (columns_of(self.vector(columns // each, *limits)) for limits in ((0.5, 2), (-0.1, 0.1)))
             kinds.append([[*pair, 0] for pair in zip(*others, strict=True)])
-        (stored,) = self.weights(weight, shifts, of_ddr, multipliers)
+        (weights,) = self.weights(weight, shifts, of_ddr, multipliers)
+        stored = weights._replace(low_bits=low_bits)
         begins = source is ChunkSource.X8 and not self._walked
         self._walked = True
         self.emit.product(source, slot, chunks, stored, self.constants(*kinds).addr, to, each=begins)
@@ -91,6 +94,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     apart=st.booleans(),
     gains=st.booleans(),
     four_bits=st.booleans(),
+    low_bits=st.sampled_from([0, 0, 1, 5, 7, 8]),
     stalls=st.sampled_from([0, 0, 1]),
     data=st.data(),
 )
@@ -111,14 +115,16 @@ def test_an_encoder_layer(
     apart: bool,
     gains: bool,
     four_bits: bool,
+    low_bits: int,
     stalls: int,
     data: st.DataObject,
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
     is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. gated:
     the hidden tensor, and what goes to X if there are columns for it. rotated: queries, keys and the projection. apart:
-    the first sum lies behind its addend in X. gains: of what is loaded. four_bits: of weights behind attention. Many
-    lanes have many rows each in `make test-full` alone: each row takes 10 ms."""
+    the first sum lies behind its addend in X. gains: of what is loaded. four_bits: of weights behind attention.
+    low_bits: that rows of T have beyond 8. Many lanes have many rows each in `make test-full` alone: each row takes 10
+    ms."""
     if not FULL:
         rows = min(rows, 256 // (engines * sequences * lanes) // 16 * 16 or 16)
     hand = Layer(seed, engines, sequences, lanes, rows)
@@ -145,14 +151,14 @@ def test_an_encoder_layer(
     of_x = heads * cells(rows)
     added = data.draw(st.integers(of_x, X_CELLS - of_x)) if apart else 0
     projected = Destination(added, residual=residual, gains=True, rotated=rotated)
-    hand.product(ChunkSource.T, attended, heads, projected, heads, of_ddr)
+    hand.product(ChunkSource.T, attended, heads, projected, heads, of_ddr, low_bits)
     hand.emit.walk(added, heads, of_norm)
     hidden = Destination(inner, True, (SEND,), function=function, gated=gated)
     hand.product(ChunkSource.X8, added, heads, hidden, 4 << gated, 1)
     last = Destination(0, residual=AddedResidual.RAW, residual_slot=added, gains=True)
     if gated and heads <= 4:
         last = Destination(0, function=function, gains=True, gated=True)
-    hand.product(ChunkSource.T, inner, 4, last, heads << last.gated, of_ddr)
+    hand.product(ChunkSource.T, inner, 4, last, heads << last.gated, of_ddr, min(low_bits, 7))
     hand.store(heads, of_norm)
     check_alike(hand, stalls)
 
