@@ -35,8 +35,8 @@ CASES = Path(__file__).resolve().parent.parent / "programs" / "streams"
 
 @dataclass(frozen=True)
 class UnitCycles:
-    """Cycles of a unit in a run. path: on the critical path. modelled: of all its beats. derived: of its C++. stated:
-    it states cycles of its own."""
+    """Cycles of a unit in a run. path: on the critical path, 0 if it is not there. modelled: of all its beats. derived:
+    of its C++. stated: it states cycles of its own."""
 
     name: str
     path: float
@@ -52,7 +52,7 @@ class UnitCycles:
 
 @dataclass(frozen=True)
 class CountedCycles:
-    """Cycles of a program. modelled: of a run. units: those of its critical path. report: what the C++ takes."""
+    """Cycles of a program. modelled: of a run. units: those that take cycles. report: what the C++ takes."""
 
     modelled: int
     units: list[UnitCycles]
@@ -84,7 +84,7 @@ def counted(file: Path, kernels: Path | None = None, sizes: Mapping[str, int] | 
         path[line["unit"]] = path.get(line["unit"], 0.0) + line["seconds"] * clock
     busy = {name: unit["busy"] * clock for name, unit in found["explain"]["units"].items()}
     stated = _stating(file)
-    found_units = [UnitCycles(n, p, busy[n], derived[n], n in stated) for n, p in path.items() if p]
+    found_units = [UnitCycles(n, path.get(n, 0.0), b, derived[n], n in stated) for n, b in busy.items() if b]
     return CountedCycles(round(found["latency_s"] * clock), found_units, report)
 
 

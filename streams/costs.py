@@ -31,12 +31,15 @@ class TileCost(Enum):
     ASSIGNED = "assigned"
     STORED = "stored"
     PUT = "put"
-    AGAIN = "again"
+    APART = "apart"
+    FILLED = "filled"
 
 
 class CostExpressions(Expressions):
     """Expressions of a task instance, with their cycles. shards: its parameters. datapath: None for a task without
-    rates. charges: how often cycles were taken."""
+    rates. charges: how often cycles were taken. words, depth: tokens that came or went as one word, and cycles of
+    expressions of one word, in the loop around what is read, or in the task; those of loops inside are not counted.
+    """
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, name, tid)
@@ -44,7 +47,7 @@ class CostExpressions(Expressions):
         self.shards: dict[str, Data] = {}
         reading = context.reading
         self.datapath = datapath_of(task, reading.rates, reading.float_add, reading.variants)
-        self.charges = 0
+        self.charges = self.words = self.depth = 0
         self._sent: syn.ExpressionNode | None = None
         self.coming: ElementType | None = None
 
@@ -58,6 +61,12 @@ class CostExpressions(Expressions):
         self.context.reading.costs.setdefault(key, set()).add(cycles)
         self.charges += cycles > 0
         self.spend(cycles, node.place, fixed if scales else cycles)
+
+    def _passed(self, cycles: LoopCycles, value: Unwritten | None) -> LoopCycles:
+        """Return the cycles of a pass over an expression; note its depth if it has one word, which is no loop."""
+        if not cycles.total and value is not None:
+            self.depth += value.depth
+        return cycles
 
     def shard_of(self, node: syn.ExpressionNode) -> Data | None:
         """Return what the instance holds of the parameter of which an expression is a part, or all; None if it is
@@ -85,7 +94,8 @@ class CostExpressions(Expressions):
         if self.datapath is None or not isinstance(value, Data) or value.unwritten is None:
             return value
         if value.type is not None and value.type.shape:
-            self.charge(what, node, self.datapath.elements(value.type, value.unwritten), value.unwritten.scales)
+            cycles = self._passed(self.datapath.elements(value.type, value.unwritten), value.unwritten)
+            self.charge(what, node, cycles, value.unwritten.scales)
         return replace(value, unwritten=None)
 
     def assigned(self, target: str, value: Value, source: syn.ExpressionNode) -> Value:
@@ -242,23 +252,46 @@ class CostExpressions(Expressions):
         self.charge(TileCost.COMPUTED, at, self.datapath.elements(kind, made))
         return None
 
+    def apart(self, node: syn.SyntaxNode, begins: int = 0) -> None:
+        """Charge what statements take beside their loops if they are no pipeline: the cycles of expressions of a word,
+        a state for each token of one, and the cycle in which an iteration begins. node: the loop around them, or the
+        task. begins: 1 for an iteration.
+        """
+        self._once(TileCost.APART, node, begins + self.words + self.depth)
+
+    def filled(self, node: syn.SyntaxNode) -> None:
+        """Charge the cycles from the last iteration of a pipeline to its end. node: the loop."""
+        self._once(TileCost.FILLED, node, self.depth)
+
+    def _once(self, what: TileCost, node: syn.SyntaxNode, cycles: int) -> None:
+        """Charge cycles at a place where instances and iterations may differ. The first one decides, since a machine
+        has one time in each place."""
+        if self.datapath is not None:
+            known = self.context.reading.costs.get((self.task.name, node.place, what.value), set())
+            self.charge(what, node, max(known, default=cycles))
+
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
         """Charge the cycles in which a tile comes over a stream. node: the get."""
-        if self.datapath is not None and stream.type.shape and node is not self._sent:
-            self.charge(TileCost.GOT, node, self.datapath.got(stream.type))
+        if self.datapath is not None and node is not self._sent:
+            cycles = self.datapath.got(stream.type) if stream.type.shape else 0
+            self.words += not cycles
+            if stream.type.shape:
+                self.charge(TileCost.GOT, node, cycles)
 
     def puts(self, stream: StreamDecl, node: syn.Invocation, value: Value) -> None:
         """Charge the cycles in which a tile goes over a stream, or a part of a tensor is read and goes. node: the put.
         value: what is put.
         """
         if self.datapath is None or not stream.type.shape or not isinstance(value, Data):
+            self.words += self.datapath is not None
             return
         shard = self.shard_of(node.arguments[0])
         cycles: int | LoopCycles
         if shard is not None and shard.type is not None and shard.type.shape:
             cycles = self.datapath.moved(stream.type, shard.type.shape[-1])
         else:
-            cycles = self.datapath.put(stream.type, value.unwritten or Unwritten())
+            cycles = self._passed(self.datapath.put(stream.type, value.unwritten or Unwritten()), value.unwritten)
+            self.words += not cycles.total
         self.charge(TileCost.PUT, node, cycles, value.unwritten is not None and value.unwritten.scales)
 
     def given(self, node: syn.ExpressionNode) -> Value:
@@ -283,7 +316,7 @@ class CostExpressions(Expressions):
         unwritten = (value.unwritten if isinstance(value, Data) else None) or Unwritten()
         cycles: int | LoopCycles
         if shard is None or shard.type is None:
-            cycles = path.elements(kind, unwritten)
+            cycles = self._passed(path.elements(kind, unwritten), unwritten)
         else:
             moved = path.moved(kind, shard.type.shape[-1]) + unwritten.depth
             has_come = isinstance(source, syn.Invocation) and isinstance(value, Data) and value.futures

@@ -41,6 +41,14 @@ CHAINED = 0.3
 """Cycles of an addition of integers behind another one (`rsn.hw.versal.hlscheck.operators`, carry32)."""
 
 
+def conversion_depth(source: str, target: str) -> int:
+    """Return the cycles from an element to the same number in another element type: between integers and floats
+    (`itofp` and `fptoi` in `rsn.hw.versal.hlscheck.operators`), 0 for others. source, target: the types."""
+    if (source in FLOATS) == (target in FLOATS):
+        return 0
+    return 2 if target in FLOATS else 1
+
+
 ADDITIONS = 3
 """Additions of integers, one after another, in a cycle (`carry32` in `rsn.hw.versal.hlscheck.operators`)."""
 

@@ -11,8 +11,7 @@ from enum import Enum
 from itertools import chain
 from math import prod
 
-from .costs import TileCost
-from .expressions import EMPTY, RegionContext, WrittenBody
+from .expressions import EMPTY, RegionContext, WrittenBody, is_beat
 from .source import TRIPS_BY_DATA, Refusal
 from .stores import Paths, PathState
 from .syntax import nodes as syn
@@ -42,7 +41,8 @@ class _EndsByData(Refusal):
 
 class Elaborator(Paths):
     """Reads the statements of a task instance. tid: its point of the grid. deciding: variables that control or indices
-    depend on; all others hold data.
+    depend on; all others hold data. alone: a loop that comes is all that the loop around it does. pipelined: the loop
+    that was read last is a pipeline, so that one iteration begins in each cycle.
     """
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
@@ -52,6 +52,7 @@ class Elaborator(Paths):
             found = context.decisive.setdefault(task.body, deciding(task.body, context.streams.keys()))
         self.deciding = found
         self._loose = 0
+        self.alone = self.pipelined = False
 
     def instance(self) -> Instance:
         """Read the body of the task; return the instance with its operations. Mistakes are added to the source, and
@@ -62,6 +63,7 @@ class Elaborator(Paths):
             for parameter in self.task.parameters:
                 self.env[parameter.name] = self.shards[parameter.name] = self.shard(parameter)
             self.block(self.task.body.body)
+            self.apart(self.task.body)
             self.end_beat()
         except Refusal as r:
             self.context.source.add(r.code, r.message, r.place, *r.notes, subject=self.name)
@@ -190,7 +192,9 @@ class Elaborator(Paths):
             self.context.reading.divided.add((self.task.name, node.place))
             self.end_beat()
         if isinstance(test, Static):
+            before = len(self.ops)
             only = self.block(node.body if test.value else node.orelse, rest)
+            self.charges += len(self.ops) > before  # no pipeline has a branch around tokens
             if apart:
                 self.end_beat()
             if self.varies(node.test):
@@ -225,19 +229,22 @@ class Elaborator(Paths):
     def _arms(
         self, arms: tuple[syn.Block, syn.Block], tail: syn.Block
     ) -> tuple[list[Exit], list[WrittenBody], tuple[PathState, PathState], PathState]:
-        outer, start, born = self.begin(), self.save(), self._futures
-        how, bodies, states = list[Exit](), list[WrittenBody](), list[PathState]()
+        outer, start, born, apart = self.begin(), self.save(), self._futures, (self.words, self.depth)
+        how, bodies, states, aparts = list[Exit](), list[WrittenBody](), list[PathState](), [apart]
         self._branches += 1
         for arm in arms:
             pending = {n: replace(f) for n, f in start.pending.items()}
             self.env, self.pending, self.tokens = dict(start.env), pending, dict(start.tokens)
             self.ops, self.beats = [], []
+            self.words, self.depth = apart
             how.append(self.block(arm, tail))
+            aparts.append((self.words, self.depth))
             if self._divides(arm):
                 self.end_beat()
             bodies.append(self.closed())
             states.append(PathState(self.env, self.pending, self.tokens))
         self._branches -= 1
+        self.words, self.depth = map(max, zip(*aparts, strict=True))
         self.resume(outer)
         self.before = born
         return how, bodies, (states[0], states[1]), start
@@ -371,7 +378,7 @@ class Elaborator(Paths):
         outer, start = (self.ops, self.beats), self.save()
         self.ran.add((*node.place[:2], len(values)))
         self._loops += 1
-        around = self.nest, self.bound, self.entered
+        around = self.nest, self.bound, self.entered, self.alone
         self.enter(target, values)
         try:
             how = self._trips(node, target, values, body)
@@ -392,7 +399,7 @@ class Elaborator(Paths):
             self.restore(start)
         finally:
             self._loops -= 1
-            self.nest, self.bound, self.entered = around
+            self.nest, self.bound, self.entered, self.alone = around
         return self._by_data(node, target, body)
 
     def _trips(
@@ -406,7 +413,8 @@ class Elaborator(Paths):
         unrolled = isinstance(node, syn.ForLoop | syn.MetaArm) and node.unrolled
         straight = unrolled and self.context.reading.timed  # its beats are those of one straight run of statements
         outer, iterations = (self.ops, self.beats), list[tuple[int, WrittenBody]]()
-        how, k = Exit.NONE, 0
+        how, k, around, alone = Exit.NONE, 0, (self.words, self.depth), self.alone
+        self.alone = not unrolled and len(body) == 1 and isinstance(body[0], syn.ForLoop)
         plan = None if straight else self._plan(node, target, names, values, body)
         period, ends = plan or Pieces(0, (len(values),))
         first, end, before = 0, 0, object()
@@ -420,9 +428,14 @@ class Elaborator(Paths):
             if not straight:
                 self.beats = []
             charges = self.charges
+            self.pipelined = False
+            if not unrolled:
+                self.words = self.depth = 0
             how = self.block(body)
-            if not unrolled and self.charges > charges:
-                self.charge(TileCost.AGAIN, node, 1)
+            nest = self.alone and self.pipelined
+            self.pipelined = nest or (self.charges == charges and is_beat(self.ops))
+            if not unrolled and not self.pipelined:
+                self.apart(node, begins=1)
             if not straight:
                 self.end_beat()
             self.prune()
@@ -440,6 +453,11 @@ class Elaborator(Paths):
                     k += times * period
                     self._bind_index(target, values[k - 1])
                 before = after
+        self.alone, self.pipelined = alone, self.pipelined and not unrolled
+        if self.pipelined and not alone:
+            self.filled(node)
+        if not unrolled and not (self.pipelined and alone):
+            self.words, self.depth = around
         self.resume((outer[0], self.beats if straight else outer[1]), self.looped(iterations))
         return how if how is Exit.RETURN else Exit.NONE
 
@@ -490,7 +508,7 @@ class Elaborator(Paths):
 
     def _rounds(self, node: syn.WhileLoop) -> Exit:
         self.end_beat()
-        outer, iterations = (self.ops, self.beats), list[tuple[int, WrittenBody]]()
+        outer, iterations, around = (self.ops, self.beats), list[tuple[int, WrittenBody]](), (self.words, self.depth)
         before: object = None
         how = Exit.NONE
         while True:
@@ -505,7 +523,9 @@ class Elaborator(Paths):
                 return self._by_data(node, None, (*node.body, again), head)
             if not test.value:
                 break
+            self.words = self.depth = 0
             how = self.block(node.body)
+            self.apart(node, begins=1)
             self.end_beat()
             iterations.append((1, self.closed()))
             self.prune()
@@ -515,6 +535,7 @@ class Elaborator(Paths):
             if after == before:
                 raise Refusal("limit", "this loop never ends", node)
             before = after
+        self.words, self.depth = around
         self.resume(outer, self.looped(iterations))
         return how if how is Exit.RETURN else Exit.NONE
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import IntEnum
@@ -165,6 +165,17 @@ class Taken(IntEnum):
     DROPPED = 3
 
 
+def is_beat(ops: Sequence[Node]) -> bool:
+    """Return whether operations of a body are one beat: there are some, no loop or branch, and none waits for another
+    one of them."""
+    return bool(ops) and all(isinstance(op, Op) and not _waits(op, ops[:k]) for k, op in enumerate(ops))
+
+
+def _waits(op: Op, before: Iterable[Node]) -> bool:
+    """Whether an operation is of the same stream as one before it, or a get behind a put."""
+    return any(isinstance(x, Op) and (x.stream == op.stream or (x.put and not op.put)) for x in before)
+
+
 class Expressions:
     """Reads the expressions of a task instance. name, tid: of the instance, and its point of the grid. env: its
     variables. pending: futures that nothing has read on every path. tokens: how those were taken that something has
@@ -196,8 +207,7 @@ class Expressions:
         self.ops.append(op)
         if not self.context.reading.timed:
             return
-        again = any(op.stream == other.stream or (other.put and not op.put) for other in self._beat)
-        if again or (self._cycles and not op.put):
+        if _waits(op, self._beat) or (self._cycles and not op.put):
             self.end_beat()
         self._beat.append(op)
 

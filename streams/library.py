@@ -10,7 +10,7 @@ from ..base.element_types import BITS, FLOATS, SCALARS, ElementType
 from ..base.place import Place
 from . import kernel_types, layouts
 from .costs import TileCost
-from .datapath import Unwritten
+from .datapath import Unwritten, conversion_depth
 from .expressions import RegionContext, Taken
 from .kernel_types import CollectiveStep
 from .kernels import ALIASES, KERNELS, KernelOperand
@@ -94,12 +94,14 @@ class KernelExpressions(TileExpressions):
         kind = type_of(value)
         shape = kind.shape if kind is not None else ()
         unwritten = None
-        if self.datapath is not None and shape and isinstance(value, Data):
-            integers = kind is not None and {kind.dtype, dtype}.isdisjoint(FLOATS)
+        if self.datapath is not None and kind is not None and shape and isinstance(value, Data):
+            integers = {kind.dtype, dtype}.isdisjoint(FLOATS)
             if integers and value.unwritten is None and self.is_product(node):  # summed as such integers
                 return Data(ElementType(dtype, shape), dist=value.dist)
             in_place = integers and (value.unwritten is None or value.unwritten.in_place)
-            unwritten = replace(value.unwritten or Unwritten(), turned=False, in_place=in_place)
+            before = value.unwritten or Unwritten()
+            depth = before.depth + conversion_depth(kind.dtype, dtype)
+            unwritten = replace(before, depth=depth, turned=False, in_place=in_place)
         return Data(ElementType(dtype, shape), dist=self.operand(node, value).dist, unwritten=unwritten)
 
     def _shadowed(self, name: str) -> bool:

@@ -491,7 +491,7 @@ def lowered_task(
     refused. unread: the values of sizes that were read, as text, "" if all were. Raises `Refusal` for what trees cannot
     hold.
     """
-    body = _Body(region, declared, externals, unread).block(declared.body.body)
+    body = _Body(region, declared, externals, unread).block(declared.body.body, declared.body)
     place = declared.place.start
     rates = tuple((k, float(r)) for k, r in {**region.rates, **dict(declared.rates)}.items())
     return tasks.Task(declared.name, declared.mapping, parameters, body, place, rates)
@@ -500,13 +500,13 @@ def lowered_task(
 class _Body(_Expressions):
     """Lowers statements."""
 
-    def block(self, statements: syn.Block, repeated: syn.ForLoop | None = None) -> tuple[t.Statement, ...]:
-        """Lower statements. repeated: the loop whose body they are."""
+    def block(self, statements: syn.Block, around: syn.StatementNode | None = None) -> tuple[t.Statement, ...]:
+        """Lower statements. around: the loop, or the task, whose body they are."""
         outer, self.out = self.out, []
         for statement in statements:
             self._statement(statement)
-        if repeated is not None:
-            self.takes(repeated, TileCost.AGAIN)
+        if around is not None:
+            self.takes(around, TileCost.APART)
         made, self.out = tuple(self.out), outer
         return made
 
@@ -559,7 +559,7 @@ class _Body(_Expressions):
                 outer, self.out = self.out, []
                 condition = self.value(test)
                 head, self.out = tuple(self.out), outer
-                self.out.append(t.While(place, head, condition, self.block(body)))
+                self.out.append(t.While(place, head, condition, self.block(body, node)))
             case syn.Branching(test=test, body=body, orelse=orelse):
                 condition = self.value(test)
                 then, other = self.block(body), self.block(orelse)
@@ -603,9 +603,10 @@ class _Body(_Expressions):
             bounds = tuple(map(self._before_run if node.unrolled else self.value, node.iterable.arguments))
             kind = "grid" if node.iterable.called == "grid" else "range"
             self.out.append(t.For(place, names, kind, bounds, self.block(node.body, node), node.unrolled))
-            return
-        values = self.value(node.iterable)
-        self.out.append(t.For(place, names, "in", (values,), self.block(node.body, node)))
+        else:
+            values = self.value(node.iterable)
+            self.out.append(t.For(place, names, "in", (values,), self.block(node.body, node)))
+        self.takes(node, TileCost.FILLED)
 
     def _assign(self, place: Place, node: syn.Assignment) -> None:
         if node.pairs is not None:

@@ -231,8 +231,8 @@ def test_other_kernels_gain_nothing_by_another_begin_beside_arrays(width: int, h
 
 @pytest.mark.parametrize("kind", [full(None), full("with zero points"), full("int4 in groups of 32")])
 def test_cpp_has_one_array_for_all_products(kind: str | None, tmp_path: Path) -> None:
-    """With the bits of the engine, the cycles of the model, and the multiplications of one product. No process takes
-    longer than all together: loads of weights, too, take what they are modelled with."""
+    """With the bits of the engine, the cycles of the model, and the multiplications of one product. No unit takes
+    longer than it is modelled with: kernels with scales of groups and loads of weights, too."""
     torch.manual_seed(0)
     model, x = Branches((64, 128, 64), (True,) * 4).eval(), torch.randn(8, 64)
     if kind is not None:
@@ -248,10 +248,11 @@ def test_cpp_has_one_array_for_all_products(kind: str | None, tmp_path: Path) ->
     container.write(made.machine, file)
     found = counted(file)
     assert not found.report.findings
-    assert max(taken.cycles for _, taken in found.report.processes) <= found.modelled
+    assert {unit.name for unit in found.units} >= {*made.streamed.units}
+    assert not [unit for unit in found.units if unit.derived > round(unit.modelled)]
     names = [node.name for node in made.streamed.arrays]
-    (on_path,) = (unit for unit in found.units if unit.name in names)
-    assert on_path.derived == pytest.approx(on_path.modelled, rel=0.1)
+    (on_path,) = (unit for unit in found.units if unit.name in names and unit.path)
+    assert on_path.derived == pytest.approx(on_path.modelled, rel=0.15)
     for node in made.streamed.arrays:
         name = node.name
         loops = [loop for loop in found.report.loops if loop.function == f"{name}_product_0"]

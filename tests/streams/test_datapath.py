@@ -195,3 +195,47 @@ def shortened(one: LoopCycles, many: LoopCycles, taken: TileWord) -> None:
     if taken.rows == 1:
         assert many.total == pytest.approx(expected, rel=0.01, abs=4)
     assert many.total <= 1.01 * expected + 4
+
+
+WORDS = """from rsn.streams import *
+X: f32[8, 4]
+Y: f32[{count}, 4]
+s = Stream[f32[1, 4], 8]
+r = Stream[f32[1, 4], {count}]
+@task(mapping=[1], args=[X])
+def load(x: f32[8, 4]) -> None:
+    for i in range(8):
+        s.put(x[i : i + 1, :])
+@task(mapping=[1], rates=dict(elements=64))
+def work() -> None:
+{body}
+@task(mapping=[1], args=[Y])
+def store(y: f32[{count}, 4]) -> None:
+    for i in range({count}):
+        y[i : i + 1, :] = r.get()
+"""
+PIPELINE = """    for i in range(2):
+        for k in range(4):
+            r.put(2.0 / s.get() + 1.0)"""
+TURNS = """    for i in range(4):
+        r.put(s.get() + 1.0)
+        r.put(2.0 / s.get())"""
+ROW = """    a = s.get()
+    r.put(2.0 / a)
+    for i in range(7):
+        a = a + s.get()
+    r.put(a)"""
+
+
+@pytest.mark.parametrize(
+    ("body", "count", "cycles"),
+    [
+        (PIPELINE, 8, 8 + 11),  # one token in each cycle, and the operators of the last one
+        (TURNS, 8, 4 * (1 + 2 * 2 + 1 + 10 + 1)),  # a beat, the four tokens and operators of an iteration, its begin
+        (ROW, 2, 7 + 1 + 1 + 3 + 10),  # the pipeline and its addition; before and behind it three tokens and a division
+    ],
+)
+def test_tokens_and_operators_of_one_word_take_cycles(body: str, count: int, cycles: int) -> None:
+    region = read(WORDS.format(body=body, count=count), timed=True)
+    k = [instance.task.name for instance in region.instances].index("work")
+    assert TimedProgram([instance.beats for instance in region.instances], {}).code.cycles[k] == cycles
