@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
+from .elementwise import in_float32, wide
 from .layers import conv, gemm, layer_norm, rms_norm, statistics
 from .shapes import gather
 from .table import MICROSOFT, Tensor, axis_of, need, operator
@@ -153,8 +154,14 @@ def simplified_layer_normalization(
 
 
 def _reciprocal_root(x: Tensor, axes: int, epsilon: float) -> Tensor:
-    """The reciprocal of the root mean square over the last axes, in the shape of x with 1 for each of them."""
-    return (x.square().mean(list(range(x.ndim - axes, x.ndim)), keepdim=True) + epsilon).rsqrt()
+    """The reciprocal of the root mean square over the last axes, in the shape of x with 1 for each of them; in float32
+    if x has 16 bits."""
+    return (wide(x).square().mean(list(range(x.ndim - axes, x.ndim)), keepdim=True) + epsilon).rsqrt()
+
+
+def _added(input: Tensor, bias: Tensor | None, skip: Tensor) -> Tensor:
+    """input + bias + skip; bias None for none."""
+    return in_float32(lambda x, *more: sum(more, x))(input, *([] if bias is None else [bias]), skip)
 
 
 @operator("SkipLayerNormalization", domain=MICROSOFT)
@@ -174,7 +181,7 @@ def skip_layer_normalization(
     the variance. wanted: with more outputs than one, all four are returned: the norm, mean and reciprocal deviation,
     both (batch, seq, 1), and the sum.
     """
-    x = (input if bias is None else input + bias) + skip
+    x = _added(input, bias, skip)
     made = layer_norm(x, 1, gamma, beta, epsilon)
     return made if wanted == 1 else (made, *statistics(x, 1, epsilon), x)
 
@@ -188,7 +195,7 @@ def skip_simplified_layer_normalization(
     Shapes and outputs: as for `skip_layer_normalization`; but no mean is subtracted, so the second output is 0, and the
     third the reciprocal of the root mean square.
     """
-    x = (input if bias is None else input + bias) + skip
+    x = _added(input, bias, skip)
     made = rms_norm(x, 1, gamma, epsilon)
     if wanted == 1:
         return made

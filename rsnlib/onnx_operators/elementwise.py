@@ -37,7 +37,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Relu": torch.relu,
     "Round": torch.round,
     "Sigmoid": torch.sigmoid,
-    "Sign": torch.sign,
+    "Sign": lambda x: torch.where(x == x, torch.sign(x), x),  # NaN for NaN, for which PyTorch gives 0
     "Sin": torch.sin,
     "Sinh": torch.sinh,
     "Softplus": F.softplus,
@@ -64,6 +64,24 @@ def widened(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*operands)
         made = function(*(x.long() if isinstance(x, Tensor) else x for x in operands))
         return made if made.dtype is torch.bool else made.to(kind)
+
+    return compute
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in float32 if it is of floats of 16 bits, else as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def in_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the same function, also of floats of 16 bits: it computes in float32, and only its result is rounded, as
+    in onnxruntime. function: takes one tensor or more, then other arguments, and returns a tensor. The type is that of
+    the first tensor."""
+
+    def compute(x: Tensor, *more: Any) -> Tensor:
+        if wide(x) is x:
+            return function(x, *more)
+        return function(wide(x), *(wide(y) if isinstance(y, Tensor) else y for y in more)).to(x.dtype)
 
     return compute
 
@@ -170,7 +188,7 @@ def _of_several(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     exact = widened(function)
 
     def compute(*data_0: Tensor) -> Any:
-        return reduce(exact, data_0)
+        return in_float32(lambda *tensors: reduce(exact, tensors))(*data_0)
 
     return compute
 
@@ -187,7 +205,7 @@ def mean(*data_0: Tensor) -> Tensor:
 
     data_0: one tensor or more, which are broadcast. Integers give floats.
     """
-    return reduce(torch.add, data_0) / len(data_0)
+    return in_float32(lambda *tensors: reduce(torch.add, tensors) / len(tensors))(*data_0)
 
 
 @operator("IsInf")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
+from .elementwise import in_float32, wide
 from .table import MICROSOFT, Tensor, axis_of, need, operator
 
 SPATIAL = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -358,10 +359,11 @@ def _of_shape(x: Tensor, made: Tensor) -> Tensor:
 
 def statistics(x: Tensor, axes: int, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return the mean of x and the reciprocal of its standard deviation over the last `axes` axes, both in the shape of
-    x with 1 for each of them. epsilon: is added to the variance."""
+    x with 1 for each of them, and in float32. epsilon: is added to the variance."""
     over = list(range(x.ndim - axes, x.ndim))
+    x = wide(x)
     average = x.mean(over, keepdim=True)
-    return average, ((x - average).square().mean(over, keepdim=True) + epsilon).rsqrt()
+    return average.float(), ((x - average).square().mean(over, keepdim=True) + epsilon).rsqrt().float()
 
 
 @operator("LayerNormalization")
@@ -453,6 +455,10 @@ def local_response(x: Tensor, *, alpha: float = 1e-4, beta: float = 0.75, bias: 
     x: (batch, channels, ...), which is the shape of the result. Channels that do not exist count as 0.
     """
     before = (size - 1) // 2
-    squares = F.pad(x.square(), [0, 0] * (x.ndim - 2) + [before, size - 1 - before])
-    total = sum((squares.narrow(1, i, x.shape[1]) for i in range(size)), torch.zeros(()))
-    return x / (bias + alpha / size * total) ** beta
+
+    def normalised(x: Tensor) -> Tensor:
+        squares = F.pad(x.square(), [0, 0] * (x.ndim - 2) + [before, size - 1 - before])
+        total = sum((squares.narrow(1, i, x.shape[1]) for i in range(size)), torch.zeros(()))
+        return x / (bias + alpha / size * total) ** beta
+
+    return in_float32(normalised)(x)

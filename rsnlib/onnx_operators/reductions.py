@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .elementwise import in_float32
 from .table import Ints, Tensor, axis_of, need, operator
 
 
@@ -37,7 +38,7 @@ def _product(x: Tensor, axes: list[int]) -> Tensor:
         return x
 
     if x.is_floating_point():
-        return of(x)
+        return in_float32(of)(x)
     return _bounded(of(x.double()).nan_to_num(nan=0.0), of(x))  # not a number: 0 times what is beyond float64
 
 
@@ -47,15 +48,16 @@ def _sum(x: Tensor, axes: list[int], term: Callable[[Tensor], Tensor] = lambda x
     def of(x: Tensor) -> Tensor:
         return term(x).sum(axes, keepdim=True, dtype=x.dtype)
 
-    return of(x) if x.is_floating_point() else _bounded(of(x.double()), of(x))
+    return in_float32(of)(x) if x.is_floating_point() else _bounded(of(x.double()), of(x))
 
 
 def _of_floats(function: Callable[[Tensor, list[int]], Tensor]) -> Callable[[Tensor, list[int]], Tensor]:
-    """A reduction of floats, for integers as well: it is computed in float64, and its fraction is dropped."""
+    """A reduction of floats, for integers as well: it is computed in float64, and its fraction is dropped. Of floats of
+    16 bits, sums and squares are in float32: they may be beyond the type of their logarithm or root."""
 
     def compute(x: Tensor, axes: list[int]) -> Tensor:
         if x.is_floating_point():
-            return function(x, axes)
+            return in_float32(function)(x, axes)
         exact = function(x.double(), axes)
         return _bounded(exact, exact.to(x.dtype))
 
@@ -141,8 +143,9 @@ def cumulative_sum(x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 
     """
     where = axis_of(axis[0], x.ndim)
     x = x.flip(where) if reverse else x
+    if exclusive and x.shape[where]:  # the sums minus x would be rounded twice, and NaN behind an infinity
+        x = torch.cat([torch.zeros_like(x.narrow(where, 0, 1)), x.narrow(where, 0, x.shape[where] - 1)], where)
     made = x.cumsum(where, dtype=x.dtype)
-    made = made - x if exclusive else made
     return made.flip(where) if reverse else made
 
 
@@ -154,5 +157,9 @@ def lp_normalization(input: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
     and for an axis that lies outside.
     """
     need(p in (1, 2), f"p = {p}")
-    size = input.norm(p, axis_of(axis, input.ndim), keepdim=True)
-    return torch.where(size == 0, torch.zeros_like(input), input / size)
+
+    def normalised(x: Tensor) -> Tensor:
+        size = x.norm(p, axis_of(axis, x.ndim), keepdim=True)
+        return torch.where(size == 0, torch.zeros_like(x), x / size)
+
+    return in_float32(normalised)(input)

@@ -319,7 +319,8 @@ def pad(
         if not before and not after:
             continue
         if mode == "constant":
-            filling = torch.zeros((), dtype=data.dtype) if constant_value is None else constant_value.reshape(())
+            filling = torch.zeros(()) if constant_value is None else constant_value.reshape(())
+            filling = filling.to(data.dtype)  # before opset 11 it is an attribute, which the converter makes float32
             rows = [filling.expand(*data.shape[:axis], m, *data.shape[axis + 1 :]) for m in (before, after)]
             data = torch.cat([rows[0], data, rows[1]], axis)
         else:
