@@ -37,7 +37,8 @@ POLL_S, DOWN_POLL_S, POLL_LIMIT_S = 1.0, 0.1, 5.0
 FIGURES_S = 5.0
 """Seconds between two looks at the metrics of the stages."""
 HUNG_S = 60.0
-"""Seconds after which a pipeline that does not say its state is restarted."""
+"""Seconds after which a pipeline that does not say its state is restarted, doubled each time until it says it: on a
+busy computer processes may need longer to start, and would be ended again and again while they load."""
 
 
 @dataclass(eq=False)
@@ -53,6 +54,8 @@ class _Member:
     figures: Sequence[str] = ()
     """The metrics of each stage, as of the latest look at them, which was at `figured`."""
     figured: float = -FIGURES_S
+    restarts: int = 0
+    """How many times it was restarted since it said its state last."""
     watch: asyncio.Task[None] | None = None
     look: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the next look at its state should be at once."""
@@ -328,16 +331,16 @@ class ReplicatedServer(Closing):
                 with_figures = time.monotonic() - member.figured >= FIGURES_S
                 async with asyncio.timeout(POLL_LIMIT_S):
                     reports: Sequence[StageReport] = await member.pipeline.reports(with_figures)
-                member.seen = time.monotonic()
+                member.seen, member.restarts = time.monotonic(), 0
                 if with_figures:
                     member.figures, member.figured = [report.figures for report in reports], member.seen
             except Exception as e:  # whatever Ray raises of what has ended, or is not there yet
                 reports = member.figures = ()
                 if member.reports:
                     log.warning("%s: a pipeline does not answer: %s", self.name, type(e).__name__)
-                if isinstance(e, TimeoutError) and time.monotonic() - member.seen > HUNG_S:
+                if isinstance(e, TimeoutError) and time.monotonic() - member.seen > HUNG_S * 2**member.restarts:
                     member.pipeline.restart()
-                    member.seen = time.monotonic()
+                    member.seen, member.restarts = time.monotonic(), member.restarts + 1
             member.reports = reports
             self._judge()
             self._tell()

@@ -141,7 +141,7 @@ def test_texts_of_which_the_process_of_a_board_is_killed(shards: int, board: int
     ("error", "kind"),
     [
         (StageDown("no board"), StageDown),
-        (PipelineLost("it died"), BoardError),
+        (PipelineLost("it died"), PipelineLost),
         (BoardBusy("in use"), BoardError),
         (BoardLost("gone"), BoardError),
         (QueueFull("full"), QueueFull),

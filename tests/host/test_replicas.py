@@ -214,7 +214,8 @@ class Told:
         self.act, self.state = act, StageReport(board, Health(), is_tried=True)
         self.released = asyncio.Event()
         self.asked: list[Any] = []
-        self.closed = self.restarts = 0
+        self.closed = 0
+        self.restarts: list[float] = []
 
     async def ask(self, inputs: Mapping[str, Any], timeout: float) -> Any:
         assert not self.closed
@@ -236,7 +237,7 @@ class Told:
         return [self.state]
 
     def restart(self) -> None:
-        self.restarts += 1
+        self.restarts.append(time.monotonic())
 
     async def close(self) -> None:
         self.closed += 1
@@ -327,7 +328,9 @@ def test_a_pipeline_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
         one.state = StageReport("hangs", Health())
         until(lambda: server.health.state is State.DEGRADED)
         assert [server.ask({"x": i}).result(5) for i in range(4)] == list(range(4))  # the other one answers
-        until(lambda: one.restarts > 0)
+        until(lambda: len(one.restarts) == 3)
+        _, second, third = one.restarts
+        assert third - second > 4 * 0.2  # each time it has twice as long to start
 
 
 @pytest.mark.parametrize(
