@@ -125,7 +125,14 @@ def _answered(answer: Future[Any], run: Future[Any]) -> None:
     if error is None and not isinstance(result := run.result(), RsnError):
         answer.set_result(result.value)
     else:
-        answer.set_exception(result or (_lost(error) if isinstance(error, RayError) else error))
+        answer.set_exception(result or (_met(error) if isinstance(error, RayError) else error))
+
+
+def _met(error: RayError) -> Exception:
+    """Return what ended a call: `PipelineLost` if the actor, or what the call takes, was lost; else the error in the
+    code of the actor."""
+    of_code = isinstance(error, RayTaskError) and not isinstance(error, TaskCancelledError)
+    return error.cause if of_code and not isinstance(error.cause, RayError) else _lost(error)
 
 
 def _lost(error: Exception) -> PipelineLost:
@@ -181,9 +188,7 @@ class RayPipeline:
                 ray.cancel(call)
             raise
         except RayError as e:
-            if isinstance(e, RayTaskError) and not isinstance(e, TaskCancelledError) and not _is_loss(e):
-                raise  # the actor lives: an error in its code
-            raise _lost(e) from None
+            raise _met(e) from e
         if isinstance(answer, RsnError):
             raise answer
         return answer.value
@@ -218,11 +223,6 @@ def _require_answer(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_S).close()
     except (OSError, OverflowError) as e:
         raise BoardError(f"cannot connect to a Ray cluster at {address!r}: {e}") from None
-
-
-def _is_loss(error: RayTaskError) -> bool:
-    """Whether a call was not made because what it takes was lost."""
-    return isinstance(error.cause, RayError)
 
 
 def _plain(error: RsnError) -> RsnError:

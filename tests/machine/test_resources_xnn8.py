@@ -31,7 +31,7 @@ def test_memories_hold_what_the_sources_declare(root: Path) -> None:
     text = (root / "hw/versal/xnn8/units.h").read_text("utf-8")
     (shape,) = re.findall(r"constexpr unsigned (x_depth = .*;)", text)
     (sizes,) = re.findall(r"constexpr unsigned (groups = .*?);", text)
-    held = re.findall(r"constexpr unsigned (held_\w+ = \d+);", text)
+    held = re.findall(r"constexpr unsigned (\w*held\w* = \d+);", text)
     values: dict[str, int] = {}
     for name, expression in re.findall(r"(\w+) = ([^,;]+)", ", ".join([sizes, shape, *held])):
         values[name] = eval(expression, {}, values)  # products of numbers and of names before them
@@ -39,7 +39,7 @@ def test_memories_hold_what_the_sources_declare(root: Path) -> None:
     assert [words["X"], words["T"]] == [values["x_depth"], values["t_depth"]]
     assert [words["X8"], words["factors of rows, beside X8"]] == [values["x8_depth"], values["groups"]]
     waiting = "results that wait for their gates"
-    assert words[waiting] == values["held_packets"] * values["held_words"]
+    assert words[waiting] == values["most_held"] * values["held_words"]
     blocks = rows()["URAM"].parts
     assert blocks == {"X": 24 * 128 // 32, "T": 24 * 256 // 32, waiting: 24}
 

@@ -133,7 +133,8 @@ def test_a_program_of_any_length_goes_through_all_layers(name: str, head: bool) 
             for own, other in zip(mine["past_key_values"].layers, before["past_key_values"].layers, strict=True):
                 assert torch.equal(own.keys[:, :, position + rows :], other.keys[:, :, position + rows :])
             latencies.append(run.latency_s)
-        assert latencies[1] < latencies[0] == latencies[2]
+        # Pipelines that a position begins, or leaves empty, are some cycles.
+        assert latencies[1] < latencies[0] == pytest.approx(latencies[2], rel=1e-3)
 
 
 def test_a_program_of_a_few_layers_has_the_same_tasks() -> None:

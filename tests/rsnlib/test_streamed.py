@@ -89,9 +89,10 @@ def test_a_product() -> None:
     (node,) = made.timed_dataflow.nodes
     assert (node.op, node.memory_bytes) == ("linear", 4 * 8 * 4 + 16 * 4)
     # 12 rows in tiles of 4, 16 columns in tiles of 8, each the sum of 3 products and a put. A product adds to the same
-    # word of sums in each of 8 steps, so each takes 3 cycles, and then come 4 of depth; a loop takes one to go on.
+    # word of sums in each of 8 steps, so each takes 3 cycles, and then come 4 of depth; a loop takes one to go on, as
+    # do each of the tokens, which are single words, and the sum with the bias.
     assert node.timing is not None
-    assert (node.timing.tokens, node.timing.interval) == (6, 3 * (7 * 3 + 4 + 1) + 1)
+    assert (node.timing.tokens, node.timing.interval) == (6, 3 * (7 * 3 + 4 + 1 + 2) + 3)
 
 
 def test_a_perceptron() -> None:

@@ -80,8 +80,9 @@ def test_one_machine_reads_a_prompt_and_decodes(name: str, packed: int) -> None:
                 # Rows that only cover the last tile are stored nowhere.
                 assert torch.equal(steps.state[key][0][:, :, at:], before[key][0][:, :, at:])
     assert made.written.row_tile == 3  # 6 rows are two tiles of 3
-    assert [len(found) for _, found in sorted(latencies.items())] == [1, 1]
-    assert min(latencies[1]) < min(latencies[2])
+    for found in latencies.values():  # pipelines that a position begins, or leaves empty, are some cycles
+        assert max(found) == pytest.approx(min(found), rel=0.01)
+    assert max(latencies[1]) < min(latencies[2])
     with pytest.raises(TensorError, match="position 12 is beyond the capacity of 12 rows of keys"):
         steps.step(x[:, :2], torch.tensor(11))
     close(steps.step(x[:, 11:], torch.tensor(11)), y[:, 11:])

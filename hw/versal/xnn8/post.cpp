@@ -33,7 +33,7 @@ constexpr int gate_bits = 33;         // by which a gate does
 constexpr unsigned head_beats = 64;     // of results of a packet, and of that of a product
 constexpr unsigned product_beats = chunks - head_chunks;
 
-using HeldCells = Quarter[held_packets * held_words];
+using HeldCells = Quarter[most_held * held_words];
 
 // Two vectors of a block, four columns a word, with their exponents, and the shift of a product.
 struct BlockConstants {
@@ -174,8 +174,8 @@ hold_uops:
         const unsigned of_all = of.gated ? of.count * held_words : of.attention ? of.count * head_beats
             : of.count * product_beats;
         auto left = static_cast<uint16_t>(of_all);  // that leave
-        bool more[held_packets / 2] = {};  // one packet of this number has come
-        bool there[held_packets] = {};
+        bool more[most_held / 2] = {};  // one packet of this number has come
+        bool there[most_held] = {};
 #pragma HLS ARRAY_PARTITION variable=more complete
 #pragma HLS ARRAY_PARTITION variable=there complete
         HeldPacket comes = 0, goes = 0;
@@ -346,9 +346,9 @@ post_uops:
                 }
             } else if (!known && unknown) {
                 if (idle) RSN_WAIT_FOR_ANY(packets[0], packets[1]);
-                const bool first = !packets[0].empty(), second = !packets[1].empty();
-                if (first || second) {
-                    next_from = second && (!first || !from);  // in turn, if there are both
+                const bool comes[2] = {!packets[0].empty(), !packets[1].empty()};
+                if (comes[0] || comes[1]) {
+                    next_from = comes[1] && (!comes[0] || !from);  // in turn, if there are both
                     const unsigned number = next_from ? packets[1].read() : packets[0].read();
                     if (op.attention) weights = next_from ? weights_of[1].read() : weights_of[0].read();
                     dividing = op.attention ? division : 0;

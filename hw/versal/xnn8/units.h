@@ -36,7 +36,7 @@ constexpr unsigned quarter_words = 32;   // of the weights of a column of pairs,
 constexpr unsigned short_quarter_words = 1 + quarter_words / 2;  // first the multipliers of its columns
 constexpr unsigned window_beats = 131;   // of a packet of results
 constexpr unsigned window_rows = 16;     // of a product; half of it of a head
-constexpr unsigned held_packets = 16;    // of the second stream of results: of four columns of 64 rows
+constexpr unsigned most_held = 16;       // of the second stream of results: of four columns of 64 rows
 constexpr unsigned held_words = 256;     // of four results, in a packet
 
 using Shorts = hls::vector<int16_t, 16>;
