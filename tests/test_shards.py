@@ -165,7 +165,8 @@ def test_any_network_in_shards_computes_the_same(network: LayerGraph, shards: in
                         assert layer.weight.size < sizes[layer.y]
             known |= exchanged(one.exchange, [outputs_of(part, known) for part in one.networks])
     for out in network.outputs:
-        assert np.abs(known[out.name] - wanted[out.name]).max() <= 3e-6 * np.abs(wanted[out.name]).max()
+        # A norm of two columns makes much of a rounding; a part that is missing is as large as the rest.
+        assert np.abs(known[out.name] - wanted[out.name]).max() <= 1e-4 * np.abs(wanted[out.name]).max()
 
 
 @pytest.mark.long
