@@ -120,7 +120,7 @@ class BuiltStages:
         return "\n".join([*self.table(), "", self.traced.explain(modelled)])
 
     def table(self) -> list[str]:
-        """Return a table of the stages as lines, and why so many boards compute each if that was chosen."""
+        """Return a table of the stages as lines. If the number of shards was chosen, a table says why."""
         return [*stage_table(self.figures, self.modules), *tried_table(self.tried, self.boards_each)]
 
     @property

@@ -16,7 +16,7 @@ from ..boards.several import BoardName
 from ..generation.slots import Slots
 from ..serving.health import Health, State
 from ..serving.policy import RequestTimeout
-from .files import require_same
+from .files import require_same, unchanged
 from .pipeline import PipelineLost
 from .shards import Ask, OtherRunner, shard_server
 from .stage import StageDown, StageServer
@@ -93,12 +93,7 @@ class DecoderStageFile:
                 self.path, stage, **given, shards=self.shards, beside=self._beside if self.others else None
             )
             server = DecoderServer(stages, stage, self.count // self.shards)
-        try:
-            require_same(self.path, self.identity)
-        except BaseException:
-            server.close()
-            raise
-        return server
+        return unchanged(server, self.path, self.identity)
 
     def _beside(self, key: Hashable, board: int, program: Program) -> OtherRunner:
         return OtherRunner(key, self.others[board - self.number - 1], program)

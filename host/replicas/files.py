@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...base.errors import ContainerError
 from ..boards.several import BoardName
@@ -20,6 +20,9 @@ from .stage import StageServer
 
 if TYPE_CHECKING:
     from ..serving.metrics import Metrics
+
+
+Opened = TypeVar("Opened", bound=StageServer | ModelStage)
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,7 @@ class StageFile:
             metrics=figures,
             name=name,
         )
-        try:
-            require_same(self.path, self.identity)
-        except BaseException:
-            stage.close()
-            raise
-        return stage.server(name)
+        return unchanged(stage, self.path, self.identity).server(name)
 
     def _open_shard(self, board: BoardName, figures: Metrics | None, name: str) -> Server:
         require_same(self.path, self.identity)
@@ -81,12 +79,18 @@ class StageFile:
         else:
             others = others_of(saved, stage, self.others)
             server = ModelStage(saved, stage, board, **given, others=others).server(name)
-        try:
-            require_same(self.path, self.identity)
-        except BaseException:
-            server.close()
-            raise
-        return server
+        return unchanged(server, self.path, self.identity)
+
+
+def unchanged(opened: Opened, path: str, wanted: str) -> Opened:
+    """Return what was opened of a file that is still the one with this identity. Raises as `require_same`, and then
+    closes it."""
+    try:
+        require_same(path, wanted)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 def require_same(path: str, wanted: str) -> None:

@@ -10,8 +10,7 @@ computer with all that runs there; another one comes in its place. Half-way all 
 model. A client asks again if three pipelines were lost with its request. Every answer is compared with NumPy's. Exits
 with 1 if anything is wrong, or if it takes longer than the limit (seconds).
 
-With --shards, the model is a file of two stages, of which so many boards compute each, and answers are compared with
-PyTorch's.
+With --shards N, N boards compute each of two stages, and answers are compared with PyTorch's.
 """
 
 from __future__ import annotations
