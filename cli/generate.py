@@ -136,6 +136,8 @@ def generate_command(model: str, options: GenerateOptions) -> None:
         if options.two:
             machines = {"prompt": decoder.prompt_machine(len(prompt)), "step": decoder.step_machine}
             steps.done("machine of the prompt")
+    # Before the text, which takes longer than what may be refused here.
+    files = machine_files.machine_files(decoder, len(prompt)) if options.hls is not None else {}
     with working(f"running {model}") as progress:
         text = decoder.generate(prompt, options.answer, _ends(module), progress)
     facts = {
@@ -149,7 +151,7 @@ def generate_command(model: str, options: GenerateOptions) -> None:
         "machines": {name: figures.facts(made) for name, made in machines.items()},
     }
     if options.hls is not None:
-        for name, content in machine_files.machine_files(decoder, len(prompt)).items():
+        for name, content in files.items():
             path = Path(options.hls) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, content if isinstance(content, bytes) else content.encode())
