@@ -24,7 +24,6 @@ import numpy as np
 from rsn.benchmarks.measuring import command_line, print_tables
 from rsn.host.tasks import run_tasks
 from rsn.isa.overlays.tasks.unit import TensorPart
-from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check
 from rsn.streams.mapping.buffering import search_buffered
@@ -163,7 +162,7 @@ class Traffic:
 
         inputs = {name: np.ones(shape, np.float32) / prod(shape) for name, shape in shapes.items()}
         with patch.object(TensorPart, "__getitem__", loaded), patch.object(TensorPart, "__setitem__", stored):
-            run_tasks(pack(build(check(text))), inputs)
+            run_tasks(build(check(text)), inputs)
         return WORD * self.elements
 
 

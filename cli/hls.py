@@ -26,7 +26,6 @@ from ..hw.versal.csim.tasks import PROGRAM, SECONDS, build_regions
 from ..isa.overlays.tasks import TASKS
 from ..isa.overlays.tasks.overlay import checked_sizes, program_of, size_values
 from ..isa.overlays.tasks.program import TaskProgram
-from ..scheduler.pack import pack
 from ..streams.build import build
 from ..streams.check import report_on
 from ..streams.datapath import VariantChoice
@@ -171,7 +170,7 @@ def _tasks(program: str, kernels: str | None) -> tuple[TaskProgram, VariantCalls
         raise click.UsageError("--kernels: only with a stream program (.py); other files hold the rates")
     if named is not None:
         region = region_of(named, kernels)
-        made = pack(build(report_on(region)))
+        made = build(report_on(region))
         return program_of(made.overlay), _calls(region), size_values(made)
     loaded = container.read(program)
     if loaded.overlay.base != TASKS.name:

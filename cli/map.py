@@ -18,11 +18,10 @@ from ..host.tasks import run_tasks
 from ..host.tensors import load_tensors, save_tensors
 from ..hw.sim.machine import simulate
 from ..isa.overlays import OVERLAYS
-from ..isa.overlays.tasks.overlay import uops_of, without_rates
+from ..isa.overlays.tasks.overlay import runnable, without_rates
 from ..scheduler.best import schedule_named
 from ..scheduler.build import build
 from ..scheduler.from_streams import layers_of
-from ..scheduler.pack import pack
 from ..streams.build import Refused, task_program
 from ..streams.check import report_on
 from ..streams.mapping.buffering import search_buffered
@@ -117,7 +116,7 @@ def map_command(program: str, options: MapOptions) -> None:
         with working("mapping") as progress:
             facts, lines, made = _mapped(named, region, onto, options, progress)
             if options.output is not None:
-                write_text(options.output, show_program(pack(uops_of(mapped_program(made)))))
+                write_text(options.output, show_program(runnable(mapped_program(made))))
     except MappingError as error:
         click.echo(json.dumps(_refused(region, error)) if options.as_json else error.rendered(region.source))
         raise SystemExit(1) from None
@@ -158,7 +157,7 @@ def _onto_overlay(region: Region, options: MapOptions) -> None:
             made = runner.run({n: given[n] for n in graph.inputs}).outputs
         shapes = {t.name: t.type.shape for t in region.tensors}
         made = {n: value.reshape(shapes[n]) for n, value in made.items()}
-        own = run_tasks(pack(uops_of(task_program(region))), {n: v for n, v in given.items() if n in needed}).outputs
+        own = run_tasks(runnable(task_program(region)), {n: v for n, v in given.items() if n in needed}).outputs
         difference = max(float(np.abs(made[n] - own[n]).max() / (np.abs(own[n]).max() or 1)) for n in made)
         if outputs is not None:
             save_tensors(outputs, made)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import click
 
 from ..isa.program import Program
-from ..scheduler.pack import pack
 from ..streams.build import Unequal, build, size_readings
 from ..streams.check import Report, report_on
 from ..streams.machines import DYNAMIC
@@ -77,7 +76,7 @@ def machine_program(named: Named, execute: bool, kernels: str | None, sizes: Map
     """Return the program of the machine that a stream program is. execute: tasks may call functions of the file.
     kernels: path of a file with the rates of library kernels, None without one. sizes: values of sizes that each run
     gives, by name. Raises `SourceError` with the findings."""
-    return pack(build(report_on(region_of(named, kernels, sizes)), execute))
+    return build(report_on(region_of(named, kernels, sizes)), execute)
 
 
 def show(report: Report, most: int, as_json: bool, proof: Proof | None = None) -> bool:

@@ -24,9 +24,9 @@ from ..base.place import Place
 from ..isa.overlays import OVERLAYS
 from ..isa.overlays.tasks import TASKS
 from ..isa.overlays.tasks import program as tasks
-from ..isa.overlays.tasks.overlay import uops_of
+from ..isa.overlays.tasks.overlay import runnable
 from ..isa.overlays.tasks.tree import Name, Store, nodes
-from ..isa.program import UnpackedProgram
+from ..isa.program import Program
 from .check import Report
 from .expressions import FileReading
 from .layouts import parse
@@ -56,7 +56,7 @@ def build(
     clock_hz: float | None = None,
     device: str = "",
     channels: Mapping[str, tuple[int, ...]] | None = None,
-) -> UnpackedProgram:
+) -> Program:
     """Return the program of a checked region, with its machine. report: of the check.
 
     execute: tasks may call functions of their file and of the modules that it imports; then imports, functions and
@@ -84,7 +84,7 @@ def build(
             f"{', '.join(t.name for t in tensors) or 'none'}"
         )
     made = replace(made, clock_hz=clock_hz or made.clock_hz, device=device, tensors=tensors)
-    return uops_of(made, {size.name: size.value for size in report.region.sizes})
+    return runnable(made, {size.name: size.value for size in report.region.sizes})
 
 
 def executed(source: Source) -> Mapping[str, Any]:

@@ -20,7 +20,6 @@ from ...hw.sim.tasks import run_on_tensors
 from ...isa.overlays.tasks.overlay import with_sizes
 from ...isa.overlays.tasks.values import DTYPES
 from ...isa.program import Program
-from ...scheduler.pack import pack
 from ...streams.build import build
 from ...streams.check import Report, report_on
 from ...streams.dataflow.graph import Dataflow, KernelNode, Timing
@@ -177,7 +176,7 @@ class Streamed:
     @cached_property
     def machine(self) -> Program:
         """The machine of the program, and its program. Raises `streams.build.Refused` if the check has findings."""
-        return pack(build(self.report))
+        return build(self.report)
 
     def tensors(self, *args: Any, **kwargs: Any) -> dict[str, npt.NDArray[Any]]:
         """Return the input tensors of the stream program for arguments of the module, by name, in the shapes of

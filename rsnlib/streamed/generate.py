@@ -20,7 +20,6 @@ from ...base.element_types import BITS, CPP_BITS
 from ...base.errors import BudgetError, ProgramError, ResourceError
 from ...isa.overlays.tasks.overlay import checked_sizes, program_of
 from ...isa.program import Program
-from ...scheduler.pack import pack
 from ...streams.build import build
 from ...streams.dataflow.best_fusion import fuse
 from ...streams.dataflow.fusion import Fusion
@@ -267,7 +266,7 @@ def place(
         if made.layers < layers:
             made = made.changed(depths=made.sized().declared, layers=layers)
         channels = made.ports.shares.channels if made.ports else {}
-        machine = pack(build(made.report, clock_hz=device.mhz * 1e6, device=device.name, channels=channels))
+        machine = build(made.report, clock_hz=device.mhz * 1e6, device=device.name, channels=channels)
     with step("time"):
         sized = made.sized()
         cycles = _cycles(sized)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -13,9 +14,8 @@ from rsn.base.errors import ProgramError, RsnError
 from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays.file import made, text
 from rsn.isa.overlays.tasks.codec import toml
-from rsn.isa.overlays.tasks.overlay import program_of
+from rsn.isa.overlays.tasks.overlay import LONGEST, program_of, runnable
 from rsn.isa.program import Program
-from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check
 from rsn.tests.effort import cases, in_both
@@ -45,7 +45,7 @@ def b(y: f32[2, 4, 4] @ Layout("S0RR")):
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return pack(build(check(SOURCE)))
+    return build(check(SOURCE))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,14 @@ def test_channels_travel_in_the_text(program: Program) -> None:
     assert "device" not in text(program.overlay)
     with pytest.raises(ProgramError, match=r"channels \[4, 4\]: one is listed twice"):
         made(lines.replace("[4, 5]", "[4, 4]"), "m.toml")
+
+
+def test_a_unit_with_too_many_instances(program: Program) -> None:
+    own = program_of(program.overlay)
+    (unit, shots), *others = own.units
+    long = replace(own, units=((unit, shots * (LONGEST + 1)), *others))
+    with pytest.raises(ProgramError, match=f"{unit} runs {LONGEST + 1} task instances, at most {LONGEST}"):
+        runnable(long)
 
 
 def changed(random: Random, value: Any) -> Any:

@@ -14,7 +14,6 @@ from rsn.isa.overlays import XNN
 from rsn.scheduler.best import schedule_named
 from rsn.scheduler.build import build as compiled
 from rsn.scheduler.from_streams import layers_of
-from rsn.scheduler.pack import pack
 from rsn.streams.build import build, task_program
 from rsn.streams.check import check
 from rsn.tests.streams.test_mapped_program import FFN
@@ -87,7 +86,7 @@ def tensors(text: str) -> dict[str, Any]:
 def test_the_layers_compute_what_the_program_does(text: str, layers: int) -> None:
     report = check(text)
     given = tensors(text)
-    expected = run_tasks(pack(build(report)), given).outputs
+    expected = run_tasks(build(report), given).outputs
     found = layers_of(task_program(report.region))
     assert len(found.graph.layers) == layers
     built = compiled(found.with_values(given), XNN, schedule_named("paper", 1, 0))

@@ -12,7 +12,7 @@ import pytest
 
 from rsn.base.errors import TensorError
 from rsn.host.tasks import run_tasks
-from rsn.isa.overlays.tasks.overlay import program_of, uops_of
+from rsn.isa.overlays.tasks.overlay import program_of, runnable
 from rsn.scheduler.pack import pack
 from rsn.streams.access_order.finding import race_findings
 from rsn.streams.build import build, task_program
@@ -206,7 +206,7 @@ def test_a_tensor_that_is_read_is_an_input_and_one_that_is_stored_an_output(stor
     (tensor,) = program.tensors
     assert (tensor.input, tensor.output) == (True, True)
     with pytest.raises(TensorError, match="the input x is missing"):
-        run_tasks(pack(uops_of(program)), {})
+        run_tasks(runnable(program), {})
 
 
 @long

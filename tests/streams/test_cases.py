@@ -19,7 +19,6 @@ from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.isa.overlays.tasks.values import DTYPES
 from rsn.isa.program import Program
-from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check, report_on
 from rsn.streams.reader import Rates, read
@@ -34,7 +33,7 @@ def run(text: str, inputs: Arrays, rates: Rates = RATES) -> tuple[dict[str, npt.
     """The outputs of a program and its cycles. It takes the same time without data."""
     report = report_on(read(text, rates=rates))
     assert report.code == "", report
-    program = pack(build(report))
+    program = build(report)
     result = run_tasks(program, inputs)
     assert Machine(program).run().latency_s == result.run.latency_s
     return result.outputs, result.run.latency_s * program.overlay.clock_hz
@@ -263,7 +262,7 @@ PROGRAMS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_files_of_the_cases_give_equal_results(name: str) -> None:
-    program = pack(build(check(program_text(name, **SMALL.get(name, {})), f"{name}.py")))
+    program = build(check(program_text(name, **SMALL.get(name, {})), f"{name}.py"))
     inputs = {
         t.name: (drawn(*t.type.shape) * 50).astype(DTYPES[t.type.dtype])
         for t in program_of(program.overlay).tensors
@@ -285,7 +284,7 @@ def test_files_of_the_cases_give_equal_results(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({*PROGRAMS} - {"systolic"}))
 def test_cases_in_other_floats(name: str, kind: str, bound: float) -> None:
     text = program_text(name, **SMALL.get(name, {}))
-    tensors = program_of(pack(build(check(text))).overlay).tensors
+    tensors = program_of(build(check(text)).overlay).tensors
     inputs = {t.name: cut(drawn(*t.type.shape)).astype(np.float16).astype(np.float32) for t in tensors if t.input}
     expected, _ = run(text, inputs)
     got, _ = run(text.replace("f32", kind), {name: x.astype(DTYPES[kind]) for name, x in inputs.items()})

@@ -10,9 +10,8 @@ import pytest
 
 from rsn.host.tasks import run_tasks
 from rsn.hw.versal.hlscheck.checker import check_folder
-from rsn.isa.overlays.tasks.overlay import uops_of
+from rsn.isa.overlays.tasks.overlay import runnable
 from rsn.isa.overlays.tasks.program import TaskProgram
-from rsn.scheduler.pack import pack
 from rsn.streams.build import task_program
 from rsn.streams.check import check, report_on
 from rsn.streams.datapath import KernelVariant
@@ -68,10 +67,10 @@ def test_results_are_equal_and_come_no_later(kind: str) -> None:
         plain, divided = marked(text)
         first = program_of(plain)
         inputs = drawn_inputs(first, number)
-        expected = run_tasks(pack(uops_of(first)), inputs).outputs
+        expected = run_tasks(runnable(first), inputs).outputs
         second = program_of(divided)
         assert {task.name for task in second.tasks} == {"f", "f.load", "f.store"}
-        found = run_tasks(pack(uops_of(second)), inputs).outputs
+        found = run_tasks(runnable(second), inputs).outputs
         assert found.keys() == expected.keys()
         for tensor, value in expected.items():
             assert found[tensor].tobytes() == value.tobytes(), (tensor, text)
@@ -200,7 +199,7 @@ def g(z: f32[8]) -> None:
         z[i] = 1.0 if data() else 2.0
 """
     inputs = {"X": np.ones((8, 4), np.float32)}
-    one, two = (run_tasks(pack(uops_of(program_of(t))), inputs).outputs["Z"] for t in marked(text))
+    one, two = (run_tasks(runnable(program_of(t)), inputs).outputs["Z"] for t in marked(text))
     np.testing.assert_array_equal(one, two)
 
 

@@ -21,10 +21,9 @@ from rsn.host.native_tasks import NativeRegion, from_memory, run_native, to_memo
 from rsn.host.tasks import run_tasks
 from rsn.hw.versal.csim.build import compiler
 from rsn.hw.versal.csim.tasks import build_regions
-from rsn.isa.overlays.tasks.overlay import uops_of
+from rsn.isa.overlays.tasks.overlay import runnable
 from rsn.isa.overlays.tasks.program import TaskProgram
 from rsn.isa.overlays.tasks.values import DTYPES, convert
-from rsn.scheduler.pack import pack
 from rsn.streams.build import Refused, task_program
 from rsn.streams.check import check, report_on
 from rsn.streams.hls.emit import cpp_program
@@ -114,7 +113,7 @@ def compare(regions: Mapping[str, NativeRegion]) -> Counter[str]:
     for number, (name, region) in enumerate(regions.items()):
         inputs = drawn_inputs(region.program, number)
         try:
-            expected = run_tasks(pack(uops_of(region.program)), inputs).outputs
+            expected = run_tasks(runnable(region.program), inputs).outputs
         except ProgramError:
             with pytest.raises(ProgramError):
                 run_native(region, inputs)
@@ -390,13 +389,13 @@ def test_elements_of_4_bits_wrap_where_they_are_stored(kind: str, tmp_path: Path
     def wrapped(values: Any) -> list[list[int]]:
         return [[(int(v) - low) % 16 + low for v in row] for row in values]
 
-    kept = container.loads(container.dumps(pack(uops_of(program))))
+    kept = container.loads(container.dumps(runnable(program)))
     for outputs in (run_tasks(kept, {"x": x}).outputs, run_native(region, {"x": x})):
         assert outputs["y"].tolist() == wrapped(3 * x.astype(int))
         assert outputs["z"].tolist() == wrapped(x.astype(int) + 5)
     for values in (x.astype(int) - 1 if low else x.astype(int) + 16, x + 0.5):
         with pytest.raises(TensorError, match=f"x has values that are none of {kind}"):
-            run_tasks(pack(uops_of(program)), {"x": values})
+            run_tasks(runnable(program), {"x": values})
 
 
 def test_two_tasks_do_not_store_halves_of_a_byte() -> None:
@@ -455,7 +454,7 @@ def test_the_testbench_runs_one_process_after_the_other(tmp_path: Path) -> None:
     for name, text in project(made, VC1902).items():
         (tmp_path / name).write_text(text)
     inputs = drawn_inputs(program, 3)
-    expected = run_tasks(pack(uops_of(program)), inputs).outputs
+    expected = run_tasks(runnable(program), inputs).outputs
     for t in program.tensors:
         if t.name in inputs:
             (tmp_path / f"{t.name}.bin").write_bytes(to_memory(inputs[t.name], t))

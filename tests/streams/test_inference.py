@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from rsn.cli.main import main
 from rsn.host.tasks import run_tasks
-from rsn.scheduler.pack import pack
 from rsn.streams import inference, layouts
 from rsn.streams.build import build
 from rsn.streams.check import Report, check
@@ -339,7 +338,7 @@ def test_what_is_chosen_gives_the_result_of_whole_tensors() -> None:
         if report.code or copies.code or all(message.endswith("no other one fits") for message in told):
             continue
         given = {name: np.random.default_rng(number).normal(size=(8, 8)) for name in "AB"}
-        results = [run_tasks(pack(build(one)), given).outputs["C"] for one in (report, copies)]
+        results = [run_tasks(build(one), given).outputs["C"] for one in (report, copies)]
         assert np.allclose(*results, rtol=1e-9, atol=1e-9), text
         compared += found(report) != found(copies)
     assert compared > cases(40, 1, share=40)

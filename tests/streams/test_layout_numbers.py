@@ -19,7 +19,6 @@ import pytest
 from scipy import special
 
 from rsn.host.tasks import run_tasks
-from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check
 from rsn.streams.syntax.nodes import COLLECTIVES
@@ -334,7 +333,7 @@ def runs_as_numpy(program: Program, text: str, seed: int) -> None:
     tensors = {name: inputs.normal(size=shape) for name, shape in program.shapes.items()}
     expected = whole(program.tree, tensors)
     given = {name.upper(): tensor for name, tensor in tensors.items() if name != "out"}
-    found = run_tasks(pack(build(check(text))), given).outputs["OUT"]
+    found = run_tasks(build(check(text)), given).outputs["OUT"]
     assert np.allclose(found, expected, rtol=1e-9, atol=1e-9 * (1 + np.abs(expected).max())), text
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from rsn.host.tasks import run_tasks
-from rsn.scheduler.pack import pack
 from rsn.streams import layouts
 from rsn.streams.build import build
 from rsn.streams.check import check
@@ -338,7 +337,7 @@ def chain(a: f32[8, 8] @ Layout("RS0"), b: f32[8, 8] @ Layout("S0R"), c: f32[8, 
 
 
 def run(text: str, **inputs: Any) -> Any:
-    return run_tasks(pack(build(check(text))), inputs).outputs
+    return run_tasks(build(check(text)), inputs).outputs
 
 
 def test_rows_of_attention_and_a_chain_of_partial_sums() -> None:

@@ -17,10 +17,9 @@ from rsn.assembler.printer import show
 from rsn.base.errors import DeadlockError, ProgramError, UndecidedError
 from rsn.host.tasks import run_tasks
 from rsn.hw.sim.machine import Machine
-from rsn.isa.overlays.tasks.overlay import program_of, uops_of
+from rsn.isa.overlays.tasks.overlay import program_of, runnable
 from rsn.isa.program import Program
 from rsn.machine.executor import ProcessNetwork
-from rsn.scheduler.pack import pack
 from rsn.streams.build import Refused, build, task_program
 from rsn.streams.check import check
 from rsn.streams.reader import beats_of
@@ -37,7 +36,7 @@ BY_DATA = ("W11", "W12")
 
 
 def machine(text: str, name: str = "p.py") -> Program:
-    return pack(build(check(text, name)))
+    return build(check(text, name))
 
 
 @pytest.mark.parametrize("name", WELL)
@@ -69,7 +68,7 @@ def test_refused_programs_fail_on_the_engine(name: str) -> None:
     with pytest.raises(Refused, match=report.code):
         build(report)
     with pytest.raises((DeadlockError, ProgramError)):
-        Machine(pack(uops_of(task_program(report.region)))).run()
+        Machine(runnable(task_program(report.region))).run()
 
 
 @pytest.mark.parametrize("name", WELL)
@@ -359,7 +358,7 @@ def test_programs_that_pass_the_check_end_on_the_engine() -> None:
         report = check(text)
         if report.code:
             continue
-        program = pack(build(report))
+        program = build(report)
         apart += bool(program_of(program.overlay).apart)
         with_data = run_tasks(program).run.latency_s
         if "data()" not in text:

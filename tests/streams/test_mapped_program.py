@@ -11,8 +11,7 @@ import pytest
 from rsn.assembler import container
 from rsn.host.tasks import run_tasks
 from rsn.hw.sim.machine import Machine
-from rsn.isa.overlays.tasks.overlay import uops_of
-from rsn.scheduler.pack import pack
+from rsn.isa.overlays.tasks.overlay import runnable
 from rsn.streams.build import build
 from rsn.streams.check import report_on
 from rsn.streams.mapping.cost import cycles
@@ -58,10 +57,10 @@ def test_a_searched_mapping_gives_equal_bits(at_most: int) -> None:
     shapes = {"X": (16, 16), "W1": (16, 64), "W2": (64, 16)}
     given = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     report = report_on(read(FFN, timed=True))
-    expected = run_tasks(pack(build(report)), given).outputs["Y"]
+    expected = run_tasks(build(report), given).outputs["Y"]
     graph = mapping_graph(report.region)
     mapped = search(graph, at_most, mesh("mesh4x4")).mapped
-    packed = pack(uops_of(mapped_program(mapped)))
+    packed = runnable(mapped_program(mapped))
     assert len(packed.overlay.units) <= at_most
     again = container.loads(container.dumps(packed))
     result = run_tasks(again, given)
@@ -76,7 +75,7 @@ def test_a_bundle_shares_one_stream_of_the_machine() -> None:
     assert {link.label for link in machine.links} == {
         "up[0]+3->down (hidden[0], hidden[1], hidden[2], ... 4 streams in turn)"
     }
-    assert len(uops_of(machine).overlay.streams) == 1
+    assert len(runnable(machine).overlay.streams) == 1
 
 
 @in_both
@@ -91,7 +90,7 @@ def test_chains_of_random_programs_give_equal_values() -> None:
         ).replace("KIND", kind)
         report = report_on(read(text, timed=True))
         x = np.random.default_rng(number).integers(-100, 100, 8).astype(np.float32 if floats else np.int8)
-        expected = run_tasks(pack(build(report)), {"x": x}).outputs["y"]
+        expected = run_tasks(build(report), {"x": x}).outputs["y"]
         mapped = Mapped.start(mapping_graph(report.region))
         pairs = [("source", "middle[0]"), ("middle[0]", "middle[1]"), ("middle[1]", "sink")]
         try:
@@ -101,7 +100,7 @@ def test_chains_of_random_programs_give_equal_values() -> None:
         except MappingError:
             continue
         mapped_ones += 1
-        np.testing.assert_array_equal(run_tasks(pack(uops_of(machine)), {"x": x}).outputs["y"], expected, err_msg=text)
+        np.testing.assert_array_equal(run_tasks(runnable(machine), {"x": x}).outputs["y"], expected, err_msg=text)
     assert mapped_ones > cases(100, 6)
 
 
@@ -123,7 +122,7 @@ def test_the_cycles_of_a_mapping_are_those_of_its_machine() -> None:
                 found[what] += 1
         time = cycles(mapped)
         try:
-            made = pack(uops_of(mapped_program(mapped)))
+            made = runnable(mapped_program(mapped))
         except MappingError:
             assert time is None, seed
             continue
@@ -150,5 +149,5 @@ def b():
 def test_a_stream_that_comes_twice_in_a_beat_takes_two() -> None:
     """Two gets that would fire together are of one stream behind the mapping, which holds one token."""
     mapped = bundle(start(TWICE), ["a[0]", "a[1]"])
-    made = pack(uops_of(mapped_program(mapped)))
+    made = runnable(mapped_program(mapped))
     assert cycles(mapped) == round(Machine(made).run().latency_s * made.overlay.clock_hz) == 10

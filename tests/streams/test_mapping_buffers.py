@@ -9,8 +9,7 @@ from random import Random
 
 from rsn.host.tasks import run_tasks
 from rsn.hw.sim.machine import Machine
-from rsn.isa.overlays.tasks.overlay import uops_of
-from rsn.scheduler.pack import pack
+from rsn.isa.overlays.tasks.overlay import runnable
 from rsn.streams.build import build
 from rsn.streams.check import report_on
 from rsn.streams.mapping.buffering import search_buffered
@@ -81,7 +80,7 @@ def test_the_cycles_of_a_mapping_are_those_of_its_machine() -> None:
     buffered = joined = 0
     for number in range(cases(200, 6, share=30)):
         text = drawn(random, 4)
-        plain = pack(build(report_on(region_of(text))))
+        plain = build(report_on(region_of(text)))
         region = random.choice([*choices(text)])
         mapped = Mapped.start(mapping_graph(region), fuse=False)
         for _ in range(random.randint(0, 3)):
@@ -93,7 +92,7 @@ def test_the_cycles_of_a_mapping_are_those_of_its_machine() -> None:
         except MappingError:
             assert time is None, text
             continue
-        made = pack(uops_of(program))
+        made = runnable(program)
         assert time == round(Machine(made).run().latency_s * made.overlay.clock_hz), text
         inputs = drawn_inputs(program, number)
         expected, found = run_tasks(plain, inputs).outputs, run_tasks(made, inputs).outputs

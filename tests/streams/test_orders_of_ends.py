@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from rsn.host.tasks import run_tasks
-from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import Report, check
 from rsn.streams.orders.converter import Converter, converter
@@ -180,7 +179,7 @@ def test_a_converter_is_a_task_that_is_right_on_random_orders() -> None:
         report = check(text, "converter.py")
         assert not report.code, (put, get, str(report))
         x = np.arange(1, 1 + prod(put.tensor), dtype="f4").reshape(put.tensor)
-        found = run_tasks(pack(build(report)), {"x": x}).outputs["y"]
+        found = run_tasks(build(report), {"x": x}).outputs["y"]
         tokens = [x[tuple(slice(k, k + n) for k, n in zip(at, get.element, strict=True))] for at in get.indices()]
         assert (found == np.stack(tokens).reshape(found.shape)).all(), (put, get)
 
@@ -196,7 +195,7 @@ def test_a_token_that_is_given_again_is_kept_as_it_comes() -> None:
     assert "zeros" not in text
     assert "\n    buffer = zeros(f32, 12, 8)\n" in converter_program(turned, overlapped=False)
     x = np.arange(96, dtype="f4").reshape(12, 8)
-    found = run_tasks(pack(build(check(text, "converter.py"))), {"x": x}).outputs["y"]
+    found = run_tasks(build(check(text, "converter.py")), {"x": x}).outputs["y"]
     assert (found == np.repeat(x.reshape(3, 4, 8), 5, axis=0)).all()
 
 

@@ -56,7 +56,7 @@ def center(y: f32[2 * rows, n]) -> None:
 
 
 def machine(text: str, **sizes: int) -> Program:
-    return pack(build(report_on(read(text, "p.py", timed=True, sizes=sizes))))
+    return build(report_on(read(text, "p.py", timed=True, sizes=sizes)))
 
 
 def fixed(text: str, rows: int) -> str:

@@ -18,7 +18,6 @@ from rsn.hw.versal.hlscheck.checker import check_folder
 from rsn.hw.versal.hlscheck.design import COMPILER
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.isa.program import Program
-from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import report_on
 from rsn.streams.hls.emit import cpp_program
@@ -83,7 +82,7 @@ def store(y: f32[rows * 4, 16], kept: f32[5, 16]) -> None:
 def machine(text: str) -> Program:
     report = report_on(read(text, "p.py", timed=True))
     assert not report.code, str(report)
-    return pack(build(report))
+    return build(report)
 
 
 def inputs_of(rows: int, steps: int) -> dict[str, np.ndarray]:

@@ -21,9 +21,8 @@ from rsn.hw.versal.csim.build import compiler
 from rsn.hw.versal.csim.tasks import CSIM
 from rsn.isa.overlays.tasks.kernels import KERNELS
 from rsn.isa.overlays.tasks.operators import BINARY
-from rsn.isa.overlays.tasks.overlay import uops_of
+from rsn.isa.overlays.tasks.overlay import runnable
 from rsn.isa.overlays.tasks.values import convert
-from rsn.scheduler.pack import pack
 from rsn.streams.dynamic import functions
 from rsn.streams.dynamic.functions import Elementwise, Function, Matmul, Pointwise, RowSum
 from rsn.streams.dynamic.tokens import Tile
@@ -113,7 +112,7 @@ def test_the_executor_and_cpp_agree(regions: Mapping[str, NativeRegion], data: s
             if t.input:
                 x = convert(data.draw(arrays(t.type.shape, drawn)), t.type)
                 inputs[t.name] = np.where(np.isfinite(x), x, x.dtype.type(-57344)) if t.name == "Z" else x
-        expected = run_tasks(pack(uops_of(region.program)), inputs).outputs
+        expected = run_tasks(runnable(region.program), inputs).outputs
         got = run_native(region, inputs)
         assert got.keys() == expected.keys()
         for name, value in expected.items():

@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from rsn.hw.sim.machine import Machine
-from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import report_on
 from rsn.streams.datapath import KernelVariant
@@ -34,7 +33,7 @@ def evaluated(text: str, rates: Rates, variants: tuple[KernelVariant, ...] = ())
 
 
 def on_the_engine(text: str, rates: Rates, variants: tuple[KernelVariant, ...] = ()) -> float:
-    program = pack(build(report_on(read(text, rates=rates, variants=variants))))
+    program = build(report_on(read(text, rates=rates, variants=variants)))
     return Machine(program).run().latency_s * program.overlay.clock_hz
 
 

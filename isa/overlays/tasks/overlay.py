@@ -36,7 +36,7 @@ from ....machine.description import Rate, Stream, UnitSpec
 from ....machine.token_type import TokenType
 from ...layout import Layout
 from ...overlay import OpList, Overlay
-from ...program import Buffer, Program, Role, SourceLine, UnpackedProgram
+from ...program import Buffer, Program, Role, SourceLine
 from .codec import encoded, expression, parts_of, sizes_of, statements, table_of, toml, toml_key
 from .kernels import KERNELS
 from .program import Link, OffChipTensor, Shot, StreamArray, Task, TaskProgram, TensorParameter
@@ -153,12 +153,17 @@ def shots_of(
     over all units.
 
     overlay: the machine of the program. sizes: values of the sizes that each run gives, by name; others, and all with
-    None, have their largest value. Raises `ProgramError` for unknown sizes, and for values that a size does not have.
+    None, have their largest value. Raises `ProgramError` for unknown sizes, for values that a size does not have, and
+    for a unit that runs more instances than `LONGEST`.
     """
     values = checked_sizes(program, sizes or {})
     lists: dict[str, tuple[RunShot, ...]] = {}
     number = 0
     for name, shots in program.units:
+        if len(shots) > LONGEST:
+            raise ProgramError(
+                f"{name} runs {len(shots)} task instances, at most {LONGEST}: map the tasks to more units"
+            )
         record = overlay.preloaded[overlay.by_unit[name].kind].record
         assert issubclass(record, RunShot)
         own = {f.name: values[f.name] for f in record.FIELDS if f.name != "shot"}
@@ -206,7 +211,7 @@ def size_values(program: Program) -> dict[str, int]:
     return checked_sizes(program_of(program.overlay), found)
 
 
-def uops_of(program: TaskProgram, sizes: Mapping[str, int] | None = None) -> UnpackedProgram:
+def runnable(program: TaskProgram, sizes: Mapping[str, int] | None = None) -> Program:
     """Return the program of a task machine: the task instances that each unit runs, and its tensors as buffers, whose
     sizes are in 32-bit words. sizes: as for `shots_of`.
     """
@@ -227,7 +232,7 @@ def uops_of(program: TaskProgram, sizes: Mapping[str, int] | None = None) -> Unp
         )
         for t in program.tensors
     )
-    return UnpackedProgram(overlay, {}, preloaded=lists, buffers=buffers, preloaded_places=places)
+    return Program(overlay, (), lists, buffers, preloaded_places=places)
 
 
 def _streams(link: Link, prepared: Prepared) -> Iterator[Stream]:
