@@ -273,7 +273,7 @@ def _in_integers(spec: str, options: CompileOptions) -> Made:
         calls = None if options.smooth is None else models.load_calls(options.smooth)
         tokens = _tokens(spec, model, example) if options.perplexity else None
         steps.done("load the model")
-        compiled = integers.in_integers(model, example, smooth=calls, rows16=_paths(options.rows16))
+        compiled = integers.in_integers(model, example, smooth=calls, rows16=paths_of(options.rows16))
         args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
         ours, theirs, wanted = (partial(each, *args, **kwargs) for each in (compiled, model, reference))
         of_model, of_machine = quality.quality_in_steps(ours, theirs, wanted, tokens, lambda: compiled.visible)
@@ -282,7 +282,7 @@ def _in_integers(spec: str, options: CompileOptions) -> Made:
     return Made({name: vars(step) for name, step in found.items()}, difference_table(**found))
 
 
-def _paths(text: str | None) -> list[str]:
+def paths_of(text: str | None) -> list[str]:
     """Module paths that an option has, separated by commas."""
     return [] if text is None else text.split(",")
 
@@ -397,7 +397,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
             checks_rows=False,
             progress=steps.share,
             smooth=None if options.smooth is None else models.load_calls(options.smooth),
-            rows16=_paths(options.rows16),
+            rows16=paths_of(options.rows16),
             boards=boards,
             shards=shards or 1,
             chooses_shards=shards is None,

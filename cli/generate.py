@@ -17,7 +17,7 @@ from ..base.files import write_bytes
 from ..base.other_libraries import silence_other_libraries
 from ..host.generation import Decoder, IntegerReference, Slots, machine_files
 from ..streams.placing.devices import DEVICES, device_named
-from .compile import knobs_of
+from .compile import knobs_of, paths_of
 from .options import JSON, Count, Options, option, with_options
 from .progress import stepping, working
 
@@ -45,6 +45,11 @@ class GenerateOptions(Options):
         "what runs the model: a machine of its own", type=click.Choice(["generated"]), default="generated"
     )
     overlay: str | None = option("instead of a machine of its own, an overlay", type=click.Choice(["xnn", "xnn8"]))
+    rows16: str | None = option(
+        "with --overlay xnn8: products whose rows have 16 bits: module paths, * for one part or some of it",
+        "--rows16",
+        metavar="PATH,...",
+    )
     onto: str = option(
         "the device that a machine must fit on",
         default="u55c",
@@ -96,6 +101,8 @@ def generate_command(model: str, options: GenerateOptions) -> None:
     knobs = knobs_of(options.chosen)
     fixed = {text.partition("=")[0] for text in options.chosen}
     device = device_named(options.onto)
+    if options.rows16 is not None and options.overlay != "xnn8":
+        raise click.UsageError("--rows16: only with --overlay xnn8")
     if options.overlay is not None:
         if options.cache != "float32":
             raise click.UsageError("--cache is of a machine of its own")
@@ -174,7 +181,8 @@ def _on_overlay(model: str, overlay: str, options: GenerateOptions) -> None:
             raise TensorError("the prompt has no tokens")
         steps.done("load the model")
         capacity = options.capacity or len(prompt) + options.answer
-        decoder = Decoder(module, slots=1, capacity=capacity, overlay=overlay, verify="never")
+        rows16 = paths_of(options.rows16)
+        decoder = Decoder(module, slots=1, capacity=capacity, overlay=overlay, verify="never", rows16=rows16)
         steps.done("program of a step")
         logits = decoder.prefill(0, prompt)
     with working(f"running {model}") as progress, decoder:
@@ -189,7 +197,7 @@ def _on_overlay(model: str, overlay: str, options: GenerateOptions) -> None:
         facts["text"] = tokenizer.decode(tokens)
     wanted, ahead, whose = None, list[float](), "its integers" if overlay == "xnn8" else "PyTorch"
     if options.compares and overlay == "xnn8":
-        reference = IntegerReference(module, capacity=capacity)
+        reference = IntegerReference(module, capacity=capacity, rows16=rows16)
         wanted = _most_probable(reference, reference.prefill(0, prompt), options.answer, _ends(module))
     elif options.compares:
         wanted, ahead = _in_pytorch(module, prompt, tokens, capacity)

@@ -310,11 +310,12 @@ class _Run:
 
 def with_rows16(traced: Traced, patterns: Sequence[str]) -> Traced:
     """Return a traced module of which the rows of products have up to 16 bits. patterns: their module paths, part by
-    part, in which `*` stands for one part or some of it. Raises `ScheduleError` for one that matches no product."""
+    part, in which `*` stands for one part or some of it; a text is one. Raises `ScheduleError` for one that matches no
+    product."""
     products = (x for x in traced.network.layers if isinstance(x, Gemm) and is_product(x))
     paths = {x.y: (x.path, *(x.fused if x.gated else ())) for x in products}
     found: set[str] = set()
-    for pattern in patterns:
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         some = {y for y, names in paths.items() if any(matches_path(pattern, name) for name in names)}
         if not some:
             known = some_of([first for first, *_ in paths.values()])

@@ -155,7 +155,7 @@ class _Resources:
                 if layer.softcap is not None:
                     yield self._units(("softcap",), scores)
                 continue
-            yield self._units(PRODUCTS, rows * layer.weight.size * (1 + (layer.y in self.network.rows16)))
+            yield self._units(PRODUCTS, rows * layer.weight.size * self._times(layer))
             yield from (self._units((op,), rows * layer.width) for op in self._applied(layer))
             for name, norm in ((layer.x, layer.x_norm), (layer.residual, layer.residual_norm)):
                 if norm is not None:
@@ -212,11 +212,16 @@ class _Resources:
                 tables.add(layer.rotary.key)
                 yield self._memory(self.banks.activations, "load", layer.rotary.own.size + layer.rotary.partner.size)
             vectors = [layer.bias] * layer.multiplies + [layer.residual_scale] * (layer.residual_scale is not None)
-            weights = layer.weight.size * self._words_of(layer) + sum(v.size for v in vectors if v is not None)
+            weights = layer.weight.size * self._words_of(layer) * self._times(layer)
+            weights += sum(v.size for v in vectors if v is not None)
             if self.lanes:  # weights come from both memories
                 yield self._both(weights)
             else:
                 yield self._memory(self.banks.weights, "load", weights)
+
+    def _times(self, layer: Gemm) -> int:
+        """How often rows and weights of a layer pass the tiles: rows of 16 bits, in two parts, twice."""
+        return 1 + (layer.y in self.network.rows16)
 
     def _words_of(self, layer: Gemm) -> float:
         """Words of 32 bits that a weight of a layer takes. Of integers, a column's scale and bias take one together."""

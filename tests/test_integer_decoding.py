@@ -117,6 +117,19 @@ def test_steps_of_rsn_compile() -> None:
         assert a.keys[:, :, -1].any()
 
 
+@pytest.mark.long
+def test_rows_of_16_bits() -> None:
+    """Prompts and steps take them, and equal the integers."""
+    torch.manual_seed(0)
+    model, rows16 = llama(), "*.layers.*.self_attn.*"
+    plain, wide = (IntegerReference(model, capacity=16, rows16=names) for names in ((), rows16))
+    with Decoder(model, slots=1, capacity=16, overlay="xnn8", rows16=rows16) as decoder:
+        for act in (lambda x: x.prefill(0, [5, 9, 17]), lambda x: x.step({0: 4})[0]):
+            got, wanted, before = map(act, (decoder, wide, plain))
+            assert np.array_equal(got, wanted)
+            assert not np.array_equal(got, before)
+
+
 MODEL = """
 from rsn.tests import test_integer_decoding as tests
 import torch

@@ -73,13 +73,13 @@ class Decoder(Slots):
     values of earlier tokens stay. slots: number of sequences that are decoded together. capacity: the most tokens of a
     sequence, its prompt included. chunk: the most rows of a prompt that run at once. board, boards, shards: as for
     `rsn.compile`; all programs are cut where the step is, so that boards have room for all of them. overlay: the
-    machine, one that keeps caches: "xnn", or "xnn8", which takes each prompt at once. The keys and values of all slots
-    stay on the board, or on that of their stage; the host has them too, so that a board that failed gets them again. A
-    layer with a sliding window has as many rows as the window, and a new token replaces the oldest one. Raises what
-    `rsn.compile` raises, `RoomError` if a board cannot hold all its programs, `UnsupportedError` for a model that
-    attends to chunks of fixed size, or computes something else if it is given positions, `PositionError` for a capacity
-    beyond the model's positions, and `TensorError` for slots, a capacity or a chunk that are no whole numbers or too
-    small.
+    machine, one that keeps caches: "xnn", or "xnn8", which takes each prompt at once. rows16: as for `rsn.compile`, of
+    prompts and steps. The keys and values of all slots stay on the board, or on that of their stage; the host has them
+    too, so that a board that failed gets them again. A layer with a sliding window has as many rows as the window, and
+    a new token replaces the oldest one. Raises what `rsn.compile` raises, `RoomError` if a board cannot hold all its
+    programs, `UnsupportedError` for a model that attends to chunks of fixed size, or computes something else if it is
+    given positions, `PositionError` for a capacity beyond the model's positions, and `TensorError` for slots, a
+    capacity or a chunk that are no whole numbers or too small.
 
     verify: as for `rsn.compile`: the logits of the first call of each program are compared with those of the model in
     PyTorch, for all tokens of the sequence and without a cache; on xnn8 with those of its integers, which are the same
@@ -98,6 +98,7 @@ class Decoder(Slots):
         verify: str = "first",
         overlay: str = "xnn",
         shards: int | str = 1,
+        rows16: Sequence[str] = (),
     ) -> None:
         require_torch("generation")
         if not type(slots) is type(capacity) is type(chunk) is int:
@@ -116,7 +117,8 @@ class Decoder(Slots):
             raise PositionError(f"sequences of {capacity} tokens; the model has positions for {positions}")
         count, names = boards_named(boards)
         each = shards_named(shards, count)
-        self._pipeline, self._pool = pipelines.Pipeline.named(overlay, boards=count, shards=each), pools.Pool()
+        self._pipeline = pipelines.Pipeline.named(overlay, boards=count, shards=each, rows16=rows16)
+        self._pool = pools.Pool()
         in_integers = self._pipeline.overlay.integers
         super().__init__(slots, capacity, capacity if in_integers else chunk)
         self.vocabulary = int(text.vocab_size)

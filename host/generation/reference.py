@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.deferred import deferred
@@ -15,12 +16,12 @@ else:
 
 
 class IntegerReference(Slots):
-    """Decodes sequences as `Decoder(model, overlay="xnn8")` does, with `rsn.in_integers`. model, slots, capacity: as
-    for that. Raises as `rsn.in_integers` does."""
+    """Decodes sequences as `Decoder(model, overlay="xnn8")` does, with `rsn.in_integers`. model, slots, capacity,
+    rows16: as for that. Raises as `rsn.in_integers` does."""
 
-    def __init__(self, model: Any, *, slots: int = 1, capacity: int = 512) -> None:
+    def __init__(self, model: Any, *, slots: int = 1, capacity: int = 512, rows16: Sequence[str] = ()) -> None:
         super().__init__(slots, capacity, capacity)
-        self._model = model
+        self._model, self._rows16 = model, rows16
         self.vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
         self._cache = self._empty_cache(slots)
         self._programs: dict[PromptProgram | None, CachedProgram] = {}
@@ -34,7 +35,7 @@ class IntegerReference(Slots):
     def _made(self, wanted: PromptProgram | None) -> CachedProgram:
         if wanted not in self._programs:
             example = self._step_arguments({}) if wanted is None else self._example(wanted)
-            self._programs[wanted] = integers.in_integers(self._model, example)
+            self._programs[wanted] = integers.in_integers(self._model, example, rows16=self._rows16)
         return self._programs[wanted]
 
     @property
