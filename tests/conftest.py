@@ -58,7 +58,7 @@ def find_misnamed() -> list[str]:
         if not origin.is_absolute() or not path.is_relative_to(ROOT):
             continue
         relative = path.relative_to(ROOT).with_suffix("")
-        if relative.parts[0] in ("tests", "build") or relative.parts[0].startswith("."):  # environments: .venv, test-torch's
+        if relative.parts[0] in ("tests", "build") or relative.parts[0].startswith("."):  # .venv; of make test-torch
             continue
         expected = ".".join(("rsn", *relative.parts)).removesuffix(".__init__")
         if name not in (expected, "__main__"):
