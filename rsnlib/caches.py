@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..scheduler.graph import Gemm
-from .capture import Environment, arguments, computed, dtype_of, is_static, module_path, packet, shape_of
+from .capture import arguments, computed, dtype_of, is_static, module_path, packet, shape_of
 from .rewriter import Rewriter, replacing
 from .rotate import ROLL_IN
 from .values import Abstract, AbstractState, Arguments, Value, is_host, unsupported
@@ -55,7 +54,7 @@ def index_copy(values: AbstractState, node: Node, a: Arguments) -> Abstract | st
     if a["dim"] not in (2, -2):
         return ONLY
     rows = shape_of(index)[0]
-    first = node not in values.chunks and values.is_constant(index)
+    first = not _is_chunk(values, index) and values.is_constant(index)
     if rows > 1 and first and not torch.equal(values.constant(index), torch.arange(rows)):
         return "its rows are not the first ones of the cache"
     return _appended(values, node, a["self"], index, a["source"])
@@ -89,7 +88,7 @@ def _appended(values: AbstractState, node: Node, cache: Node, index: Node | None
     view = values.in_heads(shape)
     state = values.source(cache, view, found.base.width)
     layer = values.layers.appended(module_path(node), state, found.base)
-    is_step = (shape_of(source)[2] == 1 or node in values.chunks) and values.written.get(cache) is node
+    is_step = values.written.get(cache) is node and (shape_of(source)[2] == 1 or _is_chunk(values, index))
     values.appends[layer] = values.appended[node] = Append(cache, index, found, is_step)
     return Value(layer, view)
 
@@ -119,18 +118,12 @@ def moved_up(graph: Rewriter, node: Node) -> Node | None:
     return graph.insert(node, ROLL_IN.default, cache, new, origin=node) if shape_of(new) == row else None
 
 
-def chunks(program: ExportedProgram, environment: Environment) -> frozenset[Node]:
-    """Return the operators that put several new rows behind others of a cache. environment: the values of the example,
-    as for `trace.interpret`."""
-    known = dict(environment)
-    found = set()
-    for node in program.graph.find_nodes(op="call_function", target=aten.index_copy.default):
-        index = arguments(node)["index"]
-        if is_static(index) and (count := prod(shape_of(index))) > 1:
-            rows = computed(index, known)
-            if rows[0] > 0 and torch.equal(rows, rows[0] + torch.arange(count)):
-                found.add(node)
-    return frozenset(found)
+def _is_chunk(values: AbstractState, index: Node | None) -> bool:
+    """Whether several new rows of a cache follow others in the example. index: the rows; None: they move up."""
+    if values.example is None or index is None or not is_static(index) or (count := prod(shape_of(index))) < 2:
+        return False
+    rows = computed(index, values.example)
+    return bool(rows[0] > 0 and torch.equal(rows, rows[0] + torch.arange(count)))
 
 
 def attended(

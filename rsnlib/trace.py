@@ -9,7 +9,7 @@ the operator that prevents them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,6 @@ from torch.fx import Node
 
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import AttentionLayer, Gemm, LayerGraph
-from .caches import chunks
 from .capture import (
     Environment,
     Interface,
@@ -221,11 +220,10 @@ def interpret(
     if premise is not None and not premise.holds():
         raise UnsupportedError("values that the graph was rewritten for have changed; capture the model again")
     given, environment = environment, dict(environment)
-    of_chunks = chunks(program, environment)
-    tracer = _Tracer(program, interface, passes, of_chunks)
+    tracer = _Tracer(program, interface, passes, environment)
     patterns = tracer.patterns_of_masks(environment)
     if any(pattern != PLAIN for pattern in patterns.values()):
-        tracer = _Tracer(program, interface, passes, of_chunks, patterns)
+        tracer = _Tracer(program, interface, passes, environment, patterns)
     traced = tracer.partition()
     tracer.check_masks(traced, environment)
     if not again:
@@ -269,10 +267,10 @@ class _Tracer:
         program: ExportedProgram,
         interface: Interface,
         passes: Passes,
-        of_chunks: Collection[Node] = (),
+        example: Environment,
         patterns: Mapping[Node, Pattern | None] = MappingProxyType({}),
     ) -> None:
-        """of_chunks, patterns: as for `AbstractState`."""
+        """example, patterns: as for `AbstractState`."""
         self.program, self.interface = program, interface
         self.passes = passes
         self.values = AbstractState(
@@ -280,7 +278,7 @@ class _Tracer:
             patterns,
             norms_of_inputs=passes.norms_of_inputs,
             keeps_caches=passes.keeps_caches,
-            chunks=of_chunks,
+            example=example,
         )
         self.before: list[Node] = []
         self.after: list[Node] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -120,7 +120,8 @@ class AbstractState:
     to, each with its new value. masks: the mask node of each masked attention. patterns: which keys each row sees in
     the example, by attention mask; None for one that becomes an input of the machine and is added to scores.
     source_nodes: the tensor of the host that each input of the machine holds. norms_of_inputs, keeps_caches: what the
-    machine can do (`Passes`). chunks: the operators that put several rows behind others of a cache (`caches.chunks`).
+    machine can do (`Passes`). example: the values of the example by node, which receives others that are computed; None
+    without one.
     """
 
     def __init__(
@@ -130,13 +131,13 @@ class AbstractState:
         *,
         norms_of_inputs: bool = False,
         keeps_caches: bool = True,
-        chunks: Collection[Node] = (),
+        example: Environment | None = None,
     ) -> None:
         self.program = program
         self.patterns = patterns
         self.norms_of_inputs = norms_of_inputs
         self.keeps_caches = keeps_caches
-        self.chunks = chunks
+        self.example = example
         self.of: dict[Node, Abstract] = {}
         self.layers = LayerBuilder()
         self.written = written_arguments(program)
