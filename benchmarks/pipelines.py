@@ -134,10 +134,12 @@ def passing(data: Any, requests: int) -> tuple[Callable[[], None], list[int]]:
 @click.option("--rows", default=512, help="of a request")
 def main(on_ray: bool, rounds: int, requests: int, rows: int) -> None:
     """Print a table."""
+    from rsn.base.freed_memory import keep_freed_memory
     from rsn.base.other_libraries import silence_other_libraries
     from rsn.host.model.stages import load_stage
 
     silence_other_libraries()
+    keep_freed_memory()  # as rsn serve does
     with ExitStack() as held:
         path = model_file(Path(held.enter_context(tempfile.TemporaryDirectory())), rows)
         own = [held.enter_context(load_stage(path, number)) for number in range(STAGES)]

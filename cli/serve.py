@@ -17,6 +17,7 @@ import click
 from .. import text_encoder
 from ..base.deferred import deferred
 from ..base.errors import require
+from ..base.freed_memory import keep_freed_memory
 from ..base.garbage import gc_frozen
 from ..base.other_libraries import silence_other_libraries
 from ..host import generation
@@ -142,6 +143,7 @@ def serve_command(model: Path, options: ServeOptions) -> None:
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")
     silence_other_libraries()
+    keep_freed_memory()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sock = http.listener(options.host, options.port)  # first: an address in use is reported before the model is loaded
     with sock, ExitStack() as held:

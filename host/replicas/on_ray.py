@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, cast
 
 from ...base.errors import BoardError, MissingError, RsnError, StateLost, TensorError
+from ...base.freed_memory import keep_freed_memory
 from ..boards.several import BoardName
 from ..serving.policy import QueueFull, RequestTimeout
 from .pipeline import PipelineLost
@@ -69,6 +70,7 @@ class StageActor:
     def __init__(
         self, source: StageSource, boards: Sequence[BoardName], first: int, name: str, beside: Sequence[str] = ()
     ) -> None:
+        keep_freed_memory()
         if beside:
             source = cast(ShardSource, source).joined([_Shard(other) for other in beside])
         self._stage = StageOnBoard(source, boards, first, name)
