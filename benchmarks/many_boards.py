@@ -20,7 +20,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import click
@@ -33,7 +32,7 @@ from rsn.rsnlib import static_cache
 from rsn.rsnlib.capture import without_values
 from rsn.rsnlib.nn import Encoder
 from rsn.rsnlib.pipeline import Pipeline
-from rsn.rsnlib.stage_plan import ChainPart, chain, fewest, least_slowest
+from rsn.rsnlib.stage_plan import ChainPart, chain, fewest, is_uneven, least_slowest, slowest_seconds
 from rsn.scheduler.shards import opened, shard_places
 from rsn.scheduler.stages import chained, cut_places, divided
 
@@ -103,38 +102,43 @@ CASES = (
 )
 
 
-def parts_of(case: ManyBoardsCase, overlay: Overlay, batch: int, shards: int = 1) -> list[ChainPart]:
-    """Return the parts of a model with all its layers, which `shards` boards compute. Raises as `Pipeline.trace`,
-    `opened` and `chain`."""
+def parts_of(
+    case: ManyBoardsCase, overlay: Overlay, batch: int, shards: int = 1, within: bool = False
+) -> list[ChainPart]:
+    """Return the parts of a model with all its layers, which `shards` boards compute. within: also cut within
+    feed-forwards. Raises as `Pipeline.trace`, `opened` and `chain`."""
     model, example = case.make(batch)
     empty = without_values(model)
     assert empty is not None
     pipeline = Pipeline(overlay=overlay, boards=None).of_shapes
     network, _ = divided(chained(pipeline.trace(empty, example).network))
     network = network if shards == 1 else opened(network, shards)
-    places = cut_places(network) if shards == 1 else shard_places(network, shards)
+    places = cut_places(network, within) if shards == 1 else shard_places(network, shards)
     names = [network.layers[place - 1].y for place in places]
     made = chain(network, overlay, lambda part: pipeline.build(part).program, places, shards)
     last = f"layers_{TRIED - 1}_"
-    if len(names) < 2 * TRIED - 1 or not all(last in name for name in names[2 * TRIED - 2 : 2 * TRIED - 1]):
+    each = 3 if within else 2
+    if len(names) < each * TRIED - 1 or not all(last in x for x in names[each * (TRIED - 1) : each * TRIED - 1]):
         raise ValueError(f"{case.name}: {len(made)} parts of {TRIED} layers: {', '.join(names)}")
-    return [*made[:2], *made[2:4] * (case.layers - 2), *made[4:]]
+    return [*made[:each], *made[each : 2 * each] * (case.layers - 2), *made[2 * each :]]
 
 
 def rows(case: ManyBoardsCase, overlay: Overlay, batch: int) -> list[dict[str, Any]]:
     """Return a row for each number of boards that hold the model, as JSON objects. Raises as `parts_of`."""
-    parts, launch_s = parts_of(case, overlay, batch), launch_seconds(overlay)
-    whole = sum(part.seconds for part in parts)
+    halves, launch_s = parts_of(case, overlay, batch), launch_seconds(overlay)
+    finer = parts_of(case, overlay, batch, within=True) if overlay.lanes is None else halves
+    whole, longest = sum(part.seconds for part in halves), max(part.seconds for part in finer)
     found = []
     for boards in BOARDS:
-        cuts = least_slowest(parts, boards, overlay.banks, launch_s)
+        parts, cuts = halves, least_slowest(halves, boards, overlay.banks, launch_s)
         if cuts is None:
             continue
-        ends = (0, *cuts, len(parts))
-        stages = [launch_s + sum(x.seconds for x in parts[a:b]) for a, b in pairwise(ends)]
+        slowest = slowest_seconds(parts, cuts, launch_s)
+        if is_uneven(parts, cuts, launch_s):
+            found_cuts = least_slowest(finer, boards, overlay.banks, launch_s)
+            if found_cuts is not None and slowest_seconds(finer, found_cuts, launch_s) < slowest:
+                parts, cuts, slowest = finer, found_cuts, slowest_seconds(finer, found_cuts, launch_s)
         links = [parts[cut].link_s for cut in cuts]
-        slowest = max(*stages, *links, 0.0)
-        longest = max(part.seconds for part in parts)
         least_link = min((part.link_s for part in parts[1:]), default=0.0) if boards > 1 else 0.0
         bound = max(launch_s + max(whole / boards, longest), least_link)
         found.append(
@@ -144,7 +148,7 @@ def rows(case: ManyBoardsCase, overlay: Overlay, batch: int) -> list[dict[str, A
                 "batch": batch,
                 "boards": boards,
                 "result_ms": 1e3 * slowest,
-                "latency_ms": 1e3 * (sum(stages) + sum(links)),
+                "latency_ms": 1e3 * (boards * launch_s + sum(part.seconds for part in parts) + sum(links)),
                 "tokens_per_s": batch * case.tokens / slowest,
                 "link_ms": 1e3 * max(links, default=0.0),
                 "bound_ms": 1e3 * bound,

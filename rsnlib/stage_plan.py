@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from typing import Any
 
 import numpy as np
 
-from ..base.errors import UnsupportedError
+from ..base.errors import ScheduleError, UnsupportedError
 from ..hw.sim.machine import Machine, launch_seconds
 from ..isa.overlay import Overlay
 from ..isa.program import Program, Role, only_weights
@@ -26,6 +27,10 @@ from ..scheduler.graph import Gemm, LayerGraph, Rotary
 from ..scheduler.memory import RoomError, sizes_as_text
 from ..scheduler.shards import ShardExchange, rounds, shard_places
 from ..scheduler.stages import carried_bytes, cut_places, cuts_at, places_within, stages
+
+UNEVEN = 1.05
+"""From how much above its share on the slowest stage counts as uneven: places within feed-forwards take 1.3 times the
+compilations to look for a cut, and several times the bytes of a link."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,21 @@ def least_slowest(
     return least[1][1:]
 
 
+def slowest_seconds(parts: Sequence[ChainPart], cuts: Sequence[int], launch_s: float) -> float:
+    """Return the seconds of the slowest stage of a chain, or of a link if that takes longer. cuts, launch_s: as for
+    `least_slowest`."""
+    ends = (0, *cuts, len(parts))
+    stages_s = (launch_s + sum(part.seconds for part in parts[first:end]) for first, end in pairwise(ends))
+    return max([*stages_s, *(parts[cut].link_s for cut in cuts)])
+
+
+def is_uneven(parts: Sequence[ChainPart], cuts: Sequence[int], launch_s: float) -> bool:
+    """Whether the slowest stage of a chain takes over a twentieth more than its share, so that places within
+    feed-forwards are worth a look. cuts, launch_s: as for `least_slowest`."""
+    share = launch_s + sum(part.seconds for part in parts) / (len(cuts) + 1)
+    return slowest_seconds(parts, cuts, launch_s) > UNEVEN * share
+
+
 def link_seconds(overlay: Overlay, size: int) -> float:
     """Return the seconds that the link between two boards takes for `size` bytes: 0 if the overlay has no rates
     `link_gbs` and `link_us`."""
@@ -173,12 +193,14 @@ def chain(
     build: Callable[[LayerGraph], Program],
     places: Sequence[int],
     shards: int = 1,
+    known: dict[object, ChainPart] | None = None,
 ) -> list[ChainPart]:
     """Return the parts of a folded network between places where it can be cut. build: makes the program of a part; each
     kind of part is built once. shards: how many boards compute each part; with more than one, its time has all launches
-    and exchanges. Raises what `build` raises."""
+    and exchanges. known: of the network, by form, which a call with other places takes again. Raises what `build`
+    raises."""
     ends = {*network.inputs, *(out.name for out in network.outputs)}
-    known: dict[object, ChainPart] = {}
+    known = {} if known is None else known
     made = []
     for place, part in zip((0, *places), stages(network, places), strict=True):
         key = _form(part, ends)
@@ -291,19 +313,29 @@ def plan(
     Raises `RoomError` if so many boards cannot hold it, or a part of it is too large for one, with what it needs;
     `UnsupportedError` for more boards than parts; and what `build` raises.
     """
-    places = cut_places(network) if shards == 1 else shard_places(network, shards)
     more = "shards=2 (--shards 2) or more divides each layer among boards" if shards == 1 else "take more shards"
     if beside:
         more = f"fewer slots or a smaller capacity of a decoder need less; {more}"
-    for other in beside:
-        places = places_within(
-            network, places, other, cut_places(other) if shards == 1 else shard_places(other, shards)
+    known: list[dict[object, ChainPart]] = [{} for _ in (network, *beside)]
+
+    def chains(within: bool) -> tuple[tuple[int, ...], list[ChainPart]]:
+        """Return where the network can be cut, and the parts between, with those of other programs."""
+
+        def places_of(one: LayerGraph) -> tuple[int, ...]:
+            return cut_places(one, within) if shards == 1 else shard_places(one, shards)
+
+        places = places_of(network)
+        for other in beside:
+            places = places_within(network, places, other, places_of(other))
+        parts = chain(network, overlay, build, places, shards, known[0])
+        names = [network.layers[place - 1].y for place in places]
+        others = zip(beside, known[1:], strict=True)
+        return places, _with_others(
+            parts, [chain(x, overlay, build, cuts_at(x, names), shards, of) for x, of in others]
         )
+
     try:
-        parts = chain(network, overlay, build, places, shards)
-        if beside:
-            names = [network.layers[place - 1].y for place in places]
-            parts = _with_others(parts, [chain(x, overlay, build, cuts_at(x, names), shards) for x in beside])
+        places, parts = chains(within=False)
     except RoomError as error:
         raise RoomError(f"{error}; {more}") from error
     wanted = None if boards is None else boards // shards
@@ -321,13 +353,24 @@ def plan(
         raise RoomError(f"boards={boards}: {needs}{each}: at least {least * shards} boards{fewer}")
     count = wanted or least
     launch_s = launch_seconds(overlay) if shards == 1 else 0.0
-    cuts = None
-    if beside:
-        cuts = least_slowest([replace(part, sets=count) for part in parts], count, overlay.banks, launch_s)
-    if cuts is None:
-        cuts = least_slowest(parts, count, overlay.banks, launch_s)
+    cuts = _cut(parts, count, overlay, launch_s)
     assert cuts is not None
+    # On lanes of rows a product adds up the columns of a feed-forward as they come from the product before: in a stage
+    # of its own in another order, and results would not be those of one board.
+    if shards == 1 and overlay.lanes is None and is_uneven(parts, cuts, launch_s):
+        with suppress(UnsupportedError, ScheduleError):  # a part of a feed-forward may be no program
+            finer_places, finer = chains(within=True)
+            found = _cut(finer, count, overlay, launch_s)
+            if found is not None and slowest_seconds(finer, found, launch_s) < slowest_seconds(parts, cuts, launch_s):
+                places, cuts = finer_places, found
     return tuple(places[part - 1] for part in cuts)
+
+
+def _cut(parts: Sequence[ChainPart], count: int, overlay: Overlay, launch_s: float) -> tuple[int, ...] | None:
+    """As `least_slowest`, for as many sets of slots as stages if these have room, else for one."""
+    sets = [replace(part, sets=count) for part in parts] if any(part.beside for part in parts) else parts
+    cuts = least_slowest(sets, count, overlay.banks, launch_s)
+    return least_slowest(parts, count, overlay.banks, launch_s) if cuts is None else cuts
 
 
 def _with_others(parts: Sequence[ChainPart], others: Sequence[Sequence[ChainPart]]) -> list[ChainPart]:

@@ -80,12 +80,13 @@ def carried_bytes(network: LayerGraph, place: int) -> int:
     return sum(4 * sum(network.rows_of(name)) * n for name, n in columns.items())
 
 
-def cut_places(network: LayerGraph) -> tuple[int, ...]:
+def cut_places(network: LayerGraph, within: bool = False) -> tuple[int, ...]:
     """Return where a folded network can be cut: numbers of layers, ascending, without 0 and all.
 
     A place counts if no more columns cross there than at the places beside it: between the halves of a transformer
-    layer, not within its attention or its feed-forward. Nowhere is an attention cut from its queries, keys and values,
-    or a cache from its readers: these lie in layouts of their own.
+    layer, not within its attention or its feed-forward. within: places between any two products count too, such as
+    within a feed-forward, where several times as many columns cross. Nowhere is an attention cut from its queries, keys
+    and values, or a cache from its readers: these lie in layouts of their own.
     """
     whole, states = set[str](), set(network.states.values())
     for layer in network.layers:
@@ -96,21 +97,23 @@ def cut_places(network: LayerGraph) -> tuple[int, ...]:
         is_inside = any(name in whole or name in states for name in names)
         columns.append(None if is_inside else sum(network.columns(name) for name in names))
 
-    def is_narrow(place: int) -> bool:
+    def counts(place: int) -> bool:
         here = columns[place]
         beside = (columns[place - 1], columns[place + 1])
-        return here is not None and here > 0 and all(x is None or x == 0 or here <= x for x in beside)
+        is_narrow = here is not None and all(x is None or x == 0 or here <= x for x in beside)
+        is_between = within and all(isinstance(x, Gemm) and x.multiplies for x in network.layers[place - 1 : place + 1])
+        return bool(here) and (is_narrow or is_between)
 
-    return tuple(place for place in range(1, len(network.layers)) if is_narrow(place))
+    return tuple(place for place in range(1, len(network.layers)) if counts(place))
 
 
 def stages(network: LayerGraph, cuts: Sequence[int]) -> tuple[LayerGraph, ...]:
-    """Return the stages of a folded network. cuts: places as `cut_places` returns them, ascending.
+    """Return the stages of a folded network. cuts: places as `cut_places` returns them, also `within`, ascending.
 
     An output of the network that later stages read has no scale and shift in its stage (`raw_outputs`). Raises
     `ScheduleError` for other places.
     """
-    known = cut_places(network)
+    known = cut_places(network, within=True)
     ascending = list(cuts) == sorted(set(cuts))
     wrong = next((place for place in cuts if place not in known), None)
     if wrong is not None or not ascending:
@@ -121,7 +124,7 @@ def stages(network: LayerGraph, cuts: Sequence[int]) -> tuple[LayerGraph, ...]:
 
 def cut_names(network: LayerGraph) -> dict[str, int]:
     """Return the activations behind whose layers a network can be cut, in order, each with the place."""
-    return {network.layers[place - 1].y: place for place in cut_places(network)}
+    return {network.layers[place - 1].y: place for place in cut_places(network, within=True)}
 
 
 def cuts_at(network: LayerGraph, names: Sequence[str]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 from xml.etree import ElementTree
 
@@ -41,6 +42,7 @@ from rsn.host.tensors import checksum
 from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays import XNN
 from rsn.rsnlib.changes import Followed
+from rsn.rsnlib.nn import Encoder
 from rsn.rsnlib.pipeline import Pipeline
 from rsn.rsnlib.stage_plan import ChainPart, chain, fewest, least_slowest, needed
 from rsn.scheduler.build import build
@@ -151,11 +153,12 @@ def test_stages_compute_what_one_board_does(name: str, overlay: str, boards: int
 @examples(40, 2, deadline=None)
 @given(st.data())
 def test_any_cut_computes_the_same(data: st.DataObject) -> None:
-    """Also of a model that returns what its stages pass on, which is scaled for the host alone."""
+    """Also within feed-forwards, and of a model that returns what its stages pass on, which is scaled for the host
+    alone."""
     model, example = BERT_WITH_STATES
     pipeline = Pipeline.named("xnn")
     network = pipeline.trace(model, example).network
-    places = sorted(data.draw(st.sets(st.sampled_from(cut_places(network)), min_size=1), "cuts"))
+    places = sorted(data.draw(st.sets(st.sampled_from(cut_places(network, within=True)), min_size=1), "cuts"))
     cuts = tuple(network.layers[place - 1].y for place in places)
     followed = Followed(model)
     recipe = Recipe(followed, example, replace(pipeline, boards=len(cuts) + 1, cuts=cuts))
@@ -259,6 +262,19 @@ def test_the_cut_is_the_best_of_all(parts: list[ChainPart], boards: int, launch:
     assert (None if cuts is None else price(cuts)) == min(prices, default=None)
     least = next((n for n in range(1, len(parts) + 1) if least_slowest(parts, n, SMALL, launch) is not None), None)
     assert fewest(parts, SMALL) == least
+
+
+@pytest.mark.parametrize(("overlay", "is_within"), [("xnn", True), ("xnn2", False)])
+def test_stages_that_would_be_uneven_are_cut_within_a_feed_forward(overlay: str, is_within: bool) -> None:
+    """Unless a product would add up in another order then."""
+    torch.manual_seed(0)
+    model, x = Encoder(1, 512, 8, 4096, "gelu_tanh", 1e-6).eval(), {"hidden_states": torch.randn(1, 8, 512)}
+    with rsn.compile(model, x, overlay=overlay) as whole, rsn.compile(model, x, overlay=overlay, boards=2) as cut:
+        assert isinstance(cut, CompiledStages)
+        assert cut.stages.cuts == (("layers_0_ffn_up",) if is_within else ("layers_0_attn_out",))
+        slowest, share = (f([stage.seconds for stage in cut.stages.figures]) for f in (max, fmean))
+        assert (slowest < 1.3 * share) == is_within
+        assert same(cut(**x), whole(**x))
 
 
 def test_a_board_has_the_weights_once_and_the_rest_of_each_program() -> None:
@@ -365,7 +381,7 @@ def test_stages_of_a_file_run_apart(saved: Path) -> None:
         assert (first.is_first, first.is_last, last.is_last) == (True, False, True)
         assert set(middle.takes) <= set(first.gives)
         call = pickle.loads(pickle.dumps(first(**example)))
-        assert call.size == 4 * 2 * 40 * 128
+        assert call.size == 4 * 2 * 40 * sum(x.shape[-1] for x in call.tensors.values())
         with pytest.raises(TensorError, match="next stage is 1 came to stage 2"):
             last(call)
         with pytest.raises(TensorError, match="takes what the stage before returned"):
