@@ -3,11 +3,11 @@
     python benchmarks/pipelines.py [--ray] [--rounds 5] [--requests 8] [--rows 512]
 
 A BERT of random weights, cut into three stages. Its stages are called one behind the other in this process; then each
-in a thread of its own, with the calls that it got before, which needs no pipeline, but shares cores and caches as one
-does; then the same requests go through a pipeline of threads, and with --ray through one of Ray actors on this
-computer. With --ray, three actors that compute nothing pass the same bytes besides. CPU time is that of all processes
-which a request enters, and each round compares the ways with each other. Memory is what each actor has mapped of the
-file of the model, and what it has besides (its private pages).
+in a thread of its own, or with --ray in a process, with the calls that it got before, which needs no pipeline, but
+shares cores and caches as one does; then the same requests go through a pipeline of threads, or with --ray of Ray
+actors on this computer. With --ray, three actors that compute nothing pass the same bytes besides. CPU time is that of
+all processes which a request enters, and each round compares the ways with each other. Memory is what each actor has
+mapped of the file of the model, and what it has besides (its private pages).
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import click
@@ -99,6 +102,41 @@ def spent(work: Callable[[], None], processes: list[int]) -> float:
     return cpu_s(processes) - before
 
 
+class StageProcess:
+    """A stage in a process of its own, without Ray. path: of the model. number: of the stage. given: what it is called
+    with, one call after the other."""
+
+    def __init__(self, path: Path, number: int, given: Sequence[Any]) -> None:
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _prepare, (path, number, given))
+        self.process = self._pool.submit(os.getpid).result()
+
+    def run(self) -> Future[None]:
+        """Run all calls."""
+        return self._pool.submit(_run_all)
+
+    def close(self) -> None:
+        """End it."""
+        self._pool.shutdown()
+
+
+_calls: list[Callable[[], Any]] = []
+"""Those of the stage of a `StageProcess`, in its process."""
+
+
+def _prepare(path: Path, number: int, given: Sequence[Any]) -> None:
+    from rsn.base.freed_memory import keep_freed_memory
+    from rsn.host.model.stages import load_stage
+
+    keep_freed_memory()
+    stage = load_stage(path, number)
+    _calls.extend(partial(stage, **call) if number == 0 else partial(stage, call) for call in given)
+
+
+def _run_all() -> None:
+    for call in _calls:
+        call()
+
+
 class Passing:
     """An actor that gives what it takes."""
 
@@ -173,8 +211,16 @@ def main(on_ray: bool, rounds: int, requests: int, rows: int) -> None:
                 answer.result()
 
         one_by_one()
+        apart = [held.enter_context(closing(StageProcess(path, i, calls[i]))) for i in range(STAGES if on_ray else 0)]
+
+        def beside_apart() -> None:
+            for run in [stage.run() for stage in apart]:
+                run.result()
+
         ways: dict[str, tuple[Callable[[], None], list[int]]]
         ways = {"alone": (one_by_one, []), "beside": (beside, []), "piped": (through, actors)}
+        if on_ray:
+            ways["beside"] = beside_apart, [stage.process for stage in apart]
         if on_ray:
             ways["messages"] = passing(np.zeros(calls[1][0].size, np.uint8), requests)
         for run, _ in ways.values():
@@ -189,7 +235,8 @@ def main(on_ray: bool, rounds: int, requests: int, rows: int) -> None:
         click.echo(f"pipeline of {kind} {piped:.1f} ms")
         for name, what in (("alone", "stages"), ("beside", "stages beside each other")):
             ratios = sorted(x / y for x, y in zip(times["piped"], times[name], strict=True))
-            click.echo(f"pipeline / {what}, pairs: median {median(ratios):.3f}, {ratios[0]:.3f} to {ratios[-1]:.3f}")
+            low, middle, high = quantiles(ratios, n=4)
+            click.echo(f"pipeline / {what}, pairs: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}")
         if on_ray:
             click.echo(f"messages alone: {median(times['messages']):.1f} ms")
         whole = path.stat().st_size / 1e6
