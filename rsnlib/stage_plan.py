@@ -25,7 +25,7 @@ from ..isa.program import Program, Role, only_weights
 from ..machine.description import LINK
 from ..scheduler.graph import Gemm, LayerGraph, Rotary
 from ..scheduler.memory import RoomError, sizes_as_text
-from ..scheduler.shards import ShardExchange, rounds, shard_places
+from ..scheduler.shards import rounds, shard_places
 from ..scheduler.stages import carried_bytes, cut_places, cuts_at, places_within, stages
 
 UNEVEN = 1.05
@@ -143,48 +143,34 @@ def link_seconds(overlay: Overlay, size: int) -> float:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """A round of shards. run_s: modelled seconds of the slowest shard, with its launch. sent: the most bytes that a
-    board sends, or receives, in the exchange behind it. link_s: seconds that this takes on the link of a board."""
+    """A round of shards. run_s: modelled seconds of the slowest shard, with its launch. moved: bytes on the link of the
+    first board, to and from the others. link_s: seconds that these take."""
 
     run_s: float
-    sent: int
+    moved: int
     link_s: float
 
     @property
     def seconds(self) -> float:
-        """Seconds of the round and the exchange, one behind the other."""
+        """Seconds of the round and what moves before and behind it, one after the other."""
         return self.run_s + self.link_s
 
 
-def round_times(programs: Sequence[Program | None], exchange: ShardExchange) -> RoundTimes:
+def round_times(programs: Sequence[Program | None]) -> RoundTimes:
     """Return the times of a round. programs: of each shard, None for one that computes nothing.
 
-    In the exchange each board sends its part of a sum to each other one. Large sums are divided instead: each board
-    gets a share of the columns from the others, adds them, and sends the result to the others, which takes two messages
-    and fewer bytes. The faster of both is taken. The first board also gets the columns that only others have, and sends
-    the others what they read of it in later rounds.
+    The first board sends the others what their programs take, and they send it what these give, as
+    `host.replicas.shards` does. All of it passes the link of the first board; messages of several boards at one time
+    wait for each other's bytes, not for each other's latency.
     """
-    shards, made = len(programs), [program for program in programs if program is not None]
+    made = [program for program in programs if program is not None]
     overlay = made[0].overlay
-    outputs = [
-        {b.name: 4 * math.prod(b.view or b.shape) for b in program.with_role(Role.OUTPUT)}
-        if program is not None
-        else {}
-        for program in programs
-    ]
     run_s = max(Machine(program).timing.latency for program in made) + launch_seconds(overlay)
-    summed = sum(outputs[0].get(name, 0) for name in exchange.sums)
-    gathered = sum(of.get(name, 0) for of in outputs[1:] for name in exchange.columns)
-    spread = (shards - 1) * sum(outputs[0].get(name, 0) for name in exchange.spread)
-    sent, link_s = 0, 0.0
-    if summed:
-        whole, share = (shards - 1) * summed, -(-(shards - 1) * summed // shards)
-        direct, divided = link_seconds(overlay, whole), 2 * link_seconds(overlay, share)
-        sent, link_s = (whole, direct) if direct <= divided else (2 * share, divided)
-    for size in (gathered, spread):
-        if size:
-            sent, link_s = sent + size, link_s + link_seconds(overlay, size)
-    return RoundTimes(run_s, sent, link_s)
+    sizes = [
+        sum(4 * math.prod(b.view or b.shape) for x in programs[1:] if x is not None for b in x.with_role(role))
+        for role in (Role.INPUT, Role.OUTPUT)
+    ]
+    return RoundTimes(run_s, sum(sizes), sum(link_seconds(overlay, size) for size in sizes if size))
 
 
 def chain(
@@ -244,7 +230,7 @@ def _sharded(
                 for sums, sizes in zip(held, _sizes(program), strict=True):
                     for bank, size in sizes.items():
                         sums[bank] += size
-        times = round_times(programs, one.exchange)
+        times = round_times(programs)
         seconds, exchange_s = seconds + times.seconds, exchange_s + times.link_s
     weights, kept = (
         {bank: max(sizes[bank] for sizes in of) for bank in overlay.banks} for of in zip(*boards, strict=True)

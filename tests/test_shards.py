@@ -30,6 +30,7 @@ from rsn.host.model.compiled_stages import CompiledStages
 from rsn.host.model.file import read
 from rsn.host.model.hosted_shards import exchanged
 from rsn.host.model.stage_figures import best_shards
+from rsn.host.runner import Runner
 from rsn.host.tensors import checksum
 from rsn.isa.overlays import XNN
 from rsn.rsnlib.reference import compute
@@ -250,10 +251,29 @@ def test_times_of_stages_are_those_of_their_parts() -> None:
     fast = replace(pipeline, overlay=pipeline.overlay.with_rates(link_gbs=1e9, link_us=0.0))
     (quick,) = BuiltShards.of(fast, traced).figures
     assert slow.seconds - quick.seconds == pytest.approx(slow.exchange_s, rel=1e-6)
-    sums = 4 * 24 * 128 * 4  # four sums of 24 rows and 128 columns; and the second half of 100 logits for the first
-    assert slow.exchanged == sums + 24 * 50 * 4
     link_us, link_s = XNN.seconds["link_us"], XNN.seconds["link_gbs"]
-    assert slow.exchange_s == pytest.approx(5 * link_us + slow.exchanged * link_s)
+    assert slow.exchange_s == pytest.approx(2 * 5 * link_us + slow.exchanged * link_s)  # four sums and the logits
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_bytes_between_shards_are_those_that_move(shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the boards behind the first one take and give in a call."""
+    moved: dict[Runner, int] = {}
+    run = Runner.run
+
+    def counted(self: Runner, inputs: Any, parameters: Any = None) -> Any:
+        result = run(self, inputs, parameters)
+        moved[self] = sum(x.nbytes for x in (*inputs.values(), *result.outputs.values()))
+        return result
+
+    monkeypatch.setattr(Runner, "run", counted)
+    model, example = bert(1)
+    with rsn.compile(model, example, boards=shards, shards=shards) as cut:
+        assert isinstance(cut, CompiledStages)
+        (stage,) = cut.stages.figures
+        cut(**example)
+        runners, numbers = cut._hosted._runners, cut.stages.board_numbers
+        assert stage.exchanged == sum(moved[x] for x, board in zip(runners, numbers, strict=True) if board % shards)
 
 
 @cache

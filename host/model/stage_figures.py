@@ -90,7 +90,7 @@ def shard_figures(
     figures = []
     for stage in range(count):
         own = [one for one in rounds if one.stage == stage]
-        times = [round_times([None if i is None else programs[i] for i in one.programs], one.exchange) for one in own]
+        times = [round_times([None if i is None else programs[i] for i in one.programs]) for one in own]
         banks = {
             bank: max(
                 4 * sum(program.bank_size(bank) for i, program in enumerate(programs) if numbers[i] == board)
@@ -114,7 +114,7 @@ def shard_figures(
                 carried,
                 link_seconds(overlay, carried) if stage else 0.0,
                 shards,
-                sum(x.sent for x in times),
+                sum(x.moved for x in times),
                 sum(x.link_s for x in times),
             )
         )
