@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-from contextlib import ExitStack, nullcontext
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,6 +121,22 @@ class ServeOptions(Options):
     warm_up: bool = option("of 0.1: all programs are compiled first now", hidden=True)
 
 
+@contextmanager
+def _ending_at_sigterm() -> Iterator[None]:
+    """While this lasts, SIGTERM ends the process as an error would, so that boards and processes are released, but with
+    the code 0 of every other end that SIGTERM asks for."""
+
+    def end(number: int, frame: object) -> None:
+        click.echo("stopped before it served", err=True)
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @click.command(name="serve")
 @click.argument("model", type=PATH)
 @with_options(ServeOptions)
@@ -154,7 +172,8 @@ def serve_command(model: Path, options: ServeOptions) -> None:
             "registry": registry, "timeout_s": timeout, "limit_bytes": limit, "keys": options.api_key
         }  # fmt: skip
         where, copied = f"on board {board}", None
-        with working(f"opening {model} on {'many boards' if _is_copied() else f'board {board}'}"):
+        opened = "many boards" if _is_copied() else f"board {board}"
+        with _ending_at_sigterm(), working(f"opening {model} on {opened}"):
             if options.generate:
                 if _is_copied():
                     path = model if model.is_file() else _compiled_decoder(model, options, held)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -244,6 +246,7 @@ def cluster(address: str, devices: int = 0) -> Iterator[tuple[list[str], bool]]:
     """
     if address not in ("auto", "local"):
         _require_answer(address)
+    at_sigterm = signal.getsignal(signal.SIGTERM)
     told = {"namespace": f"rsn-{uuid.uuid4().hex}", "log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address != "local":
@@ -253,6 +256,10 @@ def cluster(address: str, devices: int = 0) -> Iterator[tuple[list[str], bool]]:
             raise BoardError(f"cannot connect to a Ray cluster at {address!r}: {e}") from e
     if not ray.is_initialized():
         ray.init("local", include_dashboard=False, _system_config={"max_direct_call_object_size": WITH_CALL}, **told)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(
+            signal.SIGTERM, at_sigterm
+        )  # Ray's prints all stacks, and ends the process without its cleaning up
     try:
         have = ray.cluster_resources().get(BOARD)
         if devices and have is not None and have < devices:

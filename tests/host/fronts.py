@@ -8,7 +8,8 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from subprocess import DEVNULL, PIPE, Popen
+from subprocess import PIPE, Popen
+from tempfile import TemporaryFile
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -48,12 +49,15 @@ class Front:
 def started(*command: str, warm: WarmPython | None = None) -> Iterator[tuple[Popen[str], str]]:
     """A process of a module that serves, when it does, and its address. warm: who has its imports done."""
     python = sys.executable if warm is None else warm.bin / "python"
-    with Popen([python, "-m", *command], stdout=PIPE, stderr=DEVNULL, text=True) as process:
+    with TemporaryFile("w+") as said, Popen([python, "-m", *command], stdout=PIPE, stderr=said, text=True) as process:
         try:
             assert process.stdout is not None
             # Ray writes to standard output too
             line = next((line for line in process.stdout if " at http://" in line), "")
-            assert line, f"it ended with {process.wait()}"
+            if not line:
+                code = process.wait()
+                said.seek(0)
+                raise AssertionError(f"it ended with {code}: {''.join(said.readlines()[-20:])}")
             threading.Thread(target=process.stdout.read, daemon=True).start()
             yield process, line.split(" at http://")[1].split()[0]
         finally:

@@ -6,12 +6,13 @@ import json
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from subprocess import Popen
+from subprocess import PIPE, Popen
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,36 @@ def test_the_end_answers_what_is_under_way(command: Any) -> None:
         thread.join()
     assert process.wait(60) == 0
     assert [status for status, _ in answers] == [200] * 8
+
+
+STARTING = """
+import time
+from rsn.cli.serve import _ending_at_sigterm
+from rsn.host.replicas import on_ray
+
+with _ending_at_sigterm(), on_ray.cluster("local"):
+    print("up", flush=True)
+    time.sleep(120)
+"""
+
+
+def test_sigterm_while_stages_start_ends_the_command_and_its_cluster() -> None:
+    with Popen([sys.executable, "-c", STARTING], stdout=PIPE, stderr=PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert next((line for line in process.stdout if line == "up\n"), None)
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert said.endswith("stopped before it served\n")
+    assert "SIGTERM" not in said
+
+
+def test_a_server_that_ends_at_its_start_says_why(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1, "one")
+    why = r"it ended with 3: (?s:.*)need 2 boards; 1 given"
+    server = started("rsn", "serve", str(path), "--boards", "sim", "--replicas", "2", "--port", "0")
+    with pytest.raises(AssertionError, match=why), server:
+        pass
 
 
 @pytest.mark.parametrize("is_named", [long(True), full(False)])
