@@ -51,6 +51,11 @@ def wide_plios(channels: Collection[int]) -> int:
     return len(PLIO_COLUMNS) * sum(c % 2 == 0 and c + 1 in channels for c in channels)
 
 
+def single_plios(channels: Collection[int]) -> int:
+    """Return how many PLIOs of 64 bit the array has beside all those of 128. channels: as for `wide_plios`."""
+    return len(PLIO_COLUMNS) * len(channels) - 2 * wide_plios(channels)
+
+
 def tile(mme: int, row: int, column: int, cascade: int) -> tuple[int, int]:
     """Return array column and row of the tile that multiplies lane 4 * row + cascade of A by lane 4 * column + cascade
     of B, for MME number `mme`.

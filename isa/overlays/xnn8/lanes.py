@@ -38,6 +38,7 @@ from .formats import (
     walked_cells,
 )
 from .numbers import BLOCK, BlockNumbers, Integers, RowFactor
+from .tile_streams import NARROW_BITS, PLIO_BITS, narrow_lanes
 
 FILLED, FREE, FACTORS, EXPONENTS = "filled", "free", "factors", "exponents"
 """Labels of the streams between Rows and the readers of its memories."""
@@ -192,6 +193,10 @@ class SendUnit(LaneReader):
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self._engine, self._factors = self.sink(f"Engine{spec.index}"), self.sink(self._rows, FACTORS)
+        self._beats: tuple[str, float] = ("lane_word", CHUNK)
+        """Of a chunk: of the slowest lane, since all go in step."""
+        if narrow_lanes(spec.index):
+            self._beats = ("narrow_beat", CHUNK * PLIO_BITS / NARROW_BITS)
         others = [i for i in range(ENGINES) if i != spec.index]
         self._tell = {i: self.sink(f"Send{i}", EXPONENTS) for i in others}
         self._hear = {i: self.source(f"Send{i}", EXPONENTS) for i in others}
@@ -236,7 +241,7 @@ class SendUnit(LaneReader):
             def chunk(number: int = number) -> tuple[Any]:
                 return self._query(uop, number, made, heard) if queries else self._chunk(uop, number, made)
 
-            yield Step("lane_word", CHUNK, puts=(self._engine,), do=chunk)
+            yield Step(*self._beats, puts=(self._engine,), do=chunk)
         yield Step(puts=(self.free,))
 
     def _chunk(self, uop: PanelSend, number: int, made: list[Any]) -> tuple[Any]:

@@ -57,6 +57,7 @@ from .lanes import EXPONENTS, FACTORS, FILLED, FREE, HeadsUnit, SendUnit
 from .numbers import BLOCK
 from .resources import DEVICE, needs
 from .rows import PanelRowsUnit
+from .tile_streams import NARROW_BEAT
 
 ROWS = LANES * LANE_ROWS
 TOKENS = T_CELLS + X_CELLS
@@ -83,6 +84,7 @@ FACTORS_TOKEN = TokenType("factors", ROWS, 1, 1, "a word is the factors of the r
 RATES = {
     **{name: MOVING[name] for name in ("ddr_read_gbs", "ddr_write_gbs", "lpddr_read_gbs", "offchip_uop")},
     "lane_word": Rate(1, "PL cycles", "structure: 128 bit of a stream, or 8 elements of Post", "lanes"),
+    "narrow_beat": Rate(NARROW_BEAT, "PL cycles", "structure: 64 bit of a narrow stream, at twice the clock", "lanes"),
     "lane_fill": Rate(FILL, "PL cycles", "assumed: depth of the pipeline of Post", "lanes"),
     "row_factors": Rate(
         1,

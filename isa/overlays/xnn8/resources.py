@@ -6,7 +6,7 @@ Nobody has synthesised it. This counts the sources in hw/versal/xnn8:
   `LUT_DEPTH` words is taken to lie in block RAM, if no pragma says where.
 - Operators of each process: hw/versal/operators.py takes their numbers and widths from what LLVM makes of the sources
   (`operators.toml`). Integers of C++ have 32 or 64 bits; widths are less where they follow from other types.
-- Streams to and from the tiles have 128 bits. Each takes two channels of 64, side by side.
+- Streams to and from the tiles have 128 bits. Which PLIOs they take is in `tile_streams`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from ...versal.logic import (
     ultra_rams,
 )
 from ...versal.pieces import NO_CELLS, Cells, piece
-from ...versal.placement import ALL_OUTPUT_CHANNELS, INPUT_CHANNELS, wide_plios
+from ...versal.placement import ALL_OUTPUT_CHANNELS, INPUT_CHANNELS, single_plios, wide_plios
 from .formats import ENGINES, LANE_ROWS, LANES, PAIRS, T_CELLS, X_CELLS, cells
 from .functions import ENTRIES, TABLES
 from .network import CONSUMERS, PORTS, STREAMS, processes
 from .numbers import BLOCK
+from .tile_streams import NARROW_BITS, PLIO_BITS, TILE_STREAMS
 
 WORD = 256
 CELL = WORD + 4 * 8
@@ -103,14 +104,7 @@ MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
 """Memories of a lane: what they are reported as, bits and number of words, how many there are alike, and in which
 blocks a pragma puts them. Eight results a cycle read a table, and a memory has two ports."""
 
-PLIO_BITS = 128
-TILE_STREAMS: Mapping[str, tuple[str, int]] = {
-    "rows and queries to both tiles of the pairs of a lane": ("PLIO in", ENGINES * LANES * 2),
-    "weights, keys and values to both tiles of a column of pairs": ("PLIO in", ENGINES * PAIRS * 2),
-    "packets of results from the pairs of a lane": ("PLIO out", ENGINES * LANES * 2),
-}
-"""Streams of `PLIO_BITS` between kernel and array: direction and number."""
-_WIDE = f"streams of {PLIO_BITS} bit"
+_WIDE, _NARROW = f"streams of {PLIO_BITS} bit", f"streams of {NARROW_BITS} bit"
 DEVICE = replace(
     VC1902,
     capacities={
@@ -119,12 +113,19 @@ DEVICE = replace(
             f"{_WIDE}, faster than 156 MHz",
             "39 columns, of each the pairs of channels that both have registers: 0 and 1, 4 and 5 (UG1079)",
         ),
+        "narrow in": Capacity(
+            single_plios(INPUT_CHANNELS),
+            f"{_NARROW}, beside them",
+            "39 columns, of each the channels with registers that are in no such pair: 2 and 6 (UG1079)",
+        ),
         "wide out": Capacity(wide_plios(ALL_OUTPUT_CHANNELS), _WIDE, "39 columns, of each three pairs (AM009)"),
         **VC1902.capacities,
     },
 )
-"""The device, with its wide streams. Channels 3 and 7 have no registers, so 2 with 3, and 6 with 7, are slow."""
+"""The device, with its wide streams, and the narrow ones beside these. Channels 3 and 7 have no registers."""
 
+CROSSING = 16
+"""Words of a FIFO between two clocks (assumed)."""
 LOOP = 40
 """LUTs of the state of a loop, whose counters and addresses are operators (assumed)."""
 IN_LUTS = 8
@@ -143,10 +144,15 @@ def needs(overlay: Overlay) -> Iterator[Need]:
     """Yield the resources that the machine takes: tiles and their streams, memories, streams, processes, ports, and the
     path of instructions. Raises `KeyError` for a stream of elements whose bits are not known."""
     yield Need("AIE", ENGINES * LANES * PAIRS * 2, "pairs of tiles")
-    for part, (direction, count) in TILE_STREAMS.items():
-        yield Need(direction, count * PLIO_BITS // 64, part)
-        yield Need(direction.replace("PLIO", "wide"), count, part)
-        yield from cells_of("ports to and from tiles", count * register_slice(PLIO_BITS))
+    for part, of in TILE_STREAMS.items():
+        direction, wide = "in" if of.into else "out", of.all - of.narrow
+        yield Need(f"PLIO {direction}", wide * PLIO_BITS // 64 + of.narrow, part)
+        yield Need(f"wide {direction}", wide, part)
+        if of.narrow:
+            yield Need(f"narrow {direction}", of.narrow, part)
+        yield from cells_of("ports to and from tiles", of.all * register_slice(PLIO_BITS))
+        converter = lut_ram(PLIO_BITS, CROSSING) + register_slice(NARROW_BITS)
+        yield from cells_of("converters of narrow streams", of.narrow * converter)
     for part, bits, words, copies, where in MEMORIES:
         yield from _memory(part, bits, words, ALL_LANES * copies, where)
     for element, name, dimensions, depth in STREAMS:
