@@ -7,7 +7,7 @@ namespace rsn::xnn8::pl {
 namespace {
 
 using XCells = XCell[x_depth];
-using X8Cells = TCell[x8_depth];
+using X8Cells = X8Cell[x8_depth];
 using TCells = TCell[t_depth];
 
 // Words behind the last cell are in LUTs: factors of rows, for which each block RAM of X8 would be one word too short.
@@ -63,8 +63,8 @@ void x_memory(hls::stream<CellWrite<XCell>> &writes, hls::stream<Token> &done, h
     serve<2>(cells, writes, done, reads, words);
 }
 
-void x8_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[1],
-               hls::stream<TCell> words[1]) {
+void x8_memory(hls::stream<CellWrite<X8Cell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[1],
+               hls::stream<X8Cell> words[1]) {
     RSN_MEMORY(X8Cells, cells);
 #pragma HLS AGGREGATE variable=cells compact=bit
 #pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=bram

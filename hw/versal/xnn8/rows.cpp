@@ -19,7 +19,22 @@ struct Sums {
     ap_int<23> sum;
     ap_int<37> squares;
     ap_int<31> most;
-    int8_t exponent;
+};
+// Of four rows of a block.
+struct FourExponents {
+    int8_t of[4];
+};
+
+// Sums of all rows and blocks, and their exponents, by group of rows. A block RAM has 512 words: so those of two of four
+// rows share memories, and both are written in the two cycles of a cell.
+struct SumsOfRows {
+    Sums of[2][2 * x_cells_of_lane * cell_groups];
+    FourExponents exponents[x_cells_of_lane * cell_groups];
+
+    Sums &at(unsigned group, unsigned row) {
+#pragma HLS INLINE
+        return of[row % 2][2 * group + row / 2];
+    }
 };
 
 // What a row is sent with.
@@ -87,7 +102,7 @@ struct Gains {
 
 // Adds the sums of four rows and four columns of a block to those of the columns before, of two groups of four rows.
 void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned group, unsigned four,
-            Sums (&under_way)[2][4], Sums (&sums)[4][x_cells_of_lane * cell_groups]) {
+            Sums (&under_way)[2][4], SumsOfRows &sums) {
 #pragma HLS INLINE
     const Quarter gain = gains.of[x_words * block + four];
     int64_t sizes[4];
@@ -107,9 +122,15 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
             squares += within<30>(x * x);
         }
         if (four == 0) made = {};
-        made = {made.sum + sum, made.squares + squares, larger(made.most, most), cell.exponent[r]};
-        if (four == x_words - 1) sums[r][cell_groups * block + group] = made;
+        made = {made.sum + sum, made.squares + squares, larger(made.most, most)};
+        if (four == x_words - 1) sums.at(cell_groups * block + group, r) = made;
     }
+    FourExponents exponents;
+    for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+        exponents.of[r] = cell.exponent[r];
+    }
+    sums.exponents[cell_groups * block + group] = exponents;
 }
 
 }  // namespace
@@ -117,7 +138,7 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
 void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts> &loads, hls::stream<Shorts> &stores,
           hls::stream<Shorts> &constants, hls::stream<Token> free[2], hls::stream<Token> filled[2],
           hls::stream<CellWrite<XCell>> &x, hls::stream<Token> &x_done, hls::stream<CellRead> &x_reads,
-          hls::stream<XCell> &x_cells, hls::stream<CellWrite<TCell>> &x8, hls::stream<Token> &x8_done,
+          hls::stream<XCell> &x_cells, hls::stream<CellWrite<X8Cell>> &x8, hls::stream<Token> &x8_done,
           hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<Uop<Rows::words>> &to_post,
           hls::stream<Uop<Rows::words>> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
           hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
@@ -131,9 +152,11 @@ no_gains:
         gains.most[i] = 0;
         gains.exponent[i] = lowest;
     }
-    Sums sums[4][x_cells_of_lane * cell_groups], under_way_sums[2][4];
-#pragma HLS AGGREGATE variable=sums compact=bit
-#pragma HLS ARRAY_PARTITION variable=sums complete dim=1
+    SumsOfRows sums;
+    Sums under_way_sums[2][4];
+#pragma HLS AGGREGATE variable=sums.of compact=bit
+#pragma HLS AGGREGATE variable=sums.exponents compact=bit
+#pragma HLS ARRAY_PARTITION variable=sums.of complete dim=1
 #pragma HLS ARRAY_PARTITION variable=under_way_sums complete dim=0
     int16_t under_way_tops[4] = {}, under_way_bounds[4] = {};
     int16_t tops[4][groups], bound_tops[4][groups];
@@ -155,7 +178,7 @@ rows_uops:
             to_post << uop;
             put_behind(to_residual, uop);
             x << CellWrite<XCell>{true, false, 0, {}};
-            x8 << CellWrite<TCell>{true, false, 0, {}};  // hls-allow state-order: memories end by themselves
+            x8 << CellWrite<X8Cell>{true, false, 0, {}};  // hls-allow state-order: memories end by themselves
             t << CellWrite<TCell>{true, false, 0, {}};
             x_reads << CellRead{true, 0};
             break;
@@ -208,9 +231,10 @@ rows_uops:
         for (uint16_t i = 0; (walks || normalises) && i < row_blocks / 4; ++i) {
 #pragma HLS PIPELINE II=ii::sums style=flp
             const unsigned block = cell_of(at_tops.block), group = at_tops.row;
+            const FourExponents exponents = sums.exponents[cell_groups * block + group];
             for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                const int exponent = sums[r][cell_groups * block + group].exponent;
+                const int exponent = exponents.of[r];
                 const int of_bound = exponent + gains.exponent[block] + product_bits;
                 const int top = at_tops.block ? larger(under_way_tops[r], exponent) : exponent;
                 const int bound_top = at_tops.block ? larger(under_way_bounds[r], of_bound) : of_bound;
@@ -226,9 +250,10 @@ rows_uops:
         for (uint16_t i = 0; normalises && i < row_blocks; ++i) {
 #pragma HLS PIPELINE II=ii::sums style=flp
             const unsigned r = at_sums.row % 4, group = at_sums.row / 4;
-            const Sums of = sums[r][cell_groups * cell_of(at_sums.block) + group];
+            const unsigned group_of_block = cell_groups * cell_of(at_sums.block) + group;
+            const Sums of = sums.at(group_of_block, r);
             const int16_t top = tops[r][group];
-            const int lower = top - of.exponent;
+            const int lower = top - sums.exponents[group_of_block].of[r];
             if (!at_sums.block) {
                 sum = 0;
                 squares = 0;
@@ -257,8 +282,9 @@ rows_uops:
             const int offset_exponent = norm.top - guard + largest;
             int top = bound_tops[r][group];
             if (offset) top = larger(top, offset_exponent + offset_bits);
-            const Sums of = sums[r][cell_groups * block + group];
-            const int lower = top - product_bits - of.exponent - gains.exponent[block];
+            const Sums of = sums.at(cell_groups * block + group, r);
+            const int exponent_of = sums.exponents[cell_groups * block + group].of[r];
+            const int lower = top - product_bits - exponent_of - gains.exponent[block];
             const int64_t most = rounded<30>(of.most, to_right<30>(lower));
             bound = at_bounds.block ? larger(bound, most) : most;
             const int exponent = top - product_bits;
@@ -267,7 +293,7 @@ rows_uops:
                 bounds_of << RowBound{all, static_cast<int16_t>(exponent), norm.inverse};
             at_bounds.next(op.blocks);
         }
-        TCell factors = {};
+        X8Cell factors = {};
     walk_factors:
         for (uint8_t row = 0; walks && row < op.rows; ++row) {
 #pragma HLS PIPELINE II=ii::factors style=flp
@@ -279,7 +305,7 @@ rows_uops:
                 factors.of[4 * r + i] = static_cast<int8_t>(scale.factor.mantissa >> 8 * i);
                 factors.of[4 * r + 2 + i] = static_cast<int8_t>(static_cast<uint16_t>(scale.factor.exponent) >> 8 * i);
             }
-            if (r == 3) x8 << CellWrite<TCell>{false, false, static_cast<uint16_t>(x8_depth + group), factors};
+            if (r == 3) x8 << CellWrite<X8Cell>{false, false, static_cast<uint16_t>(x8_depth + group), factors};
         }
 
         const auto sixteens = static_cast<uint8_t>(blocks * op.rows / cell_rows);
@@ -416,7 +442,7 @@ rows_uops:
         } else {
             const auto in_block = static_cast<uint16_t>(groups_of_rows * x_words);
             WordOfBlock asked{op.slot}, taken{op.slot};
-            TCell out = {};
+            X8Cell out = {};
             const auto address = [&](unsigned) {
                 const unsigned at = asked.block * cell_groups * x_words + asked.word;
                 asked.next(in_block, block_cells);
@@ -441,7 +467,7 @@ rows_uops:
                     }
                 }
                 const auto at = static_cast<uint16_t>(block * cell_groups * t_words + i / 2);
-                if (i % 2) x8 << CellWrite<TCell>{false, i + 1 == in_block, at, out};
+                if (i % 2) x8 << CellWrite<X8Cell>{false, i + 1 == in_block, at, out};
                 if (i == x_words && block > op.slot) {
                     // hls-allow state-order: the block before has been written
                     x8_done.read();

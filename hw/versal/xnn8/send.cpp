@@ -126,7 +126,7 @@ each_head:
 }  // namespace
 
 void send(hls::stream<Uop<Send::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
-          hls::stream<CellRead> &x8_reads, hls::stream<TCell> &x8_cells, hls::stream<CellRead> &t_reads,
+          hls::stream<CellRead> &x8_reads, hls::stream<X8Cell> &x8_cells, hls::stream<CellRead> &t_reads,
           hls::stream<TCell> &t_cells, hls::stream<Exponent> &own, hls::stream<Exponent> &of_all,
           hls::stream<RowFactor> &factors, hls::stream<Token> &taken, hls::stream<Token> &safe,
           hls::stream<Beat128> to[2]) {
@@ -203,7 +203,7 @@ send_uops:
                 }
             } else {
                 const auto address = [&](unsigned i) { return x8_depth + i / 4; };
-                read_cells(x8_reads, x8_cells, op.rows, address, [&](unsigned i, const TCell &cell) {
+                read_cells(x8_reads, x8_cells, op.rows, address, [&](unsigned i, const X8Cell &cell) {
                     const auto byte = [&](unsigned n) { return static_cast<uint8_t>(cell.of[4 * (i % 4) + n]); };
                     factors << RowFactor{static_cast<uint16_t>(byte(0) | byte(1) << 8),
                                          static_cast<int16_t>(byte(2) | byte(3) << 8)};
@@ -239,7 +239,9 @@ send_uops:
             if (n == 0 && last && !of_queries && before && has_rows) taken.read();
             Beat128 first, second;
             if (n < chunk_cells) {
-                const TCell cell = of_x8 ? x8_cells.read() : t_cells.read();
+                TCell cell = {};
+                if (of_x8) cell.of = x8_cells.read().of;
+                else cell = t_cells.read();
                 const unsigned group = n % 2 * own_rows / 4 + n / 16;
                 Exponent tops[4];
                 bool shows[4];

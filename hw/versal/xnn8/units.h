@@ -4,7 +4,7 @@
 // Words have up to 256 bit; those of X and T have the exponents of their four rows beside them, as four URAMs have 288.
 //   X    4 rows, 4 columns, 16 bits each: [ 64 cells][4 groups of rows][16 groups of columns]
 //   X8   4 rows, 8 columns,  8 bits each: [ 64 cells][4 groups of rows][ 8 groups of columns], then factors of rows
-//   T    the same:                        [256 cells][4][8]
+//   T    the same, and no factors:        [256 cells][4][8]
 // A block of 64 columns has a cell for each 16 rows of the lane.
 // A memory is one process with one port that writes and one that reads. Who reads has no more words under way than
 // their stream holds, so that a memory never waits.
@@ -67,6 +67,9 @@ struct Cell {
 };
 using XCell = Cell<Shorts>;
 using TCell = Cell<Bytes>;
+struct X8Cell {
+    Bytes of;
+};
 
 template <typename Word>
 struct CellWrite {
@@ -229,8 +232,8 @@ void constants(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &from, h
 // lane.cpp: memories
 void x_memory(hls::stream<CellWrite<XCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
               hls::stream<XCell> words[2]);
-void x8_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[1],
-               hls::stream<TCell> words[1]);
+void x8_memory(hls::stream<CellWrite<X8Cell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[1],
+               hls::stream<X8Cell> words[1]);
 void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
               hls::stream<TCell> words[2]);
 
@@ -238,7 +241,7 @@ void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, h
 void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts> &loads, hls::stream<Shorts> &stores,
           hls::stream<Shorts> &constants, hls::stream<Token> free[2], hls::stream<Token> filled[2],
           hls::stream<CellWrite<XCell>> &x, hls::stream<Token> &x_done, hls::stream<CellRead> &x_reads,
-          hls::stream<XCell> &x_cells, hls::stream<CellWrite<TCell>> &x8, hls::stream<Token> &x8_done,
+          hls::stream<XCell> &x_cells, hls::stream<CellWrite<X8Cell>> &x8, hls::stream<Token> &x8_done,
           hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<Uop<Rows::words>> &to_post,
           hls::stream<Uop<Rows::words>> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
           hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
@@ -268,7 +271,7 @@ void pack_residuals(hls::stream<RowExponents> &exponents, hls::stream<Values> &v
 
 // send.cpp
 void send(hls::stream<Uop<Send::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
-          hls::stream<CellRead> &x8_reads, hls::stream<TCell> &x8_cells, hls::stream<CellRead> &t_reads,
+          hls::stream<CellRead> &x8_reads, hls::stream<X8Cell> &x8_cells, hls::stream<CellRead> &t_reads,
           hls::stream<TCell> &t_cells, hls::stream<Exponent> &own, hls::stream<Exponent> &of_all,
           hls::stream<RowFactor> &factors, hls::stream<Token> &taken, hls::stream<Token> &safe,
           hls::stream<Beat128> to[2]);

@@ -48,7 +48,7 @@ from .tile_streams import NARROW_BITS, PLIO_BITS, TILE_STREAMS
 
 WORD = 256
 CELL = WORD + 4 * 8
-"""Bits of a word; and with the exponents of its four rows, as X, X8 and T keep it."""
+"""Bits of a word; and with the exponents of its four rows, as X and T keep it."""
 ALL_LANES = ENGINES * LANES
 ROW_GROUPS = LANE_ROWS // 4
 DIMENSIONS = {"engines": ENGINES, "lanes": LANES, "pairs": PAIRS, "ports": PORTS}
@@ -74,7 +74,9 @@ ELEMENTS = {
     "RowScale": 2 * 16 + 32,
     "XCell": CELL,
     "TCell": CELL,
+    "X8Cell": WORD,
     "CellWrite<XCell>": 2 + 16 + CELL,
+    "CellWrite<X8Cell>": 2 + 16 + WORD,
     "CellWrite<TCell>": 2 + 16 + CELL,
     "CellRead": 1 + 16,
 }
@@ -83,9 +85,10 @@ ELEMENTS = {
 MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
     ("X", CELL, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 4, 1, "URAM"),
     ("T", CELL, (T_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 8, 1, "URAM"),
-    ("X8", CELL, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 8, 1, "BRAM"),
+    ("X8", WORD, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 8, 1, "BRAM"),
     ("factors of rows, beside X8", WORD, ROW_GROUPS, 1, ""),
-    ("sums of rows", 23 + 37 + 31 + 8, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS, 4, ""),
+    ("sums of rows", 23 + 37 + 31, 2 * (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS, 2, ""),
+    ("exponents of sums", 4 * 8, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS, 1, ""),
     ("gains", 4 * 16, X_CELLS * BLOCK // 4, 1, ""),
     ("gains", 16 + 16, X_CELLS, 1, ""),
     ("rows that are sent", 32 + 3 * 16, ROW_GROUPS, 4, ""),
