@@ -292,11 +292,18 @@ class IntegerEmitter:
                 self._constants(affine.addr, blocks * affine.each, [of.engine for of in some])
             for of in some:
                 self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, **of.fields, **fields))
-                take = partial(self._blocks, addresses[of.number], ChunkEnd.STORE, of, blocks)
-                if late:
-                    self._late.append(take)
-                else:
-                    take()
+            takes = [partial(self._blocks, addresses[of.number], ChunkEnd.STORE, of, blocks) for of in some]
+            if len(some) > 1:  # block by block, so that lanes of all engines work at the same time
+                takes = [
+                    partial(self._blocks, addresses[of.number], ChunkEnd.STORE, of, 1, before)
+                    for before in range(blocks)
+                    for of in some
+                ]
+            if late:
+                self._late += takes
+                continue
+            for take in takes:
+                take()
 
     def stored_late(self) -> None:
         """Let DDR take what `store` has left to it."""
@@ -304,16 +311,18 @@ class IntegerEmitter:
             take()
         self._late.clear()
 
-    def _blocks(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int) -> None:
-        """Move blocks of X of one part of a sequence, of which each has all rows that there are off chip."""
-        self._moved(addr, end, of, blocks, of.lanes * of.rows * ROW_PAIR // 2)
+    def _blocks(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int, before: int = 0) -> None:
+        """Move blocks of X of one part of a sequence, of which each has all rows that there are off chip. before:
+        blocks that come before them there."""
+        self._moved(addr, end, of, blocks, of.lanes * of.rows * ROW_PAIR // 2, before)
 
-    def _moved(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int, size: int) -> None:
-        """Move blocks of a part of a sequence, which takes `size` words of each."""
+    def _moved(self, addr: int, end: ChunkEnd, of: PlacedSequence, blocks: int, size: int, before: int = 0) -> None:
+        """Move blocks of a part of a sequence, which takes `size` words of each. before: as for `_blocks`."""
         rows = of.lanes * of.rows
         fields: dict[str, int] = {"end": end, "engines": 1 << of.engine, "rows": rows}
         fields |= {"first": of.first, "lanes": of.lanes}
         pitch = of.pitch or rows * of.parts
+        addr += before * size * pitch // rows // UNIT
         if pitch == rows:
             self._add("DDR", OffChipChunks(addr=addr, size=blocks * size, **fields))
         else:
