@@ -4,6 +4,7 @@ estimate of which of these ways takes the least time."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
 
@@ -70,11 +71,12 @@ def _lane_rows(rows: int, lanes: int) -> int:
 
 
 def _alike(network: LayerGraph, each: int, most: int) -> LanesOfSequences | None:
-    """Up to `each` sequences of an engine, side by side; None if a lane has no room for its rows."""
-    lanes = LANES // each
-    rows = _lane_rows(network.seq, lanes)
+    """Up to `each` sequences of an engine, side by side, in no more lanes than they need; None if a lane has no room
+    for its rows."""
+    rows = _lane_rows(network.seq, LANES // each)
     if rows > most:
         return None
+    lanes = min(LANES // each, padded(-(-network.seq // rows), ITEM_ROWS // gcd(rows, ITEM_ROWS)))
     parts = np.array_split(np.arange(network.batch), -(-network.batch // (ENGINES * each)))
     panels = (
         tuple(PlacedSequence(i % ENGINES, i // ENGINES * lanes, lanes, rows, int(n)) for i, n in enumerate(part))
@@ -135,55 +137,94 @@ def _ragged(counts: Sequence[int], rows: int) -> LanesOfSequences | None:
     return LanesOfSequences(tuple(panels), rows, pitch)
 
 
-def estimated_seconds(numbers_of: IntegerNetwork, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
-    """About how long all panels take: of each product the tiles, memories off chip, or what is behind the tiles,
-    whichever is longest; and attention. At the end of each there is nothing beside what is behind the tiles. Simulated
-    times are up to 40 % longer (tests/test_integer_programs.py)."""
-    network = numbers_of.network
-    both = 1 / seconds["ddr_read_gbs"] + 1 / seconds["lpddr_read_gbs"]
-    share, word = at.rows / LANE_ROWS, seconds["lane_word"]
-    block = at.rows * BLOCK / 8 * word
-    """Of results, in a lane."""
-    added = at.rows * BLOCK / 4 * word
-    """Of those that are added in X."""
-    total, walked = 0.0, set[str]()
-    for layer in network.layers:
-        if isinstance(layer, Gemm):
-            k, n = (-(-size // BLOCK) for size in layer.weight.shape)
-            behind = block if layer.residual is None else added
-            if layer.multiplies and layer.x not in walked:  # factors of its rows, of which no norm is left out
-                walked.add(layer.x)
-                total += at.rows * (2 * max(k, LANES) + k / 4 + 2) * word
-            product = numbers_of.products.get(layer.y)
-            is_short = product is not None and product.short is not None
-            moved = 4 * PAIRS * (SHORT_WEIGHT_WORD if is_short else WEIGHT_WORD)
-            chunk = max(seconds["chunk_us"] * share, moved / both, CHUNK * word)
-            passes = 1 + (product is not None and product.low_bits > 0)
-            total += max(-(-n // PAIRS) * passes * k * chunk, n * behind) + (min(n, PAIRS) * behind + block) * (k > 0)
-            continue
-        key_rows, wide = at.rows * at.parts, layer.head_dim > BLOCK
-        rounds = -(-layer.heads // PAIRS) * (1 + wide)
-        tiles, heads = seconds["maxima_us"] + seconds["weights_us"], min(layer.heads, PAIRS)
-        of_heads = (at.rows << wide) / 8 * PACKET * -(-heads // 2) * word
+@dataclass(frozen=True)
+class LaneSeconds:
+    """About how many seconds parts of a panel take. seconds: of the overlay's rates. rows: of a lane."""
+
+    seconds: Mapping[str, float]
+    rows: int
+
+    @property
+    def share(self) -> float:
+        """Of what a tile has for as many rows as a lane may have."""
+        return self.rows / LANE_ROWS
+
+    @property
+    def block(self) -> float:
+        """Of results, in a lane."""
+        return self.rows * BLOCK / 8 * self.seconds["lane_word"]
+
+    @property
+    def added(self) -> float:
+        """Of results that are added in X."""
+        return 2 * self.block
+
+    def chunk(self, columns: int, *, short: bool, of_ddr: int) -> float:
+        """Of a product, of some columns of pairs. short: weights have 4 bits. of_ddr: columns whose weights come from
+        DDR."""
+        word = 4 * (SHORT_WEIGHT_WORD if short else WEIGHT_WORD)
+        moved = (columns - of_ddr) * word * self.seconds["lpddr_read_gbs"], of_ddr * word * self.seconds["ddr_read_gbs"]
+        return max(self.seconds["chunk_us"] * self.share, *moved, CHUNK * self.seconds["lane_word"])
+
+    def factors(self, blocks: int) -> float:
+        """Of norms, and of the factors of rows."""
+        return self.rows * (2 * max(blocks, LANES) + blocks / 4 + 2) * self.seconds["lane_word"]
+
+    def walk(self, blocks: int) -> float:
+        """Of blocks to X8, with their factors."""
+        return self.factors(blocks) + blocks * self.block
+
+    def round(self, layer: AttentionLayer, heads: int, at: LanesOfSequences) -> tuple[float, float]:
+        """Of a round of attention, of all sequences of an engine: of tiles, with what they wait for; and of results of
+        the last sequence. heads: of the round. Panels with fewer sequences count less."""
+        word, key_rows, wide = self.seconds["lane_word"], self.rows * at.parts, layer.head_dim > BLOCK
+        tiles = self.seconds["maxima_us"] + self.seconds["weights_us"]
+        of_heads = (self.rows << wide) / 8 * PACKET * -(-heads // 2) * word
         passed = 0.0
         for panel in at.panels:
             passed += max(
                 sum(
                     max(
-                        share * slices_of_keys(key_rows, of.lanes) * tiles,
+                        self.share * slices_of_keys(key_rows, of.lanes) * tiles,
                         # keys, then keys and values; a lane serves one column of pairs after the other
                         3 * slices_of_keys(key_rows, of.lanes) * 2 * BLOCK * (-(-heads // of.lanes) << wide) * word,
                         of_heads,
                     )
-                    + seconds["round_us"] * share
+                    + self.seconds["round_us"] * self.share
                     # the largest exponents of queries, and of keys and values, are looked for first
-                    + (heads * (at.rows + 3 * key_rows) / 4 + 4 * (AHEAD + FILL + heads)) * word
+                    + (heads * (self.rows + 3 * key_rows) / 4 + 4 * (AHEAD + FILL + heads)) * word
                     for of in panel
                     if of.engine == engine
                 )
                 for engine in range(ENGINES)
             )
-        total += passed / len(at.panels) * rounds + of_heads
+        return passed / len(at.panels) * (1 + wide), of_heads
+
+
+def estimated_seconds(numbers_of: IntegerNetwork, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
+    """About how long all panels take: of each product the tiles, memories off chip, or what is behind the tiles,
+    whichever is longest; and attention. At the end of each there is nothing beside what is behind the tiles. Simulated
+    times are up to 40 % longer (tests/test_integer_programs.py)."""
+    network = numbers_of.network
+    takes = LaneSeconds(seconds, at.rows)
+    total, walked = 0.0, set[str]()
+    for layer in network.layers:
+        if isinstance(layer, Gemm):
+            k, n = (-(-size // BLOCK) for size in layer.weight.shape)
+            behind = takes.block if layer.residual is None else takes.added
+            if layer.multiplies and layer.x not in walked:  # factors of its rows, of which no norm is left out
+                walked.add(layer.x)
+                total += takes.factors(k)
+            product = numbers_of.products.get(layer.y)
+            is_short = product is not None and product.short is not None
+            chunk = takes.chunk(PAIRS, short=is_short, of_ddr=PAIRS // 2)
+            passes = 1 + (product is not None and product.low_bits > 0)
+            total += max(-(-n // PAIRS) * passes * k * chunk, n * behind)
+            total += (min(n, PAIRS) * behind + takes.block) * (k > 0)
+            continue
+        rounds = -(-layer.heads // PAIRS)
+        passed, of_heads = takes.round(layer, min(layer.heads, PAIRS), at)
+        total += passed * rounds + of_heads
         if at.parts > 1:
             moved = 2 * at.pitch * (layer.kv_heads or layer.heads) * layer.head_dim
             # LPDDR alone has weights meanwhile, so both memories work

@@ -7,11 +7,11 @@ add up; T holds what attention reads and makes, and hidden columns.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -61,14 +61,16 @@ from .chain import parameters_of
 from .dram import Lowered, PackedWeights
 from .graph import AttentionLayer, Gemm, Layer, LayerGraph
 from .groups import kind_of
-from .integer_lanes import LanesOfSequences, placements
+from .integer_lanes import LaneSeconds, LanesOfSequences, estimated_seconds, placements
+from .integer_turns import Emit, PanelOrder, PanelStep, ordered
 from .integers import IntegerNetwork, SentRows, is_view
 from .memory import check_room
 
+SPREAD = 1.5
+"""How many times as slow as another an estimate without steps may call a way that steps are made for."""
 MOST_SHARED = 64
 """Heads that the fields of an instruction can skip, for two heads of keys and values in a block."""
 Pairs = tuple[BlockNumbers, BlockNumbers]
-Emit = Callable[[], None]
 Make = Callable[[], npt.NDArray[np.float32]]
 
 
@@ -82,11 +84,12 @@ class PlacedProduct(NamedTuple):
 @dataclass
 class LaneCells:
     """Which activation each cell of X or T holds. memory: its name. count: of cells. held: names of activations, by the
-    number of the cell; None for a free one."""
+    number of the cell; None for a free one. most: cells from the first to the last that held one."""
 
     memory: str
     count: int
     held: list[str | None] = field(init=False)
+    most: int = 0
 
     def __post_init__(self) -> None:
         self.held = [None] * self.count
@@ -98,6 +101,7 @@ class LaneCells:
         for first in range(self.count - count + 1):
             if not any(self.held[first : first + count]):
                 self.held[first : first + count] = [name] * count
+                self.most = max(self.most, first + count)
                 return first
         free = self.held.count(None)
         raise UnsupportedError(
@@ -140,6 +144,10 @@ class IntegerPanels:
         """Activations without their norms."""
         self._walked: tuple[SentRows, int] | None = None
         """What X8 holds, and whose norm Rows has; and how many bits beyond 8."""
+        self._walks = 0
+        self._in_turn = False
+        """Whether panels with even and odd numbers have a half of X and T each."""
+        self._takes = LaneSeconds(overlay.seconds, at.rows)
         self._angles: BlockNumbers | str | None = None
         """What Angles holds: constants, or the input with factors of a call; None for nothing."""
         self._tables: dict[str, list[int]] = {}
@@ -149,8 +157,8 @@ class IntegerPanels:
         """Addresses of keys and values that the engines give to each other."""
         of_keys = [(x.k, x.v) for x in self.net.layers if isinstance(x, AttentionLayer)]
         self._keys = {name for names in of_keys for name in names}
-        self._beside = {v for _, v in of_keys} | {x.q for x in self.net.layers if isinstance(x, AttentionLayer)}
-        """Products that are computed while DDR passes keys and values on."""
+        self._beside = {y: x for x in self.net.layers if isinstance(x, AttentionLayer) for y in (x.v, x.q)}
+        """Attentions by their values and queries, which are computed while DDR passes keys and values on."""
         self._left: dict[str, int] = {}
         self._queries: dict[str, Gemm] = {}
         """Queries that are computed just before their attention: their tokens then stand for those of its keys, too."""
@@ -219,9 +227,9 @@ class IntegerPanels:
 
     # -- steps
 
-    def steps(self) -> Iterator[tuple[Layer, Emit]]:
-        """Yield what each panel does, in order, with the layer that it is for. Raises `UnsupportedError`, naming the
-        layer, for activations that X or T have no room for."""
+    def steps(self) -> Iterator[PanelStep]:
+        """Yield what each panel does, in order. Raises `UnsupportedError`, naming the layer, for activations that X or
+        T have no room for."""
         net = self.net
         for layer in net.layers:
             for name in self._reads(layer):
@@ -233,11 +241,15 @@ class IntegerPanels:
         for layer in net.layers:
             if isinstance(layer, AttentionLayer):
                 if self.at.parts > 1:
-                    yield layer, self._fetch(layer)
+                    seconds = sum(self._apart_seconds(name, "ddr_read_gbs") for name in (layer.k, layer.v))
+                    yield PanelStep(layer, self._fetch(layer), lanes=seconds)
                 if layer.q in self._queries:
                     yield from self._product(self._queries.pop(layer.q))
-                yield from ((layer, store) for store in self._stores_of_t())
-                yield layer, self._of_caches(layer) if layer.k in self._kept else self._attention(layer)
+                yield from (PanelStep(layer, store) for store in self._stores_of_t())
+                if layer.k in self._kept:
+                    yield PanelStep(layer, self._of_caches(layer))
+                else:
+                    yield from self._attention(layer)
             elif layer.y in self._kept:
                 self._waiting.append((layer.x, self._keep(layer)))
             elif layer.y in asks:
@@ -250,9 +262,10 @@ class IntegerPanels:
                 if layer.y in self.of.columns and any(out.name == layer.y for out in net.outputs):
                     self._waiting.append((layer.y, self._give(layer)))
                 if self.at.parts > 1 and layer.y in self._keys:
-                    yield from ((layer, store) for store in self._stores_of_t())
-                    yield layer, self._put_apart(layer)
-            yield from ((layer, store) for store in self._stores())
+                    yield from (PanelStep(layer, store) for store in self._stores_of_t())
+                    seconds = self._apart_seconds(layer.y, "ddr_write_gbs")
+                    yield PanelStep(layer, self._put_apart(layer), lanes=seconds)
+            yield from self._stores(layer)
 
     def _reads(self, layer: Layer) -> list[str]:
         """What a layer reads, by the names of activations as they are kept."""
@@ -275,7 +288,7 @@ class IntegerPanels:
                 done.append(name)
         return done
 
-    def _bring(self, layer: Layer, raw: str) -> Iterator[tuple[Layer, Emit]]:
+    def _bring(self, layer: Layer, raw: str) -> Iterator[PanelStep]:
         """Let X hold an activation."""
         if raw in self._x.held:
             return
@@ -289,7 +302,15 @@ class IntegerPanels:
             if gains is None
             else self._vectors(f"{raw}.gains", [[PackedConstants(g, g)] for g in columns_of(gains)])
         )
-        yield layer, partial(self.emitter.load, addresses, slot, blocks, at)
+        yield self._moves(layer, partial(self.emitter.load, addresses, slot, blocks, at), blocks, "ddr_read_gbs")
+
+    def _moves(self, layer: Layer, emit: Emit, blocks: int, rate: str) -> PanelStep:
+        """A step that moves blocks of X of a panel: Rows those of one sequence of an engine after the other."""
+        bytes_of = 2 * BLOCK * blocks * self.at.pitch * max(map(len, self.at.panels))
+        in_engine = max(max(Counter(of.engine for of in panel).values()) for panel in self.at.panels)
+        each = self._takes.added if rate == "ddr_write_gbs" else self._takes.block
+        lanes = max(bytes_of * self.overlay.seconds[rate], in_engine * blocks * each)
+        return PanelStep(layer, emit, lanes=lanes)
 
     def _blocks_of_x(self, raw: str) -> int:
         return -(-self.of.sent[raw].columns // BLOCK)
@@ -308,7 +329,7 @@ class IntegerPanels:
             return None
         return PanelNorm(NormConstants.of(sent.columns, sent.norm.eps), sent.norm.rms)
 
-    def _walk(self, layer: Layer, name: str, low_bits: int = 0) -> Iterator[tuple[Layer, Emit]]:
+    def _walk(self, layer: Layer, name: str, low_bits: int = 0) -> Iterator[PanelStep]:
         """Let X8 hold the rows of an activation in X, behind its norm. low_bits: that they have beyond 8."""
         sent = self.of.sent[name]
         yield from self._bring(layer, sent.raw)
@@ -321,10 +342,12 @@ class IntegerPanels:
                 f"{layer.place}: its rows of 16 bits take {taken} cells of X8, two for each 16 rows of a block of 64 "
                 f"columns; there are {X_CELLS}"
             )
-        yield layer, partial(self.emitter.walk, slot, blocks, self._norm(sent), low_bits)
+        self._walks += 1
+        emit = partial(self.emitter.walk, slot, blocks, self._norm(sent), low_bits)
+        yield PanelStep(layer, emit, lanes=self._takes.walk(blocks), walk=self._walks)
         self._walked = sent, low_bits
 
-    def _product(self, layer: Gemm) -> Iterator[tuple[Layer, Emit]]:
+    def _product(self, layer: Gemm) -> Iterator[PanelStep]:
         sent = self.of.sent.get(layer.x)
         product = self.of.products[layer.y]
         low_bits, chunks = product.low_bits, len(product.weight) // BLOCK
@@ -347,7 +370,8 @@ class IntegerPanels:
             has_norm = self._walked is not None and self._walked[0] is added
             if sent is None and residual is AddedResidual.NORMALISED and not has_norm:
                 yield from self._walk(layer, layer.residual)
-            yield from self._bring(layer, added.raw)
+            brought = self._bring(layer, added.raw)
+            yield from (step._replace(bound=walks, walk=self._walks * walks) for step in brought)
             if residual is AddedResidual.NORMALISED:
                 walked = None if self._walked is None else self._walked[0]
                 if walked is None or (walked.raw, walked.norm) != (added.raw, added.norm):
@@ -357,11 +381,12 @@ class IntegerPanels:
         slot = self._t.first(layer.x) if sent is None else slot
         done = self._read(layer)
         if layer.rotary is not None:
-            yield from self._turn(layer)
+            yield from (step._replace(bound=walks, walk=self._walks * walks) for step in self._turn(layer))
         to, vectors = self._destination(layer, residual, affine, done)
         blocks = self._placed(layer, to, vectors)
         rows = self._rows(layer.y, Role.OUTPUT) if self._passes(layer) else []
-        yield layer, partial(self._emit, source, slot, chunks, blocks, to, walks, rows)
+        needs = sent is not None or residual is AddedResidual.NORMALISED
+        yield from self._blocks(layer, source, slot, chunks, blocks, to, walks, rows, self._walks * needs)
         if rows:
             self._x.free(layer.y)
 
@@ -413,7 +438,7 @@ class IntegerPanels:
         blocks = 2 * PAIRS if self._passes(layer) else self._blocks_of_x(layer.y)
         return self._x.place(layer, blocks, layer.y, self.at.rows)
 
-    def _sum(self, layer: Gemm) -> Iterator[tuple[Layer, Emit]]:
+    def _sum(self, layer: Gemm) -> Iterator[PanelStep]:
         """A sum of two activations in X, or a copy of one."""
         names = list(dict.fromkeys([layer.x] * layer.is_sum + [str(layer.residual)]))
         for name in names:
@@ -429,7 +454,9 @@ class IntegerPanels:
         if to.gains:
             ((gains, _),) = vectors
             addr = self._vectors(f"{layer.y}.gains", [[PackedConstants(g, g)] for g in columns_of(gains)]).addr
-        yield layer, partial(self.emitter.sum, source, to, self._blocks_of_x(layer.y), addr)
+        blocks = self._blocks_of_x(layer.y)
+        seconds = blocks * self._takes.added * len(names)
+        yield PanelStep(layer, partial(self.emitter.sum, source, to, blocks, addr), lanes=seconds)
 
     def _placed(self, layer: Gemm, to: Destination, more: Sequence[Pairs]) -> list[PlacedProduct]:
         """The product in blocks of 512 columns, with weights and constants in memory."""
@@ -443,11 +470,12 @@ class IntegerPanels:
         together = 2 if to.norm is not None and to.pitch > BLOCK else 1
         vectors = [[columns_of(vector) for vector in pair] for pair in more]
         out = []
-        for at in range(0, len(shifts), PAIRS):
-            some = order[at : at + PAIRS]
+        step = self._columns(layer, len(order), each * (1 + (to.pitch > BLOCK)))
+        for at in range(0, len(shifts), step):
+            some = order[at : at + step]
             columns = len(some)
-            of_ddr = self._of_ddr(layer, columns)
-            name, short = f"{layer.y}.{at // PAIRS}", product.short is not None
+            of_ddr = self._of_ddr(layer, columns, at // step, len(product.weight) // BLOCK)
+            name, short = f"{layer.y}.{at // step}", product.short is not None
             words = len(product.weight) // BLOCK * (SHORT_WEIGHT_WORD if short else WEIGHT_WORD)
 
             def part(which: int, some: Sequence[int] = some, of_ddr: int = of_ddr) -> npt.NDArray[np.float32]:
@@ -469,12 +497,34 @@ class IntegerPanels:
             out.append(PlacedProduct(StoredWeights(lpddr, ddr, of_ddr, of_some, short, product.low_bits), addr))
         return out
 
-    def _of_ddr(self, layer: Gemm, columns: int) -> int:
-        """Of some columns of pairs, how many have their weights in DDR."""
-        return 0 if self.at.parts > 1 and layer.y in self._beside else columns // 2
+    def _columns(self, layer: Gemm, count: int, together: int) -> int:
+        """Of how many columns of pairs the blocks of a product are: of all of them; where memories bind, of as many in
+        each block. count: of the product. together: these are in one block."""
+        if self._passes(layer):
+            return PAIRS
+        even = padded(-(-count // -(-count // PAIRS)), together)
+        short = self.of.products[layer.y].short is not None
+        full, less = (
+            self._takes.chunk(columns, short=short, of_ddr=self._of_ddr(layer, columns, 0, 0))
+            for columns in (PAIRS, even)
+        )
+        return even if less < full else PAIRS
 
-    def _emit(
+    def _of_ddr(self, layer: Gemm, columns: int, number: int, chunks: int) -> int:
+        """Of the columns of pairs of a block of a product, how many have their weights in DDR: half, or none while DDR
+        passes keys and values on. number: of the block."""
+        of = self._beside.get(layer.y) if self.at.parts > 1 else None
+        if of is None:
+            return columns // 2
+        passed = self._apart_seconds(of.v, "ddr_write_gbs")
+        passed += sum(self._apart_seconds(name, "ddr_read_gbs") for name in (of.k, of.v))
+        short = self.of.products[layer.y].short is not None
+        before = number * chunks * self._takes.chunk(PAIRS, short=short, of_ddr=0)
+        return 0 if layer.y == of.v or before < passed else columns // 2
+
+    def _blocks(
         self,
+        layer: Gemm,
         source: ChunkSource,
         slot: int,
         chunks: int,
@@ -482,27 +532,53 @@ class IntegerPanels:
         to: Destination,
         walks: bool,
         rows: Sequence[int],
-    ) -> None:
-        """Emit a product. rows: where each sequence of a result that passes through X begins; none if it stays."""
-        made = PAIRS // (1 + to.gated)
+        walk: int,
+    ) -> Iterator[PanelStep]:
+        """The blocks of a product. rows: where each sequence of a result that passes through X begins; none if it
+        stays. walk: as a step has it."""
+        made = len(blocks[0].weights.shifts) // (1 + to.gated)
         step = made * cells(self.at.rows)
+        size = units_of_row(made, X_BITS) if self.net.is_step else made * self.at.pitch * ROW_PAIR // 2 // UNIT
+        """Of a block of results off chip, in units of 64 bytes."""
         for number, block in enumerate(blocks):
             at = step * (number % 2 if rows else number)
             part = replace(to, slot=to.slot + at, residual_slot=to.residual_slot + at)
-            each = walks and not number
-            self.emitter.product(source, slot, chunks, block.weights, block.constants, part, each=each)
-            if not rows:
-                continue
-            count = len(block.weights.shifts) // (1 + to.gated)
-            if self.net.is_step:
-                at = number * units_of_row(made, X_BITS)
-                self.emitter.store_rows([row + at for row in rows], part.slot, count, 1, LaneMemory.X)
-            else:
-                at = number * made * self.at.pitch * ROW_PAIR // 2 // UNIT
-                self.emitter.store([row + at for row in rows], part.slot, count, late=True)
-        self.emitter.stored_late()
+            each, weights = walks and not number, block.weights
+            columns, last, to_rows = (
+                len(weights.shifts),
+                number == len(blocks) - 1,
+                [row + number * size for row in rows],
+            )
+            emit = partial(self._emit, source, slot, chunks, block, part, each, to_rows, last)
+            chunk = self._takes.chunk(columns, short=weights.short, of_ddr=weights.of_ddr)
+            tiles = (1 + (weights.low_bits > 0)) * chunks * chunk
+            lanes = columns * (self._takes.block if to.in_t or to.gated else self._takes.added)
+            waits = (not number and source is ChunkSource.T) or each
+            yield PanelStep(layer, emit, tiles, lanes, waits, walk, bound=each)
 
-    def _turn(self, layer: Gemm) -> Iterator[tuple[Layer, Emit]]:
+    def _emit(
+        self,
+        source: ChunkSource,
+        slot: int,
+        chunks: int,
+        block: PlacedProduct,
+        to: Destination,
+        each: bool,
+        rows: Sequence[int],
+        last: bool,
+    ) -> None:
+        """Emit a block of a product. rows: of results that pass through X, where those of each sequence go. last: of
+        the product."""
+        self.emitter.product(source, slot, chunks, block.weights, block.constants, to, each=each)
+        count = len(block.weights.shifts) // (1 + to.gated)
+        if rows and self.net.is_step:
+            self.emitter.store_rows(rows, to.slot, count, 1, LaneMemory.X)
+        elif rows:
+            self.emitter.store(rows, to.slot, count, late=True)
+        if last:
+            self.emitter.stored_late()
+
+    def _turn(self, layer: Gemm) -> Iterator[PanelStep]:
         """Let Angles hold the factors of a rotation."""
         turns = self.of.rotations.get(layer.y)
         blocks = max(BLOCK, self.of.columns[layer.y].pitch) // BLOCK
@@ -526,7 +602,7 @@ class IntegerPanels:
             size = self.at.pitch * blocks * ROW_PAIR // 2
             at = self._weight(f"{layer.y}.angles", "ddr", size, partial(row_words, table))
             addresses = [at] * self.net.batch
-        yield layer, partial(self.emitter.load, addresses, 0, blocks, None, LaneMemory.ANGLES)
+        yield PanelStep(layer, partial(self.emitter.load, addresses, 0, blocks, None, LaneMemory.ANGLES))
 
     def _stores_of_t(self) -> Iterator[Emit]:
         """Store what waits, and give back the cells of T that nothing else reads."""
@@ -555,6 +631,10 @@ class IntegerPanels:
             at, first = [x + before for x in addresses], slot + blocks.start * cells(self.at.rows)
             yield partial(self.emitter.store_rows, at, first, len(blocks), cache)
             before += pitch * units_of_row(len(blocks))
+
+    def _apart_seconds(self, name: str, rate: str) -> float:
+        """About how long DDR takes keys or values of all rows of a sequence."""
+        return self.at.pitch * len(self.of.columns[name].places) * self.overlay.seconds[rate]
 
     def _put_apart(self, layer: Gemm) -> Emit:
         """Let the engines give their keys or values to each other."""
@@ -625,7 +705,7 @@ class IntegerPanels:
 
         return emit
 
-    def _attention(self, layer: AttentionLayer) -> Emit:
+    def _attention(self, layer: AttentionLayer) -> Iterator[PanelStep]:
         apart = self.at.parts > 1
         names = (layer.q, *(_whole(name) if apart else name for name in (layer.k, layer.v)))
         queries, keys, values = map(self._t.first, names)
@@ -634,12 +714,10 @@ class IntegerPanels:
         for name in names[1:] if apart else ():
             self._t.free(name)
         rounds = self._rounds(layer, (queries, keys, values, results), self.at.rows * self.at.parts)
-
-        def emit() -> None:
-            for number, heads in enumerate(rounds):
-                self.emitter.attention(heads, last=number == len(rounds) - 1)
-
-        return emit
+        for number, heads in enumerate(rounds):
+            emit = partial(self.emitter.attention, heads, last=number == len(rounds) - 1)
+            seconds = self._takes.round(layer, heads.heads, self.at)
+            yield PanelStep(layer, emit, *seconds, waits=not number, bound=number > 0)
 
     def _rounds(self, layer: AttentionLayer, slots: tuple[int, int, int, int], key_rows: int) -> list[HeadsRound]:
         """The rounds of an attention. slots: first cells of queries, keys, values and results. key_rows: of a lane."""
@@ -654,16 +732,26 @@ class IntegerPanels:
                 rounds.append(HeadsRound(q, k, v, y, *of, layer.masked, layer.causal, grouped=True))
             return rounds
         per = max(1, BLOCK // columns.pitch)  # heads of a block
-        for head in range(0, layer.heads, PAIRS):
+        step = min(PAIRS, self._even_heads(layer), key=partial(self._seconds_of_rounds, layer))
+        for head in range(0, layer.heads, step):
             first = head // layer.groups // per * per  # of keys and values
             q, y = (x + head * columns.pitch // BLOCK * cells(self.at.rows) for x in (slots[0], slots[3]))
             k, v = (x + first * columns.pitch // BLOCK * cells(key_rows) for x in slots[1:3])
-            count, seq, skip = min(PAIRS, layer.heads - head), self.net.seq_of(layer.k), head - first * layer.groups
+            count, seq, skip = min(step, layer.heads - head), self.net.seq_of(layer.k), head - first * layer.groups
             shares = layer.groups, skip, layer.masked, layer.causal
             rounds.append(HeadsRound(q, k, v, y, count, layer.head_dim, self.net.seq, seq, *shares))
         return rounds
 
-    def _stores(self) -> Iterator[Emit]:
+    @staticmethod
+    def _even_heads(layer: AttentionLayer) -> int:
+        """About as many heads in each round; in twos, which two streams of results bring."""
+        return padded(-(-layer.heads // -(-layer.heads // PAIRS)), 2)
+
+    def _seconds_of_rounds(self, layer: AttentionLayer, step: int) -> float:
+        counts = (min(step, layer.heads - head) for head in range(0, layer.heads, step))
+        return sum(self._takes.round(layer, count, self.at)[0] for count in counts)
+
+    def _stores(self, layer: Layer) -> Iterator[PanelStep]:
         """Store the activation in X if it is a result of the network."""
         for name in (out.name for out in self.net.outputs):
             sent = self.of.sent.get(name)
@@ -674,32 +762,45 @@ class IntegerPanels:
             if norm is not None:
                 pairs = zip(*(columns_of(x) for x in sent.affine), strict=True)
                 affine = self._vectors(f"{name}.affine", [[PackedConstants(*pair)] for pair in pairs])
-            yield partial(self.emitter.store, self._rows(name, Role.OUTPUT), slot, blocks, norm, affine)
+            emit = partial(self.emitter.store, self._rows(name, Role.OUTPUT), slot, blocks, norm, affine)
+            yield self._moves(layer, emit, blocks, "ddr_write_gbs")
             self._left[sent.raw] -= 1
             if not self._left[sent.raw]:
                 self._x.free(sent.raw)
 
     # -- the program
 
+    @cached_property
+    def order(self) -> PanelOrder:
+        """The steps of all panels. Raises as `steps`."""
+        steps, panels = list(self.steps()), len(self.at.panels)
+        one = ordered(steps, panels, 1)
+        fit = all(2 * cells.most <= cells.count for cells in (self._x, self._t))
+        if panels == 1 or not fit or self.at.parts > 1 or self.net.states or self._angles is not None:
+            return one
+        two = ordered(steps, panels, 2)
+        self._in_turn = two.seconds < one.seconds
+        return two if self._in_turn else one
+
     def lowered(self) -> Lowered:
         """Emit all panels, and return the network as instructions, with its weights. Raises `UnsupportedError`, naming
         it, for a result that X never holds, `RoomError` if a bank is too small, and as `steps`."""
-        steps = list(self.steps())
+        made = self.order
         missing = [out.name for out in self.net.outputs if all(b.name != out.name for b in self.buffers)]
         if missing:
             raise UnsupportedError(f"{missing[0]}: a result that X of xnn8 never holds")
         check_room(self.buffers, self.overlay, f"{self.net.batch} sequences of {self.net.seq} rows", "lpddr", "ddr")
         uops: dict[str, dict[str, list[tuple[int, int]]]] = {}
         sequences = self.emitter.sequences
-        for panel in self.at.panels:
-            self.emitter.begin(panel)
-            for layer, emit in steps:
-                before = {unit: len(mops) for unit, mops in sequences.items()}
-                emit()
-                ranges = uops.setdefault(layer.y, {})
-                for unit, mops in sequences.items():
-                    if len(mops) > before[unit]:
-                        ranges.setdefault(unit, []).append((before[unit], len(mops)))
+        half = [cells.count // 2 for cells in (self._x, self._t)]
+        for number, step in made.steps:
+            self.emitter.begin(self.at.panels[number], *(half if number % 2 and self._in_turn else (0, 0)))
+            before = {unit: len(mops) for unit, mops in sequences.items()}
+            step.emit()
+            ranges = uops.setdefault(step.layer.y, {})
+            for unit, mops in sequences.items():
+                if len(mops) > before[unit]:
+                    ranges.setdefault(unit, []).append((before[unit], len(mops)))
         self.emitter.finish()
         patches = {name: tuple(found) for name, found in self.emitter.patches.items()}
         segments = tuple(self._segment(layer, uops[layer.y]) for layer in self.net.layers if layer.y in uops)
@@ -738,12 +839,22 @@ def _whole(name: str) -> str:
 
 def lower(network: LayerGraph, overlay: Overlay) -> Lowered:
     """Lower a matched network, which is not folded, to the instructions of an overlay that computes in integers: as
-    `placements` has its sequences, in the fastest way for which memories have room. Raises `UnsupportedError`, naming
-    the layer, for what it cannot compute, and `RoomError` for a bank that is too small."""
+    `placements` has its sequences, in the way that takes least by the estimate of its steps, of those for which
+    memories have room. Raises `UnsupportedError`, naming the layer, for what it cannot compute, and `RoomError` for a
+    bank that is too small."""
     of, refusals = IntegerNetwork.of(network), []
+    ways: list[tuple[float, float, IntegerPanels]] = []
     for at in placements(of, overlay):
+        if ways and estimated_seconds(of, overlay.seconds, at) > SPREAD * ways[0][0]:
+            break
         try:
-            return IntegerPanels(of, overlay, at).lowered()
+            panels = IntegerPanels(of, overlay, at)
+            ways.append((estimated_seconds(of, overlay.seconds, at), panels.order.seconds, panels))
         except UnsupportedError as error:
             refusals.append((at.rows, error))
+    for *_, panels in sorted(ways, key=lambda way: way[1]):
+        try:
+            return panels.lowered()
+        except UnsupportedError as error:
+            refusals.append((panels.at.rows, error))
     raise min(refusals, key=lambda refusal: refusal[0])[1]

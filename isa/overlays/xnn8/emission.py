@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -101,6 +101,11 @@ class HeadsRound(NamedTuple):
     masked: bool = False
     causal: bool = False
     grouped: bool = False
+
+    def moved(self, by: int) -> HeadsRound:
+        """Return the same, `by` cells further in T."""
+        slots = ("queries", "keys", "values", "results")
+        return self._replace(**{name: getattr(self, name) + by for name in slots})
 
     @property
     def pitch(self) -> int:
@@ -211,13 +216,17 @@ class IntegerEmitter:
         self.patches: dict[str, list[KernelPatch]] = defaultdict(list)
         self._tokens = tuple((SlotTokens(), SlotTokens()) for _ in range(ENGINES))
         self._placed: tuple[PlacedSequence, ...] = ()
+        self._first = dict.fromkeys(LaneMemory, 0)
+        """The cells of each memory before those of the panel."""
         self._late: list[Callable[[], None]] = []
         self._lanes: dict[int, dict[str, int]] = {}
         """Of each engine that computes the panel, the lanes that have rows, and the rows of each, as fields."""
 
-    def begin(self, placed: Sequence[PlacedSequence]) -> None:
-        """Begin a panel of these sequences."""
+    def begin(self, placed: Sequence[PlacedSequence], x: int = 0, t: int = 0) -> None:
+        """Begin a panel of these sequences, or go on with it. x, t: its first cells of X and T, from which all are
+        counted."""
         self._placed = tuple(placed)
+        self._first |= {LaneMemory.X: x, LaneMemory.T: t}
         self._lanes = {}
         for of in placed:
             lanes = max(self._lanes.get(of.engine, {}).get("lanes", 0), of.first + of.lanes)
@@ -240,6 +249,12 @@ class IntegerEmitter:
         """The cells of blocks from cell `first` on. each: cells of a block; None: those of rows of this panel."""
         each = each or self._cells
         return [tuple(range(at, at + each)) for at in range(first, first + blocks * each, each)]
+
+    def _here(self, to: Destination) -> Destination:
+        """The same, of the cells of this panel."""
+        own = self._first[LaneMemory.T if to.in_t else LaneMemory.X]
+        of_residual = self._first[LaneMemory.X] if to.residual else 0
+        return replace(to, slot=to.slot + own, residual_slot=to.residual_slot + of_residual)
 
     def _waits(self, engine: int, blocks: Sequence[tuple[int, ...]], told: Iterable[int]) -> dict[str, int]:
         """What Rows waits for before it writes over blocks, of which it tells some of the readers."""
@@ -264,6 +279,7 @@ class IntegerEmitter:
     ) -> None:
         """Load the rows of the sequences to X or Angles from cell `slot` on. addresses: of the sequences of the batch,
         in units of 64 bytes. gains: of these blocks."""
+        slot += self._first[memory]
         for number, some in enumerate(self.rounds()):
             takes = gains is not None and not number
             if gains is not None and takes:
@@ -286,6 +302,7 @@ class IntegerEmitter:
         """Store the rows of the sequences, from cell `slot` of X on. addresses: as for `load`. norm, affine: of the
         norm of what is stored, both or none. late: DDR takes them behind the weights of the next product, or with
         `stored_late`, so that it does not wait for these rows."""
+        slot += self._first[LaneMemory.X]
         fields = {"slot": slot, "blocks": blocks, **({} if norm is None else norm.fields)}
         for some in self.rounds():
             if affine is not None:
@@ -337,6 +354,7 @@ class IntegerEmitter:
 
     def put_apart(self, addr: int, slot: int, blocks: int) -> None:
         """Store blocks of T, from cell `slot` on, of all parts of a sequence. addr: where, in units of 64 bytes."""
+        slot += self._first[LaneMemory.T]
         for of in self._placed:
             fields = {"memory": LaneMemory.T, "slot": slot, "blocks": blocks, **of.fields}
             self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, **fields))
@@ -344,6 +362,7 @@ class IntegerEmitter:
 
     def fetch(self, addr: int, slot: int, blocks: int, readers: tuple[int, ...]) -> None:
         """Load what `put_apart` has stored to T of all engines, from cell `slot` on. readers: of it."""
+        slot += self._first[LaneMemory.T]
         of = self._placed[0]
         rows, each = of.lanes * of.rows, cells(of.key_rows)
         engines = sum(1 << engine for engine in self._lanes)
@@ -366,6 +385,7 @@ class IntegerEmitter:
         """Store rows of up to eight blocks of T or X, from cell `slot` on, row by row. addresses: of the sequences of
         the batch, in units of 64 bytes. cache: number of rows of a cache, of which row row[b] becomes the first row of
         sequence b; 1 for that row alone; 0 stores all rows. DDR takes rows of X late, as for `store`."""
+        slot += self._first[memory]
         in_x = memory is LaneMemory.X
         units, keeps = units_of_row(blocks, X_BITS if in_x else T_BITS), int(cache > 0)
         for of in self._placed:
@@ -386,6 +406,7 @@ class IntegerEmitter:
     def load_rows(self, of: PlacedSequence, addr: int, slot: int, blocks: int, readers: tuple[int, ...]) -> None:
         """Load up to eight blocks of the rows of a cache to T of all lanes of the engine of a sequence, from cell
         `slot` on. addr: in units of 64 bytes."""
+        slot += self._first[LaneMemory.T]
         units, all_lanes = units_of_row(blocks), {"lanes": LANES, "rows": of.rows}
         size = LANES * of.key_rows * units * UNIT
         fields = {"end": ChunkEnd.LOAD_ROWS, "engines": 1 << of.engine, "further": blocks - 1}
@@ -398,6 +419,7 @@ class IntegerEmitter:
     def sum(self, source: int, to: Destination, blocks: int, constants: int) -> None:
         """Add blocks of X, from cell `source` on, to those that `to` names, if it names any. constants: where gains
         begin, in units of 64 bytes."""
+        source, to = source + self._first[LaneMemory.X], self._here(to)
         if to.gains:
             self._constants(constants, blocks, self._lanes)
         for engine, lanes in self._lanes.items():
@@ -406,6 +428,7 @@ class IntegerEmitter:
 
     def walk(self, slot: int, blocks: int, norm: PanelNorm | None, low_bits: int = 0) -> None:
         """Send blocks of X to X8, from cell `slot` on. low_bits: that rows have beyond 8."""
+        slot += self._first[LaneMemory.X]
         fields = {"low_bits": low_bits, **({} if norm is None else norm.fields)}
         for engine, lanes in self._lanes.items():
             waits = self._waits(engine, self._walked(slot, blocks, low_bits), (SEND,))
@@ -428,6 +451,7 @@ class IntegerEmitter:
         shifts = {f"shift{i}": shift for i, shift in enumerate(weights.shifts)}
         low_bits, passes = weights.low_bits, 1 + (weights.low_bits > 0)
         in_x8 = source is ChunkSource.X8
+        slot, to = slot + self._first[LaneMemory.X if in_x8 else LaneMemory.T], self._here(to)
         tiles = self._walked(slot, chunks, low_bits) if in_x8 else self._tiles(T + slot, chunks)
         rows = {"source": source, "slot": slot, "chunks": chunks, "each": int(each), "columns": columns, **shifts}
         rows["low_bits"] = low_bits
@@ -465,6 +489,7 @@ class IntegerEmitter:
 
     def attend(self, heads: HeadsRound, at: PlacedSequence, *, ends: bool) -> None:
         """Compute a round of attention for a sequence. ends: it is the last one of its engine before a product."""
+        heads = heads.moved(self._first[LaneMemory.T])
         send, reader = self._tokens[at.engine]
         spread = int(at.spread > 0)
         shown = min(heads.shown, at.length or heads.shown)

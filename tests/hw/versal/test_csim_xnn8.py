@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rsn.base.errors import BoardError, DeadlockError
 from rsn.hw.sim.machine import Machine, simulate
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.overlays.xnn8 import numbers
 from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound, PanelNorm
 from rsn.isa.overlays.xnn8.formats import T_CELLS, X_CELLS, AddedResidual, ChunkSource, EngineOp, LaneMemory, cells
@@ -198,6 +200,31 @@ def test_a_compiled_layer_of_a_decoder() -> None:
         got, integers, floats = compiled(x), rsn.in_integers(model, (x,))(x), model(x)
     assert torch.equal(got, integers)
     assert (got - floats).abs().max() < 0.02 * floats.abs().max()
+
+
+def test_compiled_panels_in_turn() -> None:
+    """Two panels whose steps mix: one has its rows in X8 while the other one computes with those in T."""
+    torch = pytest.importorskip("torch")
+    import rsn
+
+    class Layer(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up = torch.nn.LayerNorm(64), torch.nn.Linear(64, 640)
+            self.down = torch.nn.Linear(640, 64)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(Layer(), Layer()).eval(), torch.randn(4, 260, 64)
+    with rsn.compile(model, (x,), overlay="xnn8", board="csim") as compiled, torch.no_grad():
+        expansion = ExpandedProgram(compiled.program)
+        kinds = expansion.sequences["Rows0"].kinds.tolist()
+        slots = [expansion.uops[kind].slot for kind in kinds if expansion.uops[kind].memory == LaneMemory.X]
+        assert torch.equal(compiled(x), rsn.in_integers(model, (x,))(x))
+    halves = [slot < X_CELLS // 2 for slot in slots]
+    assert sum(a != b for a, b in pairwise(halves)) > 2
 
 
 def test_all_lanes_and_weights_longer_than_fifos() -> None:
