@@ -176,6 +176,8 @@ class CostExpressions(Expressions):
                 self.charge(TileCost.COMPUTED, at, path.rows(name, given))
                 factors = ("mul", "add")[: len(operands) - 1]
                 return self._expression(factors, (), kind, at) if factors else None
+            case "row" if kind.shape:
+                return Unwritten(depth=1)
             case "transpose" if kind.shape:
                 if 1 in kind.shape and len(kind.shape) == 2:  # elements stay in their order
                     return Unwritten()
@@ -294,15 +296,30 @@ class CostExpressions(Expressions):
             self.words += not cycles.total
         self.charge(TileCost.PUT, node, cycles, value.unwritten is not None and value.unwritten.scales)
 
-    def given(self, node: syn.ExpressionNode) -> Value:
-        """Return the value that is put. A part of a tensor goes over the stream as it is read, and takes no cycles of
-        its own. Raises `Refusal` for an expression that the language does not have.
+    def given(self, node: syn.ExpressionNode, stream: StreamDecl) -> Value:
+        """Return the value that is put. A part of a tensor, and a tile of which a row is replaced, goes over the stream
+        as it comes, and takes no cycles of its own. Raises `Refusal` for an expression that the language does not have.
         """
-        outer, self._sent = self._sent, node if self.shard_of(node) is not None else None
+        outer, self._sent = self._sent, node if self.shard_of(node) is not None else self._passed_on(node, stream)
         try:
             return self.data(node)
         finally:
             self._sent = outer
+
+    def _passed_on(self, node: syn.ExpressionNode, stream: StreamDecl) -> syn.ExpressionNode | None:
+        """Return the get of a tile that goes on to another stream word by word, with a row replaced; None if there is
+        none. A tile of one word is got before: its get and its put are states of their own, or parts of a pipeline."""
+        if self.datapath is None or not isinstance(node, syn.Invocation) or node.called != "replace_row":
+            return None
+        if len(node.arguments) != 3 or node.named or any(part.facts.touches for part in node.arguments[1:]):
+            return None
+        get = node.arguments[0]
+        if not isinstance(get, syn.Invocation) or not isinstance(get.function, syn.Attribute):
+            return None
+        source = self._stream_of(get.function.base) if get.function.name == "get" else None
+        if source is None or source.shape or source.type != stream.type or max(source.packing, stream.packing) > 1:
+            return None
+        return get if source.type.shape and self.datapath.got(source.type) else None
 
     def stores(self, target: syn.Subscript, kind: ElementType | None, value: Value, source: syn.ExpressionNode) -> None:
         """Charge the cycles in which a part of a tensor, or of a tile, is stored. target: the part. kind: its type;

@@ -564,7 +564,7 @@ class Expressions:
             self.fail(node, f"streams have put and get, not {method}")
         if len(node.arguments) != wanted or node.named or any(isinstance(a, syn.Starred) for a in node.arguments):
             self.fail(node, "put takes one value" if wanted else "get takes no arguments")
-        value = self.given(node.arguments[0]) if wanted else None
+        value = self.given(node.arguments[0], stream) if wanted else None
         number = self._index(stream, base)
         place = node.place
         if value is not None and not accepts(stream.type, type_of(value)):
@@ -590,8 +590,9 @@ class Expressions:
             self.read(token)
         return token
 
-    def given(self, node: syn.ExpressionNode) -> Value:
-        """Return the value that a put takes. node: its argument. Raises `Refusal` as `eval`."""
+    def given(self, node: syn.ExpressionNode, stream: StreamDecl) -> Value:
+        """Return the value that a put takes. node: its argument. stream: on which it is put. Raises `Refusal` as
+        `eval`."""
         return self.data(node)
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:

@@ -290,11 +290,23 @@ def _rows(call: Call) -> Result:
     return labels, x.shape, NONE
 
 
+def _row(call: Call) -> Result:
+    x, row, index = call.operands
+    if x.type is None or row.type is None or index.type is None:
+        return None, None, NONE
+    if len(x.shape) != 2 or row.shape != (1, x.shape[1]) or index.shape or index.type.dtype not in (*INTEGERS, "int"):
+        what = f"{call.kernel.name} of {x.type}, {row.type} and {index.type}"
+        raise Refusal("type", f"{what}: it takes a matrix, one row of it, and a whole number", None)
+    labels, shape = broadcast(call.kernel.name, (x, row), call.mesh)
+    return labels, shape, NONE
+
+
 RULES: dict[str, Callable[[Call], Result]] = {
     "elementwise": _elementwise,
     "matmul": _matmul,
     "reduce": _reduce,
     "reshape": _reshape,
+    "row": _row,
     "rows": _rows,
     "transpose": _transpose,
 }
@@ -309,7 +321,7 @@ def apply(
     operands: in order, as many as it takes. mesh: size of each axis. options: such as axis. Raises `Refusal` without a
     node: type for shapes and element types, layout for labels, pending for operands that are not complete."""
     call = Call(KERNELS[name], operands, mesh, options or {})
-    dtype = element(call.kernel, operands)
+    dtype = element(call.kernel, operands[:2] if call.kernel.rule == "row" else operands)
     labels, shape, extra = RULES[call.kernel.rule](call)
     pending = pending_of(call.kernel, operands) | extra
     if all(operand.dist.uniform for operand in operands):

@@ -377,6 +377,14 @@ def banded(x: Any, first: int, last: int) -> Any:
     return _only_in_a_task("banded")
 
 
+def replace_row(x: Any, row: Any, index: Any) -> Any:
+    """x with the row at an index replaced; an index of no row of it changes nothing. x: a tile with two axes. row: a
+    tile with one of its rows. index: a whole number. Where it is put on a stream, and x is got from one, x is not kept:
+    `new.put(replace_row(old.get(), row, p))`. A call raises `UnsupportedError`: it is read, not executed.
+    """
+    return _only_in_a_task("replace_row")
+
+
 def exp(x: Any) -> Any:
     """The exponential of each element. x: a tile of floats; the result has its shape. A call raises `UnsupportedError`:
     it is read, not executed.
@@ -454,6 +462,7 @@ LIBRARY = frozenset(
     for function in (
         *(matmul, add, sub, mul, div, maximum, scale, transpose, relu, gelu, silu, exp, softmax, layernorm, rmsnorm),
         *(reduce_sum, reduce_max, zeros, full, concat, minimum, reshape, sqrt, rint, tanh, banded),
+        replace_row,
     )
 )
 """Names of the library kernels."""

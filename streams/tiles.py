@@ -156,11 +156,11 @@ class TileExpressions(CostExpressions):
         stream = self._stream_of(node.function.base) if node.function.name == "get" else None
         return _ComingMatrices(stream, node) if stream is not None and len(stream.type.shape) == 2 else None
 
-    def given(self, node: syn.ExpressionNode) -> Value:
+    def given(self, node: syn.ExpressionNode, stream: StreamDecl) -> Value:
         """Return the value that a put takes, as `Expressions.given`, and note in `by_layout` if it may depend on how
         tensors are cut: who gets it does not know that.
         """
-        value = super().given(node)
+        value = super().given(node, stream)
         self.by_layout |= isinstance(value, Data) and not value.dist.uniform
         return value
 
@@ -215,7 +215,7 @@ class TileExpressions(CostExpressions):
         except Refusal as r:
             self.report(r, at)
             return Data()
-        self.by_layout |= name == "banded" and _is_cut(values[0])
+        self.by_layout |= name in ("banded", "replace_row") and _is_cut(values[0])
         unwritten = self.computed(name, values, operands, result, at, options or {})
         return Data(result.type, dist=result.dist, unwritten=unwritten)
 

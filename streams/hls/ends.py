@@ -168,12 +168,17 @@ class StreamEndWriter(Variables):
             self.env[name] = self.keep(name, value, kind.dtype)
 
     def comes(self, node: t.Get, behind: t.Statement | None) -> bool:
-        """Let `behind`, the statement behind a get, take the tile as it comes, if a product of it is all that reads it.
-        Returns whether it does.
+        """Let `behind`, the statement behind a get, take the tile as it comes, if all that reads it is a product of it,
+        or a put of it with a row replaced. Returns whether it does.
         """
         kind = self.streams[node.stream].type
         if len(kind.shape) != 2 or self.streams[node.stream].packing > 1 or self.reads[node.name] != 1:
             return False
+        if self._passed_on(node, behind):
+            port = self.port(self._ends(node.stream, node.index, put=False)[1][0][1])
+            self.coming[port] = ComingTile(port, kind.dtype)
+            self.env[node.name] = Val(of_element(kind.dtype, kind.shape), port)
+            return True
         if not isinstance(behind, t.Assign | t.Put | t.Store) or any(isinstance(n, t.Select) for n in t.nodes(behind)):
             return False
         products = (n.arguments for n in t.nodes(behind) if isinstance(n, t.Kernel) and n.kernel == "matmul")
@@ -187,6 +192,16 @@ class StreamEndWriter(Variables):
         self.coming[port] = ComingTile(port, kind.dtype)
         self.env[node.name] = Val(of_element(kind.dtype, kind.shape), port)
         return True
+
+    def _passed_on(self, node: t.Get, behind: t.Statement | None) -> bool:
+        """Whether a tile of several words goes on to the stream of the statement behind its get, with a row replaced.
+        What the program keeps in a variable is got first."""
+        match behind:
+            case t.Put(_, to, _, t.Kernel("replace_row", (t.Name(node.name), _, _))) if node.name.startswith("%"):
+                source, target = self.streams[node.stream], self.streams[to]
+                alike = not source.shape and source.type == target.type and target.packing == 1
+                return alike and prod(source.type.shape) > stream_word(source.type.dtype, source.type.shape).elements
+        return False
 
     def _get_tile(self, name: str, stream: str, chosen: Val | None, ports: list[tuple[int, EndParameter]]) -> None:
         """Write the C++ that reads a tile from a stream, into the variable of `name`."""
@@ -218,7 +233,7 @@ class StreamEndWriter(Variables):
         Raises `HlsError` if the shape differs from that of the stream, and for a value or an index that has no C++.
         """
         kind = self.streams[stream].type
-        if self._move_words(stream, index, node, put=True):
+        if self._move_words(stream, index, node, put=True) or self._pass_on(stream, index, node):
             return
         value = self.number(self.value(node))
         if value.kind.shape != kind.shape:
@@ -235,6 +250,25 @@ class StreamEndWriter(Variables):
             self.emit(f"const {CPP[kind.dtype]} {name} = {text};")
             text = name
         self._at_end(chosen, ports, lambda port: f"rsn::write_apart({port}, {text});")
+
+    def _pass_on(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression) -> bool:
+        """Write the C++ that moves a tile from a stream to another one as it comes, with a row replaced. Returns
+        whether the expression is that."""
+        match node:
+            case t.Kernel("replace_row", (t.Name() as tile, row, at)):
+                source = self.value(tile)
+                coming = self.coming.pop(source.text, None) if isinstance(source, Val) else None
+                if coming is None or not isinstance(source, Val):
+                    return False
+                kind = self.streams[stream].type
+                _, new, place = self.row_replaced(source, self.number(self.value(row)), self.number(self.value(at)))
+                how = f"{stream_word(kind.dtype, kind.shape)}, rsn::Shape<{', '.join(map(str, kind.shape))}>"
+                self.marks.append("loop")
+                chosen, ports = self._ends(stream, index, put=True)
+                ends = f"{coming.port}, {new.text}, {place}"
+                self._at_end(chosen, ports, lambda port: f"rsn::replace_row_from<{how}>({port}, {ends});")
+                return True
+        return False
 
     def _moved_part(self, stream: str, part: tuple[ShardKind, list[Index]] | None) -> str:
         """What part of a tensor goes over a stream word by word, as template arguments; "" if it does not."""

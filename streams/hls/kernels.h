@@ -1465,6 +1465,14 @@ auto banded(const X &x, std::int64_t first, std::int64_t last) {
     });
 }
 
+// x with the row at an index replaced; an index of no row changes nothing.
+template <class X, class Row>
+auto replace_row(const X &x, const Row &row, std::int64_t index) {
+    return computed<typename X::Element, typename X::Sizes_>([&x, &row, index](std::size_t at, std::size_t column) {
+        return static_cast<std::int64_t>(at) == index ? row(0, column) : x(at, column);
+    });
+}
+
 template <class W, class X>
 void layernorm(X &out, const X &x, typename X::Element eps) {
     using T = typename X::Element;
@@ -1926,6 +1934,25 @@ void put(hls::stream<hls::vector<T, N>> &stream, const X &value) {
                     }
                     if (y + Part::rows == W::rows && x + Part::columns == W::columns) stream.write(word);
                 }
+}
+// Moves a tile from a stream to another one as it comes, with the row at an index replaced.
+template <class W, class Sizes, class T, std::size_t N, class Row>
+void replace_row_from(hls::stream<hls::vector<T, N>> &to, hls::stream<hls::vector<T, N>> &from, const Row &row,
+                      std::int64_t index) {
+    for (std::size_t at = 0; at < Sizes::rows; at += W::rows)
+        for (std::size_t column = 0; column < Sizes::columns; column += W::columns) {
+#pragma HLS pipeline II=1 style=flp
+            hls::vector<T, N> word = from.read();
+            for (std::size_t y = 0; y < W::rows; ++y) {
+#pragma HLS unroll
+                for (std::size_t x = 0; x < W::columns; ++x) {
+#pragma HLS unroll
+                    if (static_cast<std::int64_t>(at + y) == index)
+                        word[y * W::columns + x] = element_as<T>(row(0, column + x));
+                }
+            }
+            to.write(word);
+        }
 }
 // A single access outside of pipelines is a state of its own, so that it waits for no other stream.
 template <class Stream>

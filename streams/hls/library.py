@@ -250,6 +250,9 @@ class KernelWriter(Operators):
             return self._on_floats(name, x, values[1:], named)
         if name == "banded":
             return self._banded(x, *values[1:])
+        if name == "replace_row":
+            made, row, index = self.row_replaced(x, *values[1:])
+            return replace(made, text=f"rsn::replace_row({made.text}, {row.text}, {index})", simple=False)
         if name == "relu" and x.kind.is_int:
             return self._chosen(x, known_int(0), ">=")
         if name == "relu":

@@ -203,6 +203,14 @@ class Operators(ValueWriter):
         integers = kernel in ("add", "sub") and kind.dtype in LIMITS and self.integers(x) and self.integers(y)
         return self.passed(kernel, Val(kind, text, simple=False, integers=integers), x, y)
 
+    def row_replaced(self, x: Val, row: Val, index: Val) -> tuple[Val, Val, str]:
+        """Return what `replace_row` takes: the tile, the row as a tile in a variable, and the C++ text of its index.
+        Raises `HlsError` for operands that do not fit."""
+        if len(x.kind.shape) != 2 or row.kind.shape != (1, x.kind.shape[1]) or not index.kind.is_int:
+            self.fail(f"replace_row takes a matrix, a row of it and an integer, not {x.kind}, {row.kind}, {index.kind}")
+        made = self.held(self.as_tile(row, ValueKind(x.kind.dtype, row.kind.shape)))
+        return replace(x, elsewhere=(made.text,)), made, self.scalar_converted(index, "i64")
+
     def passed(self, kernel: str, made: Val, *operands: Val) -> Val:
         """Return `made`, an expression of tiles, with the number of elements that it computes in a cycle. kernel: the
         name under which its rate is stated. A kernel with a rate of its own gets a loop of its own over the tile.

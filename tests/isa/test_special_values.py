@@ -50,6 +50,10 @@ def banded(x: Tensor, first: int, last: int) -> Tensor:
     return torch.where(torch.ones_like(x, dtype=torch.bool).tril(last).triu(first), x, -torch.inf)
 
 
+def replaced(x: Tensor, row: Tensor, at: int) -> Tensor:
+    return torch.where(torch.arange(len(x))[:, None] == at, row, x)
+
+
 Call = tuple[tuple[Any, ...], Callable[..., Tensor]]
 CALLS: Mapping[str, list[Call]] = {
     "scale": [((), torch.mul)],
@@ -67,11 +71,14 @@ CALLS: Mapping[str, list[Call]] = {
     "concat": [((), lambda a, b: torch.cat([a, b]))],
     "full": [],
     "banded": [((first, last), partial(banded, first=first, last=last)) for first, last in ((-1, 0), (0, 9), (3, 1))],
+    "replace_row": [((at,), partial(replaced, at=at)) for at in (0, ROWS - 1, ROWS, -1)],
 }
 """Arguments behind the tiles, and what PyTorch calls the kernel. Others have PyTorch's name, and no such arguments."""
-SHAPES = {"gamma": (COLUMNS,), "beta": (COLUMNS,)}
+SHAPES = {"gamma": (COLUMNS,), "beta": (COLUMNS,), "row": (1, COLUMNS)}
 """Of tiles that are not ROWS x COLUMNS, by the name of the operand."""
-OPERANDS: Mapping[str, tuple[str, ...]] = {"abs": ("x",), "concat": ("a", "b"), "banded": ("x",)}
+OPERANDS: Mapping[str, tuple[str, ...]] = {
+    "abs": ("x",), "concat": ("a", "b"), "banded": ("x",), "replace_row": ("x", "row"),
+}  # fmt: skip
 """The tiles of kernels whose table does not have just them."""
 NUMBERS: Mapping[str, Callable[..., Any]] = {
     "float": float, "bool": bool, "int": lambda x: int(torch.tensor(x).trunc().item()),

@@ -93,6 +93,44 @@ def store(out):
 """
 )
 
+REPLACED = (
+    HEAD
+    + """
+X: {kind}[3, 8, 96]
+R: {kind}[3, 96]
+P: i32[3]
+Y: {kind}[3, 8, 96]
+Z: {kind}[3, 8, 4]
+x_s: Stream[{kind}[8, 96], 2]
+y_s: Stream[{kind}[8, 96], 2]
+v_s: Stream[{kind}[2, 4], 4]
+z_s: Stream[{kind}[2, 4], 4]
+
+@task(mapping=[1], args=[X])
+def load(x):
+    for i in range(3):
+        x_s.put(x[i])
+        for k in range(4):
+            v_s.put(x[i, 2 * k:2 * k + 2, 0:4])
+
+@task(mapping=[1], args=[R, P])
+def work(r, p):
+    for i in range(3):
+        row = r[i:i + 1]
+        at = p[i] % 10 - 1
+        y_s.put(replace_row(x_s.get(), row, at))
+        for k in range(4):
+            z_s.put(replace_row(v_s.get(), row[:, 0:4], at - 2 * k))
+
+@task(mapping=[1], args=[Y, Z])
+def store(y, z):
+    for i in range(3):
+        y[i] = y_s.get()
+        for k in range(4):
+            z[i, 2 * k:2 * k + 2] = z_s.get()
+"""
+)
+
 NORMS = (
     HEAD
     + """

@@ -239,3 +239,52 @@ def test_tokens_and_operators_of_one_word_take_cycles(body: str, count: int, cyc
     region = read(WORDS.format(body=body, count=count), timed=True)
     k = [instance.task.name for instance in region.instances].index("work")
     assert TimedProgram([instance.beats for instance in region.instances], {}).code.cycles[k] == cycles
+
+
+PASSED = """from rsn.streams import *
+X: f32[2, 16, {columns}]
+R: f32[1, {columns}]
+Y: f32[2, 16, {columns}]
+s = Stream[f32[{rows}, {columns}], 2]
+r = Stream[f32[{rows}, {columns}], 2]
+@task(mapping=[1], args=[X])
+def load(x: f32[2, 16, {columns}]) -> None:
+    for i, k in grid(2, 16 // {rows}):
+        s.put(x[i, {rows} * k : {rows} * k + {rows}])
+@task(mapping=[1], args=[R], rates=dict(elements={rate}))
+def work(x: f32[1, {columns}]) -> None:
+    row = x[:, :]
+    for i, k in grid(2, 16 // {rows}):
+        {body}
+@task(mapping=[1], args=[Y])
+def store(y: f32[2, 16, {columns}]) -> None:
+    for i, k in grid(2, 16 // {rows}):
+        y[i, {rows} * k : {rows} * k + {rows}] = r.get()
+"""
+AT_ONCE = "r.put(replace_row(s.get(), row, i))"
+KEPT = "t = s.get()\n        r.put(replace_row(t, row, i))"
+
+
+@pytest.mark.parametrize(
+    ("body", "rows", "columns", "rate", "cycles"),
+    [
+        (AT_ONCE, 16, 64, 64, 2 * (16 + 1 + 1)),  # each word comes and goes in a cycle
+        (AT_ONCE, 16, 64, 1, 2 * (16 + 1 + 1)),  # whatever the rate: nothing is computed
+        (KEPT, 16, 64, 64, 2 * (16 + 1 + 16 + 1 + 1)),
+        (AT_ONCE, 1, 64, 64, 2 * 16 + 1),  # a pipeline of tokens of one word
+    ],
+)
+def test_a_row_is_replaced_in_a_tile_that_goes_on(
+    body: str, rows: int, columns: int, rate: int, cycles: int, tmp_path: Path
+) -> None:
+    text = PASSED.format(body=body, rows=rows, columns=columns, rate=rate)
+    report = report_on(read(text))
+    assert not report.code, report
+    loading = columns // 16
+    assert busy(text, {})["work"] == cycles + loading
+    for name, of_file in project(cpp_program(task_program(report.region)), VC1902).items():
+        (tmp_path / name).write_text(of_file, encoding="utf-8")
+    made = check_folder(tmp_path)
+    assert not made.findings
+    (derived,) = (counted.cycles for name, counted in made.processes if name == "work")
+    assert derived == pytest.approx(cycles + loading, abs=8)

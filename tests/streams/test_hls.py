@@ -147,6 +147,8 @@ def pipelines() -> dict[str, str]:
         out[f"norms_{kind}"] = programs.NORMS.format(kind=kind, first="gelu", second="silu")
     for kind in ("i4", "u4", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"):
         out[f"scalars_{kind}"] = programs.SCALARS.format(kind=kind, wide="u64" if kind == "u64" else "i64")
+    for kind in ("f32", "i4", "i8", "i64"):
+        out[f"replaced_{kind}"] = programs.REPLACED.format(kind=kind)
     gemm = SYSTOLIC.with_name("gemm_3d.py").read_text(encoding="utf-8")
     out["turned"] = programs.TURNED.format(rate=96)
     return out | {"shapes": programs.SHAPES, "tokens": programs.TOKENS, "gemm_3d": gemm, "ffn": FFN}
@@ -192,8 +194,8 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NativeRegion]
     """A few programs of each sort, in one program for this computer."""
     listed = {name: observable(LISTED[name]["program"]) for name in ("W11", "W19")}
     texts = pipelines()
-    few = ("gemm_i4", "gemm_i8", "scalars_u4", "scalars_u32", "shapes", "tokens", "turned")
-    given = well_typed(listed | {name: texts[name] for name in few}, 9)
+    few = ("gemm_i4", "gemm_i8", "scalars_u4", "scalars_u32", "shapes", "tokens", "turned", "replaced_i8")
+    given = well_typed(listed | {name: texts[name] for name in few}, 10)
     given |= well_typed({f"drawn_{k}": programs.drawn_scalars(k) for k in range(40)}, 7)
     given |= well_typed({f"tiles_{k}": programs.drawn_tiles(k) for k in range(40)}, 2) | mapped_programs()
     given |= {f"channels_{k}": in_channels(k) for k in range(4)}

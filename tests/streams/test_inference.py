@@ -264,6 +264,7 @@ BY_LAYOUT = [
     ("c[0:4, :] = a[0:4, :]\n    c[4:8, :] = a[4:8, :]", True),
     ("c[:] = a[::-1, :]", True),
     ("c[:] = banded(a, -1, 1)", True),
+    ("c[:] = replace_row(a, zeros(f32, 1, 8), 3)", True),
     # what has no layout may be anything
     ("c[:] = local(a)", False),
     ("c[:] = a + other(a)", False),

@@ -73,9 +73,9 @@ def numbers(kind: str) -> Iterator[tuple[str, str]]:
 def program(kind: str) -> str:
     """A program with a task that stores each expression in a tensor of its own. z: finite numbers, for integers."""
     tensors = dict.fromkeys(("x", "y", "z"), f"{kind}[{ROWS}, {COLUMNS}]")
-    tensors |= dict.fromkeys(SHAPES, f"{kind}[{COLUMNS}]")
+    tensors |= {name: f"{kind}[{', '.join(map(str, shape))}]" for name, shape in SHAPES.items()}
     body, inner = [], []
-    ones = {name: np.ones((COLUMNS,) if name in SHAPES else (ROWS, COLUMNS), np.float32) for name in tensors}
+    ones = {name: np.ones(SHAPES.get(name, (ROWS, COLUMNS)), np.float32) for name in tensors}
     for expression, stored in calls(kind):
         shape = np.shape(eval(expression, {**KERNELS, "abs": np.abs}, ones)) if "(" in expression else (ROWS, COLUMNS)
         tensors[f"t{len(tensors)}"] = f"{stored}[{', '.join(map(str, shape))}]"

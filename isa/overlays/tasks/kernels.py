@@ -255,6 +255,16 @@ def banded(x: Any, first: Any, last: Any) -> Tile:
     return np.where((diagonal >= int(first)) & (diagonal <= int(last)), x, x.dtype.type(-np.inf))
 
 
+def replace_row(x: Any, row: Any, index: Any) -> Tile:
+    """Return x with the row at an index replaced; an index of no row of it changes nothing. x: (rows, columns). row:
+    (1, columns). index: a whole number.
+    """
+    out = np.array(x)
+    if 0 <= int(index) < len(out):
+        out[int(index)] = np.asarray(row)[0]
+    return out
+
+
 def relu(x: Any) -> Tile:
     """Return each element of x, or 0 where it is less; NaN of NaN, and -0 of -0."""
     x = np.asarray(x)
@@ -368,6 +378,7 @@ CONTRACTS = {
         LibraryKernel("silu", silu, "elementwise", ("x",), floats=True),
         LibraryKernel("tanh", tanh, "elementwise", ("x",), increasing=(0,), floats=True),
         LibraryKernel("banded", banded, "elementwise", ("x", "first", "last"), floats=True),
+        LibraryKernel("replace_row", replace_row, "row", ("x", "row", "index")),
         LibraryKernel("softmax", softmax, "rows", ("x",), floats=True),
         LibraryKernel(
             "layernorm",
