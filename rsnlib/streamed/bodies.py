@@ -511,16 +511,20 @@ def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Body (`BODIES`) of a cache with rows replaced: the new rows, then the cache tile by tile, with them in the rows
-    at their positions."""
+    at their positions. If a single new row goes to one kernel, tiles go on as they come, and none is kept."""
     s, n = plan.sizes, plan.loops
-    new, width, positions = new_row_count(x), s["width"], ends.vectors["positions"]
+    new, width, positions, at = new_row_count(x), s["width"], ends.vectors["positions"], named("p")
+    if new == 1 and not x.operands[1].row_tile and len(ends.puts) == 1:
+        index = at - named("i") * s["tm"] if n["tiles"] > 1 else at
+        tile = ends.put(call("replace_row", ends.gets[0].get(), ROWS, index))
+        of_head = [assign(ROWS, ends.gets[1].get()), *([ends.stored.put(ROWS)] if ends.stored else [])]
+        return [assign(at, positions[0]), *nest([("h", n["heads"])], [*of_head, *nest([("i", n["tiles"])], tile)])]
     kept = [
         assign(ROWS, ends.gets[1].get()),
         assign(BUFFER[span("k", s["tn"], n["new"] * s["tn"]), :], ROWS),
         *([ends.stored.put(ROWS)] if ends.stored else []),
     ]
     row: Operand = "r" if new > 1 else 0
-    at = named("p")
     place = positions[row] - named("i") * s["tm"] if n["tiles"] > 1 else positions[row]
     # By parts that move in a cycle: then a row takes as long in its tile as elsewhere, and the time depends on no data.
     part = fit(width, MOVED)
