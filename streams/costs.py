@@ -106,6 +106,10 @@ class CostExpressions(Expressions):
         if isinstance(value, Data) and self._adds_product(target, value, source):
             return replace(value, unwritten=None)
         copied = isinstance(source, syn.Identifier) and self.shard_of(source) is None
+        # What a kernel makes is a tile of its own, which takes the place of the variable unless the kernel reads that.
+        by_kernel = isinstance(source, syn.Invocation) and source.called in KERNELS
+        by_kernel = by_kernel or (isinstance(source, syn.Infix) and source.op == "@")
+        copied = copied or (by_kernel and target in source.facts.names)
         if copied and isinstance(value, Data) and value.unwritten is None:
             value = replace(value, unwritten=Unwritten())
         return self.kept(value, source, TileCost.ASSIGNED)

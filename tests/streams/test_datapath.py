@@ -288,3 +288,37 @@ def test_a_row_is_replaced_in_a_tile_that_goes_on(
     assert not made.findings
     (derived,) = (counted.cycles for name, counted in made.processes if name == "work")
     assert derived == pytest.approx(cycles + loading, abs=8)
+
+
+OVER = """from rsn.streams import *
+X: f32[16, 16]
+W: f32[16, 16]
+Y: f32[16, 16]
+@task(mapping=[1], args=[X, W, Y], rates=dict(elements=16, matmul=16))
+def work(x: f32[16, 16], z: f32[16, 16], y: f32[16, 16]) -> None:
+    t = x[:, :]
+    w = z[:, :]
+    {name} = {made}
+    y[:, :] = {name}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "copied"),
+    [
+        ("softmax(t)", 5),  # four words, and one cycle to begin
+        ("t @ w", 5),
+        ("layernorm(t, w[0], w[1])", 0),  # an expression, whose loop stores each element where it was
+        ("relu(t)", 0),
+    ],
+)
+def test_what_a_kernel_makes_of_a_variable_is_copied_to_it(made: str, copied: int, tmp_path: Path) -> None:
+    taken, derived = [], []
+    for name in ("u", "t"):
+        text = OVER.format(name=name, made=made)
+        taken.append(busy(text, {})["work"])
+        for file, of_file in project(cpp_program(task_program(report_on(read(text)).region)), VC1902).items():
+            (tmp_path / file).write_text(of_file, encoding="utf-8")
+        derived.append(check_folder(tmp_path).processes[0][1].cycles)
+    assert taken[1] - taken[0] == copied
+    assert derived[1] - derived[0] == pytest.approx(copied, abs=2)
