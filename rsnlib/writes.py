@@ -32,6 +32,9 @@ REGIONS: dict[Any, int] = {
     torch.ops.higher_order.wrap_with_autocast: 5,
 }
 """Operators that only call their subgraph in some mode, each with the number of arguments before the subgraph's."""
+PART_OF_TENSOR = torch.ops.export.access_subclass_inner_tensor.default
+"""Returns a tensor that a tensor of a subclass holds, such as the integers of a quantised weight, and declares a new
+one."""
 LAID_OUT = "rsn_laid_out"
 """Key in a graph's meta: the names of arguments whose memory the module may write to. Whether it does may depend on
 their strides, as after `contiguous` or `reshape`, which copy some tensors and not others."""
@@ -65,8 +68,9 @@ def without_writes(program: ExportedProgram) -> ExportedProgram:
     be lost. So these become their operand, or what they are composed of, if they share memory for the shapes, types and
     strides of the example. Raises `UnfollowedWriteError` for an operator that cannot be treated so.
 
-    If all writes are to whole tensors, such as caches, the operators that write are replaced one by one: torch's
-    functionalization captures the whole graph again, which takes twice as long as the first capture.
+    If all writes are to whole tensors, such as caches, or to views of results that nothing else reads afterwards, the
+    operators that write are replaced one by one: torch's functionalization captures the whole graph again, which takes
+    twice as long as the first capture.
     """
     _inline(program)
     composed: dict[Any, Callable[..., Any]] = {}
@@ -84,7 +88,7 @@ def without_writes(program: ExportedProgram) -> ExportedProgram:
                 )
             composed[node.target] = _get_decomp_for_cia(node.target)
     laid_out = _laid_out(program, views)
-    if not views and (found := _whole_writes(program)) is not None:
+    if (found := _replaceable_writes(program, views)) is not None:
         made = _out_of_place(program, found)
     else:
         program.graph_module.recompile()
@@ -99,50 +103,63 @@ def without_writes(program: ExportedProgram) -> ExportedProgram:
 
 
 class _Write(NamedTuple):
-    """What an operator writes to a whole tensor. nodes: all that are this tensor, the first one first. operator: the
-    one that returns the same as a new tensor. value: that tensor of the example."""
+    """What an operator writes to a tensor. nodes: all that are this tensor, the first one first. operator: the one that
+    returns the same as a new tensor. value: that tensor of the example."""
 
     nodes: list[Node]
     operator: OpOverload
     value: Any
 
 
-def _whole_writes(program: ExportedProgram) -> dict[Node, _Write] | None:
+def _replaceable_writes(program: ExportedProgram, views: set[Node]) -> dict[Node, _Write] | None:
     """What each operator that writes in place writes.
 
-    None if one of them does not write to a whole tensor, made by the graph or given as an argument, or if a view of
-    what it writes to is made before it and read after it. program: each operator that returns a view declares it.
+    None if what one of them writes to is read afterwards under another name: if it writes to a view of an argument, or
+    if a tensor that shares memory with it, and was made before, is read later. views: operators that return views and
+    do not declare it; None, too, for one of an argument that is written to, because results may be such views.
     """
     specs = program.graph_signature.input_specs
     arguments = {spec.arg.name for spec in specs if spec.kind == InputKind.USER_INPUT}
     nodes_of: dict[Node, list[Node]] = {}
-    """For each node that is a whole tensor, all that are the same one."""
+    """For each node that is a tensor of its own, all that are the same one."""
     times: Counter[Node] = Counter()
-    """How often a tensor has been written to, by its first node."""
+    """How often the memory of such a tensor has been written to, by its first node."""
     shown: dict[Node, set[tuple[Node, int]]] = {}
     """For each other node, the tensors whose memory it may show, and how often these had been written to before."""
+    undeclared: set[Node] = set()
+    """The tensors of which an operator returns a view and does not declare it."""
     found: dict[Node, _Write] = {}
     for node in program.graph.nodes:
         if any(times[x] != n for y in node.all_input_nodes for x, n in shown.get(y, ())):
             return None
-        operands = _operands_shown(node)
-        same = nodes_of.get(operands[0]) if operands else [node]
+        operands = node.all_input_nodes if node in views else _operands_shown(node)
         if writes_in_place(node):
-            if same is None or (same[0].op != "call_function" and same[0].name not in arguments):
-                return None
             if node.args[:1] != (operands[0],) or (written := _written(node)) is None:
+                return None
+            same = nodes_of.get(operands[0])
+            if same is None:  # a view: what it is of, and other views of that, are not to be read from here on
+                for whole, count in shown.pop(operands[0]):
+                    if whole.op != "call_function":
+                        return None
+                    times[whole] += 1
+                    shown |= {x: {(whole, count)} for x in nodes_of[whole]}
+                same = nodes_of[operands[0]] = [operands[0]]
+            elif same[0].op != "call_function" and same[0].name not in arguments:
                 return None
             found[node] = _Write(same, *written)
             times[same[0]] += 1
         elif operands:
             shown[node] = {(x[0], times[x[0]]) for y in operands if (x := nodes_of.get(y))}
             shown[node] |= {x for y in operands for x in shown.get(y, ())}
+            undeclared |= {x for x, _ in shown[node] if node in views}
             continue
-        assert same is not None
+        else:
+            same = [node]
         nodes_of[node] = same
         if operands:
             same.append(node)
-    return found
+    written_arguments = {x.nodes[0] for x in found.values() if x.nodes[0].op != "call_function"}
+    return found if written_arguments.isdisjoint(undeclared) else None
 
 
 def _is_operand(node: Node) -> bool:
@@ -256,8 +273,8 @@ def _result(operator: OpOverload, node: Node) -> Any:
 
 
 def _operands_shown(node: Node) -> list[Node]:
-    """The operands whose memory a result may show, if the operator declares it."""
-    if not isinstance(node.target, OpOverload):
+    """The operands whose memory a result may show, if the operator declares it, or is known for it."""
+    if not isinstance(node.target, OpOverload) or node.target is PART_OF_TENSOR:
         return list(node.all_input_nodes)
     declared = node.target._schema.arguments
     given = dict(zip((x.name for x in declared), node.args, strict=False)) | node.kwargs
