@@ -28,8 +28,8 @@ import rsn
 from rsn.tests.warm_python import WarmPython, keep_freed_memory
 
 # The graphs of PyTorch are many objects that live long: looking for cycles among them each 700 new objects, as is set
-# unless one says otherwise, takes a fifth of the time of the tests.
-gc.set_threshold(300_000)
+# unless one says otherwise, takes a fifth of the time of the tests. Most of what it takes now is to free them.
+gc.set_threshold(1_000_000)
 
 keep_freed_memory()
 
@@ -124,8 +124,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays to the end: the garbage collector need not look at it again and again."""
-    gc.collect()
+    """What is loaded by now stays to the end: the garbage collector need not look at it, now or again and again."""
     gc.freeze()
 
 

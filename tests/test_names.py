@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rsn.tests.statements import statements
+
 ROOT = Path(__file__).resolve().parent.parent
 OPERATION = "an operation of several machines: programs and references name it"
 DOCUMENTED = "documented by several packages, each of which has a namespace of its own"
@@ -41,7 +43,7 @@ def classes() -> dict[str, list[str]]:
     for name in listed.stdout.splitlines():
         if name.startswith(("tests/", ".typing/")):
             continue
-        for node in ast.walk(ast.parse((ROOT / name).read_text("utf-8"))):
+        for node in statements(ast.parse((ROOT / name).read_text("utf-8"))):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(f"{name}:{node.lineno}")
     assert len(found) > 900

@@ -6,7 +6,6 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import rsn
 from rsn.cli.doctor import TESTED
 from rsn.hw.versal.sources import GENERATED
+from rsn.tests.statements import statements
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -84,14 +84,6 @@ def test_every_extra_that_is_named_exists() -> None:
 
 def test_core_does_not_need_torch() -> None:
     assert not [line for line in PROJECT["project"]["dependencies"] if line.startswith(("torch", "transformers"))]
-
-
-def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All statements of a file: what may be an import."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
-            yield node
-            yield from statements(node)
 
 
 def test_every_import_is_a_declared_dependency() -> None:

@@ -20,6 +20,7 @@ from rsn.isa.program import Program  # noqa: E402
 from rsn.rsnlib.graph_split import LimitError  # noqa: E402
 from rsn.rsnlib.pipeline import Pipeline  # noqa: E402
 from rsn.scheduler.schedule import PAPER  # noqa: E402
+from rsn.tests.statements import statements  # noqa: E402
 
 MODEL = """
 import torch
@@ -95,7 +96,7 @@ def test_the_steps_are_joined_in_the_pipeline_alone(root: Path) -> None:
     for folder in ("cli", "host", "."):
         for file in root.joinpath(folder).glob("*.py" if folder == "." else "**/*.py"):
             package = ["rsn", *file.relative_to(root).parent.parts]
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for node in statements(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom):
                     base = package[: len(package) + 1 - node.level] if node.level else []
                     module = ".".join([*base, *(node.module or "").split(".")])

@@ -5,7 +5,7 @@ python -m rsn.rsnlib.onnx_operators.page                # writes the page anew
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from onnx import defs
@@ -85,15 +85,18 @@ def _row(row: OnnxOperator) -> str:
         f"{name}" if default is None else f"{name} (needed)" if default is REQUIRED else f"{name}={default}"
         for name, default in row.attributes.items()
     )
-    since = f"{_first(row.name)}" if not row.domain else ""
+    since = f"{max(_first_versions()[row.name], OLDEST)}" if not row.domain else ""
     return f"| {row.name} | {since} | {inputs} | {attributes} | {row.summary} |"
 
 
-def _first(name: str) -> int:
-    versions: Iterator[int] = (
-        x.since_version for x in defs.get_all_schemas_with_history() if x.name == name and not x.domain
-    )
-    return max(min(versions), OLDEST)
+@cache
+def _first_versions() -> dict[str, int]:
+    """By operator, the opset that it is in since."""
+    versions: dict[str, int] = {}
+    for schema in defs.get_all_schemas_with_history():
+        if not schema.domain:
+            versions[schema.name] = min(schema.since_version, versions.get(schema.name, schema.since_version))
+    return versions
 
 
 def page() -> str:

@@ -15,6 +15,7 @@ from rsn.streams.syntax.nodes import Assignment, Block, Foreign, SyntaxNode, Too
 from rsn.streams.syntax.parser import UnreadableError, parsed, parsed_expression
 from rsn.streams.syntax.printer import printed, shown
 from rsn.tests.effort import cases, spread
+from rsn.tests.statements import statements
 from rsn.tests.streams.grammar import program as drawn_program
 from rsn.tests.streams.sizes import FOLDER
 from rsn.tests.streams.trees import places
@@ -158,7 +159,7 @@ def test_python_is_parsed_in_one_module() -> None:
     users = set()
     for folder in ("streams", "isa", "cli"):
         for file in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for node in statements(ast.parse(file.read_text(encoding="utf-8"))):
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
                 if "ast" in names or (isinstance(node, ast.ImportFrom) and node.module == "ast"):
                     users.add(str(file.relative_to(ROOT)))
