@@ -94,9 +94,17 @@ LONGEST = (
     "test_families_positions.py",
     "test_writes.py",
     "cli/test_raw_boards.py",
+    "test_integer_programs.py",
+    "test_shards.py",
+    "test_stages.py",
+    "test_load.py",
+    "test_sentences.py",
+    "test_pieces.py",
+    "test_integers.py",
+    "tuning/test_tuning.py",
 )
-"""The files whose tests take most time, from the longest on. They are first, so that no process is left alone with one
-of them at the end."""
+"""The files whose tests take most time, from the longest on, and those of more than ten seconds that would be among the
+last. They are first, so that no process is left alone with one of them at the end."""
 CUT = ("test_docs.py", "test_families_text.py")
 """Files that take minutes, of which each test is given to a process on its own: these share little."""
 
