@@ -118,8 +118,7 @@ def serve(folder: Path) -> None:
         with suppress(ImportError):  # of an extra that is not installed
             importlib.import_module(name)
     importlib.import_module("numba").njit(lambda: 0)()  # loads its compiler, which takes half a second
-    torch = importlib.import_module("torch")
-    torch.export.export(torch.nn.Identity(), (torch.ones(1),), strict=False)  # makes tables
+    _rehearse()
     assert threading.active_count() == 1, "a fork has only one of the threads"
     gc.collect()
     gc.freeze()  # what a command frees is not mixed with what all share
@@ -167,6 +166,21 @@ def serve(folder: Path) -> None:
                     kept.close()
                 _answer(client)
             clients[child] = client
+
+
+def _rehearse() -> None:
+    """Do once what most commands do: torch's tables for captures, the tables of a parser and the compiled engine are
+    then there in each fork, which would spend up to half a second on them."""
+    torch, rsn = importlib.import_module("torch"), importlib.import_module("rsn")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a fork has none of the threads that OpenMP would start
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        layer, x = torch.nn.TransformerEncoderLayer(64, 1, 64, batch_first=True).eval(), torch.zeros(1, 8, 64)
+        with torch.no_grad(), rsn.compile(layer, (x,)) as compiled:
+            compiled(x)
+    torch.set_num_threads(threads)
+    importlib.import_module("rsn.assembler.parser").parse_file(Path(rsn.__file__).parent / "programs" / "fig10.rsn")
 
 
 def _tell_ends(clients: dict[int, socket.socket]) -> None:
