@@ -25,7 +25,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 import rsn
-from rsn.tests.warm_python import WarmPython, keep_freed_memory
+from rsn.base.freed_memory import keep_freed_memory
+from rsn.tests.warm_python import WarmPython
 
 # The graphs of PyTorch are many objects that live long: looking for cycles among them each 700 new objects, as is set
 # unless one says otherwise, takes a fifth of the time of the tests. Most of what it takes now is to free them.

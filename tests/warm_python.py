@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import array
 import atexit
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -35,6 +34,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
+
+from rsn.base.freed_memory import keep_freed_memory
 
 IMPORTED = (
     *("torch", "torch.export._trace", "torch.export.unflatten", "torch._export.non_strict_utils", "torch._dynamo"),
@@ -63,16 +64,6 @@ if code < 0:
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep up to 512 MB that this process frees, and take blocks of up to 64 MB from there. Else each array
-    of a run is new memory, which the kernel clears page by page."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        trim_threshold, mmap_threshold = -1, -3
-        mallopt(trim_threshold, 512 << 20)
-        mallopt(mmap_threshold, 64 << 20)
 
 
 class WarmPython:
