@@ -126,6 +126,13 @@ def _check_argument(name: str, x: Any) -> None:
         raise TensorError(f"{label} is empty, shape {tuple(x.shape)}: a program needs at least one row")
 
 
+def _with_own_elements(x: torch.Tensor) -> torch.Tensor:
+    """A tensor detached from others, of which no element is several along an axis, as after `expand`: later calls may
+    give each of them a value, and have to have the same strides."""
+    is_expanded = any(n > 1 and stride == 0 for n, stride in zip(x.shape, x.stride(), strict=True))
+    return x.detach().contiguous() if is_expanded else x.detach()
+
+
 def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """Export a module checked by `module_of`, with its operators undecomposed and none in place.
 
@@ -135,7 +142,7 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """
     name = type(model).__name__
     # torch.export would merge two arguments that are the same tensor.
-    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _with_own_elements, (args, kwargs))
     original = model
     try:
         model = _twin(original)

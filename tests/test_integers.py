@@ -269,6 +269,28 @@ def test_command(tmp_path: Path) -> None:
         assert message in refused.stderr
 
 
+class Masked(torch.nn.Module):  # type: ignore[misc]
+    """Writes in place, so that its graph is valid for the strides of the example alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        y[:, 0] = 0
+        return y * mask.contiguous()
+
+
+def test_calls_need_not_repeat_what_an_expanded_example_does() -> None:
+    torch.manual_seed(0)
+    model, x, row = Masked().eval(), torch.randn(2, 8, 64), torch.randn(1, 1, 64)
+    integers = rsn.in_integers(model, (x, row.expand(2, 8, 64)))
+    for mask in (row.expand(2, 8, 64), torch.randn(2, 8, 64)):
+        wanted = model(x, mask)
+        assert float((integers(x, mask) - wanted).abs().max()) < 0.02 * float(wanted.abs().max())
+
+
 class KeysAreValues(torch.nn.Module):  # type: ignore[misc]
     """Attention whose rotated keys are its values."""
 
