@@ -326,42 +326,6 @@ def _by_digits(ports: str, start: str, digit: Callable[[int], str], state: Calla
     return clocked(ports, "\n".join(ends), "\n".join(lines))
 
 
-def integer_shift(bits: int) -> str:
-    """Return the Verilog of an integer of `bits` bits, shifted to the right by a number."""
-    word = f"[{bits - 1}:0]"
-    ports = f"input signed {word} in, input [{(bits - 1).bit_length() - 1}:0] by, output reg signed {word} out"
-    return clocked(ports, "out <= in >>> by;")
-
-
-def integer_power(bits: int) -> str:
-    """Return the Verilog of 2 to the power of a number, in `bits` bits."""
-    ports = f"input [{(bits - 1).bit_length() - 1}:0] by, output reg [{bits - 1}:0] out"
-    return clocked(ports, f"out <= {bits}'d1 << by;")
-
-
-def integer_sum(bits: int) -> str:
-    """Return the Verilog of the sum of two integers of `bits` bits."""
-    ports = f"input [{bits - 1}:0] a, b, output reg [{bits - 1}:0] out"
-    return clocked(ports, "out <= a + b;")
-
-
-def integer_order(bits: int) -> str:
-    """Return the Verilog that tells whether an integer of `bits` bits is smaller than another one."""
-    return clocked(f"input signed [{bits - 1}:0] a, b, output reg out", "out <= a < b;")
-
-
-def integer_and(bits: int) -> str:
-    """Return the Verilog of two words of `bits` bits, bit by bit."""
-    ports = f"input [{bits - 1}:0] a, b, output reg [{bits - 1}:0] out"
-    return clocked(ports, "out <= a & b;")
-
-
-def integer_choice(bits: int) -> str:
-    """Return the Verilog of a choice of one of two words of `bits` bits."""
-    ports = f"input which, input [{bits - 1}:0] a, b, output reg [{bits - 1}:0] out"
-    return clocked(ports, "out <= which ? a : b;")
-
-
 def integer_divider(bits: int) -> str:
     """Return the Verilog of a quotient of integers without a sign, of `bits` bits, a digit in each cycle, one quotient
     at a time."""
@@ -432,12 +396,6 @@ PIECES = (
     *(
         PieceKind(name, "bits", verilog, INTEGERS)
         for name, verilog in (
-            ("integer shift", integer_shift),
-            ("integer power", integer_power),
-            ("integer sum", integer_sum),
-            ("integer order", integer_order),
-            ("integer and", integer_and),
-            ("integer choice", integer_choice),
             ("integer divider", integer_divider),
             ("integer dividers", integer_dividers),
         )
@@ -460,7 +418,7 @@ def version() -> str:
     return said.partition("(")[0].strip()
 
 
-def synthesised(verilog: Sequence[str]) -> list[tuple[int, int]]:
+def synthesised(verilog: Sequence[str], command: str = SYNTHESIS) -> list[tuple[int, int]]:
     """Return LUTs and flip-flops of each of some modules `top`, in their order. verilog: the text of each.
 
     Raises `FileNotFoundError` if there is no Yosys, `CalledProcessError` if it fails, `ValueError` as `counted`.
@@ -469,7 +427,7 @@ def synthesised(verilog: Sequence[str]) -> list[tuple[int, int]]:
         folder, script = Path(name), []
         for n, text in enumerate(verilog):
             (folder / f"{n}.v").write_text(text, encoding="utf-8")
-            script += ["design -reset", f"read_verilog {n}.v", SYNTHESIS, f"write_json {n}.json"]
+            script += ["design -reset", f"read_verilog {n}.v", command, f"write_json {n}.json"]
         (folder / "all.ys").write_text("\n".join(script), encoding="utf-8")
         subprocess.run([program(), "-q", "-s", "all.ys"], cwd=folder, check=True, stdout=sys.stderr)
         made = (json.loads((folder / f"{n}.json").read_text("utf-8")) for n in range(len(verilog)))

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from rsn.cli.main import main
 from rsn.hw.sim.machine import Machine
 from rsn.hw.versal.hlscheck.design import COMPILER
-from rsn.hw.versal.operators import process_operators
+from rsn.hw.versal.operators import digest, process_logic
 from rsn.isa.overlays.xnn8 import XNN8
 from rsn.isa.overlays.xnn8 import resources as xnn8
 from rsn.isa.overlays.xnn8.emission import Destination, StoredWeights
@@ -21,7 +21,7 @@ from rsn.isa.overlays.xnn8.engine import AIE_MHZ
 from rsn.isa.overlays.xnn8.formats import ENGINES, LANES, PAIRS, ChunkSource
 from rsn.isa.overlays.xnn8.network import STREAMS
 from rsn.isa.overlays.xnn8.tile_streams import NARROW_BEAT, TILE_STREAMS, narrow_lanes
-from rsn.isa.versal.logic import block_rams, half_block_rams
+from rsn.isa.versal.logic import GLUE, LOOP_STATE, block_rams, half_block_rams
 from rsn.isa.versal.placement import INPUT_CHANNELS, single_plios, wide_plios
 from rsn.machine.resources import ResourceUse, budget
 from rsn.tests.isa.xnn8_programs import HandMade
@@ -122,17 +122,15 @@ def test_products_are_made_of_what_a_dsp_multiplies(product: tuple[int, int, int
     assert xnn8.multipliers(*product) == blocks
 
 
-def test_small_products_are_made_of_luts() -> None:
-    assert xnn8.arithmetic({"multiply 16x8 to 24": 2})[0] == 0
-    assert xnn8.arithmetic({"multiply 16x9 to 25": 2})[0] == 2
+def test_what_a_process_takes_is_its_logic_and_what_is_beside_it() -> None:
+    """Steps have a LUT each; products and quotients are not in the logic."""
+    dsp, cells = xnn8.arithmetic({"logic": 1, "LUT": 70, "FF": 30, "loop": 2, "step": 9})
+    assert (dsp, cells.lut, cells.ff) == (0, 79, 30 + 9 + 2 * LOOP_STATE)
+    more, with_products = xnn8.arithmetic({"LUT": 70, "FF": 30, "multiply 27x24 to 51": 2, "dividers 16": 1})
+    assert more == 2
+    assert with_products.lut > 70 + 2 * GLUE
     with pytest.raises(KeyError, match="integer root"):
         xnn8.arithmetic({"root 8": 1})
-
-
-def test_a_test_of_bits_takes_a_lut_for_five_of_them() -> None:
-    """The last bit of a size is a sign, and comparisons of two numbers take more."""
-    assert [xnn8.arithmetic({f"test {bits}": 2})[1].lut for bits in (2, 6, 7, 32)] == [2, 2, 4, 14]
-    assert xnn8.arithmetic({"order 32": 2})[1].lut > 14
 
 
 @pytest.mark.parametrize(("bits", "words"), [(16, 256), (112, 256), (256, 2048), (288, 2064), (18, 1024), (72, 512)])
@@ -140,10 +138,8 @@ def test_halves_are_at_least_as_many_as_wholes(bits: int, words: int) -> None:
     assert block_rams(bits, words) <= half_block_rams(bits, words) <= 2 * block_rams(bits, words) + 1
 
 
-def test_all_processes_have_operators_or_none_on_purpose() -> None:
-    """Those that run are in the table; `bank` only passes on what it gets."""
-    counted = {name.removesuffix(", outside of pipelines") for name in xnn8.operators()}
-    assert set(xnn8.process_counts(XNN8)) <= counted
+def test_all_processes_have_logic() -> None:
+    assert set(xnn8.process_counts(XNN8)) == set(xnn8.operators())
 
 
 def test_another_depth_changes_what_is_counted() -> None:
@@ -172,5 +168,10 @@ def test_it_is_said_that_it_does_not_fit() -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not installed")
-def test_operators_are_those_of_the_sources() -> None:
-    assert {name: dict(found) for name, found in process_operators("xnn8").items()} == xnn8.operators()
+def test_the_logic_is_that_of_the_sources() -> None:
+    """Who changes a source of xnn8 has its logic synthesised again: python -m rsn.hw.versal.operators."""
+    made = {name: {"logic": digest(texts), **found} for name, (texts, found) in process_logic().items()}
+    counted = {name: dict(found) for name, found in xnn8.operators().items()}
+    assert made == {
+        name: {key: n for key, n in found.items() if key not in ("LUT", "FF")} for name, found in counted.items()
+    }

@@ -44,9 +44,8 @@ memory_cycles:
         }
         if (any && read.last) --readers;
         if (any && !read.last) {
-            Word cell = {};
+            Word cell = cells[read.at % Depth];
             if (Readers == 1 && read.at >= Depth) cell.of = behind[read.at % groups];
-            else cell = cells[read.at];
             if (first) words[0] << cell;
             else words[Readers - 1] << cell;
         }

@@ -50,6 +50,16 @@ struct Shifted {
     }
 };
 
+// x / 2^By to the nearest integer, half to even. raised: x + half of 2^By, as the DSP that makes x can give it. Its
+// lower bits are 0 where x was half way: there the last bit that is left is cleared.
+template <unsigned By>
+int64_t rounded_down(int64_t raised) {
+#pragma HLS INLINE
+    return raised >> By & ~int64_t{(raised & ((int64_t{1} << By) - 1)) == 0};
+}
+template <unsigned By>
+constexpr int64_t half_step = int64_t{1} << (By - 1);
+
 constexpr int power_within(int most) { return most < 2 ? 1 : 2 * power_within(most / 2); }
 
 // How far a number of Bits bits goes to the right for a shift: from Bits + 1 on nothing is left of it.
@@ -72,24 +82,26 @@ int64_t rounded(int64_t x, unsigned by) {
     return within<Made>(made.made) + made.up();
 }
 
-// A shift to the right, or by at most Left to the left, of a number of Bits bits.
-struct BothWays {
-    unsigned right, left;
-};
+// How far a number of Bits bits goes to the left, from where nothing is left of it, for a shift to the right or by at
+// most Left to the left.
 template <int Bits, int Left>
-BothWays both_ways(int shift) {
+unsigned both_ways(int shift) {
 #pragma HLS INLINE
-    return {to_right<Bits>(shift), to_right<Left - 1>(-shift)};
+    return static_cast<unsigned>(smaller(larger(Bits + 1 - shift, 0), Bits + 1 + Left));
 }
+// x * 2^by / 2^(Bits + 1) to the nearest integer, half to even. The shortest step comes first: so numbers grow late,
+// and all that is rounded away is there at the end.
 template <int Bits, int Left>
-int64_t aligned(int64_t x, const BothWays &by) {
+int64_t aligned(int64_t x, unsigned by) {
 #pragma HLS INLINE
-    int64_t made = rounded<Bits>(x, by.right);
-    for (unsigned step = 1; step <= Left; step *= 2) {
+    Shifted made{within<Bits>(x)};
+    for (unsigned step = 1; step <= Bits + 1 + Left; step *= 2) {
 #pragma HLS UNROLL
-        if (by.left & step) made <<= step;
+        if (by & step) made.made <<= step;
     }
-    return within<Bits + Left>(made);
+    made.made = within<2 * Bits + 1 + Left>(made.made);
+    made.by(Bits + 1);
+    return within<Bits + Left>(made.made) + made.up();
 }
 
 // x, which has Bits bits, limited to the magnitudes of some bits with a sign.
@@ -248,16 +260,15 @@ inline Statistics statistics(int64_t sums, int64_t squares, int top, const NormC
 inline int64_t centred(int16_t x, unsigned lower, int32_t mean, int16_t gain) {
 #pragma HLS INLINE
     const int64_t of_row = within<24>(rounded<15 + guard>(int64_t{x} << guard, lower) - within<24>(mean));
-    Shifted product{within<39>(of_row * gain)};
-    product.by(13);
-    return within<26>(product.rounded());
+    return within<26>(rounded_down<13>(within<39>(of_row * gain + half_step<13>)));
 }
 
 // A factor of a product of 42 bits. It has the last three bits of the product's shift, so that one multiplication does
-// both.
+// both. half: of what the product is divided by then; added by the DSP, it rounds.
 struct ScaledBy {
     int32_t mantissa;
     unsigned eights;
+    int64_t half;
 };
 // lower: by how much the product goes to the right, Least or more.
 template <int Least>
@@ -271,27 +282,36 @@ ScaledBy scaled_by(uint16_t mantissa, int lower) {
 #pragma HLS UNROLL
         if (!(most & step)) made <<= step;
     }
-    return {static_cast<int32_t>(within<23>(made)), most / 8};
+    const unsigned eights = most / 8;
+    int64_t half = 0;
+    for (unsigned i = 0; 8 * i <= end; ++i) {
+#pragma HLS UNROLL
+        half |= int64_t{eights == i} << (Least + 6 + 8 * i);
+    }
+    return {static_cast<int32_t>(within<23>(made)), eights, half};
 }
-// x: 26 bits and a sign. What is made has Bits bits before it is rounded.
+// x: 26 bits and a sign. What is made has Bits bits.
 template <int Least, int Bits>
 int64_t scaled(int64_t x, const ScaledBy &by) {
 #pragma HLS INLINE
     constexpr unsigned longest = power_within((42 - Least) / 8);
-    Shifted product{within<49>(within<26>(x) * within<23>(by.mantissa))};
-    product.by(Least + 7);
+    const int64_t raised = within<50>(within<26>(x) * within<23>(by.mantissa) + by.half);
+    int64_t made = raised >> (Least + 7);
+    bool rest = raised & ((int64_t{1} << (Least + 7)) - 1);
     for (unsigned step = longest; step; step /= 2) {
 #pragma HLS UNROLL
-        product.by(8 * step, by.eights & step);
+        if (!(by.eights & step)) continue;
+        rest = rest || (made & ((int64_t{1} << 8 * step) - 1));
+        made >>= 8 * step;
     }
-    return within<Bits>(product.made) + product.up();
+    return within<Bits>(made & ~int64_t{!rest});
 }
 
 // How a function of the numbers of a row is found in a table: max(x, 0) - entry, by |x| in units of 2^-steps.
 struct Lookup {
     bool left;
     unsigned by;
-    BothWays of_entry;
+    unsigned of_entry;
 };
 // exponent: of the numbers. fraction: entries are in units of 2^-fraction.
 inline Lookup lookup(int exponent, int steps, int fraction) {

@@ -26,7 +26,6 @@ constexpr int least = product_bits - sum_bits;  // shift of a product
 constexpr unsigned in_eight = group_beats / 2;  // cells of X of eight rows
 constexpr unsigned cells_ahead = 4;   // of residuals, asked for before one is taken
 constexpr RowExponents no_more_rows = {true, false, false, {}, {}};
-constexpr BothWays nothing_left = {16, 0};  // of 15 bits
 constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, behind the point
 constexpr int turn_bits = 3;          // by which a rotation moves the point
 constexpr int gate_bits = 33;         // by which a gate does
@@ -40,12 +39,16 @@ struct BlockConstants {
     Shorts first[4 * pairs], second[4 * pairs];
     int16_t first_exponent[pairs], second_exponent[pairs], shift[pairs];
 
-    // The i-th word of a block.
-    void put(unsigned block, unsigned i, const Shorts &word) {
+    // Takes the i-th word of a block.
+    void put(unsigned block, unsigned i, hls::stream<Shorts> &from) {
 #pragma HLS INLINE
-        if (i < 4) first[4 * block + i] = word;
-        else if (i < 8) second[4 * block + i - 4] = word;
-        if (i == 8) {
+        if (i < 4) {
+            first[4 * block + i] = from.read();
+        } else if (i < 8) {
+            second[4 * block + i - 4] = from.read();
+        } else {
+            const Shorts word = from.read();
+            if (i > 8) return;
             first_exponent[block] = word[0];
             second_exponent[block] = word[1];
             shift[block] = word[2];
@@ -56,7 +59,7 @@ struct BlockConstants {
     take_constants:
         for (unsigned i = 0; i < piece_words; ++i) {
 #pragma HLS PIPELINE II=ii::constants style=flp
-            put(block, i, from.read());
+            put(block, i, from);
         }
     }
 };
@@ -95,16 +98,20 @@ void multiply(bool rotates, const FourAngles &by, unsigned row, const Values &ga
         const unsigned pair = e / 4 * 2, second = e % 4 == 1 || e % 4 == 2;
         const int64_t one = rotates ? from[4 * row + pair + second] : gates[e];
         const int64_t other = rotates ? rounded<15>(by.of[pair + e % 2], lower) : shortened<8, 31, 23>(from[e]);
-        products[e] = shortened<5, 31, 26>(one) * within<23>(other);
+        // what is rounded later gets its half from the DSP: of a rotation the sum of two products
+        const int64_t half = !rotates ? half_step<20> : e % 2 ? 0 : half_step<12>;
+        products[e] = within<50>(shortened<5, 31, 26>(one) * within<23>(other) + half);
     }
     for (unsigned c = 0; c < 4; ++c) {
 #pragma HLS UNROLL
         const int64_t one = products[2 * c], other = products[2 * c + 1];
-        if (rotates) to[4 * row + c] = static_cast<int32_t>(shortened<12, 42, 30>(c % 2 ? one + other : one - other));
+        if (!rotates) continue;
+        const int64_t sum = within<43>(c % 2 ? one + other : one - other);
+        to[4 * row + c] = static_cast<int32_t>(within<30>(rounded_down<12>(sum)));
     }
     for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-        if (!rotates) to[e] = static_cast<int32_t>(shortened<20, 49, 29>(products[e]));
+        if (!rotates) to[e] = static_cast<int32_t>(within<29>(rounded_down<20>(products[e])));
     }
 }
 
@@ -373,7 +380,7 @@ post_uops:
                 Packed residue = {};
                 if (op.residual) residue = residuals.read();  // hls-allow state-order: they wait for no place
                 ScaledBy factor_of[2];
-                BothWays bias_by[2], residue_by[2];
+                unsigned bias_by[2], residue_by[2];
                 Lookup entries_by[2];
                 int top[2];
                 const auto of_scale = static_cast<int>(within<exponent_bits>(
@@ -392,7 +399,7 @@ post_uops:
                     const int moved = multiplied ? exponent_of[i] + gate_bits : rotates ? turn_bits : 0;
                     exponent_of[i] = static_cast<Exponent>(top[i] + moved);
                     factor_of[i] = scaled_by<least>(by.mantissa, top[i] - exponent);
-                    bias_by[i] = op.attention ? nothing_left : both_ways<15, 14>(top[i] - of_bias);
+                    bias_by[i] = op.attention ? 0 : both_ways<15, 14>(top[i] - of_bias);
                     residue_by[i] = both_ways<15, 14>(top[i] - residue.exponent[i]);
                     entries_by[i] = lookup(top[i], table.steps, table.fraction);
                 }
@@ -401,9 +408,8 @@ post_uops:
                     const unsigned i = e / 4, of_four = four_columns(n);
                     const unsigned word = 4 * of_column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
                     const auto drained = static_cast<int16_t>(int64_t{in.of[e]});
-                    Shifted product{within<30>(int64_t{drained} * columns.first[word][in_word])};
-                    product.by(4);
-                    const int64_t scaling = op.attention ? int64_t{in.of[e]} : product.rounded();
+                    const int64_t product = int64_t{drained} * columns.first[word][in_word] + half_step<4>;
+                    const int64_t scaling = op.attention ? int64_t{in.of[e]} : rounded_down<4>(within<31>(product));
                     int64_t v = scaled<least, sum_bits>(scaling, factor_of[i]);
                     v += aligned<15, 14>(columns.second[word][in_word], bias_by[i]);
                     v += aligned<15, 14>(residue.of[e], residue_by[i]);
@@ -456,9 +462,8 @@ void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constant
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
               hls::stream<RowExponents> &exponents, hls::stream<Values> &values) {
     BlockConstants affine;
-    Statistics norms[4][2 * groups] = {};  // of the latest walk, then of what is being stored
+    Statistics norms[2 * lane_rows] = {};  // of the latest walk, then of what is being stored
 #pragma HLS AGGREGATE variable=norms compact=bit
-#pragma HLS ARRAY_PARTITION variable=norms complete dim=1
 residual_uops:
     for (;;) {
         const Uop<Rows::words> uop = uops.read();
@@ -472,7 +477,7 @@ residual_uops:
     residual_statistics:
         for (unsigned r = 0; op.norm && (stores || op.op == walk) && r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
-            norms[r % 4][groups * stores + r / 4] = statistics.read();
+            norms[lane_rows * stores + r] = statistics.read();
         }
         if (!stores && op.op != take) continue;
         // A packet of Post has 16 rows; what is stored, all rows of a block.
@@ -481,85 +486,85 @@ residual_uops:
         const uint8_t vectors = !normalises ? 0 : stores ? 1 : op.blocks;
     residual_constants:
         for (unsigned c = 0; c < vectors; ++c) affine.take(c, constants);
-        uint8_t left = items, unasked = items, ahead = 0;
+        uint8_t left = items, unasked = items, ahead = 0, four = 0;  // four: the row of a cell
         uint16_t asked = 0, taken = 0;  // cells of an item
         bool known = false;  // the item that is asked for
         Place next = {}, at = {};
+        XCell cell = {};
+#pragma HLS ARRAY_PARTITION variable=cell.exponent complete
+        Values out = {};
+        RowExponents made = {};
         uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
         const unsigned slot = stores ? op.slot : op.residual_slot;
         const auto step = [&] {
-            if (!known && unasked) {
-                if (!stores && !ahead) RSN_WAIT_FOR_ANY(asks);
-                known = stores || !asks.empty();
-                if (stores) next = {static_cast<uint8_t>(items - unasked), 0};
-                else if (known) next = asks.read();
+            if (four == 0) {
+                if (!known && unasked) {
+                    if (!stores && !ahead) RSN_WAIT_FOR_ANY(asks);
+                    known = stores || !asks.empty();
+                    if (stores) next = {static_cast<uint8_t>(items - unasked), 0};
+                    else if (known) next = asks.read();
+                }
+                const bool asking = known, taking = asking ? ahead == cells_ahead : ahead != 0;
+                if (asking) {
+                    const unsigned first = group_of(slot, next.column, op.rows) + 2 * next.group;
+                    const unsigned address = x_word(first + asked / in_eight * 2, asked % in_eight);
+                    reads << CellRead{false, static_cast<uint16_t>(address)};
+                    const bool whole = asked + 1u == cells_of;
+                    asked = whole ? 0 : static_cast<uint16_t>(asked + 1);
+                    known = !whole;
+                    unasked -= whole;
+                }
+                ahead = static_cast<uint8_t>(ahead + asking - taking);
+                if (!taking) return;
+                cell = cells.read();
+                if (taken == 0) at = next;  // it is still asked for
             }
-            const bool asking = known, taking = asking ? ahead == cells_ahead : ahead != 0;
-            if (asking) {
-                const unsigned first = group_of(slot, next.column, op.rows) + 2 * next.group;
-                const unsigned address = x_word(first + asked / in_eight * 2, asked % in_eight);
-                reads << CellRead{false, static_cast<uint16_t>(address)};
-                const bool whole = asked + 1u == cells_of;
-                asked = whole ? 0 : static_cast<uint16_t>(asked + 1);
-                known = !whole;
-                unasked -= whole;
-            }
-            ahead = static_cast<uint8_t>(ahead + asking - taking);
-            if (!taking) return;
-            const XCell cell = cells.read();
-            if (taken == 0) at = next;  // it is still asked for
             // A norm of what is stored has the vectors of one block in use, and gets those of the next one.
             const unsigned c = stores ? at.column % 2 : at.column;
-            if (stores && normalises && taken < piece_words && at.column + 1u < items)
-                affine.put(!c, taken, constants.read());  // hls-allow state-order: they come by themselves
-            const unsigned i = taken % in_eight, half = i / 2 % 2, of_four = four_columns(2 * i);
+            if (stores && normalises && four == 0 && taken < piece_words && at.column + 1u < items)
+                affine.put((at.column + 1) % 2, taken, constants);  // hls-allow state-order: they come by themselves
+            const unsigned i = taken % in_eight, half = i / 2 % 2, of_four = four_columns(2 * i), r = four % 2;
             const unsigned group = 2 * (at.group + taken / in_eight) + half;
-        residual_beats:
-            for (unsigned b = 0; b < 2; ++b) {
+            const Statistics norm = norms[lane_rows * stores + 4 * group + four];
+            const int exponent = norm.top - guard + 13 + affine.first_exponent[c] + norm.inverse.exponent;
+            const int of_shift = affine.second_exponent[c];
+            const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
+            const ScaledBy by = scaled_by<least>(norm.inverse.mantissa, top - exponent);
+            const unsigned lower = to_right<15 + guard>(norm.top - cell.exponent[four]);
+            const unsigned shift_by = both_ways<15, 14>(top - of_shift);
+            const unsigned word = 4 * c + of_four / 4;
+            const Shorts gains = affine.first[word], shifts = affine.second[word];
+            uint32_t bits = 0;
+            for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-                Values out;
-                RowExponents made = {false, false, stores, {}, {}};
-            residual_rows:
-                for (unsigned r = 0; r < 2; ++r) {
-#pragma HLS UNROLL
-                    const unsigned four = 2 * b + r;
-                    const Statistics &norm = norms[four][groups * stores + group];
-                    const int exponent = norm.top - guard + 13 + affine.first_exponent[c]
-                        + norm.inverse.exponent, of_shift = affine.second_exponent[c];
-                    const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
-                    const ScaledBy by = scaled_by<least>(norm.inverse.mantissa, top - exponent);
-                    const unsigned lower = to_right<15 + guard>(norm.top - cell.exponent[four]);
-                    const BothWays shift_by = both_ways<15, 14>(top - of_shift);
-                    uint32_t bits = 0;
-                    for (unsigned e = 0; e < 4; ++e) {
-#pragma HLS UNROLL
-                        const unsigned word = 4 * c + of_four / 4, in_word = of_four % 4 * 4 + e;
-                        const int16_t x = cell.of[4 * four + e];
-                        int64_t v = x;
-                        if (normalises) {
-                            const int16_t gain = affine.first[word][in_word];
-                            v = scaled<least, sum_bits>(centred(x, lower, norm.mean, gain), by)
-                                + aligned<15, 14>(affine.second[word][in_word], shift_by);
-                        }
-                        out[4 * r + e] = static_cast<int32_t>(within<30>(v));
-                        bits |= static_cast<uint32_t>(magnitude(v));
-                    }
-                    uint32_t &of_row = most[4 * half + four];
-                    of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
-                    made.from[r] = static_cast<Exponent>(normalises ? top : cell.exponent[four]);
-                    made.made[r] = static_cast<Exponent>(
-                        normalises ? stored_exponent(of_row, top, 16) : cell.exponent[four]);
+                const unsigned in_word = of_four % 4 * 4 + e;
+                const int16_t x = cell.of[4 * four + e];
+                int64_t v = x;
+                if (normalises) {
+                    v = scaled<least, sum_bits>(centred(x, lower, norm.mean, gains[in_word]), by)
+                        + aligned<15, 14>(shifts[in_word], shift_by);
                 }
+                out[4 * r + e] = static_cast<int32_t>(within<30>(v));
+                bits |= static_cast<uint32_t>(magnitude(v));
+            }
+            uint32_t &of_row = most[4 * half + four];
+            of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
+            made.from[r] = static_cast<Exponent>(normalises ? top : cell.exponent[four]);
+            made.made[r] =
+                static_cast<Exponent>(normalises ? stored_exponent(of_row, top, 16) : cell.exponent[four]);
+            if (r) {
                 values << out;
+                made.to_rows = stores;
                 // hls-allow state-order: values wait for their exponents, not these for them
                 if (i >= in_eight - 4 && i % 2) exponents << made;
             }
-            const bool whole = taken + 1u == cells_of;
-            taken = whole ? 0 : static_cast<uint16_t>(taken + 1);
+            const bool whole = four == 3 && taken + 1u == cells_of;
+            taken = whole ? 0 : static_cast<uint16_t>(taken + (four == 3));
+            four = static_cast<uint8_t>((four + 1) % 4);
             left -= whole;
         };
-    residual_cells:
+    residual_rows:
         while (left) {
 #pragma HLS PIPELINE II=ii::residual style=flp
             step();
@@ -569,26 +574,30 @@ residual_uops:
 
 namespace {
 
-// A beat of what rounds values to what is stored, once the exponents of their eight rows are known; n: its number. put:
-// takes what becomes of it.
-template <typename Put>
-void pack(RowExponents (&of_rows)[4], unsigned &n, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
-          Put put) {
+// A beat of what rounds values to what is stored, once the exponents of their eight rows are known; n: its number. With
+// one row in a cycle, the second one follows in the next. put: takes what becomes of the beat.
+template <unsigned Rows, typename Put>
+void pack(RowExponents (&of_rows)[4], unsigned &n, bool &second, Values &in, Packed &out,
+          hls::stream<RowExponents> &exponents, hls::stream<Values> &values, Put put) {
 #pragma HLS INLINE
-    if (n < 8 && n % 4 < 2) of_rows[two_rows(n)] = exponents.read();
-    if (of_rows[0].last) return;
+    if (!second) {
+        if (n < 8 && n % 4 < 2) of_rows[two_rows(n)] = exponents.read();
+        if (of_rows[0].last) return;
+        in = values.read();  // hls-allow state-order: they come before their exponents
+    }
     const RowExponents by = of_rows[two_rows(n)];
-    const Values in = values.read();  // hls-allow state-order: they come before their exponents
-    Packed out;
-    for (unsigned i = 0; i < 2; ++i) {
+    for (unsigned k = 0; k < Rows; ++k) {
 #pragma HLS UNROLL
+        const unsigned i = Rows == 1 ? second : k;
         const Storing as = storing(by.from[i], by.made[i], by.eight ? 8 : 16);
-        for (unsigned e = 4 * i; e < 4 * i + 4; ++e) {
+        for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-            out.of[e] = static_cast<int16_t>(stored(in[e], as));
+            out.of[4 * i + e] = static_cast<int16_t>(stored(in[4 * i + e], as));
         }
         out.exponent[i] = static_cast<int8_t>(smaller(by.made[i], highest));
     }
+    second = Rows == 1 && !second;
+    if (second) return;
     put(by, out);
     n = (n + 1) % group_beats;
 }
@@ -599,23 +608,33 @@ void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &val
     RowExponents of_rows[4] = {};
 #pragma HLS ARRAY_PARTITION variable=of_rows complete
     unsigned n = 0;
-pack_each_cycle:
+    bool second = false;
+    Values in = {};
+    Packed out = {};
+#pragma HLS ARRAY_PARTITION variable=out.of complete
+pack_two_rows:
     while (!of_rows[0].last) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-        pack(of_rows, n, exponents, values, [&](const RowExponents &, const Packed &made) { to << made; });
+        pack<2>(of_rows, n, second, in, out, exponents, values,
+                [&](const RowExponents &, const Packed &made) { to << made; });
     }
 }
 
-// Half as fast: a cell of X is two beats.
+// Half as fast: a cell of X is two beats in four cycles.
 void pack_residuals(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to_post,
                     hls::stream<Packed> &to_rows) {
     RowExponents of_rows[4] = {};
 #pragma HLS ARRAY_PARTITION variable=of_rows complete
     unsigned n = 0;
-pack_each_second_cycle:
+    bool second = false;
+    Values in = {};
+    Packed out = {};
+#pragma HLS ARRAY_PARTITION variable=out.of complete
+#pragma HLS ARRAY_PARTITION variable=out.exponent complete
+pack_a_row:
     while (!of_rows[0].last) {
-#pragma HLS PIPELINE II=ii::x style=flp
-        pack(of_rows, n, exponents, values, [&](const RowExponents &by, const Packed &made) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+        pack<1>(of_rows, n, second, in, out, exponents, values, [&](const RowExponents &by, const Packed &made) {
             if (by.to_rows) to_rows << made;
             else to_post << made;
         });

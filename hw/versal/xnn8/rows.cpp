@@ -75,33 +75,32 @@ struct Gains {
     void take(unsigned block, hls::stream<Shorts> &from) {
 #pragma HLS INLINE
         ap_int<16> largest = 0;
+        Shorts word = {};
     take_gains:
-        for (unsigned i = 0; i < piece_words; ++i) {
+        for (unsigned i = 0; i < 4 * piece_words; ++i) {
 #pragma HLS PIPELINE II=ii::gains style=flp
-            const Shorts word = from.read();
-            for (unsigned q = 0; q < 4; ++q) {
+            const unsigned n = i / 4;  // of the word, of which each cycle takes a quarter
+            if (i % 4 == 0) word = from.read();
+            Quarter quarter;
+            int64_t most_of_quarter = 0;
+            for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-                Quarter quarter;
-                for (unsigned e = 0; e < 4; ++e) {
-#pragma HLS UNROLL
-                    quarter[e] = word[4 * q + e];
-                }
-                if (i < 4) of[x_words * block + 4 * i + q] = quarter;
+                quarter[e] = word[4 * (i % 4) + e];
+                most_of_quarter = larger(most_of_quarter, within<15>(magnitude(quarter[e])));
             }
-            int64_t most_of_word = 0;
-            for (unsigned n = 0; n < 16; ++n) {
-#pragma HLS UNROLL
-                most_of_word = larger(most_of_word, within<15>(magnitude(word[n])));
+            if (n < 4) {
+                of[x_words * block + i] = quarter;
+                largest = larger(largest, most_of_quarter);
             }
-            if (i < 4) largest = larger(largest, most_of_word);
-            if (i == 8) exponent[block] = word[0];
+            if (n == 8 && i % 4 == 0) exponent[block] = word[0];
         }
         most[block] = static_cast<int16_t>(int64_t{largest});
     }
 };
 
-// Adds the sums of four rows and four columns of a block to those of the columns before, of two groups of four rows.
-void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned group, unsigned four,
+// Adds the sums of two rows and four columns of a block, half of a cell, to those of the columns before. under_way: of
+// two groups of four rows.
+void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned group, unsigned four, bool half,
             Sums (&under_way)[2][4], SumsOfRows &sums) {
 #pragma HLS INLINE
     const Quarter gain = gains.of[x_words * block + four];
@@ -110,8 +109,9 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
 #pragma HLS UNROLL
         sizes[c] = within<15>(magnitude(gain[c]));
     }
-    for (unsigned r = 0; r < 4; ++r) {
+    for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
+        const unsigned r = 2 * half + i;
         Sums &made = under_way[group % 2][r];
         int64_t sum = 0, squares = 0, most = 0;
         for (unsigned c = 0; c < 4; ++c) {
@@ -166,7 +166,7 @@ no_gains:
 #pragma HLS ARRAY_PARTITION variable=bound_tops complete dim=1
     Statistics of_rows[4][groups];
 #pragma HLS AGGREGATE variable=of_rows compact=bit
-    Sent sent[4][groups];
+    Sent sent[2][lane_rows / 2];
 #pragma HLS AGGREGATE variable=sent compact=bit
 #pragma HLS ARRAY_PARTITION variable=sent complete dim=1
     unsigned number = 0;
@@ -299,7 +299,7 @@ rows_uops:
 #pragma HLS PIPELINE II=ii::factors style=flp
             const unsigned r = row % 4, group = row / 4;
             const RowScale scale = scales_of.read();
-            sent[r][group] = {of_rows[r][group].mean, of_rows[r][group].top, scale.reciprocal, scale.exponent};
+            sent[row % 2][row / 2] = {of_rows[r][group].mean, of_rows[r][group].top, scale.reciprocal, scale.exponent};
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                 factors.of[4 * r + i] = static_cast<int8_t>(scale.factor.mantissa >> 8 * i);
@@ -319,57 +319,59 @@ rows_uops:
 #pragma HLS ARRAY_PARTITION variable=cell.exponent complete
             Place at = {};
         to_x:
-            for (uint16_t i = 0; i < count; ++i) {
-#pragma HLS PIPELINE II=ii::x style=flp
+            for (uint16_t i = 0; i < static_cast<uint16_t>(2 * count); ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+                const bool second = i % 2;  // of the two cycles of a word, or of a beat
                 unsigned to_block = block, group, four;
-                bool whole;
+                bool half, there;  // rows of a cell, if there are any
                 if (loaded) {
-                    const Shorts word = loads.read();
                     const unsigned in_block = x_word(4 * sixteen + (n - 1u) / 32 * 2, (n - 1u) % 32);
                     group = in_block / x_words;
                     four = in_block % x_words;
-                    whole = n != 0;
-                    cell.of = word;
+                    half = second;
+                    there = n != 0;
+                    if (!second) cell.of = loads.read();
                     for (unsigned r = 0; r < cell_rows; ++r) {
 #pragma HLS UNROLL
-                        if (!whole) exponents[r] = static_cast<int8_t>(word[r]);
+                        if (!second && !there) exponents[r] = static_cast<int8_t>(cell.of[r]);
                         if (r / 4 == group % 4) cell.exponent[r % 4] = exponents[r];
                     }
-                    const bool ends = n == cell_words, ends_block = ends && 4 * (sixteen + 1) == groups_of_rows;
-                    n = ends ? 0 : static_cast<uint8_t>(n + 1);
+                    const bool ends = second && n == cell_words;
+                    const bool ends_block = ends && 4 * (sixteen + 1) == groups_of_rows;
+                    n = ends ? 0 : static_cast<uint8_t>(n + second);
                     sixteen = ends_block ? 0 : static_cast<uint8_t>(sixteen + ends);
                     block = static_cast<uint8_t>(block + (ends_block ? block_cells : 0));
                 } else {
-                    const unsigned beat = i % group_beats;
-                    if (beat == 0) at = places.read();
-                    const Packed in = results.read();  // hls-allow state-order: they come behind their place
-                    for (unsigned e = 0; e < 8; ++e) {
+                    const unsigned beat = i / 2 % group_beats;
+                    if (!second) {
+                        if (beat == 0) at = places.read();
+                        const Packed in = results.read();  // hls-allow state-order: they come behind their place
+                        for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-                        cell.of[4 * row_in_four(beat, e) + e % 4] = in.of[e];
-                        cell.exponent[row_in_four(beat, e)] = in.exponent[e / 4];
+                            cell.of[4 * row_in_four(beat, e) + e % 4] = in.of[e];
+                            cell.exponent[row_in_four(beat, e)] = in.exponent[e / 4];
+                        }
                     }
                     to_block = cell_of(at.column);
                     group = 2 * at.group + upper(beat);
                     four = four_columns(beat);
-                    whole = beat % 2;
+                    half = beat % 2;
+                    there = second;
                 }
-                if (!whole) continue;
+                if (!there) continue;
                 if (to_angles) {
-                    for (unsigned b = 0; b < 2; ++b) {
+                    Packed two = {};
+                    for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-                        Packed two = {};
-                        for (unsigned e = 0; e < 8; ++e) {
-#pragma HLS UNROLL
-                            two.of[e] = cell.of[8 * b + e];
-                            two.exponent[e / 4] = cell.exponent[2 * b + e / 4];
-                        }
-                        angles << two;
+                        two.of[e] = cell.of[8 * half + e];
+                        two.exponent[e / 4] = cell.exponent[2 * half + e / 4];
                     }
+                    angles << two;
                     continue;
                 }
-                add_up(cell, gains, to_block, group, four, under_way_sums, sums);
+                add_up(cell, gains, to_block, group, four, half, under_way_sums, sums);
                 const unsigned address = (to_block * cell_groups + group) * x_words + four;
-                x << CellWrite<XCell>{false, i + 1 == count, static_cast<uint16_t>(address), cell};
+                if (half) x << CellWrite<XCell>{false, i + 1 == 2 * count, static_cast<uint16_t>(address), cell};
             }
             if (!to_angles) x_done.read();
         } else if (op.op == store) {
@@ -449,12 +451,13 @@ rows_uops:
                 return at;
             };
             const auto count = static_cast<uint16_t>(op.blocks * in_block);
-            read_slowly(x_reads, x_cells, count, address, [&](unsigned, const XCell &cell) {
+            read_halves(x_reads, x_cells, count, address, [&](bool second, const XCell &cell) {
                 const unsigned block = taken.block, i = taken.word, four = i % x_words;
                 const int exponent = gains.exponent[block] + 13 - guard;
-                for (unsigned r = 0; r < 4; ++r) {
+                for (unsigned k = 0; k < 2; ++k) {
 #pragma HLS UNROLL
-                    const Sent &row = sent[r][i / x_words];
+                    const unsigned r = 2 * second + k;
+                    const Sent row = sent[k][2 * (i / x_words) + second];
                     // Six is enough to the right: what would go less far saturates there, too.
                     const int lower = larger(22 + row.scale_exponent - row.top - exponent, 6);
                     const ScaledBy by = scaled_by<6>(row.reciprocal, lower);
@@ -466,13 +469,14 @@ rows_uops:
                         out.of[8 * r + i % 2 * 4 + c] = static_cast<int8_t>(saturated<11>(scaled<6, 11>(u, by), 8));
                     }
                 }
-                const auto at = static_cast<uint16_t>(block * cell_groups * t_words + i / 2);
-                if (i % 2) x8 << CellWrite<X8Cell>{false, i + 1 == in_block, at, out};
-                if (i == x_words && block > op.slot) {
+                if (!second && i == x_words && block > op.slot) {
                     // hls-allow state-order: the block before has been written
                     x8_done.read();
                     filled[0] << Token(1);  // hls-allow state-order: readers take tokens by themselves
                 }
+                if (!second) return;
+                const auto at = static_cast<uint16_t>(block * cell_groups * t_words + i / 2);
+                if (i % 2) x8 << CellWrite<X8Cell>{false, i + 1 == in_block, at, out};
                 taken.next(in_block, block_cells);
             });
             x8_done.read();

@@ -37,18 +37,21 @@ struct ChunkBeat {
 
 // Elements of four rows with other exponents; of rows of more than 8 bits, their high part or their low one, which has a
 // sign: so the high one is rounded by the first bit below it.
-inline Bytes aligned(const TCell &cell, const Exponent (&top)[4], const bool (&shows)[4], unsigned low_bits, bool low) {
+template <typename Elements>
+Elements aligned(const Elements &of, const int8_t (&exponent)[4], const Exponent (&top)[4], const bool (&shows)[4],
+                 unsigned low_bits, bool low) {
 #pragma HLS INLINE
-    Bytes out;
+    constexpr unsigned columns = sizeof(Elements) / 4;
+    Elements out;
     for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-        const int below = top[r] - cell.exponent[r] + static_cast<int>(low_bits ? 8 - low_bits : 0);
+        const int below = top[r] - exponent[r] + static_cast<int>(low_bits ? 8 - low_bits : 0);
         const unsigned by = shows[r] ? to_right<15>(below) : 16;  // which leaves nothing
         const unsigned right = low ? to_right<7>(static_cast<int>(by) - 8) : by < 8 ? by : 8;
         const unsigned left = low && by < 8 ? 8 - by : 0;
-        for (unsigned e = 8 * r; e < 8 * r + 8; ++e) {
+        for (unsigned e = columns * r; e < columns * (r + 1); ++e) {
 #pragma HLS UNROLL
-            Shifted made{within<7>(cell.of[e])};
+            Shifted made{within<7>(of[e])};
             for (unsigned step = 8; step; step /= 2) {
 #pragma HLS UNROLL
                 made.by(step, right & step);
@@ -250,7 +253,7 @@ send_uops:
                     tops[r] = of_queries ? top[chunk] : of_x8 ? Exponent{0} : top_of_rows[r][n / 8];
                     shows[r] = !of_queries || before_lane + 4 * group + r < op.count;
                 }
-                const Bytes made = aligned(cell, tops, shows, op.low_bits, sent.part);
+                const Bytes made = aligned(cell.of, cell.exponent, tops, shows, op.low_bits, sent.part);
                 const Beat128 of_this = half_of(made, 0), of_before = half_of(cell_before, 1);
                 first = n % 2 ? of_before : of_this;
                 second = n == 0 ? late : n % 2 ? of_this : of_before;
@@ -452,7 +455,8 @@ heads_uops:
         }
         const auto turns = static_cast<uint8_t>((op.heads + op.lanes - 1u) / op.lanes);
         SliceWords asked(op.key_rows, lane - op.first, op.lanes, turns), taken = asked;
-        TCell upper_four = {};
+        HalfBytes before[2] = {};  // halves of the columns of the four rows before
+#pragma HLS ARRAY_PARTITION variable=before complete
         const auto slices = static_cast<uint8_t>(3 * asked.walk.slices);
         const auto words = static_cast<uint16_t>(has_rows ? slices * within<4>(turns) * slice_words : 0);
         const auto address = [&](unsigned) {
@@ -463,32 +467,35 @@ heads_uops:
             asked.next();
             return at;
         };
-        read_slowly(reads, cells, words, address, [&](unsigned, const TCell &cell) {
+        read_halves(reads, cells, words, address, [&](bool second, const TCell &cell) {
             const bool of_keys = taken.walk.of_keys, whole = taken.at.pair;
             const unsigned head = taken.head(), group = taken.group();
             // hls-allow state-order: Post ends what came before by itself
-            if (taken.walk.last() && taken.at.begins()) safe.read();
+            if (!second && taken.walk.last() && taken.at.begins()) safe.read();
             Exponent tops[4];
             bool shows[4];
+            HalfBytes four;
             for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
                 tops[r] = top[!of_keys][head % pairs];
                 shows[r] = before_lane + 4 * group + r < op.keys;
+                for (unsigned c = 0; c < 4; ++c) {
+#pragma HLS UNROLL
+                    four[4 * r + c] = cell.of[8 * r + 4 * second + c];
+                }
             }
-            const Bytes four = aligned(cell, tops, shows, 0, false);
-            Bytes out, second;  // of values, two blocks of eight
+            const HalfBytes made = aligned(four, cell.exponent, tops, shows, 0, false);
+            const HalfBytes first = before[of_keys ? 0 : second];
+            Bytes out;  // 8 columns by 4 keys; 8 values by 4 columns
             for (unsigned e = 0; e < 32; ++e) {
 #pragma HLS UNROLL
-                out[e] = of_keys ? four[e % 4 * 8 + e / 4]  // 8 columns by 4 keys
-                    : e < 16 ? upper_four.of[e / 4 * 8 + e % 4] : four[e / 4 % 4 * 8 + e % 4];
-                second[e] = e < 16 ? upper_four.of[e / 4 * 8 + 4 + e % 4] : four[e / 4 % 4 * 8 + 4 + e % 4];
+                const unsigned at = of_keys ? e % 4 * 4 + e / 4 % 4 : e % 16;
+                out[e] = e < 16 ? first[at] : made[at];
             }
-            upper_four.of = four;
-            if (taken.walk.behind[taken.half()] < op.lanes && head < op.heads && (of_keys || whole)) {
-                to << out;
-                if (!of_keys) to << second;
-            }
-            taken.next();
+            before[second] = made;
+            const bool there = taken.walk.behind[taken.half()] < op.lanes && head < op.heads;
+            if (there && (of_keys ? second : whole)) to << out;
+            if (second) taken.next();
         });
         free << Token(1);
     }

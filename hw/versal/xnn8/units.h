@@ -27,6 +27,7 @@ constexpr unsigned ports = 4;    // of a memory, of 256 bit
 constexpr unsigned engines = 3;  // each with
 constexpr unsigned lanes = 8, pairs = 8;
 constexpr unsigned groups = 16, x_words = 16, t_words = 8;  // of rows in a lane; words of a group in a block
+constexpr unsigned lane_rows = 4 * groups;
 constexpr unsigned cell_rows = 16, cell_groups = 4;
 constexpr unsigned x_depth = 16 * groups * x_words, x8_depth = 16 * groups * t_words, t_depth = 64 * groups * t_words;
 constexpr unsigned block_columns = 64;
@@ -42,6 +43,7 @@ constexpr unsigned held_words = 256;     // of four results, in a packet
 using Shorts = hls::vector<int16_t, 16>;
 using Quarter = hls::vector<int16_t, 4>;
 using Bytes = hls::vector<int8_t, 32>;
+using HalfBytes = hls::vector<int8_t, 16>;
 using Beat128 = hls::vector<uint32_t, 4>;  // to and from the tiles
 using Values = hls::vector<int32_t, 8>;    // two rows, four columns
 using MemoryPort = hls::burst_maxi<Shorts>;
@@ -167,14 +169,20 @@ each_cell:
         read_cell(i, reads, words, count, at, take);
     }
 }
-// One in two cycles: of X, whose cells have two beats of values; of heads.
+// One in two cycles, which take half of it each. take(which half, cell).
 template <typename Word, typename At, typename Take>
-void read_slowly(hls::stream<CellRead> &reads, hls::stream<Word> &words, uint16_t count, At at, Take take) {
+void read_halves(hls::stream<CellRead> &reads, hls::stream<Word> &words, uint16_t count, At at, Take take) {
 #pragma HLS INLINE
-each_second_cycle:
-    for (uint16_t i = 0; i < static_cast<uint16_t>(count + under_way); ++i) {
-#pragma HLS PIPELINE II=ii::x style=flp
-        read_cell(i, reads, words, count, at, take);
+    Word cell = {};
+#pragma HLS ARRAY_PARTITION variable=cell.exponent complete
+each_half:
+    for (uint16_t i = 0; i < static_cast<uint16_t>(2 * (count + under_way)); ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+        const bool second = i % 2;
+        if (!second && i / 2 < count) reads << CellRead{false, static_cast<uint16_t>(at(i / 2))};
+        if (i / 2 < under_way) continue;
+        if (!second) cell = words.read();
+        take(second, cell);
     }
 }
 

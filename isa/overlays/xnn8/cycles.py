@@ -13,11 +13,11 @@ LOOPS: Mapping[str, PipelinedLoop] = {
     "cells": PipelinedLoop(1, 40, "a cell of X, X8 or T, or a word on its way to tiles"),
     "halves": PipelinedLoop(2, 4, "a word of keys or values to both tiles of a pair, in halves"),
     "constants": PipelinedLoop(1, 10, "a word of constants"),
-    "gains": PipelinedLoop(4, 10, "a word of gains, and the largest of them"),
+    "gains": PipelinedLoop(1, 10, "a quarter of a word of gains, and the largest of them"),
     "factors": PipelinedLoop(1, 4, "the factor of a row"),
     "post": PipelinedLoop(1, 60, "eight results, or four sums of a head"),
     "x": PipelinedLoop(2, 40, "a cell of X, or eight values into X, with their sums, or into T"),
-    "residual": PipelinedLoop(4, 40, "a cell of X on its way to Post or off chip"),
+    "residual": PipelinedLoop(1, 40, "a row of a cell of X on its way to Post or off chip"),
     "sums": PipelinedLoop(1, 16, "the sums of a row of a block"),
     "norms": PipelinedLoop(1, 100, "the norm of a row, or what it is sent with: divisions and a root"),
 }

@@ -4,8 +4,8 @@ Nobody has synthesised it. This counts the sources in hw/versal/xnn8:
 
 - Streams between processes by width and depth (`network.STREAMS`), memories by bits and depth. An array of more than
   `LUT_DEPTH` words is taken to lie in block RAM, if no pragma says where.
-- Operators of each process: hw/versal/operators.py takes their numbers and widths from what LLVM makes of the sources
-  (`operators.toml`). Integers of C++ have 32 or 64 bits; widths are less where they follow from other types.
+- Logic of each process, with its states and registers: hw/versal/operators.py has it synthesised, as LLVM shows it, and
+  lists products and quotients beside it (`operators.toml`).
 - Streams to and from the tiles have 128 bits. Which PLIOs they take is in `tile_streams`.
 """
 
@@ -26,7 +26,6 @@ from ...versal.logic import (
     GLUE,
     LOOP_STATE,
     LUT_DEPTH,
-    UNIT,
     axi_ports,
     block_rams,
     cells_of,
@@ -38,7 +37,7 @@ from ...versal.logic import (
     stream,
     ultra_rams,
 )
-from ...versal.pieces import NO_CELLS, Cells, piece
+from ...versal.pieces import Cells, piece
 from ...versal.placement import ALL_OUTPUT_CHANNELS, INPUT_CHANNELS, single_plios, wide_plios
 from .formats import ENGINES, LANE_ROWS, LANES, PAIRS, T_CELLS, X_CELLS, cells
 from .functions import ENTRIES, TABLES
@@ -91,13 +90,13 @@ MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
     ("exponents of sums", 4 * 8, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS, 1, ""),
     ("gains", 4 * 16, X_CELLS * BLOCK // 4, 1, ""),
     ("gains", 16 + 16, X_CELLS, 1, ""),
-    ("rows that are sent", 32 + 3 * 16, ROW_GROUPS, 4, ""),
+    ("rows that are sent", 32 + 3 * 16, LANE_ROWS // 2, 2, ""),
     ("norms of rows, to be sent", 80, LANE_ROWS, 1, ""),
     ("largest exponents of rows", 2 * 16, ROW_GROUPS, 4, ""),
     ("constants of columns", WORD, PAIRS * BLOCK // 16, 2 * 2, ""),
     ("constants of columns", 3 * 16, PAIRS, 2, ""),
     ("factors of rows", 32, LANE_ROWS // 2, 2, ""),
-    ("norms of rows", 80, 2 * ROW_GROUPS, 4, ""),
+    ("norms of rows", 80, 2 * LANE_ROWS, 1, ""),
     ("exponents of rows", 16, ROW_GROUPS, 4, ""),
     ("reciprocals", 32, 2 * 4, 2, ""),
     ("results that wait for their gates", 4 * 16, LANE_ROWS * BLOCK * PAIRS // 2 // 4, 1, "URAM"),
@@ -129,18 +128,11 @@ DEVICE = replace(
 
 CROSSING = 16
 """Words of a FIFO between two clocks (assumed)."""
-LOOP = 40
-"""LUTs of the state of a loop, whose counters and addresses are operators (assumed)."""
-IN_LUTS = 8
-"""Bits of the smaller operand of a product up to which it is made of LUTs."""
 DSP_BITS = 26, 23
-"""What a DSP58 multiplies, without signs (AM004: 27 by 24 bits)."""
-WITHOUT_UOPS = frozenset(
-    ("x_memory", "x8_memory", "t_memory", "gather", "hold", "pack_results", "pack_residuals", "largest")
-)
-"""Processes that have no fields of uOPs, and one loop, which is counted with its operators."""
-KEPT = frozenset(("shift", "sum", "divider", "dividers"))
-"""Operators whose results are counted with registers. The others share a cycle with one of these."""
+"""What a DSP58 multiplies, without signs (AM004: 27 by 24 bits). It can add in front of it and behind it, too (UG1399,
+DSP Multi-Operation Matching)."""
+DECODERS = frozenset(("decode", "decode_bank"))
+"""Processes whose logic `instruction_path` counts."""
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
@@ -163,13 +155,11 @@ def needs(overlay: Overlay) -> Iterator[Need]:
         for need in stream(f"streams {name}", element_bits(overlay, element), depth):
             yield Need(need.resource, count * need.amount, need.part, need.estimate)
     for process, copies in process_counts(overlay).items():
-        if process not in WITHOUT_UOPS:
-            yield from cells_of("state of processes", copies * UNIT)
-        for where in (process, f"{process}, outside of pipelines"):
-            dsp, cells = arithmetic(operators().get(where, {}))
-            if dsp:
-                yield Need("DSP", copies * dsp, f"operators of {where}", True)
-            yield from cells_of(f"operators of {where}", copies * cells)
+        dsp, cells = arithmetic(operators()[process])
+        if dsp:
+            yield Need("DSP", copies * dsp, f"products of {process}", True)
+        if process not in DECODERS:
+            yield from cells_of(f"logic of {process}", copies * cells)
     yield from axi_ports({"DDR": PORTS / 2, "LPDDR": PORTS / 2, "instructions": 1})  # of 256 bits
     yield from instruction_path(overlay)
     yield from instruction_streams(overlay, consumers=CONSUMERS)
@@ -201,31 +191,27 @@ def process_counts(overlay: Overlay) -> Counter[str]:
 
 @cache
 def operators() -> Mapping[str, Mapping[str, int]]:
-    """Return the numbers of operators by process and name, as hw/versal/operators.py makes them."""
+    """Return the table of hw/versal/operators.py: by process, its cells, and the numbers of its operators by name."""
     return tomllib.loads(files(__package__).joinpath("operators.toml").read_text(encoding="utf-8"))
 
 
 def arithmetic(found: Mapping[str, int]) -> tuple[int, Cells]:
-    """Return DSPs and cells of some operators of integers. found: how many of each, by name and bits. Raises `KeyError`
-    for an unknown one."""
-    dsp, cells = 0, NO_CELLS
-    for text, count in found.items():  # a test of bits takes a LUT for five and what was found before
+    """Return DSPs and cells of a process. found: cells of its logic, `LUT` and `FF`, and how many it has of each other
+    operator, by name and bits. Raises `KeyError` for an unknown one."""
+    dsp, cells = 0, Cells(found.get("LUT", 0), found.get("FF", 0))
+    for text, count in found.items():
         name, _, size = text.partition(" ")
         if name == "loop":
-            cells += count * Cells(LOOP, LOOP_STATE)
-        elif name == "test":
-            cells += count * Cells(ceil((int(size) - 1) / 5))
+            cells += count * Cells(ff=LOOP_STATE)
+        elif name == "step":  # whether there is an item in it, and whether it moves on
+            cells += count * Cells(1, 1)
         elif name == "multiply":
             larger, smaller, made = map(int, re.findall(r"\d+", size))
-            if smaller <= IN_LUTS:
-                cells += count * smaller * piece("integer sum", larger)
-            else:
-                blocks = multipliers(larger, smaller, made)
-                dsp += count * blocks
-                cells += count * blocks * Cells(GLUE, larger + smaller + made)
-        else:
-            one = piece(f"integer {name}", int(size))
-            cells += count * (one if name in KEPT else Cells(one.lut))
+            blocks = multipliers(larger, smaller, made)
+            dsp += count * blocks
+            cells += count * blocks * Cells(GLUE, larger + smaller + made)
+        elif name not in ("logic", "LUT", "FF"):
+            cells += count * piece(f"integer {name}", int(size))
     return dsp, cells
 
 
