@@ -44,18 +44,18 @@ MOST_REGISTERS = 64
 
 def verilog(design: HlsDesign, function: LlvmFunction) -> str:
     """Return a module `top` with the logic of a function of a design."""
-    return _Writer(design, function).module()
+    return _VerilogWriter(design, function).module()
 
 
 @dataclass
-class _Output:
+class _VerilogOutput:
     """What is written somewhere: values, each with when it is."""
 
     bits: int
     values: list[tuple[str, str]] = field(default_factory=list)
 
 
-class _Writer:
+class _VerilogWriter:
     def __init__(self, design: HlsDesign, function: LlvmFunction) -> None:
         self._function = function
         self._width = widths(function)
@@ -66,7 +66,7 @@ class _Writer:
                 header = place.loop.header if place.loop else next(iter(function.blocks))
                 self._pipelined |= dict.fromkeys(place.blocks, header)
         self._names = dict[str, str]()
-        self._inputs, self._outputs, self._body = dict[str, str](), dict[object, _Output](), list[str]()
+        self._inputs, self._outputs, self._body = dict[str, str](), dict[object, _VerilogOutput](), list[str]()
         self._memory, self._types = design.memories[function.name], Types(design.module)
         self._partitions = dict[str, set[str]]()  # dimensions of an array of which registers are made
         for mark, marked in design.marks(function, "variable"):
@@ -336,7 +336,7 @@ class _Writer:
             self._write(place, 8 * size, value, now)
 
     def _write(self, key: object, bits: int, value: str, when: str) -> None:
-        made = self._outputs.setdefault(key, _Output(bits))
+        made = self._outputs.setdefault(key, _VerilogOutput(bits))
         made.bits = max(made.bits, bits)
         if (when, value) not in made.values:
             made.values.append((when, value))
