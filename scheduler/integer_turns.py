@@ -77,9 +77,9 @@ def ordered(steps: Sequence[PanelStep], panels: int, turns: int) -> PanelOrder:
         if now.at[turn] == counts[turn]:
             return None
         step = steps[now.at[turn] % len(steps)]
-        if step.walk and now.holder not in (None, turn):
-            return None
         while True:
+            if step.walk and now.holder not in (None, turn):
+                return None
             now = now.after(turn, step, ends=last.get(step.walk) == now.at[turn] % len(steps))
             step = steps[now.at[turn] % len(steps)]
             if not step.bound:
