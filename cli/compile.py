@@ -86,6 +86,7 @@ else:
 
 INTEGERS = "xnn8"
 """The overlay whose numbers are compared without a program."""
+ROWS16 = f"with --overlay {INTEGERS}: products whose rows have 16 bits: module paths, * for one part or some of it"
 CONVERSIONS = {"_to_copy", "to"}
 """Operators of PyTorch's part that compute nothing: they convert arguments."""
 MAX_OPERATORS = 8
@@ -177,7 +178,7 @@ class CompileOptions(Options):
         of=OVERLAYS,
     )
     rows16: str | None = option(
-        f"with --overlay {INTEGERS}: products whose rows have 16 bits: module paths, * for one part or some of it",
+        ROWS16,
         "--rows16",
         metavar="PATH,...",
         of=OVERLAYS,

@@ -17,7 +17,7 @@ from ..base.files import write_bytes
 from ..base.other_libraries import silence_other_libraries
 from ..host.generation import Decoder, IntegerReference, Slots, machine_files
 from ..streams.placing.devices import DEVICES, device_named
-from .compile import knobs_of, paths_of
+from .compile import ROWS16, knobs_of, paths_of
 from .options import JSON, Count, Options, option, with_options
 from .progress import stepping, working
 
@@ -46,7 +46,7 @@ class GenerateOptions(Options):
     )
     overlay: str | None = option("instead of a machine of its own, an overlay", type=click.Choice(["xnn", "xnn8"]))
     rows16: str | None = option(
-        "with --overlay xnn8: products whose rows have 16 bits: module paths, * for one part or some of it",
+        ROWS16,
         "--rows16",
         metavar="PATH,...",
     )

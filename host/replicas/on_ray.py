@@ -257,9 +257,8 @@ def cluster(address: str, devices: int = 0) -> Iterator[tuple[list[str], bool]]:
     if not ray.is_initialized():
         ray.init("local", include_dashboard=False, _system_config={"max_direct_call_object_size": WITH_CALL}, **told)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGTERM, at_sigterm
-        )  # Ray's prints all stacks, and ends the process without its cleaning up
+        # Ray's own prints all stacks, and ends the process without its cleaning up.
+        signal.signal(signal.SIGTERM, at_sigterm)
     try:
         have = ray.cluster_resources().get(BOARD)
         if devices and have is not None and have < devices:
