@@ -1,9 +1,10 @@
 """Detect changes of a module since it was captured, in microseconds, before each call.
 
 Detected: writes to parameters and buffers that PyTorch counts (in place, `load_state_dict`), replaced tensors
-(`model.weight = ...`, `.data = ...`), replaced submodules and attributes, hooks, and `train()`. Not detected: writes
-through `.data` or NumPy (except with `checksums`), changes inside attributes that are lists, dictionaries or other
-objects, such as `model.config.x = ...`, and globals. After these call `refresh` of the compiled model.
+(`model.weight = ...`, `.data = ...`), replaced submodules and attributes, changes inside lists, dictionaries, sets and
+objects of plain values, such as `model.config.x = ...`, hooks, and `train()`. Not detected: writes through `.data` or
+NumPy (except with `checksums`), changes inside other objects, of classes and of globals. After these call `refresh` of
+the compiled model.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import threading
 import weakref
 import zlib
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import IntEnum
+from enum import Enum, IntEnum
 from itertools import chain
 from operator import attrgetter, getitem, is_, itemgetter
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,11 @@ INERT: dict[type[nn.Module], frozenset[str]] = {
 }
 """By class (no subclasses): attributes that do not affect what the module computes in eval mode."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_CONTAINERS = frozenset({list, deque, set, dict, OrderedDict, defaultdict})
+"""Of these, what they hold is followed. A subclass may do anything."""
+_PLAIN = (int, float, complex, str, bytes, type(None), type, Enum, torch.dtype, torch.device)
+MOST_VALUES, MOST_OF_OBJECT = 10_000, 1000
+"""Values inside of attributes that are followed; of an object, those that are looked at for one that is not plain."""
 
 
 class Change(IntEnum):
@@ -96,10 +103,79 @@ def parts_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
             yield x
 
 
-class Snapshot:
-    """The state of a module, to detect later changes. checksums: as for `Numbers`."""
+class _Contents:
+    """What the attributes of modules hold inside: lists, dictionaries and sets with what is in these in turn, and
+    objects of plain values, such as configurations, up to `MOST_VALUES` of all. values: the attributes.
 
-    def __init__(self, module: nn.Module, checksums: bool = False) -> None:
+    tensors, modules: those in there."""
+
+    def __init__(self, values: Iterable[object]) -> None:
+        self.tensors, self.modules = list[torch.Tensor](), list[nn.Module]()
+        self._live, self._before = list[Any](), list[Any]()
+        waiting, seen, left = deque(values), set[int](), MOST_VALUES
+        while waiting:
+            value = waiting.popleft()
+            if isinstance(value, _PLAIN) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, torch.Tensor):
+                self.tensors.append(value)
+            elif isinstance(value, nn.Module):
+                self.modules.append(value)
+            elif isinstance(value, tuple):
+                waiting.extend(value)
+            elif type(value) in _CONTAINERS or _is_plain(value):
+                live: Any = value if type(value) in _CONTAINERS else vars(value)
+                if len(live) > left:
+                    continue
+                left -= len(live)
+                self._live.append(live)
+                self._before.append(live.copy())
+                waiting.extend(_inside(live))
+
+    def have_changed(self) -> bool:
+        """Return whether a container holds something else than before."""
+        try:
+            if self._live != self._before:  # identical objects compare equal without a call of __eq__
+                return True
+            live, before = (list(chain.from_iterable(map(_inside, all_))) for all_ in (self._live, self._before))
+            # Two tensors of one number may compare equal.
+            return not (all(map(is_, live, before)) or all(map(_same, live, before)))
+        except (RuntimeError, ValueError):  # __eq__ of two different tensors or arrays; a write by another thread
+            return True
+
+
+def _inside(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _is_plain(value: object) -> bool:
+    """Whether an object has attributes, which are numbers, texts and the like, containers of these, or other such
+    objects: one that describes, as a configuration, and does not work, as a trainer, whose state changes by itself."""
+    if not hasattr(value, "__dict__") or callable(value):
+        return False
+    waiting, seen = [value], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, _PLAIN) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        if len(seen) > MOST_OF_OBJECT:
+            return False
+        if type(part) in _CONTAINERS or isinstance(part, tuple):
+            waiting.extend(_inside(part))
+        elif hasattr(part, "__dict__") and not callable(part) and not isinstance(part, torch.Tensor | nn.Module):
+            waiting.extend(vars(part).values())
+        else:
+            return False
+    return True
+
+
+class Snapshot:
+    """The state of a module, to detect later changes. checksums: as for `Numbers`. known: modules whose states are
+    looked at elsewhere."""
+
+    def __init__(self, module: nn.Module, checksums: bool = False, known: frozenset[nn.Module] = frozenset()) -> None:
         # Keep the attributes but not the module, so that a snapshot does not keep it alive.
         attributes = list(map(vars, module.modules()))
         self._dicts = [d[name] for d in attributes for name in ("_parameters", "_buffers", "_modules") if d[name]]
@@ -112,8 +188,14 @@ class Snapshot:
             if name not in _OWN and name not in _inert(part)
         ]
         self._owners, self._names, self._values = ([x[i] for x in named] for i in range(3))
-        owned = chain(module.parameters(), module.buffers(), (x for x in self._values if isinstance(x, torch.Tensor)))
-        self._numbers = Numbers(owned, checksums)
+        self._contents = _Contents(self._values)
+        attached = (x for x in self._values if isinstance(x, torch.Tensor))
+        owned = {id(x): x for x in chain(module.parameters(), module.buffers(), attached)}
+        self._numbers = Numbers(owned.values(), checksums)
+        # torch.export copies tensors that are no attributes, so new numbers of these are not found again.
+        self._inside = Numbers((x for x in self._contents.tensors if id(x) not in owned), checksums)
+        known |= frozenset(module.modules())
+        self._unregistered = [Snapshot(part, checksums, known) for part in self._contents.modules if part not in known]
         self._hooked = self._dicts_of_hooks()
         self._hooks = [list(hooks) for hooks in self._hooked]
         self._hooks_so_far = RemovableHandle.next_id
@@ -130,7 +212,11 @@ class Snapshot:
             return Change.STRUCTURE
         if any(map(_training, self._attributes)) != self._is_training or self._has_other_hooks():
             return Change.STRUCTURE
-        if self._numbers.have_moved():
+        if self._numbers.have_moved() or self._contents.have_changed():
+            return Change.STRUCTURE
+        if self._inside.have_moved() or self._inside.have_changed():
+            return Change.STRUCTURE
+        if any(part.change() for part in self._unregistered):
             return Change.STRUCTURE
         return Change.NUMBERS if self._numbers.have_changed() else Change.NONE
 
@@ -141,7 +227,7 @@ class Snapshot:
             return False
         if all(map(is_, values, self._values)):
             return True
-        return all(a is b or _equal(a, b) for a, b in zip(values, self._values, strict=True))
+        return all(map(_same, values, self._values))
 
     def _has_other_hooks(self) -> bool:
         """Whether a hook was registered or removed since the snapshot."""
@@ -159,9 +245,13 @@ class Snapshot:
         return [*GLOBAL_HOOKS, *(d[name] for d in self._attributes for name in _HOOKS if d[name])]
 
 
-def _equal(a: object, b: object) -> bool:
-    """Whether two values are equal; True only for numbers, strings and tuples, whose __eq__ is known."""
-    return type(a) is type(b) and isinstance(a, int | float | str | tuple) and a == b
+def _same(a: object, b: object) -> bool:
+    """Whether two values are the same object, or equal numbers or strings, or tuples of such: their __eq__ is known."""
+    if a is b or type(a) is not type(b):
+        return a is b
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return isinstance(a, int | float | str) and a == b
 
 
 def _inert(module: nn.Module) -> frozenset[str]:

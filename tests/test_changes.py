@@ -7,7 +7,9 @@ import gc
 import pickle
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -320,6 +322,66 @@ def test_snapshots() -> None:
     assert snapshot.change() is Change.NUMBERS
     del model.loose
     assert snapshot.change() is Change.STRUCTURE
+
+
+class Held(nn.Module):
+    """A product whose factors lie inside of attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(C, C)
+        self.config = SimpleNamespace(scale=2.0, more=SimpleNamespace(scales={"a": [1.5]}))
+        self.factors, self.on, self.last = [torch.ones(C), torch.ones(1)], {"residual"}, deque([0.5])
+        self.pair = (torch.ones(C), [2.0])
+        self.parts = [nn.Linear(C, C).eval()]  # which PyTorch does not register
+        self.lock = SimpleNamespace(lock=threading.Lock(), calls=0)  # it works: its state may change by itself
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x) * self.config.scale * self.config.more.scales["a"][0] * self.factors[0] * self.factors[1]
+        y = y * self.last[0] * self.pair[0] * self.pair[1][0] + self.parts[0](x)
+        return y + x if "residual" in self.on else y
+
+
+def write(tensor: Any) -> None:
+    with torch.no_grad():
+        tensor.mul_(3)
+
+
+INSIDE: dict[str, Callable[[Held], object]] = {
+    "attribute of an object": lambda m: setattr(m.config, "scale", 4.0),
+    "list in a dictionary of an object in it": lambda m: m.config.more.scales["a"].__setitem__(0, 7.0),
+    "key": lambda m: m.config.more.scales.update(b=m.config.more.scales.pop("a")),
+    "tensor of a list": lambda m: write(m.factors[0]),
+    "other tensor of the same number": lambda m: m.factors.__setitem__(1, torch.ones(1)),
+    "set": lambda m: m.on.clear(),
+    "queue": lambda m: m.last.append(m.last.popleft() + 1),
+    "tensor of a tuple": lambda m: write(m.pair[0]),
+    "other tuple": lambda m: setattr(m, "pair", (torch.full((C,), 2.0), [2.0])),
+    "list of a tuple": lambda m: m.pair[1].append(1.0),
+    "weight of a part in a list": lambda m: write(m.parts[0].weight),
+    "hook of a part in a list": lambda m: m.parts[0].register_forward_hook(lambda _module, _given, out: 2 * out),
+}
+
+
+@pytest.mark.parametrize("change", INSIDE)
+def test_changes_inside_of_attributes(change: str) -> None:
+    model = Held().eval()
+    snapshot = Snapshot(model)
+    model.lock.calls += 1
+    assert snapshot.change() is Change.NONE
+    INSIDE[change](model)
+    assert snapshot.change() is Change.STRUCTURE
+    assert Snapshot(model).change() is Change.NONE
+
+
+def test_changes_inside_of_attributes_are_taken_over() -> None:
+    model, x = Held().eval(), torch.randn(2, C)
+    with rsn.compile(model, (x,)) as compiled, torch.no_grad():
+        for name, change in INSIDE.items():
+            if name != "key":
+                change(model)
+                close(compiled(x), model(x))
 
 
 def test_copies() -> None:
