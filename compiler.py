@@ -302,8 +302,8 @@ def compile(
     result is then a `Family`. passes: the compiler's passes, if some are replaced or observed.
 
     The compiled model follows `model`: each call takes over its changes (docs/models.md, "When the model changes").
-    checksums: each call also checks all values of the weights. This finds writes that PyTorch does not count, through
-    `.data` or NumPy, and takes about a second per GB.
+    checksums: each call also checks all values of the weights. This finds all writes that PyTorch does not count,
+    through `.data` or NumPy, and takes about a second per GB.
 
     experts: how experts that data choose are computed (docs/experts.md): "static", "patched", or an `rsn.Experts`; None
     leaves them to PyTorch.

@@ -2,9 +2,9 @@
 
 Detected: writes to parameters and buffers that PyTorch counts (in place, `load_state_dict`), replaced tensors
 (`model.weight = ...`, `.data = ...`), replaced submodules and attributes, changes inside lists, dictionaries, sets and
-objects of plain values, such as `model.config.x = ...`, hooks, and `train()`. Not detected: writes through `.data` or
-NumPy (except with `checksums`), changes inside other objects, of classes and of globals. After these call `refresh` of
-the compiled model.
+objects of plain values, such as `model.config.x = ...`, hooks, and `train()`. Of writes through `.data` or NumPy, those
+that change the first, a middle or the last number of a tensor; with `checksums` all. Not detected: changes inside other
+objects, of classes and of globals. After these call `refresh` of the compiled model.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import weakref
 import zlib
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from ctypes import c_char
 from enum import Enum, IntEnum
 from itertools import chain
 from operator import attrgetter, getitem, is_, itemgetter
@@ -62,10 +63,11 @@ class Change(IntEnum):
 
 
 class Numbers:
-    """The state of tensors, to detect later writes: PyTorch's write counters.
+    """The state of tensors, to detect later writes: PyTorch's write counters, and the first, a middle and the last
+    number of each, which tell most writes that PyTorch does not count, such as `x.data.mul_(2)`.
 
-    checksums: also compare checksums of the contents, which finds writes that PyTorch does not count, and takes about a
-    second per GB in each comparison.
+    checksums: also compare checksums of the contents, which finds all such writes, and takes about a second per GB in
+    each comparison.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], checksums: bool = False) -> None:
@@ -78,6 +80,8 @@ class Numbers:
         self._counting = [x for x in (*self._tensors, *self._wrapped) if not x.is_inference()]
         self._versions = list(map(_version, self._counting))
         self._pointers = list(map(torch.Tensor.data_ptr, self._tensors))
+        self._samples = [sample for x in self._tensors for sample in _samples(x)]
+        self._sampled = b"".join(self._samples)
         self._sums = _sums(self._tensors) if checksums else None
 
     def have_moved(self) -> bool:
@@ -88,8 +92,8 @@ class Numbers:
         return list(map(torch.Tensor.data_ptr, self._tensors)) != self._pointers
 
     def have_changed(self) -> bool:
-        """Return whether a tensor was written to, or its checksum changed."""
-        if list(map(_version, self._counting)) != self._versions:
+        """Return whether a tensor was written to, by its counter, its samples or its checksum. None has moved."""
+        if list(map(_version, self._counting)) != self._versions or b"".join(self._samples) != self._sampled:
             return True
         return self._sums is not None and _sums(self._tensors) != self._sums
 
@@ -256,6 +260,16 @@ def _same(a: object, b: object) -> bool:
 
 def _inert(module: nn.Module) -> frozenset[str]:
     return INERT.get(type(module), frozenset())
+
+
+def _samples(x: torch.Tensor) -> Iterator[memoryview]:
+    """Yield the memory of three numbers of a tensor. It is valid as long as the tensor has that memory."""
+    if x.device.type != "cpu" or x.layout is not torch.strided or not x.numel() or not x.data_ptr():
+        return
+    size = x.element_size()
+    for part in (0.0, 0.5, 1.0):
+        at = sum(int(part * (n - 1)) * step for n, step in zip(x.shape, x.stride(), strict=True))
+        yield memoryview((c_char * size).from_address(x.data_ptr() + size * at))
 
 
 def _sums(tensors: Iterable[torch.Tensor]) -> list[int]:

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import UnsupportedError  # noqa: E402
-from rsn.rsnlib.changes import Change, Snapshot  # noqa: E402
+from rsn.rsnlib.changes import Change, Numbers, Snapshot  # noqa: E402
 from rsn.tests.effort import spread, thinned  # noqa: E402
 
 nn = torch.nn
@@ -269,10 +269,12 @@ def test_what_cannot_be_seen() -> None:
         torch.no_grad(),
     ):
         before = compiled(x)
-        model.second.weight.numpy()[:] *= 2
+        model.second.weight.numpy()[1] *= 2  # not the first number, one in the middle, or the last one
         close(checked(x), model(x))
         assert float((compiled(x) - before).abs().max()) == 0  # nothing of it, rather than a part
         compiled.refresh()
+        close(compiled(x), model(x))
+        model.second.weight.data.mul_(2)
         close(compiled(x), model(x))
 
 
@@ -341,6 +343,20 @@ class Held(nn.Module):
         y = self.first(x) * self.config.scale * self.config.more.scales["a"][0] * self.factors[0] * self.factors[1]
         y = y * self.last[0] * self.pair[0] * self.pair[1][0] + self.parts[0](x)
         return y + x if "residual" in self.on else y
+
+
+@pytest.mark.parametrize("place", [(0, 0, 0), (1, 2, 2), (3, 4, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64])
+def test_writes_that_pytorch_does_not_count(dtype: Any, place: tuple[int, ...]) -> None:
+    whole = torch.zeros(6, 5, 8, dtype=dtype)
+    state = Numbers([whole.transpose(0, 2)[1:5, :, :], torch.zeros(0)])
+    assert not state.have_changed()
+    part = whole.transpose(0, 2)[1:5, :, :]
+    part.data[place] = 1
+    assert state.have_changed()
+    part.data[place] = 0
+    whole.data[0, 0, 0] = 1  # in front of it
+    assert not state.have_changed()
 
 
 def write(tensor: Any) -> None:
