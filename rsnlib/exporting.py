@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from functools import cache
 from io import StringIO
@@ -16,7 +16,9 @@ import torch
 from torch import nn
 from torch._dynamo.convert_frame import compile_lock
 from torch._export import utils
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.export import _trace, exported_program
+from torch.fx import _symbolic_trace
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 from torch.fx.traceback import preserve_node_meta
@@ -24,6 +26,8 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 
 GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (_global_forward_hooks, _global_forward_pre_hooks)
 """The hooks of all modules of the process."""
+TRACE_LOG = "torch.__trace"
+"""The name of the logger of torch's trace for machines."""
 TRACER = __file__
 """The file whose functions stand between torch's and the module's in tracebacks."""
 
@@ -77,12 +81,20 @@ def without_extras() -> Iterator[None]:
     """Context in which torch does not record what this package never reads: the call stack of each operator, a second
     description of its result ("tensor_meta"), operands for Inductor, and the Python code of each graph (it is made when
     somebody asks for it). This saves a third of the time of a capture. And torch asks its dispatcher once for all
-    composite operators, not once for each namespace of operators."""
+    composite operators, not once for each namespace of operators, and looks for sizes that depend on data in graphs
+    that have some."""
+
+    def replace_unbacked_bindings(graph_module: torch.fx.GraphModule) -> None:
+        if any("unbacked_bindings" in node.meta for node in graph_module.graph.nodes):
+            before[_trace, "_replace_unbacked_bindings"](graph_module)
+
     replaced: dict[tuple[Any, str], object] = {
         (torch.fx.config, "do_not_emit_stack_traces"): True,
         (utils, "_materialize_cpp_cia_ops"): cache(utils._materialize_cpp_cia_ops),
         (proxy_tensor, "_extract_tensor_metadata"): lambda val: None,
         (proxy_tensor, "_should_save_eager_input_vals"): lambda target, operands=None: False,
+        (_trace, "_replace_unbacked_bindings"): replace_unbacked_bindings,
+        (exported_program, "_create_graph_module_for_export"): _LazyGraphModule,
     }
     before = {place: getattr(*place) for place in replaced if hasattr(*place)}
     for place in before:
@@ -99,9 +111,10 @@ def without_extras() -> Iterator[None]:
 def unlogged() -> Iterator[None]:
     """Context that suppresses what torch logs and prints when it cannot capture a module, because the error says it.
     Output to stderr is printed at the end if nothing fails. One thread at a time, and none that captures: stderr and
-    the levels are those of the process, and each thread puts back what it found."""
+    the levels are those of the process, and each thread puts back what it found. Torch's trace for machines, which has
+    a logger of its own, stays: without TORCH_TRACE its handler ends at the first message, and torch then makes none."""
     with compile_lock:
-        names = [name for name in logging.root.manager.loggerDict if name == "torch" or name.startswith("torch.")]
+        names = [n for n in logging.root.manager.loggerDict if n.split(".")[0] == "torch" and n != TRACE_LOG]
         handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
         levels = [handler.level for handler in handlers]
         try:
@@ -115,6 +128,38 @@ def unlogged() -> Iterator[None]:
                 handler.setLevel(level)
 
 
+class _Added(_symbolic_trace._PatchedFn):
+    """A method that a class gets, and then inherits again."""
+
+    def patch(self) -> None:
+        """Add it."""
+        setattr(self.frame_dict, self.fn_name, self.new_fn)
+
+    def revert(self) -> None:
+        """Remove it."""
+        delattr(self.frame_dict, self.fn_name)
+
+
+class _PatcherOfClasses(_symbolic_trace._Patcher):
+    """Replaces methods in the classes of the captured module and its submodules, not in `nn.Module`. There, Python goes
+    through all classes below, four times a capture: 2 ms if transformers has loaded a few of its models. Modules that
+    are not submodules are not recorded anyway. Other threads may trace with a patcher of this class."""
+
+    traced = threading.local()
+    """`classes`: those of the module that this thread captures."""
+
+    def patch_method(self, cls: type, name: str, new_fn: Callable[..., Any], deduplicate: bool = True) -> None:
+        """Replace a method until all patches are reverted."""
+        classes: Collection[type[nn.Module]] = getattr(self.traced, "classes", ())
+        inherited = (name not in vars(own) and getattr(own, name) is getattr(cls, name) for own in classes)
+        if cls is nn.Module and classes and all(inherited):
+            for own in classes:
+                self.patches_made.append(_Added(own, name, None, new_fn))
+                self.patches_made[-1].patch()
+        else:
+            super().patch_method(cls, name, new_fn, deduplicate)
+
+
 class _OwnThreadTracer(_ModuleStackTracer):
     """The tracer of torch.export, which records the modules that are called: only those of its own thread. torch's own
     takes every call of a module in the process for one of the captured module."""
@@ -125,6 +170,16 @@ class _OwnThreadTracer(_ModuleStackTracer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._thread = threading.get_ident()
+
+    def trace(self, root: Any, concrete_args: dict[str, object] | None) -> torch.fx.Graph:
+        """Record what a module does."""
+        traced = _PatcherOfClasses.traced
+        around = getattr(traced, "classes", ())
+        traced.classes = {type(module) for module in self.scope_root.modules()}
+        try:
+            return super().trace(root, concrete_args)
+        finally:
+            traced.classes = around
 
     def call_module(self, m: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a module. Records it, if this thread traces."""
@@ -148,10 +203,12 @@ def _uncalled(_: nn.Module) -> AbstractContextManager[None]:
 def _tracing_own_thread(called: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
     _OwnThreadTracer.called = staticmethod(called)
     proxy_tensor._ModuleStackTracer = _OwnThreadTracer
+    patcher, _symbolic_trace._Patcher = _symbolic_trace._Patcher, _PatcherOfClasses
     try:
         yield
     finally:
         proxy_tensor._ModuleStackTracer = _ModuleStackTracer
+        _symbolic_trace._Patcher = patcher
         _OwnThreadTracer.called = staticmethod(_uncalled)  # the other one holds the module
 
 
