@@ -16,7 +16,7 @@ import atexit
 import fcntl
 import gc
 import importlib
-import json
+import marshal
 import multiprocessing.spawn
 import os
 import pkgutil
@@ -40,30 +40,34 @@ from rsn.base.freed_memory import keep_freed_memory
 IMPORTED = (
     *("torch", "torch.export._trace", "torch.export.unflatten", "torch._export.non_strict_utils", "torch._dynamo"),
     *("torch.fx", "numba", "transformers.generation.utils", "transformers.modeling_utils"),
+    "ray.dag.compiled_dag_node",
 )
-"""With what torch loads in its first export, and transformers with its first model: each of them a second and more."""
+"""With what torch loads in its first export, and transformers with its first model, each of them a second and more; and
+with what ray loads at the end of each process, also of one that has not used it."""
 
 MOST_FILES = 253
 """That one message can carry."""
 
 SHIM = """#!{python} -IS
-import array, json, os, signal, socket, sys
-files = array.array("i", [int(n) for n in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + n)])
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect({address!r})
-    said = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ), files.tolist()]).encode()
-    server.sendmsg([len(said).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
-    server.sendall(said)
-    child = int.from_bytes(server.recv(8), "big")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: os.kill(child, number))
-    code = int.from_bytes(server.recv(8), "big", signed=True)
+import _signal, _socket, marshal, posix, sys
+files = [int(n) for n in posix.listdir("/proc/self/fd") if posix.access("/proc/self/fd/" + n, posix.F_OK)]
+server = _socket.socket(_socket.AF_UNIX)
+server.connect({address!r})
+said = marshal.dumps([{name!r}, sys.argv[1:], posix.getcwd(), posix.environ, files])
+rights = b"".join(n.to_bytes(4, sys.byteorder) for n in files)
+server.sendmsg([len(said).to_bytes(8, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+server.sendall(said)
+child = int.from_bytes(server.recv(8), "big")
+for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+    _signal.signal(number, lambda number, frame: posix.kill(child, number))
+code = int.from_bytes(server.recv(8), "big", signed=True)
 if code < 0:
-    if code != -signal.SIGKILL:
-        signal.signal(-code, signal.SIG_DFL)
-    os.kill(os.getpid(), -code)
+    if code != -_signal.SIGKILL:
+        _signal.signal(-code, _signal.SIG_DFL)
+    posix.kill(posix.getpid(), -code)
 sys.exit(code)
 """
+"""Of modules that are in the interpreter, for the most part: `json`, `os` and `socket` would take most of its time."""
 
 
 class WarmPython:
@@ -201,11 +205,11 @@ def _answer(client: socket.socket) -> NoReturn:
         while len(said) < left:
             said += client.recv(left - len(said))
         client.sendall(os.getpid().to_bytes(8, "big"))
-    _become(files, *json.loads(said))
+    _become(files, *marshal.loads(said))
 
 
 def _become(
-    files: Any, name: str, args: list[str], cwd: str, environment: dict[str, str], numbers: list[int]
+    files: Any, name: str, args: list[str], cwd: str, environment: dict[bytes, bytes], numbers: list[int]
 ) -> NoReturn:
     """Do what `python` or `rsn` does with these arguments; does not return. numbers: of the files, for the command."""
     above = max(*numbers, *files) + 1
@@ -216,8 +220,8 @@ def _become(
         os.close(file)
     multiprocessing.spawn.set_executable(str(Path(sys.argv[1]) / "bin" / "python"))
     os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
+    os.environb.clear()
+    os.environb.update(environment)
     os.setpgid(0, 0)
     code: Any = 0
     try:
