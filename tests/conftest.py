@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import logging
 import multiprocessing.spawn
 import os
 import sys
@@ -173,6 +174,22 @@ def warm_processes(warm_python: WarmPython) -> Iterator[None]:
     multiprocessing.spawn.set_executable(str(warm_python.bin / "python"))
     yield
     multiprocessing.spawn.set_executable(executable)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """What is logged in this test: of this package from INFO on, of others at the levels that they have."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    root, own, transformers = (logging.getLogger(name) for name in (None, "rsn", "transformers"))
+    for logger in (root, transformers):  # what the latter get stays there
+        logger.addHandler(handler)
+    own.setLevel(logging.INFO)
+    yield records
+    own.setLevel(logging.NOTSET)
+    for logger in (root, transformers):
+        logger.removeHandler(handler)
 
 
 @pytest.fixture

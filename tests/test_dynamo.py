@@ -633,13 +633,13 @@ def test_summary_says_that_gradients_are_another_thing() -> None:
         assert rsn.explain(fast, (x,)).endswith(note)
 
 
-def test_a_line_of_the_log_for_each_graph(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_of_the_log_for_each_graph(logged: list[logging.LogRecord]) -> None:
     x = torch.randn(2, 10, 48)
-    with caplog.at_level(logging.INFO, "rsn"), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", Fallback)
         for model in (encoder(), sandwich(Tanh), Columns(), Tanh(48)):
             torch.compile(model, backend="rsn")(x)
-    said = [record.getMessage().split(": ", 1)[1] for record in caplog.records if record.name == "rsn"]
+    said = [record.getMessage().split(": ", 1)[1] for record in logged if record.name == "rsn"]
     assert said[0] == "on the machine: 2 x 10 rows, 17 layers"
     assert said[1].startswith("2 of 2 pieces on the machine: aten.linear.default at 2.self_attn: it depends on")
     assert said[2].startswith("in PyTorch: nothing in this module runs on the machine: aten.bmm.default at")

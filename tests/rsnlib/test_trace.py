@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 from rsn.base.errors import RsnError, TensorError, UnsupportedError
+from rsn.rsnlib.exporting import TRACE_LOG
 from rsn.rsnlib.trace import trace
 from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, Norm
 
@@ -514,6 +516,41 @@ def test_weights_are_those_of_the_time_of_tracing(call: Call, randomised: Random
     got = call(traced, **inputs)
     assert_close(got.last_hidden_state, expected.last_hidden_state)
     assert_close(got.pooler_output, expected.pooler_output)
+
+
+class OwnMethods(nn.Linear):
+    """A module whose class has the methods that torch.export replaces in `nn.Module`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, OwnMethods, nn.Module])
+def test_a_capture_leaves_no_method_in_the_classes_of_modules(
+    call: Call, randomised: Randomised, kind: type[nn.Module]
+) -> None:
+    """One submodule at two places, and a module that is none."""
+    elsewhere = [nn.Linear(C, C)]
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = self.other = nn.Sequential(nn.Linear(C, C), nn.ReLU())
+            self.third = kind() if kind is nn.Module else kind(C, C)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.one(self.other(x)) + elsewhere[0](x)
+            return y if kind is nn.Module else self.third(y)
+
+    model, x = randomised(Twice()), hidden()
+    classes = (nn.Module, nn.Sequential, nn.Linear, nn.ReLU, OwnMethods, Twice)
+    before = [dict(vars(c)) for c in classes]
+    assert_close(call(trace(model, (x,)), x), model(x))
+    assert [dict(vars(c)) for c in classes] == before
+    assert not logging.getLogger(TRACE_LOG).handlers  # torch describes no tensors for it
 
 
 @pytest.mark.long
