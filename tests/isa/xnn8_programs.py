@@ -51,8 +51,12 @@ class HandMade:
     def load(self, x: BlockNumbers, gains: BlockNumbers | None, memory: LaneMemory = LaneMemory.X) -> None:
         """Load rows (all sequences, blocks, 64) to X or Angles."""
         parts = (BlockNumbers(*(y[i : i + self.pitch] for y in x)) for i in range(0, self.rows, self.pitch))
-        stored = None if gains is None else self.constants([(g, g, 0) for g in columns_of(gains)])
+        stored = None if gains is None else self.gains(gains)
         self.emit.load([self.put("ddr", row_words(part)) for part in parts], 0, x.integers.shape[1], stored, memory)
+
+    def gains(self, gains: BlockNumbers) -> StoredConstants:
+        """Store gains of blocks of X."""
+        return self.constants([(g, g, 0) for g in columns_of(gains)])
 
     def constants(self, *vectors: Sequence[Any]) -> StoredConstants:
         """Store constants. vectors: of each kind, by block: two vectors and a shift."""

@@ -23,7 +23,6 @@ from ....isa.overlays.xnn8.rows import blocks_of_results
 
 MOST_CHUNKS = 255
 """Blocks of rows that Send counts: hw/versal/xnn8/send.cpp."""
-COMPUTED = (RowOp.LOAD, RowOp.STORE, RowOp.SEND, RowOp.TAKE)
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,6 @@ class _Limits:
             yield "rows that lie off chip one by one"
         if mop.low_bits:
             yield "rows of X of 16 bits"
-        if mop.op not in COMPUTED:
-            yield f"{RowOp(mop.op).name} of Rows"
         if mop.memory == LaneMemory.ANGLES and (mop.slot or mop.blocks != 1):
             yield "angles of heads of 128 columns"
         if mop.gated and mop.rotated:
@@ -67,9 +64,9 @@ class _Limits:
         elif mop.memory == LaneMemory.T:
             yield "T in off-chip memory"
         blocks = blocks_of_results(mop, mop.blocks) if mop.op == RowOp.TAKE else mop.blocks
-        apart = abs(mop.slot - mop.residual_slot)
-        if mop.residual and 0 < apart < blocks * cells(self.rows):
-            yield "a residual that lies partly where results go"
+        added = [mop.residual_slot] * (mop.residual > 0) + [mop.source] * (mop.op == RowOp.SUM)
+        if any(0 < abs(mop.slot - slot) < blocks * cells(self.rows) for slot in added):
+            yield "an addend that lies partly where results go"
 
     def _send(self, mop: PanelSend) -> Iterator[str]:
         yield from self._lanes(mop)

@@ -25,7 +25,9 @@ constexpr int product_bits = 41, kept_bits = 15, exponent_bits = 11;
 constexpr int least = product_bits - sum_bits;  // shift of a product
 constexpr unsigned in_eight = group_beats / 2;  // cells of X of eight rows
 constexpr unsigned cells_ahead = 4;   // of residuals, asked for before one is taken
-constexpr RowExponents no_more_rows = {true, false, false, {}, {}};
+constexpr RowExponents no_more_rows = {true, false, false, false, {}, {}};
+constexpr int addend_bits = 11;       // by which an addend of X becomes as long as a result
+constexpr RowFactor of_addend = {1 << 15, -addend_bits - 15};
 constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, behind the point
 constexpr int turn_bits = 3;          // by which a rotation moves the point
 constexpr int gate_bits = 33;         // by which a gate does
@@ -285,18 +287,20 @@ post_uops:
                 turns[r][at].exponent = in.exponent[r];
             }
         }
-        if (op.op != take) continue;
+        // Of a sum of two, residuals bring both addends in turn.
+        const bool sums = op.op == sum, sums_two = sums && op.residual;
+        if (op.op != take && !sums) continue;
         const unsigned in_packet = op.attention ? window_rows / 2 : window_rows, of_column = op.rows / in_packet;
-        for (unsigned i = 0; i < 3; ++i) {
+        for (unsigned i = 0; !sums && i < 3; ++i) {
 #pragma HLS UNROLL
             const auto count = static_cast<uint8_t>((op.blocks + (i == 0)) / 2 * of_column);
             // hls-allow state-order: both streams are gathered by themselves
             due[i] << PacketsDue{false, op.attention, op.gated, count};
         }
     post_constants:
-        for (unsigned c = 0; !op.attention && c < op.blocks; ++c) columns.take(c, constants);
+        for (unsigned c = 0; !op.attention && !sums && c < op.blocks; ++c) columns.take(c, constants);
     post_factors:
-        for (unsigned r = 0; !op.attention && r < op.rows; ++r) {
+        for (unsigned r = 0; !op.attention && !sums && r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
             of_rows[r % 2][r / 2] = factors.read();
         }
@@ -317,14 +321,19 @@ post_uops:
 #pragma HLS ARRAY_PARTITION variable=reciprocals complete dim=1
 #pragma HLS BIND_STORAGE variable=reciprocals type=ram_s2p impl=lutram
         bool from = true, next_from = false, known = false, odd = false;  // the next packet is known; this one is odd
-        uint8_t beat = 0, column = 0, group = 0, next_column = 0, next_group = 0, dividing = 0;
+        uint8_t beat = 0, column = 0, group = 0, dividing = 0;
+        // Sums begin with the rows that follow these.
+        uint8_t next_column = sums ? 255 : 0, next_group = static_cast<uint8_t>(op.rows / 8 - 2);
+        Packed addend = {};
+#pragma HLS ARRAY_PARTITION variable=addend.of complete
+#pragma HLS ARRAY_PARTITION variable=addend.exponent complete
         WeightSums weights = {};
 #pragma HLS ARRAY_PARTITION variable=weights.of complete
         uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
         // A beat that is rotated takes two cycles: each has one of its two rows. So does one of a gate: each has one
         // factor.
-        const bool rotates = op.rotated && !op.attention, twice = rotates || op.gated;
+        const bool rotates = op.rotated && !op.attention, multiplies = rotates || op.gated;
         bool second = false;
         Values out = {}, gates = {}, made_of_two = {};
         Exponent exponent_of[2] = {};
@@ -351,6 +360,12 @@ post_uops:
                         weights.of[i] = weights.of[i + 1];
                     }
                 }
+            } else if (!known && unknown && sums) {
+                const bool whole = next_group + 2 == op.rows / 8;
+                next_column = static_cast<uint8_t>(next_column + whole);
+                next_group = whole ? 0 : static_cast<uint8_t>(next_group + 2);
+                known = true;
+                --unknown;
             } else if (!known && unknown) {
                 if (idle) RSN_WAIT_FOR_ANY(packets[0], packets[1]);
                 const bool comes[2] = {!packets[0].empty(), !packets[1].empty()};
@@ -371,35 +386,42 @@ post_uops:
             if (idle) return;
             const unsigned n = beat % group_beats, two = two_rows(n), eight_rows = group + beat / group_beats;
             const bool multiplied = op.gated && second;
-            if (!second || multiplied) {
-                const Results in = from || multiplied ? results[1].read() : results[0].read();
-                if (n == 0 && !multiplied)
+            if (!second || multiplied || sums_two) {
+                Results in = {};
+                if (!sums) in = from || multiplied ? results[1].read() : results[0].read();
+                if (n == 0 && !second)
                     places << Place{static_cast<uint8_t>(column >> op.gated), static_cast<uint8_t>(eight_rows)};
-                const unsigned of_column = column + multiplied;
+                const unsigned of_column = (column + multiplied) % pairs;
                 const unsigned by_table = multiplied ? zeros : function;
                 Packed residue = {};
-                if (op.residual) residue = residuals.read();  // hls-allow state-order: they wait for no place
+                if (op.residual || sums) residue = residuals.read();  // hls-allow state-order: they wait for no place
+                if (sums && !second) {
+                    addend = residue;
+                    residue = {};
+                }
                 ScaledBy factor_of[2];
                 unsigned bias_by[2], residue_by[2];
                 Lookup entries_by[2];
                 int top[2];
+                const bool by_columns = !op.attention && !sums;
                 const auto of_scale = static_cast<int>(within<exponent_bits>(
-                    op.attention ? of_heads[column] : columns.shift[of_column] + columns.first_exponent[of_column] + 4));
+                    sums ? of_addend.exponent : op.attention ? of_heads[column]
+                    : columns.shift[of_column] + columns.first_exponent[of_column] + 4));
                 const auto of_bias =
-                    static_cast<int>(within<exponent_bits>(op.attention ? 0 : columns.second_exponent[of_column]));
+                    static_cast<int>(within<exponent_bits>(by_columns ? columns.second_exponent[of_column] : 0));
                 for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
-                    const RowFactor &by = op.attention ? reciprocals[i][4 * odd + two]
-                        : of_rows[i][4 * eight_rows + two];
+                    const RowFactor by = sums ? RowFactor{of_addend.mantissa, addend.exponent[i]}
+                        : op.attention ? reciprocals[i][4 * odd + two] : of_rows[i][4 * eight_rows + two];
                     const auto exponent = static_cast<int>(within<exponent_bits>(of_scale + by.exponent));
                     top[i] = exponent + product_bits;
-                    if (!op.attention) top[i] = larger(top[i], of_bias + kept_bits);
+                    if (by_columns) top[i] = larger(top[i], of_bias + kept_bits);
                     if (op.residual) top[i] = larger(top[i], residue.exponent[i] + kept_bits);
                     top[i] -= sum_bits;
                     const int moved = multiplied ? exponent_of[i] + gate_bits : rotates ? turn_bits : 0;
                     exponent_of[i] = static_cast<Exponent>(top[i] + moved);
                     factor_of[i] = scaled_by<least>(by.mantissa, top[i] - exponent);
-                    bias_by[i] = op.attention ? 0 : both_ways<15, 14>(top[i] - of_bias);
+                    bias_by[i] = by_columns ? both_ways<15, 14>(top[i] - of_bias) : 0;
                     residue_by[i] = both_ways<15, 14>(top[i] - residue.exponent[i]);
                     entries_by[i] = lookup(top[i], table.steps, table.fraction);
                 }
@@ -409,7 +431,8 @@ post_uops:
                     const unsigned word = 4 * of_column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
                     const auto drained = static_cast<int16_t>(int64_t{in.of[e]});
                     const int64_t product = int64_t{drained} * columns.first[word][in_word] + half_step<4>;
-                    const int64_t scaling = op.attention ? int64_t{in.of[e]} : rounded_down<4>(within<31>(product));
+                    const int64_t scaling = sums ? int64_t{addend.of[e]} << addend_bits
+                        : op.attention ? int64_t{in.of[e]} : rounded_down<4>(within<31>(product));
                     int64_t v = scaled<least, sum_bits>(scaling, factor_of[i]);
                     v += aligned<15, 14>(columns.second[word][in_word], bias_by[i]);
                     v += aligned<15, 14>(residue.of[e], residue_by[i]);
@@ -417,7 +440,11 @@ post_uops:
                     out[e] = activated(out[e], entries_by[i], entries[by_table], op.function && !multiplied);
                 }
             }
-            if (twice) {
+            if (sums_two) {
+                second = !second;
+                if (second) return;
+            }
+            if (multiplies) {
                 const FourAngles &by = turns[second][(4 * eight_rows + two) * x_words + four_columns(n)];
                 multiply(rotates, by, second, gates, out, made_of_two);
                 second = !second;
@@ -426,9 +453,9 @@ post_uops:
                     return;
                 }
             }
-            const Values all = twice ? made_of_two : out;
+            const Values all = multiplies ? made_of_two : out;
             values << all;  // hls-allow state-order: residuals do not wait for values
-            RowExponents made = {false, eight, false, {}, {}};
+            RowExponents made = {false, eight, false, false, {}, {}};
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                 uint32_t bits = 0;
@@ -452,7 +479,7 @@ post_uops:
 #pragma HLS DEPENDENCE variable=reciprocals type=inter dependent=false
             step();
         }
-        taken << Token(1);
+        if (!sums) taken << Token(1);
     }
 }
 
@@ -473,20 +500,24 @@ residual_uops:
             break;
         }
         const Rows op = Rows::decode(uop.words);
-        const bool stores = op.op == store, normalises = stores ? op.norm : op.residual == as_normalised;
+        const bool sums = op.op == sum, stores = op.op == store, walks_all = stores || sums;
+        const bool normalises = stores ? op.norm : op.residual == as_normalised;
+        // Two addends take turns: two rows of a cell of one, the same of the other. So each cell is read twice.
+        const bool in_turn = sums && op.residual;
+        const unsigned turns = in_turn ? 2 : 0, last_row = in_turn ? 1 : 3;
     residual_statistics:
         for (unsigned r = 0; op.norm && (stores || op.op == walk) && r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
             norms[lane_rows * stores + r] = statistics.read();
         }
-        if (!stores && op.op != take) continue;
+        if (!walks_all && op.op != take) continue;
         // A packet of Post has 16 rows; what is stored, all rows of a block.
-        const uint8_t items = static_cast<uint8_t>(stores ? op.blocks : op.blocks * op.rows / window_rows);
-        const uint16_t cells_of = static_cast<uint16_t>(stores ? op.rows * block_columns / 16 : 2 * in_eight);
+        const uint8_t items = static_cast<uint8_t>(walks_all ? op.blocks : op.blocks * op.rows / window_rows);
+        const auto cells_of = static_cast<uint16_t>((walks_all ? op.rows * block_columns / 16 : 2 * in_eight) << turns);
         const uint8_t vectors = !normalises ? 0 : stores ? 1 : op.blocks;
     residual_constants:
         for (unsigned c = 0; c < vectors; ++c) affine.take(c, constants);
-        uint8_t left = items, unasked = items, ahead = 0, four = 0;  // four: the row of a cell
+        uint8_t left = items, unasked = items, ahead = 0, four = 0;  // four: the row of what is taken of a cell
         uint16_t asked = 0, taken = 0;  // cells of an item
         bool known = false;  // the item that is asked for
         Place next = {}, at = {};
@@ -496,19 +527,20 @@ residual_uops:
         RowExponents made = {};
         uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
-        const unsigned slot = stores ? op.slot : op.residual_slot;
+        const unsigned slot = stores ? op.slot : sums ? op.source : op.residual_slot;
         const auto step = [&] {
             if (four == 0) {
                 if (!known && unasked) {
-                    if (!stores && !ahead) RSN_WAIT_FOR_ANY(asks);
-                    known = stores || !asks.empty();
-                    if (stores) next = {static_cast<uint8_t>(items - unasked), 0};
+                    if (!walks_all && !ahead) RSN_WAIT_FOR_ANY(asks);
+                    known = walks_all || !asks.empty();
+                    if (walks_all) next = {static_cast<uint8_t>(items - unasked), 0};
                     else if (known) next = asks.read();
                 }
-                const bool asking = known, taking = asking ? ahead == cells_ahead : ahead != 0;
+                const bool asking = known, taking = asking ? ahead == cells_ahead << in_turn : ahead != 0;
                 if (asking) {
-                    const unsigned first = group_of(slot, next.column, op.rows) + 2 * next.group;
-                    const unsigned address = x_word(first + asked / in_eight * 2, asked % in_eight);
+                    const unsigned of_turn = in_turn && asked % 2 ? op.residual_slot : slot, cell_of = asked >> turns;
+                    const unsigned first = group_of(of_turn, next.column, op.rows) + 2 * next.group;
+                    const unsigned address = x_word(first + cell_of / in_eight * 2, cell_of % in_eight);
                     reads << CellRead{false, static_cast<uint16_t>(address)};
                     const bool whole = asked + 1u == cells_of;
                     asked = whole ? 0 : static_cast<uint16_t>(asked + 1);
@@ -524,14 +556,15 @@ residual_uops:
             const unsigned c = stores ? at.column % 2 : at.column;
             if (stores && normalises && four == 0 && taken < piece_words && at.column + 1u < items)
                 affine.put((at.column + 1) % 2, taken, constants);  // hls-allow state-order: they come by themselves
-            const unsigned i = taken % in_eight, half = i / 2 % 2, of_four = four_columns(2 * i), r = four % 2;
-            const unsigned group = 2 * (at.group + taken / in_eight) + half;
-            const Statistics norm = norms[lane_rows * stores + 4 * group + four];
+            const unsigned cell_of = taken >> turns, row = (in_turn ? taken & 2u : 0) + four;
+            const unsigned i = cell_of % in_eight, half = i / 2 % 2, of_four = four_columns(2 * i), r = four % 2;
+            const unsigned group = 2 * (at.group + cell_of / in_eight) + half;
+            const Statistics norm = norms[lane_rows * stores + 4 * group + row];
             const int exponent = norm.top - guard + 13 + affine.first_exponent[c] + norm.inverse.exponent;
             const int of_shift = affine.second_exponent[c];
             const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
             const ScaledBy by = scaled_by<least>(norm.inverse.mantissa, top - exponent);
-            const unsigned lower = to_right<15 + guard>(norm.top - cell.exponent[four]);
+            const unsigned lower = to_right<15 + guard>(norm.top - cell.exponent[row]);
             const unsigned shift_by = both_ways<15, 14>(top - of_shift);
             const unsigned word = 4 * c + of_four / 4;
             const Shorts gains = affine.first[word], shifts = affine.second[word];
@@ -539,7 +572,7 @@ residual_uops:
             for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
                 const unsigned in_word = of_four % 4 * 4 + e;
-                const int16_t x = cell.of[4 * four + e];
+                const int16_t x = cell.of[4 * row + e];
                 int64_t v = x;
                 if (normalises) {
                     v = scaled<least, sum_bits>(centred(x, lower, norm.mean, gains[in_word]), by)
@@ -548,20 +581,21 @@ residual_uops:
                 out[4 * r + e] = static_cast<int32_t>(within<30>(v));
                 bits |= static_cast<uint32_t>(magnitude(v));
             }
-            uint32_t &of_row = most[4 * half + four];
+            uint32_t &of_row = most[4 * half + row];
             of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
-            made.from[r] = static_cast<Exponent>(normalises ? top : cell.exponent[four]);
+            made.from[r] = static_cast<Exponent>(normalises ? top : cell.exponent[row]);
             made.made[r] =
-                static_cast<Exponent>(normalises ? stored_exponent(of_row, top, 16) : cell.exponent[four]);
+                static_cast<Exponent>(normalises ? stored_exponent(of_row, top, 16) : cell.exponent[row]);
             if (r) {
                 values << out;
                 made.to_rows = stores;
+                made.each = sums;
                 // hls-allow state-order: values wait for their exponents, not these for them
-                if (i >= in_eight - 4 && i % 2) exponents << made;
+                if (sums || (i >= in_eight - 4 && i % 2)) exponents << made;
             }
-            const bool whole = four == 3 && taken + 1u == cells_of;
-            taken = whole ? 0 : static_cast<uint16_t>(taken + (four == 3));
-            four = static_cast<uint8_t>((four + 1) % 4);
+            const bool ends = four == last_row, whole = ends && taken + 1u == cells_of;
+            taken = whole ? 0 : static_cast<uint16_t>(taken + ends);
+            four = ends ? 0 : static_cast<uint8_t>(four + 1);
             left -= whole;
         };
     residual_rows:
@@ -577,11 +611,15 @@ namespace {
 // A beat of what rounds values to what is stored, once the exponents of their eight rows are known; n: its number. With
 // one row in a cycle, the second one follows in the next. put: takes what becomes of the beat.
 template <unsigned Rows, typename Put>
-void pack(RowExponents (&of_rows)[4], unsigned &n, bool &second, Values &in, Packed &out,
+void pack(RowExponents (&of_rows)[4], bool &each, unsigned &n, bool &second, Values &in, Packed &out,
           hls::stream<RowExponents> &exponents, hls::stream<Values> &values, Put put) {
 #pragma HLS INLINE
     if (!second) {
-        if (n < 8 && n % 4 < 2) of_rows[two_rows(n)] = exponents.read();
+        if (each || (n < 8 && n % 4 < 2)) {
+            const RowExponents of_two = exponents.read();
+            of_rows[two_rows(n)] = of_two;
+            each = of_two.each;
+        }
         if (of_rows[0].last) return;
         in = values.read();  // hls-allow state-order: they come before their exponents
     }
@@ -608,14 +646,14 @@ void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &val
     RowExponents of_rows[4] = {};
 #pragma HLS ARRAY_PARTITION variable=of_rows complete
     unsigned n = 0;
-    bool second = false;
+    bool each = false, second = false;
     Values in = {};
     Packed out = {};
 #pragma HLS ARRAY_PARTITION variable=out.of complete
 pack_two_rows:
     while (!of_rows[0].last) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-        pack<2>(of_rows, n, second, in, out, exponents, values,
+        pack<2>(of_rows, each, n, second, in, out, exponents, values,
                 [&](const RowExponents &, const Packed &made) { to << made; });
     }
 }
@@ -626,7 +664,7 @@ void pack_residuals(hls::stream<RowExponents> &exponents, hls::stream<Values> &v
     RowExponents of_rows[4] = {};
 #pragma HLS ARRAY_PARTITION variable=of_rows complete
     unsigned n = 0;
-    bool second = false;
+    bool each = false, second = false;
     Values in = {};
     Packed out = {};
 #pragma HLS ARRAY_PARTITION variable=out.of complete
@@ -634,7 +672,7 @@ void pack_residuals(hls::stream<RowExponents> &exponents, hls::stream<Values> &v
 pack_a_row:
     while (!of_rows[0].last) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-        pack<1>(of_rows, n, second, in, out, exponents, values, [&](const RowExponents &by, const Packed &made) {
+        pack<1>(of_rows, each, n, second, in, out, exponents, values, [&](const RowExponents &by, const Packed &made) {
             if (by.to_rows) to_rows << made;
             else to_post << made;
         });

@@ -196,10 +196,10 @@ rows_uops:
         const auto cell_of = [&](unsigned block) {
             return static_cast<uint8_t>(op.slot + within<6>(block) * within<3>(block_cells));
         };
-        const bool takes_t = op.op == take && op.memory == in_t;
+        const bool takes_t = op.op == take && op.memory == in_t, computed = op.op == take || op.op == sum;
         const bool to_angles = op.op == load && op.memory == in_angles;
-        if (has_rows && (op.op == take || to_angles)) to_post << uop;
-        if (has_rows && (op.op == store || (op.op == walk && op.norm) || (op.op == take && op.residual)))
+        if (has_rows && (computed || to_angles)) to_post << uop;
+        if (has_rows && (op.op == store || op.op == sum || (op.op == walk && op.norm) || (op.op == take && op.residual)))
             to_residual << uop;
     rows_gains:
         for (uint8_t b = 0; op.gains && b < blocks; ++b) gains.take(cell_of(b), constants);
@@ -309,7 +309,7 @@ rows_uops:
         }
 
         const auto sixteens = static_cast<uint8_t>(blocks * op.rows / cell_rows);
-        if (op.op == load || (op.op == take && !takes_t)) {
+        if (op.op == load || (computed && !takes_t)) {
             const bool loaded = op.op == load;
             const auto count = static_cast<uint16_t>(sixteens * (loaded ? cell_words + 1 : 2 * cell_words));
             uint8_t n = 0, sixteen = 0, block = op.slot;  // of what is loaded: of its words, of rows in the block

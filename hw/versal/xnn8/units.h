@@ -51,7 +51,7 @@ using Token = ap_uint<1>;
 using Exponent = int16_t;
 
 // What fields of Rows, Send and OffChip say.
-enum RowsOp : uint8_t { load, store, walk, take };
+enum RowsOp : uint8_t { load, store, walk, take, sum };
 enum Added : uint8_t { nothing, raw, as_normalised };
 enum Source : uint8_t { from_x8, from_t, queries };
 enum End : uint8_t { to_w, to_constants, to_x, from_x };
@@ -114,7 +114,8 @@ struct Place {
 };
 // Of two rows: the exponent of values, and the one that they are stored with; above `highest`, they are beyond it.
 struct RowExponents {
-    bool last, eight, to_rows;  // nothing follows; they are stored with 8 bits; which reader gets them
+    // nothing follows; they are stored with 8 bits; which reader gets them; the next two rows have others
+    bool last, eight, to_rows, each;
     Exponent from[2], made[2];
 };
 // Two rows, four columns, as they are stored.

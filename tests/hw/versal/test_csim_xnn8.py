@@ -91,6 +91,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     norm=st.sampled_from([None, False, True]),
     residual=st.sampled_from(AddedResidual),
     function=st.integers(0, 4),
+    summed=st.sampled_from([0, 0, 1, 2]),
     gated=st.booleans(),
     rotated=st.booleans(),
     apart=st.booleans(),
@@ -112,6 +113,7 @@ def test_an_encoder_layer(
     norm: bool | None,
     residual: AddedResidual,
     function: int,
+    summed: int,
     gated: bool,
     rotated: bool,
     apart: bool,
@@ -122,7 +124,8 @@ def test_an_encoder_layer(
     data: st.DataObject,
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
-    is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. gated:
+    is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. summed:
+    addends of a sum without a product, through a function; the projection and what was loaded; 0 for no sum. gated:
     the hidden tensor, and what goes to X if there are columns for it. rotated: queries, keys and the projection. apart:
     the first sum lies behind its addend in X. gains: of what is loaded. four_bits: of weights behind attention.
     low_bits: that rows of T have beyond 8. Many lanes have many rows each in `make test-full` alone: each row takes 10
@@ -154,6 +157,9 @@ def test_an_encoder_layer(
     added = data.draw(st.integers(of_x, X_CELLS - of_x)) if apart else 0
     projected = Destination(added, residual=residual, gains=True, rotated=rotated)
     hand.product(ChunkSource.T, attended, heads, projected, heads, of_ddr, low_bits)
+    if summed:
+        of_sum = Destination(added, residual=AddedResidual(summed - 1), function=function, gains=True)
+        hand.emit.sum(added, of_sum, heads, hand.gains(hand.vector(heads, 0.5, 2)).addr)
     hand.emit.walk(added, heads, of_norm)
     hidden = Destination(inner, True, (SEND,), function=function, gated=gated)
     hand.product(ChunkSource.X8, added, heads, hidden, 4 << gated, 1)
