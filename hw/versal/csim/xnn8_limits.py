@@ -49,8 +49,6 @@ class _Limits:
     def _rows(self, mop: PanelRows) -> Iterator[str]:
         if mop.by_row:
             yield "rows that lie off chip one by one"
-        if mop.low_bits:
-            yield "rows of X of 16 bits"
         if mop.memory == LaneMemory.ANGLES and (mop.slot or mop.blocks != 1):
             yield "angles of heads of 128 columns"
         if mop.gated and mop.rotated:

@@ -13,6 +13,7 @@ constexpr unsigned x_cells_of_lane = x_depth / cell_groups / x_words, cell_words
 constexpr unsigned send_reads = 0, heads_reads = 1;  // bits of a field
 constexpr int product_bits = 30, offset_bits = 38;
 constexpr int inverse_127 = 33026;  // in units of 2^-22
+constexpr int least_sent = -2, sent_bits = 19;  // shift of what is sent; bits before it is limited to 16
 
 // Of a row and a block. most: of |x * gain|.
 struct Sums {
@@ -131,6 +132,15 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
         exponents.of[r] = cell.exponent[r];
     }
     sums.exponents[cell_groups * block + group] = exponents;
+}
+
+// x, limited to the magnitudes up to 127 * 2^low_bits. Its bits tell whether it is above, so that no sum is made.
+int64_t limited(int64_t x, unsigned low_bits) {
+#pragma HLS INLINE
+    const int64_t most = int64_t{127} << low_bits, below = (int64_t{128} << low_bits) - 1;
+    const int64_t size = x < 0 ? ~x : x;  // of negative numbers one less than their magnitude
+    const bool beyond = size & ~below || (size & most) == most;
+    return !beyond ? x : x < 0 ? -most : most;
 }
 
 }  // namespace
@@ -444,7 +454,12 @@ rows_uops:
         } else {
             const auto in_block = static_cast<uint16_t>(groups_of_rows * x_words);
             WordOfBlock asked{op.slot}, taken{op.slot};
-            X8Cell out = {};
+            // A row of more than 8 bits has two parts in X8, from its first cell on: of a block the high one, then the
+            // low one. Of others there is what is called the low one alone.
+            const bool parts = op.low_bits;
+            X8Cell high = {}, low = {};
+            CellWrite<X8Cell> due = {};  // where the low part goes, in the next cycle
+            bool owes = false;
             const auto address = [&](unsigned) {
                 const unsigned at = asked.block * cell_groups * x_words + asked.word;
                 asked.next(in_block, block_cells);
@@ -453,20 +468,24 @@ rows_uops:
             const auto count = static_cast<uint16_t>(op.blocks * in_block);
             read_halves(x_reads, x_cells, count, address, [&](bool second, const XCell &cell) {
                 const unsigned block = taken.block, i = taken.word, four = i % x_words;
+                CellWrite<X8Cell> write = due;
+                write.cell = low;
                 const int exponent = gains.exponent[block] + 13 - guard;
                 for (unsigned k = 0; k < 2; ++k) {
 #pragma HLS UNROLL
                     const unsigned r = 2 * second + k;
                     const Sent row = sent[k][2 * (i / x_words) + second];
-                    // Six is enough to the right: what would go less far saturates there, too.
-                    const int lower = larger(22 + row.scale_exponent - row.top - exponent, 6);
-                    const ScaledBy by = scaled_by<6>(row.reciprocal, lower);
+                    // That is enough: what would go less far to the right saturates there, too.
+                    const int lower = larger(22 - op.low_bits + row.scale_exponent - row.top - exponent, least_sent);
+                    const ScaledBy by = scaled_by<least_sent>(row.reciprocal, lower);
                     const unsigned of_block = to_right<15 + guard>(row.top - cell.exponent[r]);
                     for (unsigned c = 0; c < 4; ++c) {
 #pragma HLS UNROLL
                         const int16_t gain = gains.of[x_words * block + four][c];
                         const int64_t u = centred(cell.of[4 * r + c], of_block, row.mean, gain);
-                        out.of[8 * r + i % 2 * 4 + c] = static_cast<int8_t>(saturated<11>(scaled<6, 11>(u, by), 8));
+                        const int64_t made = limited(scaled<least_sent, sent_bits>(u, by), op.low_bits);
+                        high.of[8 * r + i % 2 * 4 + c] = static_cast<int8_t>(within<16>(made + 128) >> 8);
+                        low.of[8 * r + i % 2 * 4 + c] = static_cast<int8_t>(made);
                     }
                 }
                 if (!second && i == x_words && block > op.slot) {
@@ -474,11 +493,18 @@ rows_uops:
                     x8_done.read();
                     filled[0] << Token(1);  // hls-allow state-order: readers take tokens by themselves
                 }
+                const bool whole = second && i % 2;
+                const unsigned first = parts ? 2 * (block - op.slot) : block;
+                const auto at = static_cast<uint16_t>(first * cell_groups * t_words + i / 2);
+                if (!owes) write = {false, false, at, high};
+                if (owes || (whole && parts)) x8 << write;
+                owes = whole;
                 if (!second) return;
-                const auto at = static_cast<uint16_t>(block * cell_groups * t_words + i / 2);
-                if (i % 2) x8 << CellWrite<X8Cell>{false, i + 1 == in_block, at, out};
+                due = {false, i + 1 == in_block, static_cast<uint16_t>(at + (parts ? in_block / 2 : 0)), {}};
                 taken.next(in_block, block_cells);
             });
+            due.cell = low;
+            put_behind(x8, due);
             x8_done.read();
             put_behind(filled[0], Token(1));
         }
@@ -524,7 +550,7 @@ norms_uops:
             }
             const RowFactor scale = normal<32>(of.bound, of.exponent, true);
             const auto reciprocal = static_cast<uint16_t>(divided<15, 15>(127 << 22, scale.mantissa));
-            RowFactor factor = normal<31>(int64_t{scale.mantissa} * inverse_127, scale.exponent - 22);
+            RowFactor factor = normal<31>(int64_t{scale.mantissa} * inverse_127, scale.exponent - 22 - op.low_bits);
             if (op.norm) factor = times(factor, of.inverse);
             for (unsigned l = 0; l < lanes; ++l) {
 #pragma HLS UNROLL

@@ -214,6 +214,8 @@ send_uops:
             }
         }
         const bool of_queries = op.source == queries, of_x8 = op.source == from_x8;
+        const bool in_parts = of_x8 && op.low_bits;  // which X8 has
+        const unsigned cut = of_x8 ? 0 : op.low_bits;
         ChunkBeat asked, sent;
         Bytes cell_before = {};
         Beat128 late = {};  // the second tile gets each beat one cycle after the first
@@ -228,7 +230,8 @@ send_uops:
                 const unsigned n = asked.beat, group = of_queries ? n % 2 * own_rows / 4 + n / 16 : n / 8;
                 const unsigned k = of_queries ? n / 2 % 8 : n % 2 * (t_words / 2) + n / 2 % 4;
                 const unsigned there = 4 * group < op.rows ? group : 0;  // nothing is made of more rows
-                const unsigned at = (group_of(op.slot, asked.chunk, op.rows) + there) * t_words + k;
+                const unsigned block = in_parts ? 2 * asked.chunk + asked.part : asked.chunk;
+                const unsigned at = (group_of(in_parts ? 0 : op.slot, block, op.rows) + there) * t_words + k;
                 const CellRead read = {false, static_cast<uint16_t>(at)};
                 if (of_x8) x8_reads << read;
                 else t_reads << read;
@@ -253,7 +256,7 @@ send_uops:
                     tops[r] = of_queries ? top[chunk] : of_x8 ? Exponent{0} : top_of_rows[r][n / 8];
                     shows[r] = !of_queries || before_lane + 4 * group + r < op.count;
                 }
-                const Bytes made = aligned(cell.of, cell.exponent, tops, shows, op.low_bits, sent.part);
+                const Bytes made = aligned(cell.of, cell.exponent, tops, shows, cut, cut && sent.part);
                 const Beat128 of_this = half_of(made, 0), of_before = half_of(cell_before, 1);
                 first = n % 2 ? of_before : of_this;
                 second = n == 0 ? late : n % 2 ? of_this : of_before;

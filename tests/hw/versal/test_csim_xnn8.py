@@ -40,11 +40,11 @@ class Layer(HandMade):
     def vector(self, blocks: int, low: float, high: float) -> BlockNumbers:
         return numbers.blocks_of(self.rng.uniform(low, high, 64 * blocks), X_BITS)
 
-    def begin(self, blocks: int, norm: PanelNorm | None, *, gains: bool = True) -> None:
-        """Load rows and walk them."""
+    def begin(self, blocks: int, norm: PanelNorm | None, *, gains: bool = True, low_bits: int = 0) -> None:
+        """Load rows and walk them. low_bits: as for `product`."""
         x = numbers.blocks_of(self.rng.normal(size=(self.rows, 64 * blocks)), X_BITS)
         self.load(x, self.vector(blocks, 0.5, 2) if gains else None)
-        self.emit.walk(0, blocks, norm)
+        self.emit.walk(0, blocks, norm, low_bits)
 
     def product(
         self, source: ChunkSource, slot: int, chunks: int, to: Destination, columns: int, of_ddr: int, low_bits: int = 0
@@ -98,6 +98,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     gains=st.booleans(),
     four_bits=st.booleans(),
     low_bits=st.sampled_from([0, 0, 1, 5, 7, 8]),
+    of_x=st.booleans(),
     stalls=st.sampled_from([0, 0, 1]),
     data=st.data(),
 )
@@ -120,6 +121,7 @@ def test_an_encoder_layer(
     gains: bool,
     four_bits: bool,
     low_bits: int,
+    of_x: bool,
     stalls: int,
     data: st.DataObject,
 ) -> None:
@@ -128,8 +130,8 @@ def test_an_encoder_layer(
     addends of a sum without a product, through a function; the projection and what was loaded; 0 for no sum. gated:
     the hidden tensor, and what goes to X if there are columns for it. rotated: queries, keys and the projection. apart:
     the first sum lies behind its addend in X. gains: of what is loaded. four_bits: of weights behind attention.
-    low_bits: that rows of T have beyond 8. Many lanes have many rows each in `make test-full` alone: each row takes 10
-    ms."""
+    low_bits: that rows of T have beyond 8; of_x: those of X, too. Many lanes have many rows each in `make test-full`
+    alone: each row takes 10 ms."""
     if not FULL:
         rows = min(rows, 256 // (engines * sequences * lanes) // 16 * 16 or 16)
     hand = Layer(seed, engines, sequences, lanes, rows)
@@ -138,7 +140,8 @@ def test_an_encoder_layer(
     if of_norm is None and residual is AddedResidual.NORMALISED:
         residual = AddedResidual.RAW
     of_ddr = data.draw(st.integers(0, heads))
-    hand.begin(heads, of_norm, gains=gains)
+    bits_of_x = low_bits if of_x and 2 * heads * cells(rows) <= X_CELLS else 0
+    hand.begin(heads, of_norm, gains=gains, low_bits=bits_of_x)
     if rotated:
         angles = hand.rng.uniform(-1, 1, (hand.rows, 64)) * 2.0 ** hand.rng.integers(-20, 1, (hand.rows, 1))
         hand.load(numbers.blocks_of(angles, X_BITS), None, LaneMemory.ANGLES)
@@ -150,19 +153,19 @@ def test_an_encoder_layer(
     keys = of_heads.blocks(shared=True)
     for slot, columns, reader in ((keys_slot, keys, HEADS), (values, keys, HEADS), (queries, heads, SEND)):
         to = Destination(slot, True, (reader,), rotated=rotated and slot != values)
-        hand.product(ChunkSource.X8, 0, heads, to, columns, min(of_ddr, columns))
+        hand.product(ChunkSource.X8, 0, heads, to, columns, min(of_ddr, columns), bits_of_x)
     hand.emit.attention(of_heads, last=True)
     hand.four_bits = four_bits
-    of_x = heads * cells(rows)
-    added = data.draw(st.integers(of_x, X_CELLS - of_x)) if apart else 0
+    loaded = heads * cells(rows)
+    added = data.draw(st.integers(loaded, X_CELLS - loaded)) if apart else 0
     projected = Destination(added, residual=residual, gains=True, rotated=rotated)
     hand.product(ChunkSource.T, attended, heads, projected, heads, of_ddr, low_bits)
     if summed:
         of_sum = Destination(added, residual=AddedResidual(summed - 1), function=function, gains=True)
         hand.emit.sum(added, of_sum, heads, hand.gains(hand.vector(heads, 0.5, 2)).addr)
-    hand.emit.walk(added, heads, of_norm)
+    hand.emit.walk(added, heads, of_norm, bits_of_x)
     hidden = Destination(inner, True, (SEND,), function=function, gated=gated)
-    hand.product(ChunkSource.X8, added, heads, hidden, 4 << gated, 1)
+    hand.product(ChunkSource.X8, added, heads, hidden, 4 << gated, 1, bits_of_x)
     last = Destination(0, residual=AddedResidual.RAW, residual_slot=added, gains=True)
     if gated and heads <= 4:
         last = Destination(0, function=function, gains=True, gated=True)

@@ -53,7 +53,7 @@ def test_heads_of_32_columns_are_refused() -> None:
         ("Rows0", {"op": RowOp.SEND}, {"op": RowOp.SUM}, None),
         ("Rows0", {"op": RowOp.SEND}, {"op": RowOp.SUM, "source": 1}, "an addend that lies partly where results go"),
         ("Rows0", {"op": RowOp.SEND}, {"rows": 16}, "lanes with other numbers of rows"),
-        ("Rows0", {"op": RowOp.SEND}, {"low_bits": 8}, "rows of X of 16 bits"),
+        ("Rows0", {"op": RowOp.SEND}, {"low_bits": 8}, None),
         ("Rows0", {"attention": 1}, {"groups": 2, "skip": 2}, BEFORE),
         ("Rows0", {"attention": 1}, {"key_rows": 64}, APART),
         ("Send0", {"source": 2}, {"skip": 1}, BEFORE),

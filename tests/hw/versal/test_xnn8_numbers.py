@@ -57,8 +57,9 @@ def test_rounding_and_division(seed: int) -> None:
     )
     short, both = drawn(rng, 500, 15), rng.integers(-22, 31, 500)
     np.testing.assert_array_equal(run("aligned", 500, 1, short, both)[:, 0], numbers.rounded(short, both))
-    factor, of, lower = drawn(rng, 500, 26), drawn(rng, 500, 16, sign=False), rng.integers(12, 90, 500)
-    np.testing.assert_array_equal(run("scaled", 500, 1, factor, of, lower)[:, 0], numbers.rounded(factor * of, lower))
+    for name, least in (("scaled", 12), ("scaled_both_ways", -2)):
+        factor, of, lower = drawn(rng, 500, 26), drawn(rng, 500, 16, sign=False), rng.integers(least, 90, 500)
+        np.testing.assert_array_equal(run(name, 500, 1, factor, of, lower)[:, 0], numbers.rounded(factor * of, lower))
     by = np.maximum(drawn(rng, 500, 40, sign=False), 1)
     np.testing.assert_array_equal(run("divided", 500, 1, x, by)[:, 0], numbers.divided(x, by))
     square = drawn(rng, 500, 48, sign=False)

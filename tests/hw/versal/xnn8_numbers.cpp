@@ -14,14 +14,23 @@ RSN_API void run_rounded(std::size_t n, const int64_t *x, const int64_t *shift, 
 RSN_API void run_aligned(std::size_t n, const int64_t *x, const int64_t *shift, int64_t *out) {
     for (std::size_t i = 0; i < n; ++i) out[i] = aligned<15, 22>(x[i], both_ways<15, 22>(static_cast<int>(shift[i])));
 }
-// x: 26 bits; mantissa: 16. lower: at least 12.
+// x: 26 bits; mantissa: 16. lower: at least Least.
+template <int Least>
+void scale(std::size_t n, const int64_t *x, const int64_t *mantissa, const int64_t *lower, int64_t *out) {
+    for (std::size_t i = 0; i < n; ++i) {
+        const ScaledBy by = scaled_by<Least>(static_cast<uint16_t>(mantissa[i]), static_cast<int>(lower[i]));
+        out[i] = scaled<Least, 42 - Least>(x[i], by);
+    }
+}
 RSN_API void run_scaled(
     std::size_t n, const int64_t *x, const int64_t *mantissa, const int64_t *lower, int64_t *out
 ) {
-    for (std::size_t i = 0; i < n; ++i) {
-        const ScaledBy by = scaled_by<12>(static_cast<uint16_t>(mantissa[i]), static_cast<int>(lower[i]));
-        out[i] = scaled<12, 30>(x[i], by);
-    }
+    scale<12>(n, x, mantissa, lower, out);
+}
+RSN_API void run_scaled_both_ways(
+    std::size_t n, const int64_t *x, const int64_t *mantissa, const int64_t *lower, int64_t *out
+) {
+    scale<-2>(n, x, mantissa, lower, out);
 }
 RSN_API void run_divided(std::size_t n, const int64_t *x, const int64_t *divisor, int64_t *out) {
     for (std::size_t i = 0; i < n; ++i) out[i] = divided<62, 40>(x[i], divisor[i]);
