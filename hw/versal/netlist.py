@@ -461,8 +461,7 @@ class _VerilogWriter:
             expression = "".join(f"({' | '.join(choices[v])}) ? {v} : " for v in others) + default
         if expression is None:
             self._inputs[name] = kind
-            return
-        if self._is_sum(i) and not (self._is_chained(i) and not any(map(self._is_chained, self._leads(i)))):
+        elif self._is_sum(i) and not (self._is_chained(i) and not any(map(self._is_chained, self._leads(i)))):
             self._register(name, kind, [(moves, expression)])
         else:
             self._body.append(f"wire {kind}{name} = {expression};")

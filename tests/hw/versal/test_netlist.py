@@ -33,6 +33,13 @@ def test_outside_of_loops_each_access_is_a_state(body: str, states: int) -> None
     assert len(re.findall(r"reg \w+; always @\(posedge clk\) if \(reset\)", logic(body))) == states
 
 
+def test_a_quotient_is_kept_for_later_states() -> None:
+    """It is an input, as its divider is counted by itself."""
+    text = logic(f"const int32_t x = a.read() / b.read(); {LOOP} c << (a.read() ^ x); }}")
+    (kept,) = set(re.findall(r"n\d+_kept", text))
+    assert re.search(rf"reg .*\b{kept}\b", text)
+
+
 def test_a_loop_is_one_state_with_a_choice_for_each_branch() -> None:
     """Of both values one is chosen, and no state is added."""
     plain = logic(LOOP + "c << a.read(); }")
