@@ -44,7 +44,7 @@ def test_memories_hold_what_the_sources_declare(root: Path) -> None:
     assert [words["X"], words["T"]] == [values["x_depth"], values["t_depth"]]
     assert [words["X8"], words["factors of rows, beside X8"]] == [values["x8_depth"], values["groups"]]
     waiting = "results that wait for their gates"
-    assert words[waiting] == values["most_held"] * values["held_words"]
+    assert [words[waiting], words["sums of weights that wait"]] == [values["all_held"], values["most_held"]]
     blocks = rows()["URAM"].parts
     assert blocks == {"X": 24 * 128 // 32, "T": 24 * 256 // 32, waiting: 24}
 

@@ -49,8 +49,6 @@ class _Limits:
     def _rows(self, mop: PanelRows) -> Iterator[str]:
         if mop.by_row:
             yield "rows that lie off chip one by one"
-        if mop.memory == LaneMemory.ANGLES and (mop.slot or mop.blocks != 1):
-            yield "angles of heads of 128 columns"
         if mop.gated and mop.rotated:
             yield "a gate with a rotation"
         yield from self._lanes(mop)
@@ -78,15 +76,11 @@ class _Limits:
     def _heads(self, mop: PanelRows | PanelSend | PanelHeads) -> Iterator[str]:
         if not isinstance(mop, PanelHeads) and (mop.spread or mop.grouped):
             yield "steps of a decoder"
-        if mop.skip >= mop.groups:
-            yield "keys and values that lie before those of the first head"
-        if isinstance(mop, PanelHeads):
-            yield from self._widths(mop)
+        if mop.skip >= 2 * mop.groups:
+            yield "keys and values that lie two heads or more before those of the first head"
         yield from self._keys(mop)
 
     def _keys(self, mop: PanelRows | PanelSend | PanelHeads | EngineOp) -> Iterator[str]:
-        if mop.wide:
-            yield "heads of 128 columns"
         if isinstance(mop, EngineOp) and mop.spread:
             yield "steps of a decoder"
         if mop.key_rows != self.rows:
@@ -95,13 +89,6 @@ class _Limits:
     def _lanes(self, mop: PanelRows | PanelSend) -> Iterator[str]:
         if mop.rows != self.rows:
             yield "lanes with other numbers of rows"
-        yield from self._widths(mop)
-
-    def _widths(self, mop: PanelRows | PanelSend | PanelHeads) -> Iterator[str]:
-        if mop.narrow:
-            yield "heads of 32 columns"
-        if mop.wide:
-            yield "heads of 128 columns"
 
 
 def beyond(mops: Sequence[Record]) -> str | None:

@@ -32,9 +32,10 @@ constexpr unsigned below = odd + 1024, largest = odd + 1536, totals = odd + 1664
 static_assert(totals + groups * vector_lanes <= 2 * odd && weights + half * half / 4 <= odd);
 }  // namespace at
 
-// What a round of attention is told. rows, lanes: of a lane, and of the sequence. first_row: of the tile.
+// What a round of attention is told. rows: of a lane; of a wide head twice as many. key_rows: keys of a lane. lanes: of
+// the sequence. first_row: of the tile.
 struct Round {
-    unsigned rows, lanes, keys, first_row;
+    unsigned rows, key_rows, lanes, keys, first_row;
     int first_shift, second_shift;
     bool narrow, wide, causal, idle;
     unsigned own() const { return idle ? 0 : rows / 2; }
@@ -80,7 +81,7 @@ static_assert(sizeof(starts) == start_bytes);
 class KeyWalk {
   public:
     KeyWalk(const Round &round, unsigned column)
-        : round_(round), lane_(column % round.lanes), in_lane_(0), left_(round.rows * round.lanes) {}
+        : round_(round), lane_(column % round.lanes), in_lane_(0), left_(round.key_rows * round.lanes) {}
 
     bool more() const { return left_ != 0; }
 
@@ -90,12 +91,12 @@ class KeyWalk {
             ? round_.first_row + round_.own() : round_.keys;  // behind the last key that counts for some row
         SliceKeys keys = {{}, true};
         for (unsigned &first : keys.first) {
-            first = left_ ? lane_ * round_.rows + in_lane_ : round_.keys;
+            first = left_ ? lane_ * round_.key_rows + in_lane_ : round_.keys;
             keys.none = keys.none && (round_.idle || first >= end);
             if (!left_) continue;
             left_ -= half / 2;
             in_lane_ += half / 2;
-            if (in_lane_ < round_.rows) continue;
+            if (in_lane_ < round_.key_rows) continue;
             in_lane_ = 0;
             if (++lane_ == round_.lanes) lane_ = 0;
         }

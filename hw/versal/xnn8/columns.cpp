@@ -123,7 +123,8 @@ weights_uops:
     }
 }
 
-// Weights: words for both tiles in turn, a half of each in a cycle. Keys and values: the same to both.
+// Weights: words for both tiles in turn, a half of each in a cycle. Keys and values: the same to both, or of wide heads
+// two words to the first tile, then two to the second one.
 void tiles(hls::stream<Uop<Engine::words>> &uops, unsigned column, hls::stream<Bytes> &weights,
     hls::stream<Bytes> &heads,
            hls::stream<Beat128> to[2]) {
@@ -151,9 +152,9 @@ tiles_uops:
         }
         const unsigned keys = op.key_rows * op.lanes, slices = (keys + 31) / 32;
         unsigned first_key = 0, i = 0;  // of a slice, and words of it
-        bool second = false, of_keys = true;
+        bool second = false, of_keys = true, last = !op.wide;
     tiles_heads:
-        for (unsigned left = op.attention ? 3 * slices * 64 : 0; left; --left) {
+        for (unsigned left = op.attention ? 3 * slices * 64 << op.wide : 0; left; --left) {
 #pragma HLS PIPELINE II=ii::halves style=flp
             const unsigned octet = of_keys ? i / 16 : i / 2 % 4;
             Bytes word = {};
@@ -161,11 +162,13 @@ tiles_uops:
             if (first_key + 8 * octet < keys) word = heads.read();
             for (unsigned half = 0; half < 2; ++half) {
 #pragma HLS UNROLL
-                to[0] << half_of(word, half);
-                to[1] << half_of(word, half);
+                if (!op.wide || !last) to[0] << half_of(word, half);
+                if (last) to[1] << half_of(word, half);
             }
-            i = (i + 1) % 64;
-            if (i) continue;
+            const bool again = op.wide && i % 2 && !last;  // the same words, of the second tile
+            if (op.wide && i % 2) last = !last;
+            i = again ? i - 1 : (i + 1) % 64;
+            if (i || again) continue;
             const bool both = second && of_keys, ends = first_key + 32 >= keys;
             of_keys = !both;
             if (both) continue;

@@ -114,7 +114,7 @@ each_head:
             constexpr int nothing_left = 31;  // products with log2 e have 30 bits
             const int shift = record.second_shift > nothing_left ? nothing_left : record.second_shift;
             const unsigned first = record.first_row + (second && !record.wide ? record.rows / 2 : 0);
-            round = {record.rows, record.lanes, record.keys, first, record.first_shift, shift,
+            round = {record.rows, record.key_rows, record.lanes, record.keys, first, record.first_shift, shift,
                      record.narrow, record.wide, record.causal, record.idle};
             const int8 *RSN_APART from = a.data();
         each_vector:

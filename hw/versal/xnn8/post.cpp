@@ -25,7 +25,7 @@ constexpr int product_bits = 41, kept_bits = 15, exponent_bits = 11;
 constexpr int least = product_bits - sum_bits;  // shift of a product
 constexpr unsigned in_eight = group_beats / 2;  // cells of X of eight rows
 constexpr unsigned cells_ahead = 4;   // of residuals, asked for before one is taken
-constexpr RowExponents no_more_rows = {true, false, false, false, {}, {}};
+constexpr RowExponents no_more_rows = {true, false, false, false, {}, {}, {}};
 constexpr int addend_bits = 11;       // by which an addend of X becomes as long as a result
 constexpr RowFactor of_addend = {1 << 15, -addend_bits - 15};
 constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, behind the point
@@ -34,7 +34,10 @@ constexpr int gate_bits = 33;         // by which a gate does
 constexpr unsigned head_beats = 64;     // of results of a packet, and of that of a product
 constexpr unsigned product_beats = chunks - head_chunks;
 
-using HeldCells = Quarter[most_held * held_words];
+constexpr unsigned half_beats = group_beats / 2;  // of half a block, all that a narrow head has
+constexpr unsigned narrow_packets = 4;            // of a narrow head by one channel, at most
+
+using HeldCells = Quarter[all_held];
 
 // Two vectors of a block, four columns a word, with their exponents, and the shift of a product.
 struct BlockConstants {
@@ -72,6 +75,11 @@ int32_t activated(int32_t v, const Lookup &by, const int16_t (&table)[table_entr
     const int16_t entry = table[entry_of(within<31>(magnitude(v)), by)];
     return static_cast<int32_t>(within<31>((function && v < 0 ? 0 : v) - aligned<15, 22>(entry, by.of_entry)));
 }
+
+// Of a row, in the first half of a block: the exponent of values, and the one that they would be stored with.
+struct FirstHalf {
+    Exponent from, made;
+};
 
 // The factors of rotations of a row, four columns: of each pair of columns, its own and its partner's.
 struct FourAngles {
@@ -149,7 +157,9 @@ gather_uops:
                 }
                 weights << sums;
             }
-            if (of.attention ? at > head_chunks && at % 2 == 0 : at && at <= product_beats) {
+            // Half of what a narrow head brings has no meaning.
+            const uint8_t end = of.narrow ? head_chunks + head_beats + 1 : chunks;
+            if (of.attention ? at > head_chunks && at <= end && at % 2 == 0 : at && at <= product_beats) {
                 Results out;
                 for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
@@ -163,29 +173,35 @@ gather_uops:
 #pragma HLS UNROLL
                 before[i] = words[i];
             }
-            left -= at + 1 == window_beats;
+            left = static_cast<uint8_t>(left - (at + 1 == window_beats));
             at = at + 1 == window_beats ? 0 : static_cast<uint8_t>(at + 1);
         }
     }
 }
 
-// Keeps what gates multiply until Post asks for it; hands results of all else on.
-void hold(hls::stream<PacketsDue> &due, hls::stream<PacketNumber> &packets, hls::stream<Results> &results,
-          hls::stream<HeldPacket> &wanted, hls::stream<PacketNumber> &packets_to_post,
-          hls::stream<Results> &results_to_post) {
+// Keeps what gates multiply, or the second one of two narrow heads, until Post asks for it; hands all else on. Of a gate
+// a word has four results; of heads the lower halves of two sums, then the upper ones.
+void hold(hls::stream<PacketsDue> &due, hls::stream<PacketNumber> &packets, hls::stream<WeightSums> &weights,
+          hls::stream<Results> &results, hls::stream<HeldPacket> &wanted, hls::stream<PacketNumber> &packets_to_post,
+          hls::stream<WeightSums> &weights_to_post, hls::stream<Results> &results_to_post) {
     RSN_MEMORY(HeldCells, cells);
 #pragma HLS AGGREGATE variable=cells compact=bit
 #pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=uram
+    WeightSums of_weights[most_held];
+#pragma HLS AGGREGATE variable=of_weights compact=bit
+#pragma HLS BIND_STORAGE variable=of_weights type=ram_s2p impl=lutram
 hold_uops:
     for (;;) {
         const PacketsDue of = due.read();
         if (of.last) break;
-        const unsigned of_all = of.gated ? of.count * held_words : of.attention ? of.count * head_beats
+        const bool holds = of.gated || of.narrow;
+        const unsigned words = of.narrow ? all_held / most_held : 2 * all_held / most_held;  // of a packet
+        const unsigned of_all = holds ? of.count * words : of.attention ? of.count * head_beats
             : of.count * product_beats;
         auto left = static_cast<uint16_t>(of_all);  // that leave
-        bool more[most_held / 2] = {};  // one packet of this number has come
+        uint8_t come[pairs] = {};  // packets of each number
         bool there[most_held] = {};
-#pragma HLS ARRAY_PARTITION variable=more complete
+#pragma HLS ARRAY_PARTITION variable=come complete
 #pragma HLS ARRAY_PARTITION variable=there complete
         HeldPacket comes = 0, goes = 0;
         uint8_t in = 0, out = 0;  // words of these
@@ -193,19 +209,26 @@ hold_uops:
         Results got = {}, made = {};
 #pragma HLS ARRAY_PARTITION variable=got.of complete
 #pragma HLS ARRAY_PARTITION variable=made.of complete
+        const unsigned of_beat = of.narrow ? 3 : 1;  // the last word of eight results
     hold_cycles:
         while (left) {
 #pragma HLS PIPELINE II=ii::cells style=flp
 #pragma HLS DEPENDENCE variable=cells type=inter dependent=false
-            const bool leaves = of.gated && asked && there[goes];
-            if (!leaves && in % 2 == 0) {
-                if (!of.gated) RSN_WAIT_FOR_ANY(packets, results);
+            const bool leaves = holds && asked && there[goes], begins = (in & of_beat) == 0;
+            if (!leaves && begins) {
+                if (!holds && of.attention) RSN_WAIT_FOR_ANY(weights, results);
+                else if (!holds) RSN_WAIT_FOR_ANY(packets, results);
                 else if (asked) RSN_WAIT_FOR_ANY(results);
                 else RSN_WAIT_FOR_ANY(results, wanted);
             }
-            const bool takes = in % 2 == 0 && !results.empty();
-            if (!of.gated) {
-                if (!packets.empty()) packets_to_post << packets.read();
+            const bool takes = begins && !results.empty();
+            if (!holds) {
+                // Both together: Post waits for the weights of a packet that it knows, and takes no results meanwhile.
+                if (!packets.empty() && (!of.attention || !weights.empty())) {
+                    packets_to_post << packets.read();
+                    // hls-allow state-order: behind their packet's number
+                    if (of.attention) weights_to_post << weights.read();
+                }
                 if (takes) results_to_post << results.read();  // hls-allow state-order: behind their packet's number
                 left -= takes;
                 continue;
@@ -213,33 +236,41 @@ hold_uops:
             if (takes) got = results.read();
             if (takes && in == 0) {
                 const unsigned number = packets.read();  // hls-allow state-order: it came before its results
-                comes = static_cast<HeldPacket>(2 * number + more[number]);
-                more[number] = true;
+                comes = static_cast<HeldPacket>(number * (of.narrow ? narrow_packets : 2) + come[number]);
+                ++come[number];
+                if (of.narrow) of_weights[comes] = weights.read();  // hls-allow state-order: the same
             }
-            if (takes || in % 2) {
+            if (takes || !begins) {
                 Quarter word;
                 for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-                    word[e] = static_cast<int16_t>(int64_t{got.of[in % 2 * 4 + e]});
+                    const int64_t sum = got.of[in % 4 * 2 + e % 2];
+                    word[e] = static_cast<int16_t>(of.narrow ? sum >> e / 2 * 16 : int64_t{got.of[in % 2 * 4 + e]});
                 }
-                cells[comes * held_words + in] = word;
-                if (in == held_words - 1) there[comes] = true;
-                ++in;
+                cells[comes * words + in] = word;
+                const bool whole = in + 1u == words;
+                if (whole) there[comes] = true;
+                in = whole ? 0 : static_cast<uint8_t>(in + 1);
             }
             if (!asked && !wanted.empty()) {
                 goes = wanted.read();
                 asked = true;
             }
             if (!leaves) continue;
-            const Quarter word = cells[goes * held_words + out];
+            // hls-allow state-order: Post takes the sums of weights before results
+            if (of.narrow && out == 0) weights_to_post << of_weights[goes];
+            const Quarter word = cells[goes * words + out];
             for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-                made.of[out % 2 * 4 + e] = word[e];
+                const auto sum = static_cast<int32_t>(static_cast<uint16_t>(word[e % 2]) |
+                                                      static_cast<uint32_t>(word[2 + e % 2]) << 16);
+                if (!of.narrow) made.of[out % 2 * 4 + e] = word[e];
+                else if (e < 2) made.of[out % 4 * 2 + e] = sum;
             }
             // hls-allow state-order: Post takes gates by themselves
-            if (out % 2) results_to_post << made;
-            asked = out != held_words - 1;
-            ++out;
+            if ((out & of_beat) == of_beat) results_to_post << made;
+            asked = out + 1u != words;
+            out = asked ? static_cast<uint8_t>(out + 1) : 0;
             --left;
         }
     }
@@ -267,16 +298,17 @@ post_uops:
             exponents << no_more_rows;
             for (unsigned i = 0; i < 3; ++i) {
 #pragma HLS UNROLL
-                due[i] << PacketsDue{true, false, false, 0};  // hls-allow state-order: all end by themselves
+                due[i] << PacketsDue{true, false, false, false, 0};  // hls-allow state-order: all end by themselves
             }
             break;
         }
         const Rows op = Rows::decode(uop.words);
     post_angles:
-        for (uint16_t i = 0; op.op == load && i < op.rows * block_columns / 8; ++i) {
+        for (uint16_t i = 0; op.op == load && i < op.blocks * op.rows * block_columns / 8; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
             const Packed in = angles.read();
-            const unsigned word = x_word(i / 128 * 4 + i / 64 % 2 * 2, i / 2 % 32);
+            const unsigned group = cell_groups * (op.slot + i / 128) + i / 64 % 2 * 2;
+            const unsigned word = x_word(group % groups, i / 2 % 32);
             const unsigned at = (word / x_words * 2 + i % 2) * x_words + word % x_words;
             for (unsigned r = 0; r < 2; ++r) {
 #pragma HLS UNROLL
@@ -290,12 +322,17 @@ post_uops:
         // Of a sum of two, residuals bring both addends in turn.
         const bool sums = op.op == sum, sums_two = sums && op.residual;
         if (op.op != take && !sums) continue;
-        const unsigned in_packet = op.attention ? window_rows / 2 : window_rows, of_column = op.rows / in_packet;
+        // Two narrow heads are a block: of each packet of the first one, that of the second one follows.
+        const bool narrow = op.attention && op.narrow;
+        // Of a wide head each tile has half of the columns, and all rows.
+        const bool wide = op.attention && op.wide;
+        const unsigned in_packet = op.attention ? window_rows / 2 : window_rows;
+        const unsigned of_column = (unsigned{op.rows} << wide) / in_packet;
         for (unsigned i = 0; !sums && i < 3; ++i) {
 #pragma HLS UNROLL
             const auto count = static_cast<uint8_t>((op.blocks + (i == 0)) / 2 * of_column);
             // hls-allow state-order: both streams are gathered by themselves
-            due[i] << PacketsDue{false, op.attention, op.gated, count};
+            due[i] << PacketsDue{false, op.attention, narrow, op.gated, count};
         }
     post_constants:
         for (unsigned c = 0; !op.attention && !sums && c < op.blocks; ++c) columns.take(c, constants);
@@ -312,8 +349,9 @@ post_uops:
         const bool eight = op.memory == in_t;
         const unsigned function = op.function ? op.function - 1u : zeros;
         const FunctionTable table = tables[function];
-        const unsigned packet_beats = in_packet / 8 * group_beats;
-        uint8_t packets_of[2 * pairs] = {}, left = static_cast<uint8_t>((op.blocks >> op.gated) * of_column);
+        const unsigned packet_beats = narrow ? half_beats : in_packet / 8 * group_beats;
+        const unsigned of_blocks = narrow ? op.blocks + op.blocks % 2 : op.blocks >> op.gated;
+        uint8_t packets_of[2 * pairs] = {}, left = static_cast<uint8_t>(of_blocks * of_column);
         uint8_t unknown = left;
 #pragma HLS ARRAY_PARTITION variable=packets_of complete
         RowFactor reciprocals[2][2 * 4];  // of this packet and the next one
@@ -321,6 +359,10 @@ post_uops:
 #pragma HLS ARRAY_PARTITION variable=reciprocals complete dim=1
 #pragma HLS BIND_STORAGE variable=reciprocals type=ram_s2p impl=lutram
         bool from = true, next_from = false, known = false, odd = false;  // the next packet is known; this one is odd
+        bool follows = false;  // the next packet is that of a second head
+        bool none = false, next_none = false;  // which there is none of
+        bool part = false, next_part = false;  // the second block of a wide head
+        PacketNumber latest = 0;
         uint8_t beat = 0, column = 0, group = 0, dividing = 0;
         // Sums begin with the rows that follow these.
         uint8_t next_column = sums ? 255 : 0, next_group = static_cast<uint8_t>(op.rows / 8 - 2);
@@ -331,6 +373,8 @@ post_uops:
 #pragma HLS ARRAY_PARTITION variable=weights.of complete
         uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
+        FirstHalf first_half[8];  // of eight rows
+#pragma HLS ARRAY_PARTITION variable=first_half complete
         // A beat that is rotated takes two cycles: each has one of its two rows. So does one of a gate: each has one
         // factor.
         const bool rotates = op.rotated && !op.attention, multiplies = rotates || op.gated;
@@ -345,6 +389,8 @@ post_uops:
                 from = next_from;
                 column = next_column;
                 group = next_group;
+                none = next_none;
+                part = next_part;
                 known = false;
                 odd = !odd;
             }
@@ -367,31 +413,43 @@ post_uops:
                 known = true;
                 --unknown;
             } else if (!known && unknown) {
-                if (idle) RSN_WAIT_FOR_ANY(packets[0], packets[1]);
-                const bool comes[2] = {!packets[0].empty(), !packets[1].empty()};
+                const bool lacks = follows && latest / 2 * 2 + 1u == op.blocks;  // the number of heads is odd
+                if (idle && follows && !lacks) RSN_WAIT_FOR_ANY(weights_of[1]);
+                else if (idle && !lacks) RSN_WAIT_FOR_ANY(packets[0], packets[1]);
+                const bool comes[2] = {!follows && !packets[0].empty(),
+                                       follows ? lacks || !weights_of[1].empty() : !packets[1].empty()};
                 if (comes[0] || comes[1]) {
                     next_from = comes[1] && (!comes[0] || !from);  // in turn, if there are both
-                    const unsigned number = next_from ? packets[1].read() : packets[0].read();
-                    if (op.attention) weights = next_from ? weights_of[1].read() : weights_of[0].read();
+                    if (!follows) latest = next_from ? packets[1].read() : packets[0].read();
+                    const unsigned number = latest;
+                    if (op.attention && !lacks) weights = next_from ? weights_of[1].read() : weights_of[0].read();
                     dividing = op.attention ? division : 0;
                     uint8_t &before = packets_of[2 * number + next_from];
                     next_column = static_cast<uint8_t>(number / 2 * 2 + next_from);
-                    if (op.gated) wanted << static_cast<HeldPacket>(2 * number + before);
-                    next_group = static_cast<uint8_t>((2 * before++ + number % 2) * in_packet / 8);
+                    const bool shares = narrow && !follows && next_column + 1u < op.blocks;
+                    const unsigned each = op.gated ? 2 : narrow_packets;
+                    if (op.gated || shares) wanted << static_cast<HeldPacket>(each * number + before);
+                    const auto eights = static_cast<uint8_t>((2 * before++ + number % 2) * in_packet / 8);
+                    next_part = wide && eights >= op.rows / 8;
+                    next_group = static_cast<uint8_t>(eights - (next_part ? op.rows / 8 : 0));
+                    follows = narrow && !follows;
+                    next_none = lacks;
                     known = true;
                     --unknown;
                     if (op.residual) asks << Place{next_column, next_group};  // hls-allow state-order: no gate has one
                 }
             }
             if (idle) return;
-            const unsigned n = beat % group_beats, two = two_rows(n), eight_rows = group + beat / group_beats;
+            const unsigned half = narrow && column % 2 ? half_beats : 0, n = half + beat % group_beats;
+            const unsigned two = two_rows(n), eight_rows = group + beat / group_beats;
             const bool multiplied = op.gated && second;
             if (!second || multiplied || sums_two) {
                 Results in = {};
-                if (!sums) in = from || multiplied ? results[1].read() : results[0].read();
+                if (!sums && !none) in = from || multiplied ? results[1].read() : results[0].read();
+                const unsigned to_block = wide ? 2 * column + part : column >> (op.gated || narrow);
                 if (n == 0 && !second)
-                    places << Place{static_cast<uint8_t>(column >> op.gated), static_cast<uint8_t>(eight_rows)};
-                const unsigned of_column = (column + multiplied) % pairs;
+                    places << Place{static_cast<uint8_t>(to_block), static_cast<uint8_t>(eight_rows)};
+                const unsigned from_column = (column + multiplied) % pairs;
                 const unsigned by_table = multiplied ? zeros : function;
                 Packed residue = {};
                 if (op.residual || sums) residue = residuals.read();  // hls-allow state-order: they wait for no place
@@ -406,9 +464,9 @@ post_uops:
                 const bool by_columns = !op.attention && !sums;
                 const auto of_scale = static_cast<int>(within<exponent_bits>(
                     sums ? of_addend.exponent : op.attention ? of_heads[column]
-                    : columns.shift[of_column] + columns.first_exponent[of_column] + 4));
+                    : columns.shift[from_column] + columns.first_exponent[from_column] + 4));
                 const auto of_bias =
-                    static_cast<int>(within<exponent_bits>(by_columns ? columns.second_exponent[of_column] : 0));
+                    static_cast<int>(within<exponent_bits>(by_columns ? columns.second_exponent[from_column] : 0));
                 for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                     const RowFactor by = sums ? RowFactor{of_addend.mantissa, addend.exponent[i]}
@@ -428,7 +486,7 @@ post_uops:
                 for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
                     const unsigned i = e / 4, of_four = four_columns(n);
-                    const unsigned word = 4 * of_column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
+                    const unsigned word = 4 * from_column + of_four / 4, in_word = of_four % 4 * 4 + e % 4;
                     const auto drained = static_cast<int16_t>(int64_t{in.of[e]});
                     const int64_t product = int64_t{drained} * columns.first[word][in_word] + half_step<4>;
                     const int64_t scaling = sums ? int64_t{addend.of[e]} << addend_bits
@@ -445,7 +503,8 @@ post_uops:
                 if (second) return;
             }
             if (multiplies) {
-                const FourAngles &by = turns[second][(4 * eight_rows + two) * x_words + four_columns(n)];
+                const unsigned of_angles = eight_rows + (op.wide && column % 2 ? op.rows / 8 : 0);
+                const FourAngles &by = turns[second][(4 * of_angles + two) % (2 * groups) * x_words + four_columns(n)];
                 multiply(rotates, by, second, gates, out, made_of_two);
                 second = !second;
                 if (second) {
@@ -455,7 +514,7 @@ post_uops:
             }
             const Values all = multiplies ? made_of_two : out;
             values << all;  // hls-allow state-order: residuals do not wait for values
-            RowExponents made = {false, eight, false, false, {}, {}};
+            RowExponents made = {false, eight, false, false, {}, {}, {}};
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                 uint32_t bits = 0;
@@ -464,9 +523,13 @@ post_uops:
                     bits |= static_cast<uint32_t>(magnitude(all[e]));
                 }
                 uint32_t &of_row = most[2 * two + i];
-                of_row = (n < 8 && n % 4 < 2 ? 0 : of_row) | bits;
-                made.from[i] = exponent_of[i];
-                made.made[i] = static_cast<Exponent>(stored_exponent(of_row, exponent_of[i], eight ? 8 : 16));
+                of_row = (beat % group_beats < 8 && n % 4 < 2 ? 0 : of_row) | bits;
+                const auto of_part = static_cast<Exponent>(stored_exponent(of_row, exponent_of[i], eight ? 8 : 16));
+                FirstHalf &first = first_half[2 * two + i];
+                if (n < half_beats) first = {exponent_of[i], of_part};
+                made.from[i] = first.from;
+                made.second_from[i] = exponent_of[i];
+                made.made[i] = narrow ? static_cast<Exponent>(larger(of_part, first.made)) : of_part;
             }
             if (n >= group_beats - 8 && n % 4 > 1) exponents << made;
             const bool ends = beat + 1u == packet_beats;
@@ -583,7 +646,7 @@ residual_uops:
             }
             uint32_t &of_row = most[4 * half + row];
             of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
-            made.from[r] = static_cast<Exponent>(normalises ? top : cell.exponent[row]);
+            made.from[r] = made.second_from[r] = static_cast<Exponent>(normalises ? top : cell.exponent[row]);
             made.made[r] =
                 static_cast<Exponent>(normalises ? stored_exponent(of_row, top, 16) : cell.exponent[row]);
             if (r) {
@@ -627,7 +690,8 @@ void pack(RowExponents (&of_rows)[4], bool &each, unsigned &n, bool &second, Val
     for (unsigned k = 0; k < Rows; ++k) {
 #pragma HLS UNROLL
         const unsigned i = Rows == 1 ? second : k;
-        const Storing as = storing(by.from[i], by.made[i], by.eight ? 8 : 16);
+        const Exponent from = n < half_beats ? by.from[i] : by.second_from[i];
+        const Storing as = storing(from, by.made[i], by.eight ? 8 : 16);
         for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
             out.of[4 * i + e] = static_cast<int16_t>(stored(in[4 * i + e], as));

@@ -201,7 +201,10 @@ rows_uops:
         }
         const bool has_rows = op.blocks && lane >= op.first && lane < unsigned{op.first} + op.lanes;
         const auto groups_of_rows = static_cast<uint8_t>(op.rows / 4);
-        const auto blocks = static_cast<uint8_t>(op.blocks >> op.gated);  // of the memory
+        // Two narrow heads are a block, a wide one is two.
+        const bool heads_come = op.op == take && op.attention, halves = heads_come && op.narrow;
+        const unsigned of_results = (unsigned{op.blocks} + halves) << (heads_come && op.wide);
+        const auto blocks = static_cast<uint8_t>(of_results >> (op.gated || halves));  // of the memory
         const auto block_cells = static_cast<uint8_t>(op.rows / cell_rows);
         const auto cell_of = [&](unsigned block) {
             return static_cast<uint8_t>(op.slot + within<6>(block) * within<3>(block_cells));
@@ -209,14 +212,15 @@ rows_uops:
         const bool takes_t = op.op == take && op.memory == in_t, computed = op.op == take || op.op == sum;
         const bool to_angles = op.op == load && op.memory == in_angles;
         if (has_rows && (computed || to_angles)) to_post << uop;
-        if (has_rows && (op.op == store || op.op == sum || (op.op == walk && op.norm) || (op.op == take && op.residual)))
+        const bool adds = op.op == sum || (op.op == take && op.residual);
+        if (has_rows && (op.op == store || adds || (op.op == walk && op.norm)))
             to_residual << uop;
     rows_gains:
         for (uint8_t b = 0; op.gains && b < blocks; ++b) gains.take(cell_of(b), constants);
         if (!has_rows) {
             // A lane without rows tells its readers as the others do: they count alike.
             const unsigned written = !op.blocks || op.op == load || op.op == store ? 0
-                : op.op == walk ? op.blocks : takes_t ? (blocks + op.narrow) >> op.narrow : 0;
+                : op.op == walk ? op.blocks : takes_t ? blocks : 0;
         rows_tokens:
             for (unsigned i = 0; i < written; ++i) {
                 if (takes_t && op.readers >> heads_reads & 1) filled[1] << Token(1);
@@ -413,10 +417,10 @@ rows_uops:
 #pragma HLS ARRAY_PARTITION variable=cell.exponent complete
             Place at = {};
             const auto count = static_cast<uint16_t>(blocks * op.rows / 8 * group_beats);
-            uint8_t groups_left[8] = {};
+            uint8_t groups_left[2 * pairs] = {};
 #pragma HLS ARRAY_PARTITION variable=groups_left complete
         take_counts:
-            for (unsigned c = 0; c < 8; ++c) {
+            for (unsigned c = 0; c < 2 * pairs; ++c) {
 #pragma HLS UNROLL
                 groups_left[c] = static_cast<uint8_t>(op.rows / 8);
             }

@@ -69,10 +69,11 @@ Elements aligned(const Elements &of, const int8_t (&exponent)[4], const Exponent
 
 // Goes through heads of queries: the one of keys and values that each takes.
 struct SharedHead {
-    uint8_t member, head = 0;  // of the heads that share one
+    uint8_t member, head;  // of the heads that share one
 
-    // skip: heads before the first one, fewer than share one.
-    explicit SharedHead(unsigned skip) : member(static_cast<uint8_t>(skip)) {
+    // skip: heads before the first one, fewer than share two: a narrow one may be the second of a block.
+    SharedHead(unsigned skip, unsigned groups)
+        : member(static_cast<uint8_t>(skip - (skip < groups ? 0 : groups))), head(skip >= groups) {
 #pragma HLS INLINE
     }
     void next(unsigned groups) {
@@ -83,39 +84,48 @@ struct SharedHead {
     }
 };
 
-// Where the word of four rows of a head is in T. slot, rows: of the heads. k: of its columns.
-inline unsigned head_cell(unsigned slot, unsigned rows, unsigned head, bool narrow, unsigned group, unsigned k) {
+// Columns of heads: 32 or 128, or 64 if it is neither.
+struct HeadWidth {
+    bool narrow, wide;
+};
+
+// Where the word of four rows of a head is in T. slot, rows: of the heads. k: of its columns. group: of a wide head
+// those of its second block follow those of the first one.
+inline unsigned head_cell(unsigned slot, unsigned rows, unsigned head, HeadWidth width, unsigned group, unsigned k) {
 #pragma HLS INLINE
-    const unsigned first = group_of(slot, narrow ? head / 2 : head, rows);
+    const bool narrow = width.narrow;
+    const unsigned first = group_of(slot, narrow ? head / 2 : width.wide ? 2 * head : head, rows);
     return (first + group) * t_words % t_depth + (narrow ? head % 2 * (t_words / 2) + k % (t_words / 2) : k);
 }
 
 // The largest exponents of heads from `slot` on, of all lanes, for `count` heads of queries, of which `groups` share
 // one. skip: of those that share the first one, how many come before. before: rows of the sequence in other lanes.
-void exponents_of(bool narrow, uint8_t groups, uint8_t skip, uint8_t rows, uint8_t slot, uint8_t count, bool has_rows,
-                  uint16_t before, uint16_t shown, hls::stream<CellRead> &reads, hls::stream<TCell> &cells,
-                  hls::stream<Exponent> &own, hls::stream<Exponent> &of_all, Exponent (&top)[pairs]) {
+void exponents_of(HeadWidth width, uint8_t groups, uint8_t skip, uint8_t rows, uint8_t slot, uint8_t count,
+                  bool has_rows, uint16_t before, uint16_t shown, hls::stream<CellRead> &reads,
+                  hls::stream<TCell> &cells, hls::stream<Exponent> &own, hls::stream<Exponent> &of_all,
+                  Exponent (&top)[pairs]) {
 #pragma HLS INLINE
     ChunkGroup asked, taken;
-    SharedHead shared(skip);
+    SharedHead shared(skip, groups);
     Exponent most = lowest;
+    const unsigned of_block = rows / 4u, of_head = of_block << width.wide;
     const auto address = [&](unsigned) {
-        const unsigned at = head_cell(slot, rows, shared.head, narrow, asked.group, 0);
-        asked.next(rows / 4u);
+        const unsigned at = head_cell(slot, rows, shared.head, width, asked.group, 0);
+        asked.next(of_head);
         if (!asked.group) shared.next(groups);
         return at;
     };
-    const auto groups_of_heads = static_cast<uint16_t>(has_rows ? count * (rows / 4u) : 0);
+    const auto groups_of_heads = static_cast<uint16_t>(has_rows ? within<4>(count) * within<5>(of_head) : 0);
     read_cells(reads, cells, groups_of_heads, address, [&](unsigned, const TCell &cell) {
         Exponent of_cell = lowest;
         for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-            const bool shows = before + 4 * taken.group + r < shown;
+            const bool shows = before + 4 * (taken.group - (taken.group < of_block ? 0 : of_block)) + r < shown;
             of_cell = static_cast<Exponent>(larger(of_cell, shows ? cell.exponent[r] : lowest));
         }
         most = static_cast<Exponent>(larger(taken.group ? most : lowest, of_cell));
-        if (4 * taken.group + 4 == rows) own << most;
-        taken.next(rows / 4u);
+        if (taken.group + 1u == of_head) own << most;
+        taken.next(of_head);
     });
 nothing_of_heads:
     for (uint8_t head = 0; !has_rows && head < count; ++head) own << Exponent{lowest};
@@ -154,11 +164,13 @@ send_uops:
 #pragma HLS ARRAY_PARTITION variable=top complete
 #pragma HLS ARRAY_PARTITION variable=top_of_rows complete dim=1
         const auto before_lane = static_cast<uint16_t>((lane - op.first) % lanes * op.rows);
-        const auto own_rows = static_cast<uint8_t>(op.rows / 2);
+        // A tile has half of the rows, or all rows and half of the columns.
+        const auto second_row = static_cast<uint8_t>(op.wide ? 0 : op.rows / 2);
+        const HeadWidth width = {op.narrow, op.wide};
         if (op.source == queries) {
-            exponents_of(op.narrow, 1, 0, op.rows, op.slot, chunks, has_rows, before_lane, op.count, t_reads, t_cells, own,
+            exponents_of(width, 1, 0, op.rows, op.slot, chunks, has_rows, before_lane, op.count, t_reads, t_cells, own,
                          of_all, top);
-            exponents_of(op.narrow, op.groups, op.skip, op.key_rows, op.keys_slot, chunks, has_rows, before_lane,
+            exponents_of(width, op.groups, op.skip, op.key_rows, op.keys_slot, chunks, has_rows, before_lane,
                          op.keys, t_reads, t_cells, own, of_all, top_of_keys);
         query_shifts:
             for (uint8_t head = 0; head < chunks; ++head)
@@ -166,7 +178,9 @@ send_uops:
             record.kind = static_cast<uint8_t>(ChunkKind::QUERIES);
             record.heads = chunks;
             record.lanes = op.lanes;
+            record.rows = static_cast<uint8_t>(op.rows << op.wide);
             record.narrow = op.narrow;
+            record.wide = op.wide;
             record.keys = op.keys;
             record.causal = op.causal;
             record.key_rows = op.key_rows;
@@ -227,11 +241,14 @@ send_uops:
             // hls-allow state-order: what comes before is sent without it
             if (op.each && asked.chunk && !asked.part && !asked.beat) filled.read();
             if (asked.part < parts && asked.beat < chunk_cells) {
-                const unsigned n = asked.beat, group = of_queries ? n % 2 * own_rows / 4 + n / 16 : n / 8;
+                const unsigned n = asked.beat, group = of_queries ? n % 2 * second_row / 4 + n / 16 : n / 8;
                 const unsigned k = of_queries ? n / 2 % 8 : n % 2 * (t_words / 2) + n / 2 % 4;
-                const unsigned there = 4 * group < op.rows ? group : 0;  // nothing is made of more rows
+                const unsigned in_rows = 4 * group < op.rows ? group : 0;  // nothing is made of more rows
+                const bool second_block = of_queries && op.wide && n % 2;
+                const unsigned there = in_rows + (second_block ? op.rows / 4 : 0);
                 const unsigned block = in_parts ? 2 * asked.chunk + asked.part : asked.chunk;
-                const unsigned at = (group_of(in_parts ? 0 : op.slot, block, op.rows) + there) * t_words + k;
+                const HeadWidth of_block = {of_queries && op.narrow, of_queries && op.wide};
+                const unsigned at = head_cell(in_parts ? 0 : op.slot, op.rows, block, of_block, there, k);
                 const CellRead read = {false, static_cast<uint16_t>(at)};
                 if (of_x8) x8_reads << read;
                 else t_reads << read;
@@ -248,7 +265,7 @@ send_uops:
                 TCell cell = {};
                 if (of_x8) cell.of = x8_cells.read().of;
                 else cell = t_cells.read();
-                const unsigned group = n % 2 * own_rows / 4 + n / 16;
+                const unsigned group = n % 2 * second_row / 4 + n / 16;
                 Exponent tops[4];
                 bool shows[4];
                 for (unsigned r = 0; r < 4; ++r) {
@@ -304,19 +321,21 @@ send_uops:
 namespace {
 
 // The order of words of a slice: of keys octets of them first, of values eight columns; then heads that share a lane,
-// then the two groups of four keys.
+// then halves of wide heads, then the two groups of four keys.
 struct SliceOrder {
-    uint8_t pair = 0, turn = 0, lower = 0, inner = 0, outer = 0;  // lower: lanes times turns
+    uint8_t pair = 0, part = 0, turn = 0, lower = 0, inner = 0, outer = 0;  // lower: lanes times turns
 
     bool begins() const {
 #pragma HLS INLINE
-        return !pair && !turn && !inner && !outer;
+        return !pair && !part && !turn && !inner && !outer;
     }
     // Returns whether the slice ends.
-    bool next(unsigned turns, unsigned inners, unsigned of_sequence) {
+    bool next(bool wide, unsigned turns, unsigned inners, unsigned of_sequence) {
 #pragma HLS INLINE
-        const bool both = pair, all = both && turn + 1u == turns, whole = all && inner + 1u == inners;
+        const bool both = pair && (part || !wide), all = both && turn + 1u == turns;
+        const bool whole = all && inner + 1u == inners;
         const bool ends = whole && (outer + 1u) * inners == 32;
+        part = wide && (part ^ pair);
         pair = !pair;
         turn = all ? 0 : static_cast<uint8_t>(turn + both);
         lower = all ? 0 : static_cast<uint8_t>(lower + (both ? of_sequence : 0));
@@ -382,11 +401,12 @@ struct SliceWords {
     SliceOrder at;
     uint8_t first_head[2];  // that a lane serves, of both halves of the slice
     const uint8_t own, lanes, turns;
+    const bool wide;
 
     // own: the lane's number in the sequence.
-    SliceWords(unsigned rows, unsigned own, unsigned lanes, unsigned turns)
+    SliceWords(unsigned rows, unsigned own, unsigned lanes, unsigned turns, bool wide)
         : walk(rows, lanes), own(static_cast<uint8_t>(own)), lanes(static_cast<uint8_t>(lanes)),
-          turns(static_cast<uint8_t>(turns)) {
+          turns(static_cast<uint8_t>(turns)), wide(wide) {
 #pragma HLS INLINE
         served();
     }
@@ -404,7 +424,7 @@ struct SliceWords {
     }
     void next() {
 #pragma HLS INLINE
-        const bool ends = at.next(turns, walk.of_keys ? 8 : 4, lanes);
+        const bool ends = at.next(wide, turns, walk.of_keys ? 8 : 4, lanes);
         if (!ends) return;
         walk.next();
         served();
@@ -440,16 +460,17 @@ heads_uops:
         const bool has_rows = lane >= op.first && lane < unsigned{op.first} + op.lanes;
         const auto before_lane = static_cast<uint16_t>((lane - op.first) % lanes * op.key_rows);
         const uint8_t slots[2] = {op.keys_slot, op.values};
+        const HeadWidth width = {op.narrow, op.wide};
         Exponent top[2][pairs];
 #pragma HLS ARRAY_PARTITION variable=top complete dim=0
     heads_exponents:
         for (uint8_t part = 0; part < 2; ++part) {
-            exponents_of(op.narrow, op.groups, op.skip, op.key_rows, slots[part], op.heads, has_rows, before_lane,
+            exponents_of(width, op.groups, op.skip, op.key_rows, slots[part], op.heads, has_rows, before_lane,
                          op.keys, reads, cells, own, of_all, top[part]);
         }
         uint8_t taken_by[pairs] = {};  // heads of keys and values, by columns of pairs
 #pragma HLS ARRAY_PARTITION variable=taken_by complete
-        SharedHead shared(op.skip);
+        SharedHead shared(op.skip, op.groups);
     heads_of_values:
         for (uint8_t head = 0; has_rows && head < op.heads; ++head) {
             of_values << top[1][head];
@@ -457,16 +478,17 @@ heads_uops:
             shared.next(op.groups);
         }
         const auto turns = static_cast<uint8_t>((op.heads + op.lanes - 1u) / op.lanes);
-        SliceWords asked(op.key_rows, lane - op.first, op.lanes, turns), taken = asked;
+        SliceWords asked(op.key_rows, lane - op.first, op.lanes, turns, op.wide), taken = asked;
         HalfBytes before[2] = {};  // halves of the columns of the four rows before
 #pragma HLS ARRAY_PARTITION variable=before complete
         const auto slices = static_cast<uint8_t>(3 * asked.walk.slices);
-        const auto words = static_cast<uint16_t>(has_rows ? slices * within<4>(turns) * slice_words : 0);
+        const auto words = static_cast<uint16_t>(has_rows ? (slices * within<4>(turns) * slice_words) << op.wide : 0);
         const auto address = [&](unsigned) {
             const bool of_keys = asked.walk.of_keys;
             const unsigned k = of_keys ? asked.at.inner : asked.at.outer;
-            const unsigned at = head_cell(slots[!of_keys], op.key_rows, taken_by[asked.head() % pairs], op.narrow,
-                                          asked.group(), k);
+            const unsigned group = asked.group() + (asked.at.part ? op.key_rows / 4 : 0);
+            const unsigned head = taken_by[asked.head() % pairs];
+            const unsigned at = head_cell(slots[!of_keys], op.key_rows, head, width, group, k);
             asked.next();
             return at;
         };
@@ -548,7 +570,7 @@ rotate_uops:
             }
             SliceOrder at;
         rotate_words:
-            for (unsigned i = 0; i < slice_words * turns; ++i) {
+            for (unsigned i = 0; i < slice_words * turns << op.wide; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
                 const unsigned half = (of_keys ? at.outer : at.inner) / 2 % 2;
                 Bytes words[lanes] = {};
@@ -562,7 +584,7 @@ rotate_uops:
                     const unsigned l = lane_of[half][head];
                     if (l < lanes && head < op.heads && turn_of[head] == at.turn) to[head] << words[l];
                 }
-                at.next(turns, of_keys ? 8 : 4, op.lanes);
+                at.next(op.wide, turns, of_keys ? 8 : 4, op.lanes);
             }
             walk.next();
         }

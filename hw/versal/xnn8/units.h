@@ -37,8 +37,9 @@ constexpr unsigned quarter_words = 32;   // of the weights of a column of pairs,
 constexpr unsigned short_quarter_words = 1 + quarter_words / 2;  // first the multipliers of its columns
 constexpr unsigned window_beats = 131;   // of a packet of results
 constexpr unsigned window_rows = 16;     // of a product; half of it of a head
-constexpr unsigned most_held = 16;       // of the second stream of results: of four columns of 64 rows
-constexpr unsigned held_words = 256;     // of four results, in a packet
+constexpr unsigned most_held = 32;       // packets of the second stream of results: of four narrow heads of 64 rows
+constexpr unsigned all_held = 4096;      // words of all
+constexpr unsigned narrow_columns = 32;  // of a head
 
 using Shorts = hls::vector<int16_t, 16>;
 using Quarter = hls::vector<int16_t, 4>;
@@ -92,15 +93,15 @@ struct Transfer {
     uint32_t addr, size;
 };
 
-// What a stream of results brings: of heads or of a product, so many packets.
+// What a stream of results brings: of heads or of a product, so many packets. narrow: heads have 32 columns.
 struct PacketsDue {
-    bool last, attention, gated;
+    bool last, attention, narrow, gated;
     uint8_t count;
 };
 // From which pair, and which of its two channels.
 using PacketNumber = ap_uint<3>;
-// Twice that, and which of the two packets from there.
-using HeldPacket = ap_uint<4>;
+// And which of the two packets from there, or of four of a narrow head.
+using HeldPacket = ap_uint<5>;
 // Eight results of a packet; and the sums of weights of its eight rows.
 struct Results {
     ap_int<27> of[8];
@@ -112,11 +113,12 @@ struct WeightSums {
 struct Place {
     uint8_t column, group;
 };
-// Of two rows: the exponent of values, and the one that they are stored with; above `highest`, they are beyond it.
+// Of two rows: the exponents of values, in both halves of a block, and the one that they are stored with; above
+// `highest`, they are beyond it.
 struct RowExponents {
     // nothing follows; they are stored with 8 bits; which reader gets them; the next two rows have others
     bool last, eight, to_rows, each;
-    Exponent from[2], made[2];
+    Exponent from[2], second_from[2], made[2];
 };
 // Two rows, four columns, as they are stored.
 struct Packed {
@@ -262,9 +264,9 @@ void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes]
 // post.cpp
 void gather(hls::stream<PacketsDue> &due, hls::stream<Beat128> &results, hls::stream<PacketNumber> &packets,
             hls::stream<WeightSums> &weights, hls::stream<Results> &to);
-void hold(hls::stream<PacketsDue> &due, hls::stream<PacketNumber> &packets, hls::stream<Results> &results,
-          hls::stream<HeldPacket> &wanted, hls::stream<PacketNumber> &packets_to_post,
-          hls::stream<Results> &results_to_post);
+void hold(hls::stream<PacketsDue> &due, hls::stream<PacketNumber> &packets, hls::stream<WeightSums> &weights,
+          hls::stream<Results> &results, hls::stream<HeldPacket> &wanted, hls::stream<PacketNumber> &packets_to_post,
+          hls::stream<WeightSums> &weights_to_post, hls::stream<Results> &results_to_post);
 void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
           hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[3], hls::stream<PacketNumber> packets[2],
           hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<HeldPacket> &wanted,

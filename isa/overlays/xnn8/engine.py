@@ -179,7 +179,7 @@ class EngineUnit(Unit):
 
         def keep(n: int, chunks: Sequence[Any]) -> None:
             for chunk in chunks:
-                x, record = self._record(chunk, ChunkKind.QUERIES, uop.rows)
+                x, record = self._record(chunk, ChunkKind.QUERIES, uop.rows << uop.wide)
                 queries.append((x.reshape(uop.rows * uop.lanes, -1), record))
 
         yield Burst(heads, gets=(self._rows,), do=keep)

@@ -361,7 +361,7 @@ class ChunkRecord(ColumnShifts, words=RECORD_WORDS):
     causal: int = bits(0, 29, 1, "keys behind the row do not count")
     heads: int = bits(3, 0, 4, "chunks of queries, one for each head")
     lanes: int = bits(3, 4, 4, "lanes of the sequence")
-    rows: int = bits(3, 8, 7, "of a lane", default=LANE_ROWS)
+    rows: int = bits(3, 8, 7, "of a lane; twice as many of wide heads", default=LANE_ROWS)
     wide: int = bits(3, 15, 1, "heads have 128 columns, not 64: both tiles of a pair have the same rows")
     key_rows: int = bits(3, 16, 8, "of a lane, of keys", default=LANE_ROWS)
     columns: int = bits(3, 26, 4, "of a product: columns of pairs that have results", default=PAIRS)

@@ -63,7 +63,8 @@ def _keys(uop: PanelHeads) -> float:
 
 
 def _exponents(heads: int, rows: int) -> int:
-    """Cycles for the largest exponents of heads in the rows of a lane, and in all lanes."""
+    """Cycles for the largest exponents of heads in the rows of a lane, and in all lanes. rows: of a wide head, of both
+    of its blocks."""
     return heads * rows // 4 + AHEAD + FILL + heads
 
 
@@ -233,7 +234,8 @@ class SendUnit(LaneReader):
             read = uop.rows if uop.source == ChunkSource.X8 else uop.rows // 4 * uop.chunks
             yield Step("lane_word", read + AHEAD + FILL, puts=(self._factors,), do=factors)
         else:
-            yield Step("lane_word", _exponents(uop.chunks, uop.rows) + _exponents(uop.chunks, uop.key_rows))
+            both = (_exponents(uop.chunks, rows << uop.wide) for rows in (uop.rows, uop.key_rows))
+            yield Step("lane_word", sum(both))
         for number in range(sent_chunks(uop)):
             if uop.each and 0 < number < uop.chunks:
                 yield from self.wait(1)
@@ -280,7 +282,7 @@ class SendUnit(LaneReader):
             head=head,
             heads=uop.chunks,
             lanes=keys_of(uop).lanes,
-            rows=uop.rows,
+            rows=uop.rows << uop.wide,
             narrow=uop.narrow,
             wide=uop.wide,
             keys=uop.keys,
@@ -320,7 +322,7 @@ class HeadsUnit(LaneReader):
             return
         made: list[Any] = []
         cycles, count = _keys(uop), slices(uop.key_rows)
-        yield Step("lane_word", 2 * _exponents(uop.heads, uop.key_rows) + 2 * AHEAD + FILL)
+        yield Step("lane_word", 2 * _exponents(uop.heads, uop.key_rows << uop.wide) + 2 * AHEAD + FILL)
         for passed, slots in enumerate(((uop.keys_slot,), (uop.keys_slot, uop.values))):
             for number in range(count):
 

@@ -18,6 +18,8 @@ BANKS = {"LPDDR": 16 * 32, "DDR": 16 * 32}
 """Words of 256 bit that a port's stream of weights holds: those of the overlay's stream."""
 GATHERED = 32
 """Half of the beats of a packet of a head: Post takes them twice as fast as they come, from both streams in turn."""
+HELD = 16
+"""Results of half a packet of a narrow head, in as many beats: they wait in half of the time in which they come."""
 GROUP = 64
 """Beats of eight rows of a block: exponents of the first ones are known when 59 of them are there."""
 _ENGINE = "[engines]"
@@ -67,7 +69,8 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("WeightSums", "weight_sums", f"{_LANES}[2]", 4),
     ("Results", "gathered", f"{_LANES}[2]", GATHERED),
     ("PacketNumber", "held_packets", _LANES, 2),
-    ("Results", "held_results", _LANES, 4),
+    ("WeightSums", "held_weights", _LANES, 4),
+    ("Results", "held_results", _LANES, HELD),
     ("HeldPacket", "wanted", _LANES, 2),
     ("Place", "asks", _LANES, 4),
     ("RowExponents", "residual_exponents", _LANES, 8),
@@ -205,10 +208,10 @@ def _lane(engine: int, lane: int) -> Iterator[tuple[str, str, list[str]]]:
         "angles",
     )
     yield rows, "rows", [*own, *of("rows_constants", "free", "filled", *memories, *parts)]
-    gathered = ("packets@[0]", "weight_sums@[0]", "gathered@[0]"), ("held_packets", "weight_sums@[1]", "held_results")
+    gathered = ("packets@[0]", "weight_sums@[0]", "gathered@[0]"), ("held_packets", "held_weights", "held_results")
     for i, to in enumerate(gathered):
         yield rows, "gather", [f"due{at}[{i}]", f"c{engine}[{lane}][{i}]", *of(*to)]
-    handed_on = ("held_packets", "held_results", "wanted", "packets@[1]", "gathered@[1]")
+    handed_on = (*gathered[1], "wanted", "packets@[1]", "weight_sums@[1]", "gathered@[1]")
     yield rows, "hold", of("due@[2]", *handed_on)
     given = of(
         "post_uops", "post_constants", "factors", "of_values", "due", "packets", "weight_sums", "gathered", "wanted"

@@ -150,10 +150,13 @@ def times(a: RowFactor, b: RowFactor) -> RowFactor:
 def stored(v: Integers, exponent: Integers, bits: int) -> BlockNumbers:
     """v * 2^exponent as blocks of `bits` bits, each with the exponent by which its largest integer has all of them.
     In a block for which `HIGHEST` is too low, all that is not 0 saturates. v: (..., blocks, columns), at most 31 bits
-    and a sign. exponent: (..., blocks, 1)."""
-    most = np.abs(v).max(-1, keepdims=True)
-    made = np.maximum(np.where(most == 0, LOWEST, exponent + length(most) - (bits - 1)), LOWEST)
-    integers = saturated(rounded(v, made - exponent), bits)
+    and a sign. exponent: (..., blocks, 1), or of halves of blocks, (..., blocks, 2)."""
+    exponent = np.broadcast_to(exponent, (*v.shape[:-1], exponent.shape[-1]))
+    parts = v.reshape(*exponent.shape, -1)
+    most = np.abs(parts).max(-1)
+    needed = np.where(most == 0, LOWEST, exponent + length(most) - (bits - 1))
+    made = np.maximum(needed.max(-1, keepdims=True), LOWEST)
+    integers = saturated(rounded(parts, (made - exponent)[..., None]), bits).reshape(v.shape)
     beyond = made > HIGHEST
     if beyond.any():
         integers = np.where(beyond, np.sign(v) * ((1 << bits - 1) - 1), integers)
@@ -385,8 +388,8 @@ def gated(gate: tuple[Integers, Integers], x: tuple[Integers, Integers]) -> tupl
 
 
 def rotated(v: Integers, exponent: Integers, own: Integers, partner: Integers) -> tuple[Integers, Integers]:
-    """v * own + v of the neighbouring column (c ^ 1) * partner: 30 bits and a sign, and exponents. v: 31 bits and a
-    sign, of which 26 are multiplied. own, partner: 16 bits in units of 2^-14, to be broadcast to v."""
+    """v * own + v of the neighbouring column (c ^ 1) * partner: 30 bits and a sign, and exponents, as many as before.
+    v: 31 bits and a sign, of which 26 are multiplied. own, partner: 16 bits in units of 2^-14, to be broadcast to v."""
     short = rounded(v, 5)
     pairs = short.reshape(*short.shape[:-1], -1, 2)
     turned = short * own + pairs[..., ::-1].reshape(short.shape) * partner
@@ -404,15 +407,13 @@ def turned(angles: BlockNumbers) -> tuple[Integers, Integers]:
 
 
 def joined(v: Integers, exponent: Integers) -> tuple[Integers, Integers]:
-    """Units of 32 columns, two of which become a block with the larger one of their exponents; units of 64 stay. v:
-    (..., units, columns), exponent: (..., units, 1). A unit of zeros is added to an odd number."""
+    """Units of 32 columns, two of which become a block, each with its own exponent, as `stored` takes it; units of 64
+    stay. v: (..., units, columns), exponent: (..., units, 1). A unit of zeros is added to an odd number."""
     count = BLOCK // v.shape[-1]
     odd = [(0, 0)] * (v.ndim - 2) + [(0, -v.shape[-2] % count), (0, 0)]
     v, exponent = np.pad(v, odd), np.pad(exponent, odd, constant_values=LOWEST)
-    of_blocks = exponent.reshape(*exponent.shape[:-2], -1, count, 1)
-    top = of_blocks.max(-2, keepdims=True)
-    made = rounded(v.reshape(*of_blocks.shape[:-1], -1), top - of_blocks)
-    return made.reshape(*made.shape[:-2], BLOCK), top[..., 0]
+    shape = (*v.shape[:-2], -1)
+    return v.reshape(*shape, BLOCK), exponent.reshape(*shape, count)
 
 
 def heads_normalised(
@@ -425,9 +426,9 @@ def heads_normalised(
     *,
     rms: bool,
 ) -> tuple[Integers, Integers]:
-    """A norm of each head: 31 bits and a sign, and exponents. v: 31 bits and a sign, (..., blocks, columns), which are
-    stored with 16 bits first. pitch: columns from a head to the next, 32 or a multiple of 64. gain, shift: 16 bits,
-    (blocks, columns)."""
+    """A norm of each head, as `joined` returns it: 31 bits and a sign, and exponents. v: 31 bits and a sign, (...,
+    blocks, columns), which are stored with 16 bits first. pitch: columns from a head to the next, 32 or a multiple of
+    64. gain, shift: 16 bits, (blocks, columns)."""
     unit = min(pitch, BLOCK)
 
     def split(x: Integers, exponents: Integers) -> tuple[Integers, Integers]:

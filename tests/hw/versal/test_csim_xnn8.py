@@ -10,12 +10,24 @@ import pytest
 from hypothesis import Phase, given
 from hypothesis import strategies as st
 
-from rsn.base.errors import BoardError, DeadlockError
+from rsn.base.errors import DeadlockError
 from rsn.hw.sim.machine import Machine, simulate
 from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.overlays.xnn8 import numbers
 from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound, PanelNorm
-from rsn.isa.overlays.xnn8.formats import T_CELLS, X_CELLS, AddedResidual, ChunkSource, EngineOp, LaneMemory, cells
+from rsn.isa.overlays.xnn8.formats import (
+    PAIRS,
+    T_CELLS,
+    WIDE_ROWS,
+    X_CELLS,
+    AddedResidual,
+    ChunkSource,
+    EngineOp,
+    LaneMemory,
+    PanelRows,
+    RowOp,
+    cells,
+)
 from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
 from rsn.isa.overlays.xnn8.numbers import X_BITS, BlockNumbers, NormConstants
 from rsn.isa.overlays.xnn8.stored import columns_of
@@ -86,6 +98,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     lanes=st.integers(1, 4),
     rows=st.sampled_from([16, 32, 48, 64]),
     heads=st.integers(1, 8),
+    head_dim=st.sampled_from([32, 64, 64, 128]),
     groups=st.sampled_from([1, 1, 2, 3, 4, 8]),
     causal=st.booleans(),
     norm=st.sampled_from([None, False, True]),
@@ -109,6 +122,7 @@ def test_an_encoder_layer(
     lanes: int,
     rows: int,
     heads: int,
+    head_dim: int,
     groups: int,
     causal: bool,
     norm: bool | None,
@@ -132,6 +146,8 @@ def test_an_encoder_layer(
     the first sum lies behind its addend in X. gains: of what is loaded. four_bits: of weights behind attention.
     low_bits: that rows of T have beyond 8; of_x: those of X, too. Many lanes have many rows each in `make test-full`
     alone: each row takes 10 ms."""
+    if head_dim > 64:
+        rows = min(rows, WIDE_ROWS)
     if not FULL:
         rows = min(rows, 256 // (engines * sequences * lanes) // 16 * 16 or 16)
     hand = Layer(seed, engines, sequences, lanes, rows)
@@ -143,23 +159,29 @@ def test_an_encoder_layer(
     bits_of_x = low_bits if of_x and 2 * heads * cells(rows) <= X_CELLS else 0
     hand.begin(heads, of_norm, gains=gains, low_bits=bits_of_x)
     if rotated:
-        angles = hand.rng.uniform(-1, 1, (hand.rows, 64)) * 2.0 ** hand.rng.integers(-20, 1, (hand.rows, 1))
+        angles = hand.rng.uniform(-1, 1, (hand.rows, max(64, head_dim)))
+        angles *= 2.0 ** hand.rng.integers(-20, 1, (hand.rows, 1))
         hand.load(numbers.blocks_of(angles, X_BITS), None, LaneMemory.ANGLES)
-    eight = 8 * cells(rows)
-    first = data.draw(st.integers(0, T_CELLS - 5 * eight))
-    keys_slot, values, queries, attended, inner = range(first, first + 5 * eight, eight)
-    shown, skip = data.draw(st.integers(1, count)), data.draw(st.integers(0, groups - 1))
-    of_heads = HeadsRound(queries, keys_slot, values, attended, heads, 64, count, shown, groups, skip, causal=causal)
-    keys = of_heads.blocks(shared=True)
-    for slot, columns, reader in ((keys_slot, keys, HEADS), (values, keys, HEADS), (queries, heads, SEND)):
-        to = Destination(slot, True, (reader,), rotated=rotated and slot != values)
-        hand.product(ChunkSource.X8, 0, heads, to, columns, min(of_ddr, columns), bits_of_x)
+    most = (16 if head_dim > 64 else 8) * cells(rows)
+    first = data.draw(st.integers(0, T_CELLS - 5 * most))
+    keys_slot, values, queries, attended, inner = range(first, first + 5 * most, most)
+    per = 64 // min(head_dim, 64)  # heads of a block
+    shown, skip = data.draw(st.integers(1, count)), data.draw(st.integers(0, per * groups - 1))
+    of_heads = HeadsRound(
+        queries, keys_slot, values, attended, heads, head_dim, count, shown, groups, skip, causal=causal
+    )
+    keys, blocks = (of_heads.blocks(shared=shared) for shared in (True, False))
+    for slot, columns, reader in ((keys_slot, keys, HEADS), (values, keys, HEADS), (queries, blocks, SEND)):
+        turned = {"rotated": rotated and slot != values, "pitch": of_heads.pitch}
+        for at in range(0, columns, PAIRS):
+            to, some = Destination(slot + at * cells(rows), True, (reader,), **turned), min(PAIRS, columns - at)
+            hand.product(ChunkSource.X8, 0, heads, to, some, min(of_ddr, some), bits_of_x)
     hand.emit.attention(of_heads, last=True)
     hand.four_bits = four_bits
     loaded = heads * cells(rows)
     added = data.draw(st.integers(loaded, X_CELLS - loaded)) if apart else 0
     projected = Destination(added, residual=residual, gains=True, rotated=rotated)
-    hand.product(ChunkSource.T, attended, heads, projected, heads, of_ddr, low_bits)
+    hand.product(ChunkSource.T, attended, blocks, projected, heads, of_ddr, low_bits)
     if summed:
         of_sum = Destination(added, residual=AddedResidual(summed - 1), function=function, gains=True)
         hand.emit.sum(added, of_sum, heads, hand.gains(hand.vector(heads, 0.5, 2)).addr)
@@ -207,6 +229,36 @@ def test_a_compiled_layer_of_a_decoder() -> None:
     model, x = Layer().eval(), torch.randn(2, 40, 128)
     with rsn.compile(model, (x,), overlay="xnn8", board="csim") as compiled, torch.no_grad():
         got, integers, floats = compiled(x), rsn.in_integers(model, (x,))(x), model(x)
+    assert torch.equal(got, integers)
+    assert (got - floats).abs().max() < 0.02 * floats.abs().max()
+
+
+@pytest.mark.parametrize(("heads", "rows16"), [(4, ["qkv.*", "o", "up"]), (1, [])])
+def test_a_compiled_layer_with_other_heads(heads: int, rows16: list[str]) -> None:
+    """Heads of 32 columns with rows of 16 bits, and of 128 columns. A sum is behind no product."""
+    torch = pytest.importorskip("torch")
+    import rsn
+
+    class Layer(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(128) for _ in range(2))
+            self.qkv = torch.nn.ModuleList(torch.nn.Linear(128, 128) for _ in range(3))
+            self.o, self.up = (torch.nn.Linear(128, 128) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            y = self.norms[0](x)
+            q, k, v = (w(y).unflatten(-1, (heads, -1)).transpose(1, 2) for w in self.qkv)
+            made = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            h = x + self.o(made.transpose(1, 2).flatten(2))
+            return torch.relu(h + (x + self.up(self.norms[1](h))))
+
+    torch.manual_seed(0)
+    model, x = Layer().eval(), torch.randn(1, 40, 128)
+    with rsn.compile(model, (x,), overlay="xnn8", board="csim", rows16=rows16) as compiled, torch.no_grad():
+        ops = {uop.op for uop in ExpandedProgram(compiled.program).uops if isinstance(uop, PanelRows)}
+        got, integers, floats = compiled(x), rsn.in_integers(model, (x,), rows16=rows16)(x), model(x)
+    assert RowOp.SUM in ops
     assert torch.equal(got, integers)
     assert (got - floats).abs().max() < 0.02 * floats.abs().max()
 
@@ -264,12 +316,3 @@ def test_a_deadlock_is_told_as_by_the_simulator() -> None:
     with pytest.raises(DeadlockError) as told:
         native("xnn8").run(hand.program, hand.banks())
     assert str(told.value) == str(wanted.value)
-
-
-def test_heads_of_32_columns_are_refused() -> None:
-    hand = Layer(1, 1, 1, 1, 16)
-    hand.begin(1, None)
-    hand.emit.attention(HeadsRound(2, 0, 1, 3, 2, 32, 16, 16), last=True)
-    hand.store(1)
-    with pytest.raises(BoardError, match="heads of 32 columns"):
-        native("xnn8").run(hand.program, hand.banks())

@@ -201,11 +201,13 @@ def test_attention(
     extreme: bool,
     data: st.DataObject,
 ) -> None:
-    """Queries of some heads, any number of keys, and what lies behind the last key and beside the last column is not
-    read. A product before and behind leaves nothing in the tile, and finds nothing there."""
+    """Queries of some heads, any number of keys, of which a lane may have others than rows. What lies behind the last
+    key and beside the last column is not read. A product before and behind leaves nothing in the tile, and finds
+    nothing there."""
     rng = np.random.default_rng(seed)
     column, lane = data.draw(st.integers(0, heads - 1)), data.draw(st.integers(0, lanes - 1))
-    count = lane_rows * lanes
+    key_rows = data.draw(st.sampled_from([lane_rows, lane_rows // 2 // 16 * 16 or 16, 96]))
+    count = key_rows * lanes
     shown = data.draw(st.one_of(st.integers(1, count), st.just(count)))
     wide, own, part = head_dim == 128, lane_rows // 2, min(head_dim, 64)
     rows = own if wide else lane_rows
@@ -218,12 +220,12 @@ def test_attention(
     first, second = numbers.score_shifts(np.array(exponent), head_dim)
     shifts = {"first_shift": int(first), "second_shift": min(int(second), 63)}
     said = {"keys": shown, "lanes": lanes, "rows": lane_rows, "wide": int(wide), "narrow": int(part == 32)}
-    said |= {"first_row": first_row, "heads": heads, "causal": int(causal), **shifts}
+    said |= {"key_rows": key_rows, "first_row": first_row, "heads": heads, "causal": int(causal), **shifts}
     a: list[list[Bytes]] = [[], []]
     b: list[list[Bytes]] = [[], []]
     product = ChunkRecord(kind=ChunkKind.LAST, clears=1, rows=64)
     ones = np.ones((64, 64), np.int64)
-    order = np.concatenate([lane_rows * ((column + t) % lanes) + np.arange(lane_rows) for t in range(lanes)])
+    order = np.concatenate([key_rows * ((column + t) % lanes) + np.arange(key_rows) for t in range(lanes)])
     slices = [(k[at], v[at]) for at in (order[i : i + 32] for i in range(0, count, 32))]
     for tile in range(2):
         columns = slice(64 * tile, 64 * tile + 64) if wide else slice(0, 64)
