@@ -129,8 +129,8 @@ class LoopSchedule:
             found.add(at)
             if at != top:
                 ahead += graph.predecessors(at)
-        before = set(graph.predecessors(block))
-        return {b for b in found if len(before & (self.reached[b] | {b})) > 1}
+        before = list(graph.predecessors(block))
+        return {b for b in found if sum(way == b or way in self.reached[b] for way in before) > 1}
 
     @cached_property
     def _forward(self) -> nx.DiGraph[str]:
