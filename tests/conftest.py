@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import logging
@@ -10,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_unconfigure() -> None:
+    """A process of pytest-xdist ends when all is done that waits for its end. The interpreter would first free what all
+    tests have made, object by object."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    atexit.unregister(_leave)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout, which is also the package `rsn`."""
@@ -179,14 +196,12 @@ def warm_processes(warm_python: WarmPython) -> Iterator[None]:
 @pytest.fixture
 def logged() -> Iterator[list[logging.LogRecord]]:
     """What is logged in this test: of this package from INFO on, of others at the levels that they have."""
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler = BufferingHandler(sys.maxsize)
     root, own, transformers = (logging.getLogger(name) for name in (None, "rsn", "transformers"))
     for logger in (root, transformers):  # what the latter get stays there
         logger.addHandler(handler)
     own.setLevel(logging.INFO)
-    yield records
+    yield handler.buffer
     own.setLevel(logging.NOTSET)
     for logger in (root, transformers):
         logger.removeHandler(handler)
