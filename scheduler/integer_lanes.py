@@ -155,8 +155,8 @@ class LaneSeconds:
         return self.rows * BLOCK / 8 * self.seconds["lane_word"]
 
     @property
-    def added(self) -> float:
-        """Of results that are added in X."""
+    def normalised(self) -> float:
+        """Of results that are rotated, or whose residual is normalised; or of what is normalised on its way to DDR."""
         return 2 * self.block
 
     def chunk(self, columns: int, *, short: bool, of_ddr: int) -> float:
@@ -211,7 +211,8 @@ def estimated_seconds(numbers_of: IntegerNetwork, seconds: Mapping[str, float], 
     for layer in network.layers:
         if isinstance(layer, Gemm):
             k, n = (-(-size // BLOCK) for size in layer.weight.shape)
-            behind = takes.block if layer.residual is None else takes.added
+            is_slow = layer.rotary is not None or numbers_of.adds_normalised(layer)
+            behind = takes.normalised if is_slow else takes.block
             if layer.multiplies and layer.x not in walked:  # factors of its rows, of which no norm is left out
                 walked.add(layer.x)
                 total += takes.factors(k)

@@ -180,7 +180,7 @@ class IntegerPanels:
                     (f"{layer.groups} heads that share keys and values", 2 * layer.groups > MOST_SHARED),
                 )
             else:
-                again = is_view(layer) and self.of.sent[str(layer.residual)].norm is not None
+                again = is_view(layer) and self.of.adds_normalised(layer)
                 facts = (
                     ("a gate with a residual", layer.gated and layer.residual is not None),
                     ("a norm of what is normalised already", again),
@@ -302,13 +302,14 @@ class IntegerPanels:
             if gains is None
             else self._vectors(f"{raw}.gains", [[PackedConstants(g, g)] for g in columns_of(gains)])
         )
-        yield self._moves(layer, partial(self.emitter.load, addresses, slot, blocks, at), blocks, "ddr_read_gbs")
+        emit = partial(self.emitter.load, addresses, slot, blocks, at)
+        yield self._moves(layer, emit, blocks, "ddr_read_gbs", self._takes.block)
 
-    def _moves(self, layer: Layer, emit: Emit, blocks: int, rate: str) -> PanelStep:
-        """A step that moves blocks of X of a panel: Rows those of one sequence of an engine after the other."""
+    def _moves(self, layer: Layer, emit: Emit, blocks: int, rate: str, each: float) -> PanelStep:
+        """A step that moves blocks of X of a panel: Rows those of one sequence of an engine after the other. each: what
+        Rows takes for a block."""
         bytes_of = 2 * BLOCK * blocks * self.at.pitch * max(map(len, self.at.panels))
         in_engine = max(max(Counter(of.engine for of in panel).values()) for panel in self.at.panels)
-        each = self._takes.added if rate == "ddr_write_gbs" else self._takes.block
         lanes = max(bytes_of * self.overlay.seconds[rate], in_engine * blocks * each)
         return PanelStep(layer, emit, lanes=lanes)
 
@@ -366,7 +367,7 @@ class IntegerPanels:
         residual, affine = AddedResidual.NONE, None
         if layer.residual is not None:
             added = self.of.sent[layer.residual]
-            residual = AddedResidual.RAW if added.norm is None else AddedResidual.NORMALISED
+            residual = AddedResidual.NORMALISED if self.of.adds_normalised(layer) else AddedResidual.RAW
             has_norm = self._walked is not None and self._walked[0] is added
             if sent is None and residual is AddedResidual.NORMALISED and not has_norm:
                 yield from self._walk(layer, layer.residual)
@@ -455,7 +456,7 @@ class IntegerPanels:
             ((gains, _),) = vectors
             addr = self._vectors(f"{layer.y}.gains", [[PackedConstants(g, g)] for g in columns_of(gains)]).addr
         blocks = self._blocks_of_x(layer.y)
-        seconds = blocks * self._takes.added * len(names)
+        seconds = blocks * self._takes.block * len(names)
         yield PanelStep(layer, partial(self.emitter.sum, source, to, blocks, addr), lanes=seconds)
 
     def _placed(self, layer: Gemm, to: Destination, more: Sequence[Pairs]) -> list[PlacedProduct]:
@@ -552,7 +553,8 @@ class IntegerPanels:
             emit = partial(self._emit, source, slot, chunks, block, part, each, to_rows, last)
             chunk = self._takes.chunk(columns, short=weights.short, of_ddr=weights.of_ddr)
             tiles = (1 + (weights.low_bits > 0)) * chunks * chunk
-            lanes = columns * (self._takes.block if to.in_t or to.gated else self._takes.added)
+            is_slow = to.rotated or to.residual is AddedResidual.NORMALISED
+            lanes = columns * (self._takes.normalised if is_slow else self._takes.block)
             waits = (not number and source is ChunkSource.T) or each
             yield PanelStep(layer, emit, tiles, lanes, waits, walk, bound=each)
 
@@ -763,7 +765,8 @@ class IntegerPanels:
                 pairs = zip(*(columns_of(x) for x in sent.affine), strict=True)
                 affine = self._vectors(f"{name}.affine", [[PackedConstants(*pair)] for pair in pairs])
             emit = partial(self.emitter.store, self._rows(name, Role.OUTPUT), slot, blocks, norm, affine)
-            yield self._moves(layer, emit, blocks, "ddr_write_gbs")
+            each = self._takes.block if norm is None else self._takes.normalised
+            yield self._moves(layer, emit, blocks, "ddr_write_gbs", each)
             self._left[sent.raw] -= 1
             if not self._left[sent.raw]:
                 self._x.free(sent.raw)

@@ -168,6 +168,10 @@ class IntegerNetwork:
         fits = self.network.is_step and layer.groups <= MOST_GROUPED
         return layer.groups if fits and layer.groups * self.columns[layer.q].pitch % BLOCK == 0 else 1
 
+    def adds_normalised(self, layer: Gemm) -> bool:
+        """Return whether the residual of a layer is normalised as it is added."""
+        return layer.residual is not None and self.sent[layer.residual].norm is not None
+
     def stored(self, name: str, width: int) -> IntegerColumns:
         """Return the stored columns of an activation. name: of it. width: its columns, if it is not in T."""
         return self.columns.get(name) or IntegerColumns.plain(width)

@@ -24,8 +24,8 @@ constexpr unsigned division = 32;     // cycles until their reciprocals are ther
 constexpr int product_bits = 41, kept_bits = 15, exponent_bits = 11;
 constexpr int least = product_bits - sum_bits;  // shift of a product
 constexpr unsigned in_eight = group_beats / 2;  // cells of X of eight rows
-constexpr unsigned cells_ahead = 4;   // of residuals, asked for before one is taken
-constexpr RowExponents no_more_rows = {true, false, false, false, {}, {}, {}};
+constexpr unsigned cells_ahead = 7;   // of residuals, asked for before one is taken
+constexpr RowExponents no_more_rows = {true, false, false, false, false, {}, {}, {}};
 constexpr int addend_bits = 11;       // by which an addend of X becomes as long as a result
 constexpr RowFactor of_addend = {1 << 15, -addend_bits - 15};
 constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, behind the point
@@ -514,7 +514,7 @@ post_uops:
             }
             const Values all = multiplies ? made_of_two : out;
             values << all;  // hls-allow state-order: residuals do not wait for values
-            RowExponents made = {false, eight, false, false, {}, {}, {}};
+            RowExponents made = {false, eight, false, false, false, {}, {}, {}};
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                 uint32_t bits = 0;
@@ -546,8 +546,8 @@ post_uops:
     }
 }
 
-// Blocks of X for Post, and to be stored: as they are, or behind a norm. In the latter case the exponents of four rows
-// are known when all their values are made.
+// Blocks of X for Post, and to be stored: as they are, two rows of a cell in a cycle; or behind a norm, one row. In the
+// latter case the exponents of four rows are known when all their values are made.
 void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
               hls::stream<RowExponents> &exponents, hls::stream<Values> &values) {
@@ -567,7 +567,7 @@ residual_uops:
         const bool normalises = stores ? op.norm : op.residual == as_normalised;
         // Two addends take turns: two rows of a cell of one, the same of the other. So each cell is read twice.
         const bool in_turn = sums && op.residual;
-        const unsigned turns = in_turn ? 2 : 0, last_row = in_turn ? 1 : 3;
+        const unsigned turns = in_turn ? 2 : 0, last_row = in_turn ? 0 : normalises ? 3 : 2;
     residual_statistics:
         for (unsigned r = 0; op.norm && (stores || op.op == walk) && r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
@@ -622,43 +622,52 @@ residual_uops:
             const unsigned cell_of = taken >> turns, row = (in_turn ? taken & 2u : 0) + four;
             const unsigned i = cell_of % in_eight, half = i / 2 % 2, of_four = four_columns(2 * i), r = four % 2;
             const unsigned group = 2 * (at.group + cell_of / in_eight) + half;
-            const Statistics norm = norms[lane_rows * stores + 4 * group + row];
-            const int exponent = norm.top - guard + 13 + affine.first_exponent[c] + norm.inverse.exponent;
-            const int of_shift = affine.second_exponent[c];
-            const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
-            const ScaledBy by = scaled_by<least>(norm.inverse.mantissa, top - exponent);
-            const unsigned lower = to_right<15 + guard>(norm.top - cell.exponent[row]);
-            const unsigned shift_by = both_ways<15, 14>(top - of_shift);
-            const unsigned word = 4 * c + of_four / 4;
-            const Shorts gains = affine.first[word], shifts = affine.second[word];
-            uint32_t bits = 0;
-            for (unsigned e = 0; e < 4; ++e) {
+            if (normalises) {
+                const Statistics norm = norms[lane_rows * stores + 4 * group + four];
+                const int64_t of_norm = within<exponent_bits>(norm.top) + within<exponent_bits>(norm.inverse.exponent);
+                const int64_t of_gain = within<exponent_bits>(affine.first_exponent[c]) + 13 - guard;
+                const auto exponent = static_cast<int>(within<exponent_bits>(of_norm + of_gain));
+                const auto of_shift = static_cast<int>(within<exponent_bits>(affine.second_exponent[c]));
+                const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
+                const ScaledBy by = scaled_by<least>(norm.inverse.mantissa, top - exponent);
+                const unsigned lower = to_right<15 + guard>(norm.top - cell.exponent[four]);
+                const unsigned shift_by = both_ways<15, 14>(top - of_shift);
+                const unsigned word = 4 * c + of_four / 4;
+                const Shorts gains = affine.first[word], shifts = affine.second[word];
+                uint32_t bits = 0;
+                for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-                const unsigned in_word = of_four % 4 * 4 + e;
-                const int16_t x = cell.of[4 * row + e];
-                int64_t v = x;
-                if (normalises) {
-                    v = scaled<least, sum_bits>(centred(x, lower, norm.mean, gains[in_word]), by)
-                        + aligned<15, 14>(shifts[in_word], shift_by);
+                    const unsigned in_word = of_four % 4 * 4 + e;
+                    const int64_t u = centred(cell.of[4 * four + e], lower, norm.mean, gains[in_word]);
+                    const int64_t v = scaled<least, sum_bits>(u, by) + aligned<15, 14>(shifts[in_word], shift_by);
+                    out[4 * r + e] = static_cast<int32_t>(within<30>(v));
+                    bits |= static_cast<uint32_t>(magnitude(v));
                 }
-                out[4 * r + e] = static_cast<int32_t>(within<30>(v));
-                bits |= static_cast<uint32_t>(magnitude(v));
+                uint32_t &of_row = most[4 * half + four];
+                of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
+                made.from[r] = static_cast<Exponent>(top);
+                made.made[r] = static_cast<Exponent>(stored_exponent(of_row, top, 16));
+            } else {
+                made.from[0] = cell.exponent[row / 2 * 2];
+                for (unsigned e = 0; e < 4; ++e) {
+#pragma HLS UNROLL
+                    out[e] = cell.of[8 * (row / 2) + e];
+                    // The bits above these are not read.
+                    out[4 + e] = (out[4 + e] & ~0xffff) | static_cast<uint16_t>(cell.of[8 * (row / 2) + 4 + e]);
+                    made.made[e / 2] = cell.exponent[row / 2 * 2 + e / 2];
+                }
             }
-            uint32_t &of_row = most[4 * half + row];
-            of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
-            made.from[r] = made.second_from[r] = static_cast<Exponent>(normalises ? top : cell.exponent[row]);
-            made.made[r] =
-                static_cast<Exponent>(normalises ? stored_exponent(of_row, top, 16) : cell.exponent[row]);
-            if (r) {
+            if (r || !normalises) {
                 values << out;
                 made.to_rows = stores;
                 made.each = sums;
+                made.stored = !normalises;
                 // hls-allow state-order: values wait for their exponents, not these for them
                 if (sums || (i >= in_eight - 4 && i % 2)) exponents << made;
             }
             const bool ends = four == last_row, whole = ends && taken + 1u == cells_of;
             taken = whole ? 0 : static_cast<uint16_t>(taken + ends);
-            four = ends ? 0 : static_cast<uint8_t>(four + 1);
+            four = ends ? 0 : static_cast<uint8_t>(four + (normalises ? 1 : 2));
             left -= whole;
         };
     residual_rows:
@@ -672,7 +681,8 @@ residual_uops:
 namespace {
 
 // A beat of what rounds values to what is stored, once the exponents of their eight rows are known; n: its number. With
-// one row in a cycle, the second one follows in the next. put: takes what becomes of the beat.
+// one row in a cycle, the second one follows in the next, unless there is nothing to round. put: takes what becomes of
+// the beat.
 template <unsigned Rows, typename Put>
 void pack(RowExponents (&of_rows)[4], bool &each, unsigned &n, bool &second, Values &in, Packed &out,
           hls::stream<RowExponents> &exponents, hls::stream<Values> &values, Put put) {
@@ -690,15 +700,21 @@ void pack(RowExponents (&of_rows)[4], bool &each, unsigned &n, bool &second, Val
     for (unsigned k = 0; k < Rows; ++k) {
 #pragma HLS UNROLL
         const unsigned i = Rows == 1 ? second : k;
-        const Exponent from = n < half_beats ? by.from[i] : by.second_from[i];
-        const Storing as = storing(from, by.made[i], by.eight ? 8 : 16);
+        const Exponent from = Rows == 1 || n < half_beats ? by.from[i] : by.second_from[i];
+        const Storing as = storing(from, by.made[i], Rows == 2 && by.eight ? 8 : 16);
         for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
             out.of[4 * i + e] = static_cast<int16_t>(stored(in[4 * i + e], as));
         }
         out.exponent[i] = static_cast<int8_t>(smaller(by.made[i], highest));
     }
-    second = Rows == 1 && !second;
+    const bool both = Rows == 1 && by.stored;
+    for (unsigned e = 4; e < 8; ++e) {
+#pragma HLS UNROLL
+        if (both) out.of[e] = static_cast<int16_t>(in[e]);
+    }
+    if (both) out.exponent[1] = static_cast<int8_t>(by.made[1]);
+    second = Rows == 1 && !second && !both;
     if (second) return;
     put(by, out);
     n = (n + 1) % group_beats;
@@ -722,7 +738,7 @@ pack_two_rows:
     }
 }
 
-// Half as fast: a cell of X is two beats in four cycles.
+// Half as fast behind a norm: a cell of X is two beats in four cycles.
 void pack_residuals(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to_post,
                     hls::stream<Packed> &to_rows) {
     RowExponents of_rows[4] = {};

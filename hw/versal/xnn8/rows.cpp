@@ -101,7 +101,7 @@ struct Gains {
 
 // Adds the sums of two rows and four columns of a block, half of a cell, to those of the columns before. under_way: of
 // two groups of four rows.
-void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned group, unsigned four, bool half,
+void add_up(const Packed &two, const Gains &gains, unsigned block, unsigned group, unsigned four, bool half,
             Sums (&under_way)[2][4], SumsOfRows &sums) {
 #pragma HLS INLINE
     const Quarter gain = gains.of[x_words * block + four];
@@ -117,7 +117,7 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
         int64_t sum = 0, squares = 0, most = 0;
         for (unsigned c = 0; c < 4; ++c) {
 #pragma HLS UNROLL
-            const int64_t x = cell.of[4 * r + c];
+            const int64_t x = two.of[4 * i + c];
             most = larger(most, within<30>(within<15>(magnitude(x)) * sizes[c]));
             sum += x;
             squares += within<30>(x * x);
@@ -126,12 +126,6 @@ void add_up(const XCell &cell, const Gains &gains, unsigned block, unsigned grou
         made = {made.sum + sum, made.squares + squares, larger(made.most, most)};
         if (four == x_words - 1) sums.at(cell_groups * block + group, r) = made;
     }
-    FourExponents exponents;
-    for (unsigned r = 0; r < 4; ++r) {
-#pragma HLS UNROLL
-        exponents.of[r] = cell.exponent[r];
-    }
-    sums.exponents[cell_groups * block + group] = exponents;
 }
 
 // x, limited to the magnitudes up to 127 * 2^low_bits. Its bits tell whether it is above, so that no sum is made.
@@ -325,92 +319,102 @@ rows_uops:
         const auto sixteens = static_cast<uint8_t>(blocks * op.rows / cell_rows);
         if (op.op == load || (computed && !takes_t)) {
             const bool loaded = op.op == load;
-            const auto count = static_cast<uint16_t>(sixteens * (loaded ? cell_words + 1 : 2 * cell_words));
+            const auto count = static_cast<uint16_t>(sixteens * 2 * (loaded ? cell_words + 1 : cell_words));
             uint8_t n = 0, sixteen = 0, block = op.slot;  // of what is loaded: of its words, of rows in the block
             int8_t exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
+            Shorts word = {};
             XCell cell = {};
 #pragma HLS ARRAY_PARTITION variable=cell.exponent complete
             Place at = {};
         to_x:
-            for (uint16_t i = 0; i < static_cast<uint16_t>(2 * count); ++i) {
+            for (uint16_t i = 0; i < count; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-                const bool second = i % 2;  // of the two cycles of a word, or of a beat
+                const bool half = i % 2;  // of a cell: two rows
                 unsigned to_block = block, group, four;
-                bool half, there;  // rows of a cell, if there are any
+                Packed in = {};
+                bool there = true;  // rows of a cell, and no exponents
                 if (loaded) {
                     const unsigned in_block = x_word(4 * sixteen + (n - 1u) / 32 * 2, (n - 1u) % 32);
                     group = in_block / x_words;
                     four = in_block % x_words;
-                    half = second;
                     there = n != 0;
-                    if (!second) cell.of = loads.read();
+                    if (!half) word = loads.read();
                     for (unsigned r = 0; r < cell_rows; ++r) {
 #pragma HLS UNROLL
-                        if (!second && !there) exponents[r] = static_cast<int8_t>(cell.of[r]);
-                        if (r / 4 == group % 4) cell.exponent[r % 4] = exponents[r];
+                        if (!half && !there) exponents[r] = static_cast<int8_t>(word[r]);
+                        if (r / 4 == group % 4 && r / 2 % 2 == half) in.exponent[r % 2] = exponents[r];
                     }
-                    const bool ends = second && n == cell_words;
+                    for (unsigned e = 0; e < 8; ++e) {
+#pragma HLS UNROLL
+                        in.of[e] = word[8 * half + e];
+                    }
+                    const bool ends = half && n == cell_words;
                     const bool ends_block = ends && 4 * (sixteen + 1) == groups_of_rows;
-                    n = ends ? 0 : static_cast<uint8_t>(n + second);
+                    n = ends ? 0 : static_cast<uint8_t>(n + half);
                     sixteen = ends_block ? 0 : static_cast<uint8_t>(sixteen + ends);
                     block = static_cast<uint8_t>(block + (ends_block ? block_cells : 0));
                 } else {
-                    const unsigned beat = i / 2 % group_beats;
-                    if (!second) {
-                        if (beat == 0) at = places.read();
-                        const Packed in = results.read();  // hls-allow state-order: they come behind their place
-                        for (unsigned e = 0; e < 8; ++e) {
-#pragma HLS UNROLL
-                            cell.of[4 * row_in_four(beat, e) + e % 4] = in.of[e];
-                            cell.exponent[row_in_four(beat, e)] = in.exponent[e / 4];
-                        }
-                    }
+                    const unsigned beat = i % group_beats;
+                    if (beat == 0) at = places.read();
+                    in = results.read();  // hls-allow state-order: they come behind their place
                     to_block = cell_of(at.column);
                     group = 2 * at.group + upper(beat);
                     four = four_columns(beat);
-                    half = beat % 2;
-                    there = second;
                 }
                 if (!there) continue;
                 if (to_angles) {
-                    Packed two = {};
-                    for (unsigned e = 0; e < 8; ++e) {
-#pragma HLS UNROLL
-                        two.of[e] = cell.of[8 * half + e];
-                        two.exponent[e / 4] = cell.exponent[2 * half + e / 4];
-                    }
-                    angles << two;
+                    angles << in;
                     continue;
                 }
-                add_up(cell, gains, to_block, group, four, half, under_way_sums, sums);
-                const unsigned address = (to_block * cell_groups + group) * x_words + four;
-                if (half) x << CellWrite<XCell>{false, i + 1 == 2 * count, static_cast<uint16_t>(address), cell};
+                for (unsigned e = 0; e < 8; ++e) {
+#pragma HLS UNROLL
+                    cell.of[e] = cell.of[8 + e];
+                    cell.of[8 + e] = in.of[e];
+                }
+                for (unsigned r = 0; r < 2; ++r) {
+#pragma HLS UNROLL
+                    cell.exponent[r] = cell.exponent[2 + r];
+                    cell.exponent[2 + r] = in.exponent[r];
+                }
+                add_up(in, gains, to_block, group, four, half, under_way_sums, sums);
+                const unsigned group_of_block = cell_groups * to_block + group;
+                const auto address = static_cast<uint16_t>(group_of_block * x_words + four);
+                if (!half) continue;
+                FourExponents of_rows;
+                for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                    of_rows.of[r] = cell.exponent[r];
+                }
+                sums.exponents[group_of_block] = of_rows;
+                x << CellWrite<XCell>{false, i + 1 == count, address, cell};
             }
             if (!to_angles) x_done.read();
         } else if (op.op == store) {
-        store_blocks:
-            for (uint8_t group = 0; group < sixteens; ++group) {
-                Exponent exponents[cell_rows] = {};
+            Exponent exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
-                Shorts word;
-            store_cells:
-                for (uint8_t i = 0; i < 2 * cell_words; ++i) {
+            Shorts word = {};
+            uint8_t beat = 0, left = sixteens;  // beat: of 16 rows, whose exponents are one more
+        store_cells:
+            while (left) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-                    const unsigned n = i % group_beats, first = 8 * (i / group_beats) + 4 * upper(n);
+                const bool behind = beat == 2 * cell_words;
+                const unsigned n = beat % group_beats, first = 8 * (beat / group_beats) + 4 * upper(n);
+                if (!behind) {
                     const Packed in = stored_values.read();
                     for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
                         word[4 * row_in_four(n, e) + e % 4] = in.of[e];
                         exponents[first + row_in_four(n, e)] = in.exponent[e / 4];
                     }
-                    if (n % 2) stores << word;
                 }
                 for (unsigned r = 0; r < cell_rows; ++r) {
 #pragma HLS UNROLL
-                    word[r] = exponents[r];
+                    if (behind) word[r] = exponents[r];
                 }
-                stores << word;
+                if (behind || n % 2) stores << word;
+                beat = behind ? 0 : static_cast<uint8_t>(beat + 1);
+                left -= behind;
             }
         } else if (op.op == take) {
             TCell cell = {};

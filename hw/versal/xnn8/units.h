@@ -116,8 +116,9 @@ struct Place {
 // Of two rows: the exponents of values, in both halves of a block, and the one that they are stored with; above
 // `highest`, they are beyond it.
 struct RowExponents {
-    // nothing follows; they are stored with 8 bits; which reader gets them; the next two rows have others
-    bool last, eight, to_rows, each;
+    // Nothing follows; they are stored with 8 bits; which reader gets them; the next two rows have others; they are as
+    // they are stored.
+    bool last, eight, to_rows, each, stored;
     Exponent from[2], second_from[2], made[2];
 };
 // Two rows, four columns, as they are stored.

@@ -66,7 +66,7 @@ ELEMENTS = {
     "Place": 16,
     "RowFactor": 32,
     "Statistics": 80,
-    "RowExponents": 4 + 3 * 2 * 16,
+    "RowExponents": 5 + 3 * 2 * 16,
     "Packed": 8 * 16 + 2 * 8,
     "RowSums": 38 + 61 + 16,
     "RowBound": 33 + 16 + 32,

@@ -73,19 +73,19 @@ def _heads(rows: int, heads: int) -> float:
     return rows // 8 * PACKET * -(-heads // 2) / heads
 
 
-def _added(rows: int) -> int:
-    """Cycles for a block that is stored in X with its statistics, with a residual or without, or that goes from X to
-    DDR: a cell of X in four cycles, one behind the other."""
+def _normalised(rows: int) -> int:
+    """Cycles for a block that is rotated, or whose residual is normalised, or that is on its way to DDR: four elements
+    a cycle."""
     return rows * BLOCK // 4
 
 
 def _walked(rows: int) -> int:
-    """Cycles for a block that goes from X to X8."""
+    """Cycles for a block that goes from X to X8, or that is added: a cell of X in two cycles."""
     return rows * BLOCK // 8
 
 
 def _moved(rows: int) -> int:
-    """Cycles for a block from DDR to X: 16 bytes a cycle, exponents among them."""
+    """Cycles for a block between DDR and X: 16 bytes a cycle, exponents among them."""
     return rows * (BLOCK + 1) // 8
 
 
@@ -264,7 +264,7 @@ class PanelRowsUnit(LaneMemories):
                 x = self.x.of(rows, slot, 1)
                 return (row_words(normalised(x, taken[0], norm[0]) if taken else x),)
 
-            cycles = (_moved_short if in_t else _added)(uop.rows)
+            cycles = (_moved_short if in_t else _normalised if uop.norm else _moved)(uop.rows)
             yield Step("lane_word", cycles, puts=(self._stores,), do=make)
 
     def _send(self, uop: PanelRows) -> Steps:
@@ -314,7 +314,7 @@ class PanelRowsUnit(LaneMemories):
                 yield Step("lane_word", 2 * PACKET)
             if uop.norm:
                 yield Step("row_factors", _factors(uop.rows, 1) * heads_of_results(uop))
-                yield Step("lane_word", made * _added(uop.rows))
+                yield Step("lane_word", made * _normalised(uop.rows))
             make = partial(self._of_sums, uop, done) if uop.attention else partial(self._of_products, uop, slot, made)
 
             def keep(slot: int = slot, make: Any = make, results: Any = results, taken: Any = taken) -> None:
@@ -346,7 +346,7 @@ class PanelRowsUnit(LaneMemories):
                 self.x.put(rows, slot, numbers.stored(v, exponent, X_BITS))
 
             # both addends come through the only read port
-            yield Step("lane_word", _added(uop.rows) * (2 if uop.residual else 1), do=add)
+            yield Step("lane_word", _walked(uop.rows) * (2 if uop.residual else 1), do=add)
             if uop.gains:
                 yield from self._gains(slot)
 
@@ -444,11 +444,9 @@ def _post_cycles(uop: PanelRows) -> float:
     """Cycles in which a lane takes a result."""
     if uop.attention:
         return _heads(uop.rows << uop.wide, uop.blocks)
-    if uop.residual:
-        return _added(uop.rows)
-    if uop.norm or uop.gated:  # results of gates and those that they multiply take turns
-        return _results(uop.rows)
-    return _added(uop.rows) if uop.rotated or uop.memory == LaneMemory.X else _results(uop.rows)
+    # results of gates and those that they multiply take turns; a norm is counted by itself
+    is_slow = uop.residual == AddedResidual.NORMALISED or (uop.rotated and not uop.norm)
+    return _normalised(uop.rows) if is_slow else _results(uop.rows)
 
 
 def joined_constants(of: list[PackedConstants]) -> tuple[BlockNumbers, BlockNumbers, Integers]:
