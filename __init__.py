@@ -31,6 +31,7 @@ __all__ = [
     "Serving",
     "Tiles",
     "__version__",
+    "choose_rows16",
     "compile",
     "errors",
     "explain",
@@ -65,6 +66,7 @@ _HOME = {
     "Serving": ".host.serving:Serving",
     "StreamQuantizer": ".rsnlib.quantizer:StreamQuantizer",  # not in __all__: it takes torchao
     "Tiles": ".scheduler.schedule:Tiles",
+    "choose_rows16": ".rsnlib.row_bits:choose_rows16",
     "compile": ".compiler:compile",
     "conv1d_to_linear": ".rsnlib.conv1d:conv1d_to_linear",  # not in __all__: it takes torch
     "errors": ".base.errors",

@@ -40,6 +40,7 @@ from ..streams.placing.devices import DEVICES, device_named
 from .operator_machines import dynamic_machine, machine_of_operators, tensor_values
 from .options import JSON, STREAMS, Count, File, Options, given, option, refuse, with_options
 from .progress import stepping
+from .rows16 import CALLS, ROWS16, UNTIL, chosen_rows16
 from .stream_programs import Named, counted, is_region, machine_program
 from .stream_programs import stream_program as stream_program_named
 
@@ -86,7 +87,6 @@ else:
 
 INTEGERS = "xnn8"
 """The overlay whose numbers are compared without a program."""
-ROWS16 = f"with --overlay {INTEGERS}: products whose rows have 16 bits: module paths, * for one part or some of it"
 CONVERSIONS = {"_to_copy", "to"}
 """Operators of PyTorch's part that compute nothing: they convert arguments."""
 MAX_OPERATORS = 8
@@ -180,9 +180,11 @@ class CompileOptions(Options):
     rows16: str | None = option(
         ROWS16,
         "--rows16",
-        metavar="PATH,...",
+        metavar="PATH,...|auto",
         of=OVERLAYS,
     )
+    rows16_calls: str | None = option(CALLS, of=OVERLAYS)
+    rows16_until: float | None = option(UNTIL, metavar="NUMBER", of=OVERLAYS)
     perplexity: bool = option("with --compare: also the perplexity of the example's input_ids", of=OVERLAYS)
     pieces: bool = option(
         f"also take a model that the overlay cannot run as a whole: {SUFFIX} holds the pieces that it can, and PyTorch "
@@ -235,9 +237,9 @@ def compile_command(spec: str, options: CompileOptions) -> None:
         return
     if options.output is None:
         raise click.UsageError("Missing option '-o' / '--output'.")
-    for name in ("smooth", "rows16") if options.overlay != INTEGERS else ():
+    for name in ("smooth", "rows16", "rows16_calls", "rows16_until") if options.overlay != INTEGERS else ():
         if getattr(options, name) is not None:
-            raise click.UsageError(f"--{name}: only with --overlay {INTEGERS}")
+            raise click.UsageError(f"--{name.replace('_', '-')}: only with --overlay {INTEGERS}")
     named = stream_program_named(spec)
     if named is not None and is_region(named):
         refuse(MODELS, OVERLAYS, MACHINES, WEIGHTS)
@@ -274,18 +276,15 @@ def _in_integers(spec: str, options: CompileOptions) -> Made:
         calls = None if options.smooth is None else models.load_calls(options.smooth)
         tokens = _tokens(spec, model, example) if options.perplexity else None
         steps.done("load the model")
-        compiled = integers.in_integers(model, example, smooth=calls, rows16=paths_of(options.rows16))
+        with steps.paused():
+            rows16 = chosen_rows16(options.rows16, options.rows16_calls, options.rows16_until, model, calls)
+        compiled = integers.in_integers(model, example, smooth=calls, rows16=rows16)
         args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
         ours, theirs, wanted = (partial(each, *args, **kwargs) for each in (compiled, model, reference))
         of_model, of_machine = quality.quality_in_steps(ours, theirs, wanted, tokens, lambda: compiled.visible)
         steps.done("compute")
     found = {"quantisation": of_model, INTEGERS: of_machine}
     return Made({name: vars(step) for name, step in found.items()}, difference_table(**found))
-
-
-def paths_of(text: str | None) -> list[str]:
-    """Module paths that an option has, separated by commas."""
-    return [] if text is None else text.split(",")
 
 
 def _streams(named: Named, options: CompileOptions) -> Made:
@@ -398,7 +397,6 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
             checks_rows=False,
             progress=steps.share,
             smooth=None if options.smooth is None else models.load_calls(options.smooth),
-            rows16=paths_of(options.rows16),
             boards=boards,
             shards=shards or 1,
             chooses_shards=shards is None,
@@ -412,6 +410,10 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
             reference, _ = models.load_spec(options.reference, **size, base=models.is_base(target))
         tokens = _tokens(spec, model, example) if options.perplexity else None
         steps.done("load the model")
+        if options.overlay == INTEGERS:
+            with steps.paused():
+                given_rows16 = options.rows16, options.rows16_calls, options.rows16_until
+                pipeline = replace(pipeline, rows16=chosen_rows16(*given_rows16, model, pipeline.smooth))
         model, example, borders = precision.in_float32(capture.module_of(model), example)
         if borders is not None:
             with steps.paused():

@@ -17,9 +17,10 @@ from ..base.files import write_bytes
 from ..base.other_libraries import silence_other_libraries
 from ..host.generation import Decoder, IntegerReference, Slots, machine_files
 from ..streams.placing.devices import DEVICES, device_named
-from .compile import ROWS16, knobs_of, paths_of
+from .compile import knobs_of
 from .options import JSON, Count, Options, option, with_options
 from .progress import stepping, working
+from .rows16 import CALLS, ROWS16, UNTIL, chosen_rows16
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,8 +49,10 @@ class GenerateOptions(Options):
     rows16: str | None = option(
         ROWS16,
         "--rows16",
-        metavar="PATH,...",
+        metavar="PATH,...|auto",
     )
+    rows16_calls: str | None = option(CALLS)
+    rows16_until: float | None = option(UNTIL, metavar="NUMBER")
     onto: str = option(
         "the device that a machine must fit on",
         default="u55c",
@@ -101,8 +104,9 @@ def generate_command(model: str, options: GenerateOptions) -> None:
     knobs = knobs_of(options.chosen)
     fixed = {text.partition("=")[0] for text in options.chosen}
     device = device_named(options.onto)
-    if options.rows16 is not None and options.overlay != "xnn8":
-        raise click.UsageError("--rows16: only with --overlay xnn8")
+    for name in ("rows16", "rows16_calls", "rows16_until") if options.overlay != "xnn8" else ():
+        if getattr(options, name) is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')}: only with --overlay xnn8")
     if options.overlay is not None:
         if options.cache != "float32":
             raise click.UsageError("--cache is of a machine of its own")
@@ -181,7 +185,11 @@ def _on_overlay(model: str, overlay: str, options: GenerateOptions) -> None:
             raise TensorError("the prompt has no tokens")
         steps.done("load the model")
         capacity = options.capacity or len(prompt) + options.answer
-        rows16 = paths_of(options.rows16)
+        with steps.paused():
+            kept = module.config.use_cache
+            module.config.use_cache = False  # a call of the choice is a prompt alone
+            rows16 = chosen_rows16(options.rows16, options.rows16_calls, options.rows16_until, module)
+            module.config.use_cache = kept
         decoder = Decoder(module, slots=1, capacity=capacity, overlay=overlay, verify="never", rows16=rows16)
         steps.done("program of a step")
         logits = decoder.prefill(0, prompt)

@@ -118,12 +118,21 @@ def in_integers(
     bits, as for `with_rows16`. Raises `UnsupportedError` for a module beyond the overlay, naming the layer, and as
     `trace` does; `ScheduleError` for lengths that do not fit, and as `with_rows16`.
     """
+    traced, example, borders = integers_of(model, example_inputs, smooth)
+    traced = with_rows16(traced, rows16)
+    return IntegerModel(traced if lengths is None else traced.with_lengths(lengths, example), borders)
+
+
+def integers_of(
+    model: nn.Module, example_inputs: Examples, smooth: Iterable[Examples] | None
+) -> tuple[Traced, Examples, precision.Borders | None]:
+    """Return a module traced for `IntegerModel`, its example in float32, and the data types of a model in half
+    precision. example_inputs, smooth, and what is raised: as for `in_integers`."""
     static_cache.register()
     module, example, borders = precision.in_float32(module_of(model), example_inputs)
     traced = trace(module, example, PASSES, fixes=True)
     check_told(traced)
-    traced = with_rows16(traced if smooth is None else smoothed(traced, smooth), rows16)
-    return IntegerModel(traced if lengths is None else traced.with_lengths(lengths, example), borders)
+    return traced if smooth is None else smoothed(traced, smooth), example, borders
 
 
 def reference_of(

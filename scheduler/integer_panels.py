@@ -845,19 +845,35 @@ def lower(network: LayerGraph, overlay: Overlay) -> Lowered:
     `placements` has its sequences, in the way that takes least by the estimate of its steps, of those for which
     memories have room. Raises `UnsupportedError`, naming the layer, for what it cannot compute, and `RoomError` for a
     bank that is too small."""
-    of, refusals = IntegerNetwork.of(network), []
-    ways: list[tuple[float, float, IntegerPanels]] = []
-    for at in placements(of, overlay):
-        if ways and estimated_seconds(of, overlay.seconds, at) > SPREAD * ways[0][0]:
-            break
-        try:
-            panels = IntegerPanels(of, overlay, at)
-            ways.append((estimated_seconds(of, overlay.seconds, at), panels.order.seconds, panels))
-        except UnsupportedError as error:
-            refusals.append((at.rows, error))
-    for *_, panels in sorted(ways, key=lambda way: way[1]):
+    found, refusals = _ways(IntegerNetwork.of(network), overlay)
+    for panels in found:
         try:
             return panels.lowered()
         except UnsupportedError as error:
             refusals.append((panels.at.rows, error))
     raise min(refusals, key=lambda refusal: refusal[0])[1]
+
+
+def least_seconds(of: IntegerNetwork, overlay: Overlay) -> float:
+    """About how long a network takes, by the steps of its fastest way. Raises `UnsupportedError`, naming the layer, if
+    there is none."""
+    found, refusals = _ways(of, overlay)
+    if not found:
+        raise min(refusals, key=lambda refusal: refusal[0])[1]
+    return found[0].order.seconds
+
+
+def _ways(of: IntegerNetwork, overlay: Overlay) -> tuple[list[IntegerPanels], list[tuple[int, UnsupportedError]]]:
+    """The ways for which memories have room, the fastest first; and why others have none, with rows of a lane."""
+    found: list[tuple[float, float, IntegerPanels]] = []
+    refusals: list[tuple[int, UnsupportedError]] = []
+    for at in placements(of, overlay):
+        estimate = estimated_seconds(of, overlay.seconds, at)
+        if found and estimate > SPREAD * found[0][0]:
+            break
+        try:
+            panels = IntegerPanels(of, overlay, at)
+            found.append((estimate, panels.order.seconds, panels))
+        except UnsupportedError as error:
+            refusals.append((at.rows, error))
+    return [panels for *_, panels in sorted(found, key=lambda way: way[1])], refusals
