@@ -8,34 +8,28 @@ add up; T holds what attention reads and makes, and hidden columns.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..base.errors import UnsupportedError
-from ..isa.layout import ALIGNED, ROW_BLOCKS, UNIT, padded
+from ..isa.layout import ROW_BLOCKS, UNIT, padded
 from ..isa.overlay import Overlay
 from ..isa.overlays.xnn8.emission import (
     Destination,
     HeadsRound,
     IntegerEmitter,
     PanelNorm,
-    StoredConstants,
-    StoredWeights,
 )
 from ..isa.overlays.xnn8.formats import (
     LANES,
     PAIRS,
     ROW_PAIR,
-    SHORT_WEIGHT_WORD,
     T_CELLS,
-    WEIGHT_WORD,
     X_CELLS,
     AddedResidual,
     ChunkSource,
@@ -49,19 +43,20 @@ from ..isa.overlays.xnn8.numbers import BLOCK, X_BITS, BlockNumbers, NormConstan
 from ..isa.overlays.xnn8.stored import (
     PackedConstants,
     columns_of,
-    constant_words,
     row_blocks,
     row_words,
-    short_weight_words,
     units_of_row,
-    weight_words,
 )
 from ..isa.program import Buffer, Layout, Parameter, ProgramSegment, Role, UnpackedProgram
 from .chain import parameters_of
 from .dram import Lowered, PackedWeights
 from .graph import AttentionLayer, Gemm, Layer, LayerGraph
 from .groups import kind_of
+from .integer_cells import LaneCells
 from .integer_lanes import LaneSeconds, LanesOfSequences, estimated_seconds, placements
+from .integer_memory import PanelBuffers
+from .integer_products import Pairs, PlacedProduct, ProductBlocks
+from .integer_rounds import attention_rounds
 from .integer_turns import Emit, PanelOrder, PanelStep, ordered
 from .integers import IntegerNetwork, SentRows, is_view
 from .memory import check_room
@@ -70,56 +65,6 @@ SPREAD = 1.5
 """How many times as slow as another an estimate without steps may call a way that steps are made for."""
 MOST_SHARED = 64
 """Heads that the fields of an instruction can skip, for two heads of keys and values in a block."""
-Pairs = tuple[BlockNumbers, BlockNumbers]
-Make = Callable[[], npt.NDArray[np.float32]]
-
-
-class PlacedProduct(NamedTuple):
-    """A block of up to 512 columns of a product: its weights, and where the constants of its results begin."""
-
-    weights: StoredWeights
-    constants: int
-
-
-@dataclass
-class LaneCells:
-    """Which activation each cell of X or T holds. memory: its name. count: of cells. held: names of activations, by the
-    number of the cell; None for a free one. most: cells from the first to the last that held one."""
-
-    memory: str
-    count: int
-    held: list[str | None] = field(init=False)
-    most: int = 0
-
-    def __post_init__(self) -> None:
-        self.held = [None] * self.count
-
-    def place(self, layer: Layer, blocks: int, name: str, rows: int) -> int:
-        """Return the number of the first cell of `blocks` free blocks side by side, which then hold `name`. layer: that
-        makes or reads it. rows: of a lane. Raises `UnsupportedError`, naming the layer, where there is no room."""
-        count = blocks * cells(rows)
-        for first in range(self.count - count + 1):
-            if not any(self.held[first : first + count]):
-                self.held[first : first + count] = [name] * count
-                self.most = max(self.most, first + count)
-                return first
-        free = self.held.count(None)
-        raise UnsupportedError(
-            f"{layer.place}: {name} takes {blocks} blocks of 64 columns and {rows} rows of a lane; of {self.memory}, "
-            f"{free} of {self.count} cells of 16 rows are free"
-        )
-
-    def first(self, name: str) -> int:
-        """Return the number of the first cell of an activation. Raises `ValueError` for one that is not there."""
-        return self.held.index(name)
-
-    def free(self, name: str) -> None:
-        """Give back the cells of an activation; of one that is not there are none."""
-        self.rename(name, None)
-
-    def rename(self, name: str, new: str | None) -> None:
-        """Let the cells of an activation hold another one, as large."""
-        self.held = [new if held == name else held for held in self.held]
 
 
 class IntegerPanels:
@@ -129,9 +74,7 @@ class IntegerPanels:
     def __init__(self, of: IntegerNetwork, overlay: Overlay, at: LanesOfSequences) -> None:
         self.of, self.net, self.overlay, self.at = of, of.network, overlay, at
         self.emitter = IntegerEmitter(overlay)
-        self.buffers: list[Buffer] = []
-        self._made: dict[str, Make] = {}
-        self._ends = dict.fromkeys(overlay.banks, 0)
+        self._memory = PanelBuffers(overlay.banks)
         self._check()
         self._caches = {name: self._rows(name, Role.STATE) for name in self.net.states}
         """The addresses of the sequences in caches."""
@@ -148,6 +91,7 @@ class IntegerPanels:
         self._in_turn = False
         """Whether panels with even and odd numbers have a half of X and T each."""
         self._takes = LaneSeconds(overlay.seconds, at.rows)
+        self._products = ProductBlocks(of, at, self._takes, self._memory)
         self._angles: BlockNumbers | str | None = None
         """What Angles holds: constants, or the input with factors of a call; None for nothing."""
         self._tables: dict[str, list[int]] = {}
@@ -157,8 +101,6 @@ class IntegerPanels:
         """Addresses of keys and values that the engines give to each other."""
         of_keys = [(x.k, x.v) for x in self.net.layers if isinstance(x, AttentionLayer)]
         self._keys = {name for names in of_keys for name in names}
-        self._beside = {y: x for x in self.net.layers if isinstance(x, AttentionLayer) for y in (x.v, x.q)}
-        """Attentions by their values and queries, which are computed while DDR passes keys and values on."""
         self._left: dict[str, int] = {}
         self._queries: dict[str, Gemm] = {}
         """Queries that are computed just before their attention: their tokens then stand for those of its keys, too."""
@@ -191,18 +133,6 @@ class IntegerPanels:
 
     # -- memory
 
-    def _place(self, bank: str, buffer: Buffer, make: Make | None = None) -> int:
-        """Place a buffer behind the others of its bank. Returns its address."""
-        at = self._ends[bank]
-        self._ends[bank] = padded(at + -(-buffer.size // UNIT), ALIGNED)
-        self.buffers.append(Buffer(**{**vars(buffer), "offset": at}))
-        if make is not None:
-            self._made[buffer.name] = make
-        return at
-
-    def _weight(self, name: str, bank: str, words: int, make: Make) -> int:
-        return self._place(bank, Buffer(name, bank, 0, (words,), Layout.LINEAR, Role.WEIGHT), make)
-
     def _rows(self, name: str, role: Role) -> list[int]:
         """Place an activation, a cache, or the factors of a rotation. Returns the address of each sequence."""
         net, of = self.net, self.of
@@ -218,12 +148,8 @@ class IntegerPanels:
             stored = padded(columns, BLOCK)
         view = net.batch, net.seq_of(name), columns
         made = Buffer(name, "ddr", 0, (net.batch * pitch, stored), layout, role, view, net.lengths)
-        at = self._place("ddr", made)
+        at = self._memory.place("ddr", made)
         return [at + i * made.size // net.batch // UNIT for i in range(net.batch)]
-
-    def _vectors(self, name: str, blocks: Sequence[Sequence[PackedConstants]]) -> StoredConstants:
-        at = self._weight(name, "lpddr", 80 * len(blocks) * len(blocks[0]), partial(constant_words, blocks))
-        return StoredConstants(at, len(blocks[0]))
 
     # -- steps
 
@@ -241,7 +167,7 @@ class IntegerPanels:
         for layer in net.layers:
             if isinstance(layer, AttentionLayer):
                 if self.at.parts > 1:
-                    seconds = sum(self._apart_seconds(name, "ddr_read_gbs") for name in (layer.k, layer.v))
+                    seconds = sum(self._products.apart_seconds(name, "ddr_read_gbs") for name in (layer.k, layer.v))
                     yield PanelStep(layer, self._fetch(layer), lanes=seconds)
                 if layer.q in self._queries:
                     yield from self._product(self._queries.pop(layer.q))
@@ -263,7 +189,7 @@ class IntegerPanels:
                     self._waiting.append((layer.y, self._give(layer)))
                 if self.at.parts > 1 and layer.y in self._keys:
                     yield from (PanelStep(layer, store) for store in self._stores_of_t())
-                    seconds = self._apart_seconds(layer.y, "ddr_write_gbs")
+                    seconds = self._products.apart_seconds(layer.y, "ddr_write_gbs")
                     yield PanelStep(layer, self._put_apart(layer), lanes=seconds)
             yield from self._stores(layer)
 
@@ -300,7 +226,7 @@ class IntegerPanels:
         at = (
             None
             if gains is None
-            else self._vectors(f"{raw}.gains", [[PackedConstants(g, g)] for g in columns_of(gains)])
+            else self._memory.vectors(f"{raw}.gains", [[PackedConstants(g, g)] for g in columns_of(gains)])
         )
         emit = partial(self.emitter.load, addresses, slot, blocks, at)
         yield self._moves(layer, emit, blocks, "ddr_read_gbs", self._takes.block)
@@ -384,21 +310,15 @@ class IntegerPanels:
         if layer.rotary is not None:
             yield from (step._replace(bound=walks, walk=self._walks * walks) for step in self._turn(layer))
         to, vectors = self._destination(layer, residual, affine, done)
-        blocks = self._placed(layer, to, vectors)
-        rows = self._rows(layer.y, Role.OUTPUT) if self._passes(layer) else []
+        blocks = self._products.placed(layer, to, vectors)
+        rows = self._rows(layer.y, Role.OUTPUT) if self._products.passes(layer) else []
         needs = sent is not None or residual is AddedResidual.NORMALISED
         yield from self._blocks(layer, source, slot, chunks, blocks, to, walks, rows, self._walks * needs)
         if rows:
             self._x.free(layer.y)
 
-    def _passes(self, layer: Gemm) -> bool:
-        """Whether a result passes through X on its way to DDR, a block of the product at a time: nothing reads it here,
-        and it is wider than such a block."""
-        is_plain = layer.y in self.of.sent and self.of.sent[layer.y].norm is None and layer.residual is None
-        return is_plain and layer.y not in self.net.readers and layer.width > PAIRS * BLOCK
-
     def _passes_by(self, name: str) -> bool:
-        return any(x.y == name and isinstance(x, Gemm) and self._passes(x) for x in self.net.layers)
+        return any(x.y == name and isinstance(x, Gemm) and self._products.passes(x) for x in self.net.layers)
 
     def _destination(
         self, layer: Gemm, residual: AddedResidual, affine: Pairs | None, done: Sequence[str]
@@ -436,7 +356,7 @@ class IntegerPanels:
             self._x.free(name)
         if added in done:
             return self._x.first(layer.y)
-        blocks = 2 * PAIRS if self._passes(layer) else self._blocks_of_x(layer.y)
+        blocks = 2 * PAIRS if self._products.passes(layer) else self._blocks_of_x(layer.y)
         return self._x.place(layer, blocks, layer.y, self.at.rows)
 
     def _sum(self, layer: Gemm) -> Iterator[PanelStep]:
@@ -454,74 +374,10 @@ class IntegerPanels:
         addr = 0
         if to.gains:
             ((gains, _),) = vectors
-            addr = self._vectors(f"{layer.y}.gains", [[PackedConstants(g, g)] for g in columns_of(gains)]).addr
+            addr = self._memory.vectors(f"{layer.y}.gains", [[PackedConstants(g, g)] for g in columns_of(gains)]).addr
         blocks = self._blocks_of_x(layer.y)
         seconds = blocks * self._takes.block * len(names)
         yield PanelStep(layer, partial(self.emitter.sum, source, to, blocks, addr), lanes=seconds)
-
-    def _placed(self, layer: Gemm, to: Destination, more: Sequence[Pairs]) -> list[PlacedProduct]:
-        """The product in blocks of 512 columns, with weights and constants in memory."""
-        product = self.of.products[layer.y]
-        scales, biases = columns_of(product.columns), columns_of(product.bias)
-        shifts = product.shifts[:, 0].tolist()
-        order = [*range(len(shifts))]
-        if layer.gated:  # columns of pairs have blocks of the gate and of what it multiplies in turn
-            order = [i for pair in zip(order[: len(order) // 2], order[len(order) // 2 :], strict=True) for i in pair]
-        each = 1 + to.gated  # blocks of sums of a block that is stored
-        together = 2 if to.norm is not None and to.pitch > BLOCK else 1
-        vectors = [[columns_of(vector) for vector in pair] for pair in more]
-        out = []
-        step = self._columns(layer, len(order), each * (1 + (to.pitch > BLOCK)))
-        for at in range(0, len(shifts), step):
-            some = order[at : at + step]
-            columns = len(some)
-            of_ddr = self._of_ddr(layer, columns, at // step, len(product.weight) // BLOCK)
-            name, short = f"{layer.y}.{at // step}", product.short is not None
-            words = len(product.weight) // BLOCK * (SHORT_WEIGHT_WORD if short else WEIGHT_WORD)
-
-            def part(which: int, some: Sequence[int] = some, of_ddr: int = of_ddr) -> npt.NDArray[np.float32]:
-                if product.short is None:
-                    return weight_words(_taken(product.weight, some), of_ddr)[which]
-                codes, multipliers = (_taken(x, some) for x in product.short)
-                return short_weight_words(codes, multipliers, of_ddr)[which]
-
-            lpddr = self._weight(f"{name}.lpddr", "lpddr", words * (columns - of_ddr), partial(part, 0))
-            ddr = self._weight(f"{name}.ddr", "ddr", words * of_ddr, partial(part, 1)) if of_ddr else 0
-            constants: list[PackedConstants] = []
-            for first in range(0, columns, each * together):
-                taken = some[first : first + each * together]
-                constants += [PackedConstants(scales[i], biases[i], shifts[i]) for i in taken]
-                stored = range((at + first) // each, (at + first + len(taken)) // each)
-                constants += [PackedConstants(a[i], b[i]) for i in stored for a, b in vectors]
-            addr = self._vectors(f"{name}.constants", [constants]).addr
-            of_some = tuple(shifts[i] for i in some)
-            out.append(PlacedProduct(StoredWeights(lpddr, ddr, of_ddr, of_some, short, product.low_bits), addr))
-        return out
-
-    def _columns(self, layer: Gemm, count: int, together: int) -> int:
-        """Of how many columns of pairs the blocks of a product are: of all of them; where memories bind, of as many in
-        each block. count: of the product. together: these are in one block."""
-        if self._passes(layer):
-            return PAIRS
-        even = padded(-(-count // -(-count // PAIRS)), together)
-        short = self.of.products[layer.y].short is not None
-        full, less = (
-            self._takes.chunk(columns, short=short, of_ddr=self._of_ddr(layer, columns, 0, 0))
-            for columns in (PAIRS, even)
-        )
-        return even if less < full else PAIRS
-
-    def _of_ddr(self, layer: Gemm, columns: int, number: int, chunks: int) -> int:
-        """Of the columns of pairs of a block of a product, how many have their weights in DDR: half, or none while DDR
-        passes keys and values on. number: of the block."""
-        of = self._beside.get(layer.y) if self.at.parts > 1 else None
-        if of is None:
-            return columns // 2
-        passed = self._apart_seconds(of.v, "ddr_write_gbs")
-        passed += sum(self._apart_seconds(name, "ddr_read_gbs") for name in (of.k, of.v))
-        short = self.of.products[layer.y].short is not None
-        before = number * chunks * self._takes.chunk(PAIRS, short=short, of_ddr=0)
-        return 0 if layer.y == of.v or before < passed else columns // 2
 
     def _blocks(
         self,
@@ -602,7 +458,7 @@ class IntegerPanels:
             for stored, given in zip(table, turns, strict=True):
                 stored[:count] = given[:count]
             size = self.at.pitch * blocks * ROW_PAIR // 2
-            at = self._weight(f"{layer.y}.angles", "ddr", size, partial(row_words, table))
+            at = self._memory.weight(f"{layer.y}.angles", "ddr", size, partial(row_words, table))
             addresses = [at] * self.net.batch
         yield PanelStep(layer, partial(self.emitter.load, addresses, 0, blocks, None, LaneMemory.ANGLES))
 
@@ -634,16 +490,12 @@ class IntegerPanels:
             yield partial(self.emitter.store_rows, at, first, len(blocks), cache)
             before += pitch * units_of_row(len(blocks))
 
-    def _apart_seconds(self, name: str, rate: str) -> float:
-        """About how long DDR takes keys or values of all rows of a sequence."""
-        return self.at.pitch * len(self.of.columns[name].places) * self.overlay.seconds[rate]
-
     def _put_apart(self, layer: Gemm) -> Emit:
         """Let the engines give their keys or values to each other."""
         blocks, slot = len(self.of.columns[layer.y].places) // BLOCK, self._t.first(layer.y)
         self._t.free(layer.y)
         size = blocks * self.at.pitch * ROW_PAIR // 4
-        addr = self._place("ddr", Buffer(f"{layer.y}.all", "ddr", 0, (size,), Layout.LINEAR, Role.SCRATCH))
+        addr = self._memory.place("ddr", Buffer(f"{layer.y}.all", "ddr", 0, (size,), Layout.LINEAR, Role.SCRATCH))
         self._apart[layer.y] = addr
         return partial(self.emitter.put_apart, addr, slot, blocks)
 
@@ -671,7 +523,7 @@ class IntegerPanels:
         groups = row_blocks(len(self.of.columns[layer.k].places) // BLOCK)
         starts = [*accumulate((LANES * keys * units_of_row(len(group)) for group in groups), initial=0)]
         rounds: list[tuple[HeadsRound, range]] = []
-        for heads in self._rounds(layer, (queries, 0, 0, results), keys):
+        for heads in attention_rounds(self.of, self.at, self._takes, layer, (queries, 0, 0, results), keys):
             last = heads.keys // each + heads.blocks(shared=True) - 1
             read = range(heads.keys // each // ROW_BLOCKS, last // ROW_BLOCKS + 1)
             before = each * groups[read.start].start
@@ -715,55 +567,25 @@ class IntegerPanels:
         self._read(layer)
         for name in names[1:] if apart else ():
             self._t.free(name)
-        rounds = self._rounds(layer, (queries, keys, values, results), self.at.rows * self.at.parts)
+        rounds = attention_rounds(
+            self.of, self.at, self._takes, layer, (queries, keys, values, results), self.at.rows * self.at.parts
+        )
         for number, heads in enumerate(rounds):
             emit = partial(self.emitter.attention, heads, last=number == len(rounds) - 1)
             seconds = self._takes.round(layer, heads.heads, self.at)
             yield PanelStep(layer, emit, *seconds, waits=not number, bound=number > 0)
 
-    def _rounds(self, layer: AttentionLayer, slots: tuple[int, int, int, int], key_rows: int) -> list[HeadsRound]:
-        """The rounds of an attention. slots: first cells of queries, keys, values and results. key_rows: of a lane."""
-        columns, rounds, grouped = self.of.columns[layer.q], [], self.of.groups(layer)
-        if grouped > 1:
-            kv_heads = layer.kv_heads or layer.heads
-            for head in range(0, kv_heads, PAIRS):
-                at = head * columns.pitch // BLOCK
-                q, y = (x + at * grouped * cells(self.at.rows) for x in (slots[0], slots[3]))
-                k, v = (x + at * cells(key_rows) for x in slots[1:3])
-                of = (min(PAIRS, kv_heads - head), layer.head_dim, self.net.seq, self.net.seq_of(layer.k), grouped, 0)
-                rounds.append(HeadsRound(q, k, v, y, *of, layer.masked, layer.causal, grouped=True))
-            return rounds
-        per = max(1, BLOCK // columns.pitch)  # heads of a block
-        step = min(PAIRS, self._even_heads(layer), key=partial(self._seconds_of_rounds, layer))
-        for head in range(0, layer.heads, step):
-            first = head // layer.groups // per * per  # of keys and values
-            q, y = (x + head * columns.pitch // BLOCK * cells(self.at.rows) for x in (slots[0], slots[3]))
-            k, v = (x + first * columns.pitch // BLOCK * cells(key_rows) for x in slots[1:3])
-            count, seq, skip = min(step, layer.heads - head), self.net.seq_of(layer.k), head - first * layer.groups
-            shares = layer.groups, skip, layer.masked, layer.causal
-            rounds.append(HeadsRound(q, k, v, y, count, layer.head_dim, self.net.seq, seq, *shares))
-        return rounds
-
-    @staticmethod
-    def _even_heads(layer: AttentionLayer) -> int:
-        """About as many heads in each round; in twos, which two streams of results bring."""
-        return padded(-(-layer.heads // -(-layer.heads // PAIRS)), 2)
-
-    def _seconds_of_rounds(self, layer: AttentionLayer, step: int) -> float:
-        counts = (min(step, layer.heads - head) for head in range(0, layer.heads, step))
-        return sum(self._takes.round(layer, count, self.at)[0] for count in counts)
-
     def _stores(self, layer: Layer) -> Iterator[PanelStep]:
         """Store the activation in X if it is a result of the network."""
         for name in (out.name for out in self.net.outputs):
             sent = self.of.sent.get(name)
-            if sent is None or sent.raw not in self._x.held or any(b.name == name for b in self.buffers):
+            if sent is None or sent.raw not in self._x.held or any(b.name == name for b in self._memory.buffers):
                 continue
             blocks, slot = self._blocks_of_x(sent.raw), self._x.first(sent.raw)
             norm, affine = self._norm(sent), None
             if norm is not None:
                 pairs = zip(*(columns_of(x) for x in sent.affine), strict=True)
-                affine = self._vectors(f"{name}.affine", [[PackedConstants(*pair)] for pair in pairs])
+                affine = self._memory.vectors(f"{name}.affine", [[PackedConstants(*pair)] for pair in pairs])
             emit = partial(self.emitter.store, self._rows(name, Role.OUTPUT), slot, blocks, norm, affine)
             each = self._takes.block if norm is None else self._takes.normalised
             yield self._moves(layer, emit, blocks, "ddr_write_gbs", each)
@@ -789,10 +611,12 @@ class IntegerPanels:
         """Emit all panels, and return the network as instructions, with its weights. Raises `UnsupportedError`, naming
         it, for a result that X never holds, `RoomError` if a bank is too small, and as `steps`."""
         made = self.order
-        missing = [out.name for out in self.net.outputs if all(b.name != out.name for b in self.buffers)]
+        missing = [out.name for out in self.net.outputs if all(b.name != out.name for b in self._memory.buffers)]
         if missing:
             raise UnsupportedError(f"{missing[0]}: a result that X of xnn8 never holds")
-        check_room(self.buffers, self.overlay, f"{self.net.batch} sequences of {self.net.seq} rows", "lpddr", "ddr")
+        check_room(
+            self._memory.buffers, self.overlay, f"{self.net.batch} sequences of {self.net.seq} rows", "lpddr", "ddr"
+        )
         uops: dict[str, dict[str, list[tuple[int, int]]]] = {}
         sequences = self.emitter.sequences
         half = [cells.count // 2 for cells in (self._x, self._t)]
@@ -810,12 +634,12 @@ class IntegerPanels:
         kernels = UnpackedProgram(
             overlay=self.overlay,
             sequences={unit: tuple(mops) for unit, mops in sequences.items() if mops},
-            buffers=tuple(self.buffers),
+            buffers=tuple(self._memory.buffers),
             parameters=self._parameters(patches),
             patches=patches,
             segments=segments,
         )
-        return Lowered(kernels, PackedWeights(self._made))
+        return Lowered(kernels, PackedWeights(self._memory.made))
 
     def _parameters(self, patches: Mapping[str, object]) -> tuple[Parameter, ...]:
         net = self.net
@@ -825,14 +649,9 @@ class IntegerPanels:
 
     def _segment(self, layer: Layer, uops: Mapping[str, Sequence[tuple[int, int]]]) -> ProgramSegment:
         kind = kind_of(layer if isinstance(layer, AttentionLayer) else [layer])
-        outputs = tuple(b.name for b in self.buffers if b.name == layer.y)
+        outputs = tuple(b.name for b in self._memory.buffers if b.name == layer.y)
         paths = tuple(dict.fromkeys((layer.path, *layer.fused)))
         return ProgramSegment(layer.y, paths, kind, outputs, {unit: tuple(ranges) for unit, ranges in uops.items()})
-
-
-def _taken(x: npt.NDArray[Any], blocks: Sequence[int]) -> npt.NDArray[Any]:
-    """Some blocks of 64 columns, side by side."""
-    return np.concatenate([x[:, BLOCK * i : BLOCK * (i + 1)] for i in blocks], 1)
 
 
 def _whole(name: str) -> str:
