@@ -128,7 +128,7 @@ def unlogged() -> Iterator[None]:
                 handler.setLevel(level)
 
 
-class _Added(_symbolic_trace._PatchedFn):
+class _AddedMethod(_symbolic_trace._PatchedFn):
     """A method that a class gets, and then inherits again."""
 
     def patch(self) -> None:
@@ -154,7 +154,7 @@ class _PatcherOfClasses(_symbolic_trace._Patcher):
         inherited = (name not in vars(own) and getattr(own, name) is getattr(cls, name) for own in classes)
         if cls is nn.Module and classes and all(inherited):
             for own in classes:
-                self.patches_made.append(_Added(own, name, None, new_fn))
+                self.patches_made.append(_AddedMethod(own, name, None, new_fn))
                 self.patches_made[-1].patch()
         else:
             super().patch_method(cls, name, new_fn, deduplicate)

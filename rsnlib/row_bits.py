@@ -43,11 +43,11 @@ def choose_rows16(
     """
     if not calls or until <= 0:
         raise ScheduleError("rows16 by data take calls, and a number of products or a cosine above 0")
-    found = _Choice(model, calls, smooth, find(overlay))
+    found = _ProductChoice(model, calls, smooth, find(overlay))
     return found.until_count(int(until)) if until >= 1 else found.until_cosine(until)
 
 
-class _Choice:
+class _ProductChoice:
     def __init__(
         self, model: nn.Module, calls: Sequence[Examples], smooth: Sequence[Examples] | None, overlay: Overlay
     ) -> None:
