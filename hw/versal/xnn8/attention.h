@@ -63,8 +63,8 @@ struct SliceKeys {
     }
 };
 
-// Where sums of four rows and four keys begin: far below if they do not count. A choice in registers would take the slot
-// of a product for each. alignas: of a load.
+// Where sums of four rows and four keys begin: far below if they do not count. A choice in registers would take the
+// slot of a product for each. alignas: of a load.
 struct Starts {
     alignas(bytes) int32 of[2][5][vector_lanes] = {};  // by `up_to_row` and `keys`
     constexpr Starts() {

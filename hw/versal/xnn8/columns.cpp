@@ -64,25 +64,26 @@ void fill_ddr(hls::stream<Uop<W::words>> &uops, hls::stream<Bytes> from[ports], 
 namespace {
 
 // A word of weights of 4 bits, of half of a word of codes, two to a byte: each times the multiplier of its column.
-Bytes unpacked(const Bytes &codes, unsigned half, const Bytes &multipliers, unsigned group) {
+Bytes unpacked(const HalfBytes &codes, const Bytes &multipliers, unsigned group) {
 #pragma HLS INLINE
     Bytes made;
     for (unsigned e = 0; e < 32; ++e) {
 #pragma HLS UNROLL
-        const auto two = static_cast<uint8_t>(codes[16 * half + e / 2]);
+        const auto two = static_cast<uint8_t>(codes[e / 2]);
         const auto multiplier = static_cast<uint8_t>(multipliers[4 * group + e % 4]);
         const int code = ((two >> e % 2 * 4 & 15) ^ 8) - 8;
-        Shifted product{within<11>(within<3>(code) * multiplier)};
+        Shifted product(within<11>(within<3>(code) * multiplier));
         product.by(multiplier_bits);
-        made[e] = static_cast<int8_t>(saturated<8>(product.rounded(), 8));
+        const int64_t word = within<7>(product.made());
+        made[e] = static_cast<int8_t>(word + up_in_range(word, product.up(), true));
     }
     return made;
 }
 
 }  // namespace
 
-// Of weights of 4 bits, a word of codes becomes two words. The multipliers of a chunk come before its codes, one word by
-// each port: they are taken while the last codes of the chunk before are unpacked.
+// Of weights of 4 bits, a word of codes becomes two words. The multipliers of a chunk come before its codes, one word
+// by each port: they are taken while the last codes of the chunk before are unpacked.
 void weights(hls::stream<Uop<W::words>> &uops, unsigned column, hls::stream<Bytes> lpddr[ports],
              hls::stream<Bytes> ddr[ports], hls::stream<Bytes> to[engines]) {
 weights_uops:
@@ -92,8 +93,9 @@ weights_uops:
         const W op = W::decode(uop.words);
         const bool of_ddr = column >= unsigned{op.columns} - op.ddr;
         const unsigned chunks = column < op.columns ? op.chunks : 0;
-        Bytes codes[ports] = {}, multipliers[ports] = {};
-#pragma HLS ARRAY_PARTITION variable=codes complete
+        HalfBytes late[ports] = {};  // second halves of codes: of the port whose turn it is, the last one
+        Bytes multipliers[ports] = {};
+#pragma HLS ARRAY_PARTITION variable=late complete
 #pragma HLS ARRAY_PARTITION variable=multipliers complete
     weights_multipliers:
         for (unsigned p = 0; op.int4 && chunks && p < ports; ++p) {
@@ -101,24 +103,35 @@ weights_uops:
             multipliers[p] = of_ddr ? ddr[p].read() : lpddr[p].read();
         }
         Countdown<20> behind(chunks);
-    weights_chunks:
-        for (Countdown<20> left(chunks); left.more(); left.next()) {
-            behind.next();
-        weights_words:
-            for (unsigned i = 0; i < ports * quarter_words; ++i) {
+        unsigned i = 0;  // words of a chunk
+    weights_words:
+        for (Countdown<27> left(chunks * ports * quarter_words); left.more(); left.next()) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-                const unsigned p = i % ports, n = i / ports;
-                const bool of_next = op.int4 && n == quarter_words - 1;
-                Bytes got = {};
-                if (of_next ? behind.more() : !op.int4 || n % 2 == 0) got = of_ddr ? ddr[p].read() : lpddr[p].read();
-                if (n % 2 == 0) codes[p] = got;
-                const Bytes word = op.int4 ? unpacked(codes[p], n % 2, multipliers[p], n / 4) : got;
-                if (of_next) multipliers[p] = got;
-                for (unsigned e = 0; e < engines; ++e) {
+            if (i == 0) behind.next();
+            const unsigned p = i % ports, n = i / ports;
+            const bool of_next = op.int4 && n == quarter_words - 1;
+            Bytes got = {};
+            if (of_next ? behind.more() : !op.int4 || n % 2 == 0) got = of_ddr ? ddr[p].read() : lpddr[p].read();
+            HalfBytes codes;
+            for (unsigned b = 0; b < 16; ++b) {
 #pragma HLS UNROLL
-                    if (op.engines >> e & 1) to[e] << word;
-                }
+                codes[b] = n % 2 ? late[ports - 1][b] : got[b];
             }
+            for (unsigned k = ports - 1; k; --k) {
+#pragma HLS UNROLL
+                late[k] = late[k - 1];
+            }
+            for (unsigned b = 0; b < 16; ++b) {
+#pragma HLS UNROLL
+                late[0][b] = got[16 + b];
+            }
+            const Bytes word = op.int4 ? unpacked(codes, multipliers[p], n / 4) : got;
+            if (of_next) multipliers[p] = got;
+            for (unsigned e = 0; e < engines; ++e) {
+#pragma HLS UNROLL
+                if (op.engines >> e & 1) to[e] << word;
+            }
+            i = (i + 1) % (ports * quarter_words);
         }
     }
 }
@@ -126,8 +139,7 @@ weights_uops:
 // Weights: words for both tiles in turn, a half of each in a cycle. Keys and values: the same to both, or of wide heads
 // two words to the first tile, then two to the second one.
 void tiles(hls::stream<Uop<Engine::words>> &uops, unsigned column, hls::stream<Bytes> &weights,
-    hls::stream<Bytes> &heads,
-           hls::stream<Beat128> to[2]) {
+           hls::stream<HalfBytes> &heads, hls::stream<Beat128> to[2]) {
     unsigned number = 0;
 tiles_uops:
     for (;;) {
@@ -151,23 +163,20 @@ tiles_uops:
             }
         }
         const unsigned keys = op.key_rows * op.lanes, slices = (keys + 31) / 32;
-        unsigned first_key = 0, i = 0;  // of a slice, and words of it
+        unsigned first_key = 0, i = 0;  // of a slice, and halves of words of it
         bool second = false, of_keys = true, last = !op.wide;
     tiles_heads:
-        for (unsigned left = op.attention ? 3 * slices * 64 << op.wide : 0; left; --left) {
-#pragma HLS PIPELINE II=ii::halves style=flp
-            const unsigned octet = of_keys ? i / 16 : i / 2 % 4;
-            Bytes word = {};
+        for (unsigned left = op.attention ? 3 * slices * 128 << op.wide : 0; left; --left) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+            const unsigned octet = of_keys ? i / 32 : i / 4 % 4;
+            HalfBytes word = {};
             // what fills up the last slice comes from nowhere
             if (first_key + 8 * octet < keys) word = heads.read();
-            for (unsigned half = 0; half < 2; ++half) {
-#pragma HLS UNROLL
-                if (!op.wide || !last) to[0] << half_of(word, half);
-                if (last) to[1] << half_of(word, half);
-            }
-            const bool again = op.wide && i % 2 && !last;  // the same words, of the second tile
-            if (op.wide && i % 2) last = !last;
-            i = again ? i - 1 : (i + 1) % 64;
+            if (!op.wide || !last) to[0] << half_of(word, 0);
+            if (last) to[1] << half_of(word, 0);
+            const bool pair = op.wide && i % 4 == 3, again = pair && !last;  // the same words, of the second tile
+            if (pair) last = !last;
+            i = again ? i - 3 : (i + 1) % 128;
             if (i || again) continue;
             const bool both = second && of_keys, ends = first_key + 32 >= keys;
             of_keys = !both;

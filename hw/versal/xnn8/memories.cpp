@@ -10,12 +10,13 @@ using XCells = XCell[x_depth];
 using X8Cells = X8Cell[x8_depth];
 using TCells = TCell[t_depth];
 
-// Words behind the last cell are in LUTs: factors of rows, for which each block RAM of X8 would be one word too short.
+// Words behind the last cell have 32 bits and are in LUTs: factors of rows, for which each block RAM of X8 would be one
+// word too short.
 template <unsigned Readers, unsigned Depth, typename Word>
 void serve(Word (&cells)[Depth], hls::stream<CellWrite<Word>> &writes, hls::stream<Token> &done,
            hls::stream<CellRead> reads[Readers], hls::stream<Word> words[Readers]) {
 #pragma HLS INLINE
-    decltype(Word::of) behind[groups];
+    hls::vector<int8_t, 4> behind[lane_rows];
 #pragma HLS AGGREGATE variable=behind compact=bit
 #pragma HLS BIND_STORAGE variable=behind type=ram_s2p impl=lutram
     bool in_on = true;
@@ -28,9 +29,18 @@ memory_cycles:
         else RSN_WAIT_FOR_ANY(writes, reads[0], reads[1]);
         if (!writes.empty()) {
             const CellWrite<Word> write = writes.read();
-            if (write.last) in_on = false;
-            else if (Readers == 1 && write.at >= Depth) behind[write.at % groups] = write.cell.of;
-            else cells[write.at] = write.cell;
+            if (write.last) {
+                in_on = false;
+            } else if (Readers == 1 && write.at >= Depth) {
+                hls::vector<int8_t, 4> factor;
+                for (unsigned i = 0; i < 4; ++i) {
+#pragma HLS UNROLL
+                    factor[i] = static_cast<int8_t>(write.cell.of[i]);
+                }
+                behind[write.at % lane_rows] = factor;
+            } else {
+                cells[write.at] = write.cell;
+            }
             if (write.told) done << Token(1);
         }
         CellRead read = {true, 0};
@@ -45,7 +55,13 @@ memory_cycles:
         if (any && read.last) --readers;
         if (any && !read.last) {
             Word cell = cells[read.at % Depth];
-            if (Readers == 1 && read.at >= Depth) cell.of = behind[read.at % groups];
+            if (Readers == 1 && read.at >= Depth) {
+                const hls::vector<int8_t, 4> factor = behind[read.at % lane_rows];
+                for (unsigned i = 0; i < 4; ++i) {
+#pragma HLS UNROLL
+                    cell.of[i] = factor[i];
+                }
+            }
             if (first) words[0] << cell;
             else words[Readers - 1] << cell;
         }

@@ -14,11 +14,13 @@ using std::int16_t, std::int32_t, std::int64_t, std::int8_t, std::uint16_t, std:
 
 constexpr int lowest = -128, highest = 112;  // exponents of what is stored
 constexpr int factor_bits = 15, sum_bits = 29, guard = 8;
+constexpr int exponent_bits = 11;  // of exponents on their way
 
 inline int larger(int a, int b) { return a > b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int smaller(int a, int b) { return a < b ? a : b; }
-inline int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+// One sum, and no choice behind it.
+inline int64_t magnitude(int64_t x) { return (x ^ x >> 63) + (x < 0); }
 
 // x, of which so many bits and a sign are used: HLS makes operators behind it no wider, and the native run ends where x
 // has more.
@@ -28,25 +30,44 @@ int64_t within(int64_t x) {
     return ap_int<Bits + 1>(x);
 }
 
-// A number that goes to the right in steps of constant length, the longest first. What has left it rounds it at last.
+// A number that goes to the right, with one bit behind its last one. What has left it rounds it at last.
 struct Shifted {
-    int64_t made;
-    bool half = false, rest = false;  // the last bit that has left; whether one before it was set
+    int64_t twice;
+    bool rest = false;  // whether a bit behind these was set
 
+    explicit Shifted(int64_t x) : twice(2 * x) {
+#pragma HLS INLINE
+    }
     void by(unsigned step, bool really = true) {
 #pragma HLS INLINE
         if (!really) return;
-        rest = rest || half || (made & ((int64_t{1} << (step - 1)) - 1));
-        half = made >> (step - 1) & 1;
-        made >>= step;
+        rest = rest || (twice & ((int64_t{1} << step) - 1));
+        twice >>= step;
+    }
+    // The same in steps of constant length, the longest first. What is made has Bits bits: so the bits in front of
+    // those that the steps ahead need are left out.
+    template <int Bits, unsigned Longest>
+    void in_steps(unsigned length) {
+#pragma HLS INLINE
+        by(Longest, length & Longest);
+        twice = within<Bits + static_cast<int>(Longest) < 62 ? Bits + static_cast<int>(Longest) : 62>(twice);
+        if constexpr (Longest > 1) in_steps<Bits, Longest / 2>(length);
+    }
+    int64_t made() const {
+#pragma HLS INLINE
+        return twice >> 1;
+    }
+    bool half() const {
+#pragma HLS INLINE
+        return twice & 1;
     }
     bool up() const {
 #pragma HLS INLINE
-        return half && (rest || (made & 1));
+        return half() && (rest || (made() & 1));
     }
     int64_t rounded() const {
 #pragma HLS INLINE
-        return made + up();
+        return made() + up();
     }
 };
 
@@ -73,13 +94,9 @@ unsigned to_right(int shift) {
 template <int Bits, int Made = Bits>
 int64_t rounded(int64_t x, unsigned by) {
 #pragma HLS INLINE
-    constexpr unsigned longest = power_within(Bits + 1);
-    Shifted made{within<Bits>(x)};
-    for (unsigned step = longest; step; step /= 2) {
-#pragma HLS UNROLL
-        made.by(step, by & step);
-    }
-    return within<Made>(made.made) + made.up();
+    Shifted of(within<Bits>(x));
+    of.in_steps<Made, power_within(Bits + 1)>(by);
+    return within<Made>(of.made()) + of.up();
 }
 
 // How far a number of Bits bits goes to the left, from where nothing is left of it, for a shift to the right or by at
@@ -94,22 +111,33 @@ unsigned both_ways(int shift) {
 template <int Bits, int Left>
 int64_t aligned(int64_t x, unsigned by) {
 #pragma HLS INLINE
-    Shifted made{within<Bits>(x)};
+    int64_t raised = within<Bits>(x);
     for (unsigned step = 1; step <= Bits + 1 + Left; step *= 2) {
 #pragma HLS UNROLL
-        if (by & step) made.made <<= step;
+        if (by & step) raised <<= step;
     }
-    made.made = within<2 * Bits + 1 + Left>(made.made);
-    made.by(Bits + 1);
-    return within<Bits + Left>(made.made) + made.up();
+    Shifted of(within<2 * Bits + 1 + Left>(raised));
+    of.by(Bits + 1);
+    return within<Bits + Left>(of.made()) + of.up();
 }
 
-// x, which has Bits bits, limited to the magnitudes of some bits with a sign.
-template <int Bits>
-int32_t saturated(int64_t x, int bits) {
+// x, which has Bits bits, limited to the magnitudes of Made bits with a sign.
+template <int Bits, int Made>
+int32_t saturated(int64_t x) {
 #pragma HLS INLINE
-    const int64_t most = (int64_t{1} << (bits - 1)) - 1, all = within<Bits>(x);
+    constexpr int32_t most = (1 << (Made - 1)) - 1;
+    const int64_t all = within<Bits>(x);
     return static_cast<int32_t>(all > most ? most : all < -most ? -most : all);
+}
+
+// What rounding adds to x, which is rounded down to as many bits as are kept, 8 or 16 with a sign, and limited to their
+// magnitudes: nothing to the largest one, and 1 to the one that is too low.
+inline bool up_in_range(int64_t x, bool up, bool eight) {
+#pragma HLS INLINE
+    const bool negative = x < 0;
+    const int64_t bits = negative ? ~x : x;
+    const bool last = (bits & 127) == 127 && (eight || (bits >> 7 & 255) == 255);
+    return last ? negative : up;
 }
 
 // The number of bits of x, which is not negative and has Bits at most: a choice of halves in each step.
@@ -129,6 +157,23 @@ int length(int64_t x) {
     return bits + (rest != 0);
 }
 
+// The next bit of a quotient. rest: what is left of the dividend's bits before; becomes that with the next one, `bit`.
+// by: the divisor, with Divisor bits.
+template <int Divisor>
+void divide(int64_t &rest, int64_t &made, int64_t by, bool bit = false) {
+#pragma HLS INLINE
+    const int64_t next = within<Divisor + 1>(rest << 1 | bit), less = within<Divisor + 1>(next - by);
+    rest = within<Divisor>(less < 0 ? next : less);
+    made = made << 1 | !(less < 0);
+}
+// A quotient, of Quotient bits, to the nearest integer, half to even. rest: what is left of all bits.
+template <int Quotient, int Divisor>
+int64_t nearest(int64_t rest, int64_t made, int64_t by) {
+#pragma HLS INLINE
+    const int64_t twice = within<Divisor + 1>(2 * rest - by);
+    return within<Quotient>(made) + (twice > 0 || (twice == 0 && (made & 1)));
+}
+
 // x / divisor to the nearest integer, half to even: a bit in each step. Both have some bits; divisor is positive.
 template <int Quotient, int Divisor>
 int64_t divided(int64_t x, int64_t divisor) {
@@ -137,12 +182,9 @@ int64_t divided(int64_t x, int64_t divisor) {
     int64_t rest = within<Divisor>(most >> Quotient), made = 0;
     for (int bit = Quotient - 1; bit >= 0; --bit) {
 #pragma HLS UNROLL
-        const int64_t next = within<Divisor + 1>(rest << 1 | (most >> bit & 1)), less = within<Divisor + 1>(next - by);
-        rest = within<Divisor>(less < 0 ? next : less);
-        made = made << 1 | !(less < 0);
+        divide<Divisor>(rest, made, by, most >> bit & 1);
     }
-    const int64_t twice = within<Divisor + 1>(2 * rest - by);
-    made = within<Quotient>(made) + (twice > 0 || (twice == 0 && (made & 1)));
+    made = nearest<Quotient, Divisor>(rest, made, by);
     return x < 0 ? -made : made;
 }
 
@@ -179,11 +221,10 @@ RowFactor normal(int64_t x, int exponent, bool up = false) {
         left = within<Bits>(left << step);
         shift -= step;
     }
-    Shifted made{left};
+    Shifted made(Bits > factor_bits ? left : left << larger(factor_bits - Bits, 0));
     if (Bits > factor_bits) made.by(Bits - factor_bits);
-    else made.made <<= factor_bits - Bits;
-    const bool more = up ? made.half || made.rest : made.up();
-    const int64_t rounded = made.made + more;
+    const bool more = up ? made.half() || made.rest : made.up();
+    const int64_t rounded = made.made() + more;
     const int over = static_cast<int>(rounded >> factor_bits);
     return {static_cast<uint16_t>(over ? rounded >> 1 : rounded), static_cast<int16_t>(exponent + shift + over)};
 }
@@ -201,25 +242,25 @@ inline int stored_exponent(uint32_t most, int exponent, int bits) {
 }
 
 // How numbers of a row become what is stored, by their exponent and one of `stored_exponent`. Only numbers with fewer
-// bits than are stored go to the left, so that both ways are one to the right.
+// bits than are stored go to the left, by at most as many: so all of them go to the right from there.
 struct Storing {
-    bool left, beyond;
+    bool beyond, eight;
     unsigned by;
-    int32_t most;
 };
-inline Storing storing(int exponent, int made, int bits) {
+inline Storing storing(int exponent, int made, bool eight) {
 #pragma HLS INLINE
-    const int shift = made - exponent;
-    const bool left = shift < 0;
-    return {left, made > highest, to_right<31>(left ? shift + 16 : shift), (1 << (bits - 1)) - 1};
+    const bool beyond = made > highest;
+    return {beyond, eight, beyond ? 48 : to_right<47>(made - exponent + 16)};
 }
 inline int32_t stored(int32_t v, const Storing &as) {
 #pragma HLS INLINE
-    // To the left go numbers of 15 bits.
-    const auto from = as.left ? static_cast<int32_t>(static_cast<uint32_t>(v) << 16) : v;
-    const int64_t made = rounded<31, 16>(from, as.by);
-    if (as.beyond ? v > 0 : made > as.most) return as.most;
-    return as.beyond && v >= 0 ? 0 : as.beyond || made < -as.most ? -as.most : static_cast<int32_t>(made);
+    Shifted of(int64_t{v} << 16);
+    of.in_steps<15, 32>(as.by);
+    const int64_t made = of.made();
+    const bool up = up_in_range(made, of.up(), as.eight), some = of.rest || of.half();
+    const int64_t most = as.eight ? 127 : 32767;
+    const int64_t saturates = !some ? 0 : v < 0 ? -most : most;  // nothing of v is left
+    return static_cast<int32_t>((as.beyond ? saturates : made) + (up && !as.beyond));
 }
 
 // What a norm of rows needs to be told.
@@ -232,7 +273,7 @@ struct NormConstants {
 // Of a row. mean: in units of 2^(top - guard).
 struct Statistics {
     int32_t mean;
-    int16_t top;
+    int8_t top;
     RowFactor inverse;
 };
 
@@ -252,7 +293,7 @@ inline Statistics statistics(int64_t sums, int64_t squares, int top, const NormC
     total = within<33>((total ? total : 1) << odd);
     const int64_t deviation = root(total << 14);
     const int exponent = constants.root_exponent - 14 - ((common - odd - 14) >> 1);
-    return {static_cast<int32_t>(mean), static_cast<int16_t>(top),
+    return {static_cast<int32_t>(mean), static_cast<int8_t>(top),
             normal<39>(divided<39, 24>(int64_t{constants.root} << 14, deviation), exponent)};
 }
 
@@ -309,31 +350,30 @@ int64_t scaled(int64_t x, const ScaledBy &by) {
 
 // How a function of the numbers of a row is found in a table: max(x, 0) - entry, by |x| in units of 2^-steps.
 struct Lookup {
-    bool left;
-    unsigned by;
+    unsigned by;  // to the right from where they are 2^8 as large
     unsigned of_entry;
 };
 // exponent: of the numbers. fraction: entries are in units of 2^-fraction.
 inline Lookup lookup(int exponent, int steps, int fraction) {
 #pragma HLS INLINE
-    const int shift = -steps - exponent;
-    const bool left = shift < 0;
     // An entry that is not 0 goes less than 22 to the left: numbers have less than 32 bits.
-    return {left, to_right<31>(left ? shift + 8 : shift), both_ways<15, 22>(exponent + fraction)};
+    return {to_right<39>(8 - steps - exponent), both_ways<15, 22>(exponent + fraction)};
 }
-inline int entry_of(int64_t size, const Lookup &by) {
+// v: 31 bits and a sign. Halves are rounded to even, so a sign may leave at the end.
+inline int entry_of(int64_t v, const Lookup &by) {
 #pragma HLS INLINE
-    Shifted index{by.left ? (size & 255) << 8 : size};  // to the left, eight bits suffice
-    bool beyond = by.left && size >> 8;
-    index.by(32, by.by & 32);
+    Shifted index(within<31>(v) << 8);
+    const int64_t sign = v < 0 ? -1 : 0;
+    bool beyond = false;
     // What is above the eight bits of an entry and all steps that follow makes it the last one.
-    for (unsigned step = 16; step; step /= 2) {
+    for (unsigned step = 32; step; step /= 2) {
 #pragma HLS UNROLL
         index.by(step, by.by & step);
-        beyond = beyond || index.made >> (step + 7);
-        index.made &= (int64_t{1} << (step + 7)) - 1;
+        const unsigned above = 64 - (step + 9);
+        beyond = beyond || index.twice >> (step + 8) != sign;
+        index.twice = static_cast<int64_t>(static_cast<uint64_t>(index.twice) << above) >> above;
     }
-    const int64_t made = index.made + index.up();
+    const int64_t made = magnitude(index.made() + index.up());
     return static_cast<int>(beyond || made >> 8 ? 255 : made);
 }
 
@@ -343,7 +383,11 @@ struct ScoreShifts {
 };
 inline ScoreShifts score_shifts(int exponent, unsigned head_dim) {
 #pragma HLS INLINE
-    const int widest = larger(0, length<24>(2 * 127 * 127 * int64_t{head_dim}) - 15);
+    int widest = 0;  // bits of a score of head_dim columns, above 15
+    for (unsigned longer = 0; longer < 9; ++longer) {
+#pragma HLS UNROLL
+        widest += head_dim >= ((1U << (15 + longer)) - 1) / (2 * 127 * 127) + 1;
+    }
     const int first = smaller(larger(-11 - exponent, 0), widest);
     return {first, smaller(larger(3 - exponent - first, 0), 63)};
 }

@@ -9,7 +9,8 @@
 //
 // Of a gate, the first stream brings gates, the second one what they multiply. Neither has an order. So packets of the
 // second one wait in a memory for the packet of gates that Post takes: it has room for all of an operation, so that the
-// second stream never waits for the first one. As Post takes two cycles for eight products, four results a cycle suffice.
+// second stream never waits for the first one. As Post takes two cycles for eight products, four results a cycle
+// suffice.
 // SPDX-License-Identifier: Apache-2.0
 #include "tables.h"
 #include "units.h"
@@ -20,8 +21,9 @@ namespace {
 
 constexpr unsigned chunks = 130;      // of four words, in a packet
 constexpr unsigned head_chunks = 2;   // of these, sums of weights
-constexpr unsigned division = 32;     // cycles until their reciprocals are there, of which the first eight begin one
-constexpr int product_bits = 41, kept_bits = 15, exponent_bits = 11;
+constexpr unsigned divider_bits = 3, divider_steps = 6;  // of a quotient in a cycle; cycles, of which two bits are 0
+constexpr unsigned division = 60;     // cycles until reciprocals of eight rows are there, one after the other
+constexpr int product_bits = 41, kept_bits = 15;
 constexpr int least = product_bits - sum_bits;  // shift of a product
 constexpr unsigned in_eight = group_beats / 2;  // cells of X of eight rows
 constexpr unsigned cells_ahead = 7;   // of residuals, asked for before one is taken
@@ -29,6 +31,7 @@ constexpr RowExponents no_more_rows = {true, false, false, false, false, {}, {},
 constexpr int addend_bits = 11;       // by which an addend of X becomes as long as a result
 constexpr RowFactor of_addend = {1 << 15, -addend_bits - 15};
 constexpr int weight_bits = 29;       // of a reciprocal of a sum of weights, behind the point
+constexpr int first_rest = 1 << (weight_bits - static_cast<int>(divider_bits * divider_steps));
 constexpr int turn_bits = 3;          // by which a rotation moves the point
 constexpr int gate_bits = 33;         // by which a gate does
 constexpr unsigned head_beats = 64;     // of results of a packet, and of that of a product
@@ -72,7 +75,7 @@ struct BlockConstants {
 // A function by its table; or none, with a table of zeros.
 int32_t activated(int32_t v, const Lookup &by, const int16_t (&table)[table_entries], bool function) {
 #pragma HLS INLINE
-    const int16_t entry = table[entry_of(within<31>(magnitude(v)), by)];
+    const int16_t entry = table[entry_of(v, by)];
     return static_cast<int32_t>(within<31>((function && v < 0 ? 0 : v) - aligned<15, 22>(entry, by.of_entry)));
 }
 
@@ -91,7 +94,7 @@ struct FourAngles {
 template <unsigned By, int Bits, int Made>
 int64_t shortened(int64_t x) {
 #pragma HLS INLINE
-    Shifted made{within<Bits>(x)};
+    Shifted made(within<Bits>(x));
     made.by(By);
     return within<Made>(made.rounded());
 }
@@ -179,8 +182,8 @@ gather_uops:
     }
 }
 
-// Keeps what gates multiply, or the second one of two narrow heads, until Post asks for it; hands all else on. Of a gate
-// a word has four results; of heads the lower halves of two sums, then the upper ones.
+// Keeps what gates multiply, or the second one of two narrow heads, until Post asks for it; hands all else on. Of a
+// gate a word has four results; of heads the lower halves of two sums, then the upper ones.
 void hold(hls::stream<PacketsDue> &due, hls::stream<PacketNumber> &packets, hls::stream<WeightSums> &weights,
           hls::stream<Results> &results, hls::stream<HeldPacket> &wanted, hls::stream<PacketNumber> &packets_to_post,
           hls::stream<WeightSums> &weights_to_post, hls::stream<Results> &results_to_post) {
@@ -276,8 +279,8 @@ hold_uops:
     }
 }
 
-void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
-          hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[3], hls::stream<PacketNumber> packets[2],
+void post(hls::stream<PostWork> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
+          hls::stream<CellExponent> &of_values, hls::stream<PacketsDue> due[3], hls::stream<PacketNumber> packets[2],
           hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<HeldPacket> &wanted,
           hls::stream<Place> &asks, hls::stream<Packed> &residuals, hls::stream<Packed> &angles,
           hls::stream<Place> &places, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
@@ -286,15 +289,15 @@ void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, h
     RowFactor of_rows[2][block_columns / 2];
 #pragma HLS AGGREGATE variable=of_rows compact=bit
 #pragma HLS ARRAY_PARTITION variable=of_rows complete dim=1
-    Exponent of_heads[pairs];
+    CellExponent of_heads[pairs];
 #pragma HLS ARRAY_PARTITION variable=of_heads complete
     FourAngles turns[2][2 * groups * x_words];  // of rows in turn: two rows after the other, four columns
 #pragma HLS AGGREGATE variable=turns compact=bit
 #pragma HLS ARRAY_PARTITION variable=turns complete dim=1
 post_uops:
     for (;;) {
-        const Uop<Rows::words> uop = uops.read();
-        if (uop.last) {
+        const PostWork op = uops.read();
+        if (op.last) {
             exponents << no_more_rows;
             for (unsigned i = 0; i < 3; ++i) {
 #pragma HLS UNROLL
@@ -302,9 +305,8 @@ post_uops:
             }
             break;
         }
-        const Rows op = Rows::decode(uop.words);
     post_angles:
-        for (uint16_t i = 0; op.op == load && i < op.blocks * op.rows * block_columns / 8; ++i) {
+        for (uint16_t i = 0; op.angles && i < op.blocks * op.rows * block_columns / 8; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
             const Packed in = angles.read();
             const unsigned group = cell_groups * (op.slot + i / 128) + i / 64 % 2 * 2;
@@ -319,9 +321,9 @@ post_uops:
                 turns[r][at].exponent = in.exponent[r];
             }
         }
+        if (op.angles) continue;
         // Of a sum of two, residuals bring both addends in turn.
-        const bool sums = op.op == sum, sums_two = sums && op.residual;
-        if (op.op != take && !sums) continue;
+        const bool sums = op.sums, sums_two = sums && op.residual;
         // Two narrow heads are a block: of each packet of the first one, that of the second one follows.
         const bool narrow = op.attention && op.narrow;
         // Of a wide head each tile has half of the columns, and all rows.
@@ -346,7 +348,6 @@ post_uops:
 #pragma HLS PIPELINE II=ii::factors style=flp
             of_heads[c] = of_values.read();
         }
-        const bool eight = op.memory == in_t;
         const unsigned function = op.function ? op.function - 1u : zeros;
         const FunctionTable table = tables[function];
         const unsigned packet_beats = narrow ? half_beats : in_packet / 8 * group_beats;
@@ -369,6 +370,10 @@ post_uops:
         Packed addend = {};
 #pragma HLS ARRAY_PARTITION variable=addend.of complete
 #pragma HLS ARRAY_PARTITION variable=addend.exponent complete
+        uint8_t divided_row = 0, divider_step = 0;
+        RowFactor divisor = {};
+        ap_int<16> rest = 0;  // of a quotient that is being made
+        ap_int<17> quotient = 0;
         WeightSums weights = {};
 #pragma HLS ARRAY_PARTITION variable=weights.of complete
         uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
@@ -395,19 +400,35 @@ post_uops:
                 odd = !odd;
             }
             if (dividing) {
-                const unsigned row = division - dividing--;
-                if (row < 8) {
-                    const RowFactor divisor = normal<19>(weights.of[0], 0);
-                    const auto reciprocal = static_cast<uint16_t>(divided<16, 15>(1 << weight_bits, divisor.mantissa));
-                    reciprocals[row % 2][4 * !odd + row / 2] = {reciprocal,
-                                                                static_cast<int16_t>(-weight_bits - divisor.exponent)};
-                    for (unsigned i = 0; i < 7; ++i) {
+                --dividing;
+                if (divided_row < 8) {
+                    if (divider_step == 0) {
+                        divisor = normal<19>(weights.of[0], 0);
+                        for (unsigned i = 0; i < 7; ++i) {
 #pragma HLS UNROLL
-                        weights.of[i] = weights.of[i + 1];
+                            weights.of[i] = weights.of[i + 1];
+                        }
                     }
+                    // 2^29 / mantissa: the first bits of the dividend are below all divisors, the others are 0.
+                    int64_t left_over = divider_step ? int64_t{rest} : first_rest;
+                    int64_t made = divider_step ? int64_t{quotient} : 0;
+                    for (unsigned i = 0; i < divider_bits; ++i) {
+#pragma HLS UNROLL
+                        divide<15>(left_over, made, divisor.mantissa);
+                    }
+                    rest = left_over;
+                    quotient = within<16>(made);
+                    if (divider_step + 1u == divider_steps) {
+                        reciprocals[divided_row % 2][4 * !odd + divided_row / 2] = {
+                            static_cast<uint16_t>(nearest<16, 15>(left_over, made, divisor.mantissa)),
+                            static_cast<int16_t>(-weight_bits - divisor.exponent)};
+                    }
+                    const bool row_ends = divider_step + 1u == divider_steps;
+                    divider_step = row_ends ? 0 : static_cast<uint8_t>(divider_step + 1);
+                    divided_row = static_cast<uint8_t>(divided_row + row_ends);
                 }
             } else if (!known && unknown && sums) {
-                const bool whole = next_group + 2 == op.rows / 8;
+                const bool whole = next_group + 2u == op.rows / 8;
                 next_column = static_cast<uint8_t>(next_column + whole);
                 next_group = whole ? 0 : static_cast<uint8_t>(next_group + 2);
                 known = true;
@@ -424,6 +445,7 @@ post_uops:
                     const unsigned number = latest;
                     if (op.attention && !lacks) weights = next_from ? weights_of[1].read() : weights_of[0].read();
                     dividing = op.attention ? division : 0;
+                    divided_row = 0;
                     uint8_t &before = packets_of[2 * number + next_from];
                     next_column = static_cast<uint8_t>(number / 2 * 2 + next_from);
                     const bool shares = narrow && !follows && next_column + 1u < op.blocks;
@@ -514,7 +536,7 @@ post_uops:
             }
             const Values all = multiplies ? made_of_two : out;
             values << all;  // hls-allow state-order: residuals do not wait for values
-            RowExponents made = {false, eight, false, false, false, {}, {}, {}};
+            RowExponents made = {false, op.eight, false, false, false, {}, {}, {}};
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                 uint32_t bits = 0;
@@ -524,7 +546,7 @@ post_uops:
                 }
                 uint32_t &of_row = most[2 * two + i];
                 of_row = (beat % group_beats < 8 && n % 4 < 2 ? 0 : of_row) | bits;
-                const auto of_part = static_cast<Exponent>(stored_exponent(of_row, exponent_of[i], eight ? 8 : 16));
+                const auto of_part = static_cast<Exponent>(stored_exponent(of_row, exponent_of[i], op.eight ? 8 : 16));
                 FirstHalf &first = first_half[2 * two + i];
                 if (n < half_beats) first = {exponent_of[i], of_part};
                 made.from[i] = first.from;
@@ -548,36 +570,36 @@ post_uops:
 
 // Blocks of X for Post, and to be stored: as they are, two rows of a cell in a cycle; or behind a norm, one row. In the
 // latter case the exponents of four rows are known when all their values are made.
-void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
+void residual(hls::stream<ResidualWork> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
               hls::stream<RowExponents> &exponents, hls::stream<Values> &values) {
     BlockConstants affine;
     Statistics norms[2 * lane_rows] = {};  // of the latest walk, then of what is being stored
 #pragma HLS AGGREGATE variable=norms compact=bit
+#pragma HLS BIND_STORAGE variable=norms type=ram_s2p impl=bram
 residual_uops:
     for (;;) {
-        const Uop<Rows::words> uop = uops.read();
-        if (uop.last) {
+        const ResidualWork op = uops.read();
+        if (op.last) {
             reads << CellRead{true, 0};
             put_behind(exponents, no_more_rows);
             break;
         }
-        const Rows op = Rows::decode(uop.words);
-        const bool sums = op.op == sum, stores = op.op == store, walks_all = stores || sums;
-        const bool normalises = stores ? op.norm : op.residual == as_normalised;
+        const bool sums = op.sums, stores = op.stores, walks_all = stores || sums, normalises = op.normalises;
         // Two addends take turns: two rows of a cell of one, the same of the other. So each cell is read twice.
-        const bool in_turn = sums && op.residual;
+        const bool in_turn = op.in_turn;
         const unsigned turns = in_turn ? 2 : 0, last_row = in_turn ? 0 : normalises ? 3 : 2;
     residual_statistics:
-        for (unsigned r = 0; op.norm && (stores || op.op == walk) && r < op.rows; ++r) {
+        for (unsigned r = 0; op.norms && r < op.rows; ++r) {
 #pragma HLS PIPELINE II=ii::factors style=flp
             norms[lane_rows * stores + r] = statistics.read();
         }
-        if (!walks_all && op.op != take) continue;
+        if (!op.moves) continue;
         // A packet of Post has 16 rows; what is stored, all rows of a block.
-        const uint8_t items = static_cast<uint8_t>(walks_all ? op.blocks : op.blocks * op.rows / window_rows);
+        const auto packets = static_cast<unsigned>(within<7>(op.blocks) * within<3>(op.rows / window_rows));
+        const uint8_t items = static_cast<uint8_t>(walks_all ? unsigned{op.blocks} : packets);
         const auto cells_of = static_cast<uint16_t>((walks_all ? op.rows * block_columns / 16 : 2 * in_eight) << turns);
-        const uint8_t vectors = !normalises ? 0 : stores ? 1 : op.blocks;
+        const uint8_t vectors = static_cast<uint8_t>(!normalises ? 0 : stores ? 1 : unsigned{op.blocks});
     residual_constants:
         for (unsigned c = 0; c < vectors; ++c) affine.take(c, constants);
         uint8_t left = items, unasked = items, ahead = 0, four = 0;  // four: the row of what is taken of a cell
@@ -590,7 +612,6 @@ residual_uops:
         RowExponents made = {};
         uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
-        const unsigned slot = stores ? op.slot : sums ? op.source : op.residual_slot;
         const auto step = [&] {
             if (four == 0) {
                 if (!known && unasked) {
@@ -601,7 +622,7 @@ residual_uops:
                 }
                 const bool asking = known, taking = asking ? ahead == cells_ahead << in_turn : ahead != 0;
                 if (asking) {
-                    const unsigned of_turn = in_turn && asked % 2 ? op.residual_slot : slot, cell_of = asked >> turns;
+                    const unsigned of_turn = in_turn && asked % 2 ? op.second_slot : op.slot, cell_of = asked >> turns;
                     const unsigned first = group_of(of_turn, next.column, op.rows) + 2 * next.group;
                     const unsigned address = x_word(first + cell_of / in_eight * 2, cell_of % in_eight);
                     reads << CellRead{false, static_cast<uint16_t>(address)};
@@ -701,7 +722,7 @@ void pack(RowExponents (&of_rows)[4], bool &each, unsigned &n, bool &second, Val
 #pragma HLS UNROLL
         const unsigned i = Rows == 1 ? second : k;
         const Exponent from = Rows == 1 || n < half_beats ? by.from[i] : by.second_from[i];
-        const Storing as = storing(from, by.made[i], Rows == 2 && by.eight ? 8 : 16);
+        const Storing as = storing(from, by.made[i], Rows == 2 && by.eight);
         for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
             out.of[4 * i + e] = static_cast<int16_t>(stored(in[4 * i + e], as));

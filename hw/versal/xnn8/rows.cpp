@@ -9,7 +9,8 @@ namespace rsn::xnn8::pl {
 
 namespace {
 
-constexpr unsigned x_cells_of_lane = x_depth / cell_groups / x_words, cell_words = 64;  // words of X of 16 rows; off chip, exponents in front of them
+constexpr unsigned x_cells_of_lane = x_depth / cell_groups / x_words;
+constexpr unsigned cell_words = 64;  // words of X of 16 rows; off chip, exponents in front of them
 constexpr unsigned send_reads = 0, heads_reads = 1;  // bits of a field
 constexpr int product_bits = 30, offset_bits = 38;
 constexpr int inverse_127 = 33026;  // in units of 2^-22
@@ -26,8 +27,8 @@ struct FourExponents {
     int8_t of[4];
 };
 
-// Sums of all rows and blocks, and their exponents, by group of rows. A block RAM has 512 words: so those of two of four
-// rows share memories, and both are written in the two cycles of a cell.
+// Sums of all rows and blocks, and their exponents, by group of rows. A block RAM has 512 words: so those of two of
+// four rows share memories, and both are written in the two cycles of a cell.
 struct SumsOfRows {
     Sums of[2][2 * x_cells_of_lane * cell_groups];
     FourExponents exponents[x_cells_of_lane * cell_groups];
@@ -38,12 +39,14 @@ struct SumsOfRows {
     }
 };
 
-// What a row is sent with.
-struct Sent {
+// What a row is sent with: of its statistics; of its scale, 127 * 2^22 / mantissa, and the exponent.
+struct SentRow {
     int32_t mean;
-    int16_t top;
-    uint16_t reciprocal;  // of its scale: 127 * 2^22 / mantissa
-    int16_t scale_exponent;
+    CellExponent top;
+};
+struct SentScale {
+    uint16_t reciprocal;
+    KeptExponent exponent;
 };
 
 // Words of blocks, and rows of blocks, one after the other in a flat loop. block: its first cell.
@@ -71,7 +74,7 @@ struct RowOfBlocks {
 struct Gains {
     Quarter of[x_words * x_cells_of_lane];
     int16_t most[x_cells_of_lane];
-    int16_t exponent[x_cells_of_lane];
+    KeptExponent exponent[x_cells_of_lane];
 
     void take(unsigned block, hls::stream<Shorts> &from) {
 #pragma HLS INLINE
@@ -143,8 +146,8 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<Shorts> &constants, hls::stream<Token> free[2], hls::stream<Token> filled[2],
           hls::stream<CellWrite<XCell>> &x, hls::stream<Token> &x_done, hls::stream<CellRead> &x_reads,
           hls::stream<XCell> &x_cells, hls::stream<CellWrite<X8Cell>> &x8, hls::stream<Token> &x8_done,
-          hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<Uop<Rows::words>> &to_post,
-          hls::stream<Uop<Rows::words>> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
+          hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<PostWork> &to_post,
+          hls::stream<ResidualWork> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
           hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
           hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values,
           hls::stream<Packed> &angles) {
@@ -162,25 +165,26 @@ no_gains:
 #pragma HLS AGGREGATE variable=sums.exponents compact=bit
 #pragma HLS ARRAY_PARTITION variable=sums.of complete dim=1
 #pragma HLS ARRAY_PARTITION variable=under_way_sums complete dim=0
-    int16_t under_way_tops[4] = {}, under_way_bounds[4] = {};
-    int16_t tops[4][groups], bound_tops[4][groups];
+    CellExponent under_way_tops[4] = {}, tops[4][groups];
+    KeptExponent under_way_bounds[4] = {}, bound_tops[4][groups];
 #pragma HLS ARRAY_PARTITION variable=under_way_tops complete
 #pragma HLS ARRAY_PARTITION variable=under_way_bounds complete
 #pragma HLS ARRAY_PARTITION variable=tops complete dim=1
 #pragma HLS ARRAY_PARTITION variable=bound_tops complete dim=1
-    Statistics of_rows[4][groups];
-#pragma HLS AGGREGATE variable=of_rows compact=bit
-    Sent sent[2][lane_rows / 2];
+    SentRow sent[2][lane_rows / 2];
+    SentScale scales[2][lane_rows / 2];
 #pragma HLS AGGREGATE variable=sent compact=bit
+#pragma HLS AGGREGATE variable=scales compact=bit
 #pragma HLS ARRAY_PARTITION variable=sent complete dim=1
+#pragma HLS ARRAY_PARTITION variable=scales complete dim=1
     unsigned number = 0;
 rows_uops:
     for (;;) {
         const Uop<Rows::words> uop = uops.read();
         RSN_UOP(number++);
         if (uop.last) {
-            to_post << uop;
-            put_behind(to_residual, uop);
+            to_post << PostWork{true, false, false, false, false, false, false, false, false, false, 0, 0, 0, 0};
+            put_behind(to_residual, ResidualWork{true, false, false, false, false, false, false, 0, 0, 0, 0});
             x << CellWrite<XCell>{true, false, 0, {}};
             x8 << CellWrite<X8Cell>{true, false, 0, {}};  // hls-allow state-order: memories end by themselves
             t << CellWrite<TCell>{true, false, 0, {}};
@@ -205,10 +209,18 @@ rows_uops:
         };
         const bool takes_t = op.op == take && op.memory == in_t, computed = op.op == take || op.op == sum;
         const bool to_angles = op.op == load && op.memory == in_angles;
-        if (has_rows && (computed || to_angles)) to_post << uop;
-        const bool adds = op.op == sum || (op.op == take && op.residual);
-        if (has_rows && (op.op == store || adds || (op.op == walk && op.norm)))
-            to_residual << uop;
+        const bool stored = op.op == store, norms = op.norm && (stored || op.op == walk);
+        const bool summed = op.op == sum, added = summed || (op.op == take && op.residual != nothing);
+        if (has_rows && (computed || to_angles)) {
+            to_post << PostWork{false, to_angles, summed, op.attention, op.narrow, op.wide, op.gated, op.rotated,
+                                op.residual != nothing, op.memory == in_t, op.rows, op.blocks,
+                                static_cast<uint8_t>(to_angles ? op.slot : 0), op.function};
+        }
+        if (has_rows && (stored || norms || added)) {
+            to_residual << ResidualWork{false, norms, stored || added, stored, summed, summed && op.residual != nothing,
+                                        stored ? op.norm : op.residual == as_normalised, op.rows, op.blocks,
+                                        stored ? op.slot : summed ? op.source : op.residual_slot, op.residual_slot};
+        }
     rows_gains:
         for (uint8_t b = 0; op.gains && b < blocks; ++b) gains.take(cell_of(b), constants);
         if (!has_rows) {
@@ -224,15 +236,15 @@ rows_uops:
         }
         const bool walks = op.op == walk, normalises = op.norm && (walks || op.op == store);
         const auto row_blocks = static_cast<uint16_t>(within<7>(op.rows) * op.blocks);
-        int16_t largest = lowest;
+        KeptExponent largest = lowest;
         ap_int<17> widest = 0;
     walk_gains:
         for (uint8_t b = 0; walks && b < op.blocks; ++b)
-            largest = static_cast<int16_t>(larger(largest, gains.exponent[cell_of(b)]));
+            largest = larger(int64_t{largest}, int64_t{gains.exponent[cell_of(b)]});
     walk_widest:
         for (uint8_t b = 0; walks && b < op.blocks; ++b) {
             widest = larger(widest, rounded<15>(
-                gains.most[cell_of(b)], to_right<15>(largest - gains.exponent[cell_of(b)])));
+                gains.most[cell_of(b)], to_right<15>(static_cast<int>(largest - gains.exponent[cell_of(b)]))));
         }
         RowOfBlocks at_tops;
     walk_tops:
@@ -243,11 +255,13 @@ rows_uops:
             for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
                 const int exponent = exponents.of[r];
-                const int of_bound = exponent + gains.exponent[block] + product_bits;
+                const auto of_bound =
+                    static_cast<int>(within<exponent_bits>(exponent + gains.exponent[block] + product_bits));
                 const int top = at_tops.block ? larger(under_way_tops[r], exponent) : exponent;
-                const int bound_top = at_tops.block ? larger(under_way_bounds[r], of_bound) : of_bound;
-                tops[r][group] = under_way_tops[r] = static_cast<int16_t>(top);
-                bound_tops[r][group] = under_way_bounds[r] = static_cast<int16_t>(bound_top);
+                const int before = under_way_bounds[r];
+                const int bound_top = at_tops.block ? larger(before, of_bound) : of_bound;
+                tops[r][group] = under_way_tops[r] = static_cast<CellExponent>(top);
+                bound_tops[r][group] = under_way_bounds[r] = bound_top;
             }
             at_tops.next(op.blocks);
         }
@@ -260,7 +274,7 @@ rows_uops:
             const unsigned r = at_sums.row % 4, group = at_sums.row / 4;
             const unsigned group_of_block = cell_groups * cell_of(at_sums.block) + group;
             const Sums of = sums.at(group_of_block, r);
-            const int16_t top = tops[r][group];
+            const CellExponent top = tops[r][group];
             const int lower = top - sums.exponents[group_of_block].of[r];
             if (!at_sums.block) {
                 sum = 0;
@@ -271,49 +285,54 @@ rows_uops:
             if (at_sums.block + 1 == op.blocks) sums_of << RowSums{sum, squares, top};
             at_sums.next(op.blocks);
         }
-    walk_statistics:
-        for (uint8_t row = 0; (walks || normalises) && row < op.rows; ++row) {
+    store_statistics:
+        for (uint8_t row = 0; normalises && !walks && row < op.rows; ++row) {
 #pragma HLS PIPELINE II=ii::factors style=flp
-            Statistics norm = {0, tops[row % 4][row / 4], {0, 0}};
-            if (normalises) norm = norms_of.read();
-            if (normalises) statistics << norm;
-            of_rows[row % 4][row / 4] = norm;
+            statistics << norms_of.read();
         }
         RowOfBlocks at_bounds;
+        Statistics norm = {};
         ap_int<32> bound = 0;
     walk_bounds:
         for (uint16_t i = 0; walks && i < row_blocks; ++i) {
 #pragma HLS PIPELINE II=ii::sums style=flp
             const unsigned r = at_bounds.row % 4, group = at_bounds.row / 4, block = cell_of(at_bounds.block);
-            const Statistics norm = of_rows[r][group];
+            if (!at_bounds.block) {
+                norm = {0, tops[r][group], {0, 0}};
+                if (normalises) {
+                    norm = norms_of.read();
+                    statistics << norm;
+                }
+                sent[at_bounds.row % 2][at_bounds.row / 2] = {norm.mean, norm.top};
+            }
             const int64_t offset = magnitude(within<24>(norm.mean)) * within<15>(widest);
-            const int offset_exponent = norm.top - guard + largest;
-            int top = bound_tops[r][group];
+            const auto offset_exponent = static_cast<int>(within<exponent_bits>(norm.top - guard + largest));
+            auto top = static_cast<int>(bound_tops[r][group]);
             if (offset) top = larger(top, offset_exponent + offset_bits);
+            const auto exponent = static_cast<int>(within<exponent_bits>(top - product_bits));
             const Sums of = sums.at(cell_groups * block + group, r);
             const int exponent_of = sums.exponents[cell_groups * block + group].of[r];
-            const int lower = top - product_bits - exponent_of - gains.exponent[block];
+            const auto of_block = static_cast<int>(within<exponent_bits>(exponent_of + gains.exponent[block]));
+            const int lower = exponent - of_block;
             const int64_t most = rounded<30>(of.most, to_right<30>(lower));
             bound = at_bounds.block ? larger(bound, most) : most;
-            const int exponent = top - product_bits;
             const int64_t all = int64_t{bound} + rounded<39>(offset, to_right<39>(exponent - offset_exponent));
             if (at_bounds.block + 1 == op.blocks)
-                bounds_of << RowBound{all, static_cast<int16_t>(exponent), norm.inverse};
+                bounds_of << RowBound{all, exponent, norm.inverse};
             at_bounds.next(op.blocks);
         }
-        X8Cell factors = {};
     walk_factors:
         for (uint8_t row = 0; walks && row < op.rows; ++row) {
 #pragma HLS PIPELINE II=ii::factors style=flp
-            const unsigned r = row % 4, group = row / 4;
             const RowScale scale = scales_of.read();
-            sent[row % 2][row / 2] = {of_rows[r][group].mean, of_rows[r][group].top, scale.reciprocal, scale.exponent};
+            scales[row % 2][row / 2] = {scale.reciprocal, scale.exponent};
+            X8Cell factor = {};
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
-                factors.of[4 * r + i] = static_cast<int8_t>(scale.factor.mantissa >> 8 * i);
-                factors.of[4 * r + 2 + i] = static_cast<int8_t>(static_cast<uint16_t>(scale.factor.exponent) >> 8 * i);
+                factor.of[i] = static_cast<int8_t>(scale.factor.mantissa >> 8 * i);
+                factor.of[2 + i] = static_cast<int8_t>(static_cast<uint16_t>(scale.factor.exponent) >> 8 * i);
             }
-            if (r == 3) x8 << CellWrite<X8Cell>{false, false, static_cast<uint16_t>(x8_depth + group), factors};
+            x8 << CellWrite<X8Cell>{false, false, static_cast<uint16_t>(x8_depth + row), factor};
         }
 
         const auto sixteens = static_cast<uint8_t>(blocks * op.rows / cell_rows);
@@ -391,7 +410,7 @@ rows_uops:
             }
             if (!to_angles) x_done.read();
         } else if (op.op == store) {
-            Exponent exponents[cell_rows] = {};
+            CellExponent exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
             Shorts word = {};
             uint8_t beat = 0, left = sixteens;  // beat: of 16 rows, whose exponents are one more
@@ -478,14 +497,17 @@ rows_uops:
                 const unsigned block = taken.block, i = taken.word, four = i % x_words;
                 CellWrite<X8Cell> write = due;
                 write.cell = low;
-                const int exponent = gains.exponent[block] + 13 - guard;
+                const auto exponent = static_cast<int>(within<exponent_bits>(gains.exponent[block] + 13 - guard));
                 for (unsigned k = 0; k < 2; ++k) {
 #pragma HLS UNROLL
                     const unsigned r = 2 * second + k;
-                    const Sent row = sent[k][2 * (i / x_words) + second];
+                    const SentRow row = sent[k][2 * (i / x_words) + second];
+                    const SentScale scale = scales[k][2 * (i / x_words) + second];
                     // That is enough: what would go less far to the right saturates there, too.
-                    const int lower = larger(22 - op.low_bits + row.scale_exponent - row.top - exponent, least_sent);
-                    const ScaledBy by = scaled_by<least_sent>(row.reciprocal, lower);
+                    const auto of_row =
+                        static_cast<int>(within<exponent_bits>(22 - op.low_bits + scale.exponent - row.top));
+                    const int lower = larger(of_row - exponent, least_sent);
+                    const ScaledBy by = scaled_by<least_sent>(scale.reciprocal, lower);
                     const unsigned of_block = to_right<15 + guard>(row.top - cell.exponent[r]);
                     for (unsigned c = 0; c < 4; ++c) {
 #pragma HLS UNROLL

@@ -10,7 +10,7 @@ namespace {
 constexpr unsigned chunk_cells = 2 * groups * t_words / 2;  // of both tiles
 constexpr unsigned record_beats = ChunkRecord::words / 4;
 constexpr unsigned slice_keys = 32, slice_words = 64;
-constexpr Exponent no_more = 1000;
+constexpr CellExponent no_more = 127;
 
 // Groups of four rows of chunks.
 struct ChunkGroup {
@@ -35,10 +35,10 @@ struct ChunkBeat {
     }
 };
 
-// Elements of four rows with other exponents; of rows of more than 8 bits, their high part or their low one, which has a
-// sign: so the high one is rounded by the first bit below it.
+// Elements of four rows with other exponents; of rows of more than 8 bits, their high part or their low one, which has
+// a sign: so the high one is rounded by the first bit below it.
 template <typename Elements>
-Elements aligned(const Elements &of, const int8_t (&exponent)[4], const Exponent (&top)[4], const bool (&shows)[4],
+Elements aligned(const Elements &of, const int8_t (&exponent)[4], const CellExponent (&top)[4], const bool (&shows)[4],
                  unsigned low_bits, bool low) {
 #pragma HLS INLINE
     constexpr unsigned columns = sizeof(Elements) / 4;
@@ -47,21 +47,19 @@ Elements aligned(const Elements &of, const int8_t (&exponent)[4], const Exponent
 #pragma HLS UNROLL
         const int below = top[r] - exponent[r] + static_cast<int>(low_bits ? 8 - low_bits : 0);
         const unsigned by = shows[r] ? to_right<15>(below) : 16;  // which leaves nothing
-        const unsigned right = low ? to_right<7>(static_cast<int>(by) - 8) : by < 8 ? by : 8;
-        const unsigned left = low && by < 8 ? 8 - by : 0;
+        // to the right from where they are 2^8 as large: of a high part by 8 or more, and nothing is left of it at 16
+        const bool nothing = by > (low ? 15 : 7);
+        const unsigned right = low ? by & 15 : 8 | (by & 7);
         for (unsigned e = columns * r; e < columns * (r + 1); ++e) {
 #pragma HLS UNROLL
-            Shifted made{within<7>(of[e])};
+            Shifted made(within<7>(of[e]) << 8);
             for (unsigned step = 8; step; step /= 2) {
 #pragma HLS UNROLL
                 made.by(step, right & step);
+                made.twice &= (int64_t{1} << (8 + step)) - 1;  // eight bits, the one behind them, and steps ahead
             }
-            auto whole = static_cast<uint8_t>(made.made + (low_bits && !low ? made.half : made.up()));
-            for (unsigned step = 8; step; step /= 2) {
-#pragma HLS UNROLL
-                if (left & step) whole = static_cast<uint8_t>(whole << step);
-            }
-            out[e] = static_cast<int8_t>(whole);
+            const auto whole = static_cast<uint8_t>(made.made() + (low_bits && !low ? made.half() : made.up()));
+            out[e] = static_cast<int8_t>(nothing ? 0 : whole);
         }
     }
     return out;
@@ -102,12 +100,12 @@ inline unsigned head_cell(unsigned slot, unsigned rows, unsigned head, HeadWidth
 // one. skip: of those that share the first one, how many come before. before: rows of the sequence in other lanes.
 void exponents_of(HeadWidth width, uint8_t groups, uint8_t skip, uint8_t rows, uint8_t slot, uint8_t count,
                   bool has_rows, uint16_t before, uint16_t shown, hls::stream<CellRead> &reads,
-                  hls::stream<TCell> &cells, hls::stream<Exponent> &own, hls::stream<Exponent> &of_all,
-                  Exponent (&top)[pairs]) {
+                  hls::stream<TCell> &cells, hls::stream<CellExponent> &own, hls::stream<CellExponent> &of_all,
+                  CellExponent (&top)[pairs]) {
 #pragma HLS INLINE
     ChunkGroup asked, taken;
     SharedHead shared(skip, groups);
-    Exponent most = lowest;
+    CellExponent most = lowest;
     const unsigned of_block = rows / 4u, of_head = of_block << width.wide;
     const auto address = [&](unsigned) {
         const unsigned at = head_cell(slot, rows, shared.head, width, asked.group, 0);
@@ -117,18 +115,18 @@ void exponents_of(HeadWidth width, uint8_t groups, uint8_t skip, uint8_t rows, u
     };
     const auto groups_of_heads = static_cast<uint16_t>(has_rows ? within<4>(count) * within<5>(of_head) : 0);
     read_cells(reads, cells, groups_of_heads, address, [&](unsigned, const TCell &cell) {
-        Exponent of_cell = lowest;
+        CellExponent of_cell = lowest;
         for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
             const bool shows = before + 4 * (taken.group - (taken.group < of_block ? 0 : of_block)) + r < shown;
-            of_cell = static_cast<Exponent>(larger(of_cell, shows ? cell.exponent[r] : lowest));
+            of_cell = static_cast<CellExponent>(larger(of_cell, shows ? cell.exponent[r] : lowest));
         }
-        most = static_cast<Exponent>(larger(taken.group ? most : lowest, of_cell));
+        most = static_cast<CellExponent>(larger(taken.group ? most : lowest, of_cell));
         if (taken.group + 1u == of_head) own << most;
         taken.next(of_head);
     });
 nothing_of_heads:
-    for (uint8_t head = 0; !has_rows && head < count; ++head) own << Exponent{lowest};
+    for (uint8_t head = 0; !has_rows && head < count; ++head) own << CellExponent{lowest};
 each_head:
     for (uint8_t head = 0; head < count; ++head) {
 #pragma HLS PIPELINE II=ii::factors style=flp
@@ -140,7 +138,7 @@ each_head:
 
 void send(hls::stream<Uop<Send::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
           hls::stream<CellRead> &x8_reads, hls::stream<X8Cell> &x8_cells, hls::stream<CellRead> &t_reads,
-          hls::stream<TCell> &t_cells, hls::stream<Exponent> &own, hls::stream<Exponent> &of_all,
+          hls::stream<TCell> &t_cells, hls::stream<CellExponent> &own, hls::stream<CellExponent> &of_all,
           hls::stream<RowFactor> &factors, hls::stream<Token> &taken, hls::stream<Token> &safe,
           hls::stream<Beat128> to[2]) {
     bool before = false;  // Post has, or will have, results of this lane
@@ -160,21 +158,23 @@ send_uops:
         record.rows = op.rows;
         record.idle = !has_rows;  // its tiles stand beside others that share weights, keys and values
         ScoreShifts shifts[pairs];
-        Exponent top[pairs], top_of_keys[pairs], top_of_rows[4][groups] = {};
-#pragma HLS ARRAY_PARTITION variable=top complete
+        CellExponent top[2][pairs], top_of_rows[4][groups] = {};  // of queries, of keys; of rows
+#pragma HLS ARRAY_PARTITION variable=top complete dim=0
 #pragma HLS ARRAY_PARTITION variable=top_of_rows complete dim=1
         const auto before_lane = static_cast<uint16_t>((lane - op.first) % lanes * op.rows);
         // A tile has half of the rows, or all rows and half of the columns.
         const auto second_row = static_cast<uint8_t>(op.wide ? 0 : op.rows / 2);
         const HeadWidth width = {op.narrow, op.wide};
         if (op.source == queries) {
-            exponents_of(width, 1, 0, op.rows, op.slot, chunks, has_rows, before_lane, op.count, t_reads, t_cells, own,
-                         of_all, top);
-            exponents_of(width, op.groups, op.skip, op.key_rows, op.keys_slot, chunks, has_rows, before_lane,
-                         op.keys, t_reads, t_cells, own, of_all, top_of_keys);
+        query_exponents:
+            for (uint8_t part = 0; part < 2; ++part) {
+                exponents_of(width, part ? op.groups : 1, part ? op.skip : 0, part ? op.key_rows : op.rows,
+                             part ? op.keys_slot : op.slot, chunks, has_rows, before_lane, part ? op.keys : op.count,
+                             t_reads, t_cells, own, of_all, top[part]);
+            }
         query_shifts:
             for (uint8_t head = 0; head < chunks; ++head)
-                shifts[head] = score_shifts(top[head] + top_of_keys[head], op.head_dim);
+                shifts[head] = score_shifts(top[0][head] + top[1][head], op.head_dim);
             record.kind = static_cast<uint8_t>(ChunkKind::QUERIES);
             record.heads = chunks;
             record.lanes = op.lanes;
@@ -208,7 +208,7 @@ send_uops:
                 read_cells(t_reads, t_cells, count, address, [&](unsigned, const TCell &cell) {
                     for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                        Exponent &most = top_of_rows[r][taken_group.group];
+                        CellExponent &most = top_of_rows[r][taken_group.group];
                         if (!taken_group.chunk || cell.exponent[r] > most) most = cell.exponent[r];
                     }
                     taken_group.next(op.rows / 4u);
@@ -219,9 +219,9 @@ send_uops:
                     factors << RowFactor{1 << 14, static_cast<int16_t>(top_of_rows[r % 4][r / 4] - 14 - op.low_bits)};
                 }
             } else {
-                const auto address = [&](unsigned i) { return x8_depth + i / 4; };
-                read_cells(x8_reads, x8_cells, op.rows, address, [&](unsigned i, const X8Cell &cell) {
-                    const auto byte = [&](unsigned n) { return static_cast<uint8_t>(cell.of[4 * (i % 4) + n]); };
+                const auto address = [&](unsigned i) { return x8_depth + i; };
+                read_cells(x8_reads, x8_cells, op.rows, address, [&](unsigned, const X8Cell &cell) {
+                    const auto byte = [&](unsigned n) { return static_cast<uint8_t>(cell.of[n]); };
                     factors << RowFactor{static_cast<uint16_t>(byte(0) | byte(1) << 8),
                                          static_cast<int16_t>(byte(2) | byte(3) << 8)};
                 });
@@ -266,11 +266,11 @@ send_uops:
                 if (of_x8) cell.of = x8_cells.read().of;
                 else cell = t_cells.read();
                 const unsigned group = n % 2 * second_row / 4 + n / 16;
-                Exponent tops[4];
+                CellExponent tops[4];
                 bool shows[4];
                 for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                    tops[r] = of_queries ? top[chunk] : of_x8 ? Exponent{0} : top_of_rows[r][n / 8];
+                    tops[r] = of_queries ? top[0][chunk] : of_x8 ? CellExponent{0} : top_of_rows[r][n / 8];
                     shows[r] = !of_queries || before_lane + 4 * group + r < op.count;
                 }
                 const Bytes made = aligned(cell.of, cell.exponent, tops, shows, cut, cut && sent.part);
@@ -444,9 +444,9 @@ struct SliceWords {
 }  // namespace
 
 void heads(hls::stream<Uop<Heads::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
-           hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<Exponent> &own,
-           hls::stream<Exponent> &of_all, hls::stream<Exponent> &of_values, hls::stream<Token> &safe,
-           hls::stream<Bytes> &to) {
+           hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<CellExponent> &own,
+           hls::stream<CellExponent> &of_all, hls::stream<CellExponent> &of_values, hls::stream<Token> &safe,
+           hls::stream<HalfBytes> &to) {
     unsigned number = 0;
 heads_uops:
     for (;;) {
@@ -461,7 +461,7 @@ heads_uops:
         const auto before_lane = static_cast<uint16_t>((lane - op.first) % lanes * op.key_rows);
         const uint8_t slots[2] = {op.keys_slot, op.values};
         const HeadWidth width = {op.narrow, op.wide};
-        Exponent top[2][pairs];
+        CellExponent top[2][pairs];
 #pragma HLS ARRAY_PARTITION variable=top complete dim=0
     heads_exponents:
         for (uint8_t part = 0; part < 2; ++part) {
@@ -479,25 +479,37 @@ heads_uops:
         }
         const auto turns = static_cast<uint8_t>((op.heads + op.lanes - 1u) / op.lanes);
         SliceWords asked(op.key_rows, lane - op.first, op.lanes, turns, op.wide), taken = asked;
-        HalfBytes before[2] = {};  // halves of the columns of the four rows before
-#pragma HLS ARRAY_PARTITION variable=before complete
         const auto slices = static_cast<uint8_t>(3 * asked.walk.slices);
         const auto words = static_cast<uint16_t>(has_rows ? (slices * within<4>(turns) * slice_words) << op.wide : 0);
-        const auto address = [&](unsigned) {
-            const bool of_keys = asked.walk.of_keys;
-            const unsigned k = of_keys ? asked.at.inner : asked.at.outer;
-            const unsigned group = asked.group() + (asked.at.part ? op.key_rows / 4 : 0);
-            const unsigned head = taken_by[asked.head() % pairs];
-            const unsigned at = head_cell(slots[!of_keys], op.key_rows, head, width, group, k);
-            asked.next();
-            return at;
-        };
-        read_halves(reads, cells, words, address, [&](bool second, const TCell &cell) {
-            const bool of_keys = taken.walk.of_keys, whole = taken.at.pair;
+        const auto end = static_cast<uint16_t>(words ? 2 * (words + under_way) : 0);
+        TCell cell = {};
+#pragma HLS ARRAY_PARTITION variable=cell.exponent complete
+        // Of a cell, half of the columns in each cycle, one cycle late: of keys as they come, the other way round. A
+        // word of values has those of the cell before in front of them: so its second half waits for the first one of
+        // this cell.
+        HalfBytes late[2] = {};  // what was made in the two cycles before, the latest first
+#pragma HLS ARRAY_PARTITION variable=late complete
+        bool waits = false, of_keys_before = false;
+    heads_words:
+        for (uint16_t i = 0; words && i <= end; ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+            const bool second = i % 2;
+            if (!second && i / 2 < words) {
+                const bool of_keys = asked.walk.of_keys;
+                const unsigned k = of_keys ? asked.at.inner : asked.at.outer;
+                const unsigned group = asked.group() + (asked.at.part ? op.key_rows / 4 : 0);
+                const unsigned head = taken_by[asked.head() % pairs];
+                const unsigned at = head_cell(slots[!of_keys], op.key_rows, head, width, group, k);
+                asked.next();
+                reads << CellRead{false, static_cast<uint16_t>(at)};
+            }
+            if (i / 2 < under_way) continue;
+            if (!second && i != end) cell = cells.read();
+            const bool of_keys = taken.walk.of_keys, whole = taken.at.pair && i != end;
             const unsigned head = taken.head(), group = taken.group();
             // hls-allow state-order: Post ends what came before by itself
-            if (!second && taken.walk.last() && taken.at.begins()) safe.read();
-            Exponent tops[4];
+            if (!second && i != end && taken.walk.last() && taken.at.begins()) safe.read();
+            CellExponent tops[4];
             bool shows[4];
             HalfBytes four;
             for (unsigned r = 0; r < 4; ++r) {
@@ -510,25 +522,29 @@ heads_uops:
                 }
             }
             const HalfBytes made = aligned(four, cell.exponent, tops, shows, 0, false);
-            const HalfBytes first = before[of_keys ? 0 : second];
-            Bytes out;  // 8 columns by 4 keys; 8 values by 4 columns
-            for (unsigned e = 0; e < 32; ++e) {
+            const bool there = i != end && taken.walk.behind[taken.half()] < op.lanes && head < op.heads;
+            const bool values = !of_keys && whole, turned = second ? of_keys : of_keys_before;
+            HalfBytes out;  // 8 columns by 4 keys; 8 values by 4 columns
+            for (unsigned e = 0; e < 16; ++e) {
 #pragma HLS UNROLL
-                const unsigned at = of_keys ? e % 4 * 4 + e / 4 % 4 : e % 16;
-                out[e] = e < 16 ? first[at] : made[at];
+                const int8_t one = late[0][turned ? e % 4 * 4 + e / 4 : e];
+                out[e] = !values ? one : second ? late[1][e] : made[e];
             }
-            before[second] = made;
-            const bool there = taken.walk.behind[taken.half()] < op.lanes && head < op.heads;
-            if (there && (of_keys ? second : whole)) to << out;
+            if (second || values ? there : waits) to << out;
+            waits = second && there && (of_keys || whole);
+            of_keys_before = of_keys;
+            late[1] = late[0];
+            late[0] = made;
             if (second) taken.next();
-        });
+        }
         free << Token(1);
     }
     reads << CellRead{true, 0};
     put_behind(own, no_more);
 }
 
-void rotate(hls::stream<Uop<Heads::words>> &uops, hls::stream<Bytes> from[lanes], hls::stream<Bytes> to[pairs]) {
+void rotate(hls::stream<Uop<Heads::words>> &uops, hls::stream<HalfBytes> from[lanes],
+            hls::stream<HalfBytes> to[pairs]) {
 rotate_uops:
     for (;;) {
         const Uop<Heads::words> uop = uops.read();
@@ -548,56 +564,42 @@ rotate_uops:
             next_turn = static_cast<uint8_t>(next_turn + whole);
         }
         SliceWalk walk(op.key_rows, op.lanes);
-    rotate_slices:
-        for (unsigned n = 0; op.heads && n < 3u * walk.slices; ++n) {
-            const bool of_keys = walk.of_keys;
-            uint8_t first_head[2][lanes], lane_of[2][pairs];
-#pragma HLS ARRAY_PARTITION variable=first_head complete dim=0
-#pragma HLS ARRAY_PARTITION variable=lane_of complete dim=0
-        rotate_places:
-            for (unsigned i = 0; i < lanes; ++i) {
-#pragma HLS UNROLL
-                const unsigned own = (i + lanes - op.first) % lanes;  // of the sequence
-                for (unsigned half = 0; half < 2; ++half) {
-#pragma HLS UNROLL
-                    const unsigned behind = walk.behind[half], there = in_turn[i] + behind;
-                    const bool has_rows = own < op.lanes && behind < op.lanes;
-                    const unsigned from_own = own < behind ? own + op.lanes - behind : own - behind;
-                    first_head[half][i] = static_cast<uint8_t>(has_rows ? from_own : pairs);
-                    const unsigned source = (op.first + (there < op.lanes ? there : there - op.lanes)) % lanes;
-                    lane_of[half][i] = static_cast<uint8_t>(behind < op.lanes ? source : lanes);
-                }
-            }
-            SliceOrder at;
-        rotate_words:
-            for (unsigned i = 0; i < slice_words * turns << op.wide; ++i) {
+        SliceOrder at;
+        bool second = false;  // half of a word
+        const unsigned halves = op.heads ? 6 * walk.slices * slice_words * turns << op.wide : 0;
+    rotate_words:
+        for (Countdown<20> left(halves); left.more(); left.next()) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-                const unsigned half = (of_keys ? at.outer : at.inner) / 2 % 2;
-                Bytes words[lanes] = {};
+            const bool of_keys = walk.of_keys;
+            const unsigned behind = walk.behind[(of_keys ? at.outer : at.inner) / 2 % 2];
+            HalfBytes words[lanes] = {};
 #pragma HLS ARRAY_PARTITION variable=words complete
-                for (unsigned l = 0; l < lanes; ++l) {
+            for (unsigned l = 0; l < lanes; ++l) {
 #pragma HLS UNROLL
-                    if (first_head[half][l] + at.lower < op.heads) words[l] = from[l].read();
-                }
-                for (unsigned head = 0; head < pairs; ++head) {
-#pragma HLS UNROLL
-                    const unsigned l = lane_of[half][head];
-                    if (l < lanes && head < op.heads && turn_of[head] == at.turn) to[head] << words[l];
-                }
-                at.next(op.wide, turns, of_keys ? 8 : 4, op.lanes);
+                const unsigned own = (l + lanes - op.first) % lanes;  // of the sequence
+                const unsigned first_head = own < behind ? own + op.lanes - behind : own - behind;
+                const bool has_rows = own < op.lanes && behind < op.lanes;
+                if (has_rows && first_head + at.lower < op.heads) words[l] = from[l].read();
             }
-            walk.next();
+            for (unsigned head = 0; head < pairs; ++head) {
+#pragma HLS UNROLL
+                const unsigned there = in_turn[head] + behind;
+                const unsigned l = (op.first + (there < op.lanes ? there : there - op.lanes)) % lanes;
+                if (behind < op.lanes && head < op.heads && turn_of[head] == at.turn) to[head] << words[l];
+            }
+            second = !second;
+            if (!second && at.next(op.wide, turns, of_keys ? 8 : 4, op.lanes)) walk.next();
         }
     }
 }
 
-void largest(hls::stream<Exponent> from[lanes], hls::stream<Exponent> to[lanes]) {
+void largest(hls::stream<CellExponent> from[lanes], hls::stream<CellExponent> to[lanes]) {
 largest_exponents:
     for (;;) {
-        Exponent most = lowest;
+        CellExponent most = lowest;
         for (unsigned l = 0; l < lanes; ++l) {
 #pragma HLS UNROLL
-            const Exponent one = from[l].read();
+            const CellExponent one = from[l].read();
             if (one > most) most = one;
         }
         if (most == no_more) break;

@@ -49,7 +49,9 @@ using Beat128 = hls::vector<uint32_t, 4>;  // to and from the tiles
 using Values = hls::vector<int32_t, 8>;    // two rows, four columns
 using MemoryPort = hls::burst_maxi<Shorts>;
 using Token = ap_uint<1>;
-using Exponent = int16_t;
+using CellExponent = int8_t;      // of what is stored; or the largest of several
+using Exponent = int16_t;         // of what is on its way,
+using KeptExponent = ap_int<12>;  // and in memories and streams of rows
 
 // What fields of Rows, Send and OffChip say.
 enum RowsOp : uint8_t { load, store, walk, take, sum };
@@ -93,6 +95,21 @@ struct Transfer {
     uint32_t addr, size;
 };
 
+// Of a uOP of Rows, what Post needs: angles that it gets, from a cell of theirs on, results that it takes, or sums.
+struct PostWork {
+    bool last, angles, sums, attention, narrow, wide, gated, rotated, residual, eight;
+    ap_uint<7> rows, blocks;
+    ap_uint<2> slot;
+    ap_uint<3> function;
+};
+// And residuals: whether norms of rows come; whether cells move, to be stored or to Post, of sums those of two addends
+// in turn; and as they are normalised.
+struct ResidualWork {
+    bool last, norms, moves, stores, sums, in_turn, normalises;
+    ap_uint<7> rows, blocks;
+    ap_uint<6> slot, second_slot;
+};
+
 // What a stream of results brings: of heads or of a product, so many packets. narrow: heads have 32 columns.
 struct PacketsDue {
     bool last, attention, narrow, gated;
@@ -131,18 +148,18 @@ struct Packed {
 struct RowSums {
     ap_int<38> sum;
     ap_int<61> squares;
-    int16_t top;
+    CellExponent top;
 };
 // Of a row: the largest that can be sent, and what that is multiplied by as rows of a product.
 struct RowBound {
     ap_int<33> bound;
-    int16_t exponent;
+    KeptExponent exponent;
     RowFactor inverse;
 };
 // What a row is sent with: 127 * 2^22 / mantissa of its bound, the exponent of that, and the factor of what is sent.
 struct RowScale {
     uint16_t reciprocal;
-    int16_t exponent;
+    KeptExponent exponent;
     RowFactor factor;
 };
 
@@ -197,8 +214,9 @@ void put_behind(hls::stream<T> &to, const T &value) {
     to << value;
 }
 
-// Half of a word of 32 bytes, as the tiles get it.
-inline Beat128 half_of(const Bytes &bytes, unsigned half) {
+// 16 bytes, as the tiles get them: half of a word.
+template <typename Elements>
+Beat128 half_of(const Elements &bytes, unsigned half) {
 #pragma HLS INLINE
     Beat128 beat;
     for (unsigned i = 0; i < 4; ++i) {
@@ -234,10 +252,10 @@ void fill_ddr(hls::stream<Uop<W::words>> &uops, hls::stream<Bytes> from[ports], 
 void weights(hls::stream<Uop<W::words>> &uops, unsigned column, hls::stream<Bytes> lpddr[ports],
              hls::stream<Bytes> ddr[ports], hls::stream<Bytes> to[engines]);
 void tiles(hls::stream<Uop<Engine::words>> &uops, unsigned column, hls::stream<Bytes> &weights,
-    hls::stream<Bytes> &heads,
-           hls::stream<Beat128> to[2]);
-void rotate(hls::stream<Uop<Heads::words>> &uops, hls::stream<Bytes> from[lanes], hls::stream<Bytes> to[pairs]);
-void largest(hls::stream<Exponent> from[lanes], hls::stream<Exponent> to[lanes]);
+           hls::stream<HalfBytes> &heads, hls::stream<Beat128> to[2]);
+void rotate(hls::stream<Uop<Heads::words>> &uops, hls::stream<HalfBytes> from[lanes],
+            hls::stream<HalfBytes> to[pairs]);
+void largest(hls::stream<CellExponent> from[lanes], hls::stream<CellExponent> to[lanes]);
 void constants(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &from, hls::stream<Shorts> post[lanes],
                hls::stream<Shorts> residual[lanes], hls::stream<Shorts> rows[lanes]);
 
@@ -249,13 +267,13 @@ void x8_memory(hls::stream<CellWrite<X8Cell>> &writes, hls::stream<Token> &done,
 void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
               hls::stream<TCell> words[2]);
 
-// rows.cpp. It hands its uOPs on to the two others when they are due.
+// rows.cpp. It tells the two others what to do when that is due.
 void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts> &loads, hls::stream<Shorts> &stores,
           hls::stream<Shorts> &constants, hls::stream<Token> free[2], hls::stream<Token> filled[2],
           hls::stream<CellWrite<XCell>> &x, hls::stream<Token> &x_done, hls::stream<CellRead> &x_reads,
           hls::stream<XCell> &x_cells, hls::stream<CellWrite<X8Cell>> &x8, hls::stream<Token> &x8_done,
-          hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<Uop<Rows::words>> &to_post,
-          hls::stream<Uop<Rows::words>> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
+          hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<PostWork> &to_post,
+          hls::stream<ResidualWork> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
           hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
           hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values,
           hls::stream<Packed> &angles);
@@ -268,13 +286,13 @@ void gather(hls::stream<PacketsDue> &due, hls::stream<Beat128> &results, hls::st
 void hold(hls::stream<PacketsDue> &due, hls::stream<PacketNumber> &packets, hls::stream<WeightSums> &weights,
           hls::stream<Results> &results, hls::stream<HeldPacket> &wanted, hls::stream<PacketNumber> &packets_to_post,
           hls::stream<WeightSums> &weights_to_post, hls::stream<Results> &results_to_post);
-void post(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
-          hls::stream<Exponent> &of_values, hls::stream<PacketsDue> due[3], hls::stream<PacketNumber> packets[2],
+void post(hls::stream<PostWork> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
+          hls::stream<CellExponent> &of_values, hls::stream<PacketsDue> due[3], hls::stream<PacketNumber> packets[2],
           hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<HeldPacket> &wanted,
           hls::stream<Place> &asks, hls::stream<Packed> &residuals, hls::stream<Packed> &angles,
           hls::stream<Place> &places, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
           hls::stream<Token> &taken);
-void residual(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
+void residual(hls::stream<ResidualWork> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
               hls::stream<RowExponents> &exponents, hls::stream<Values> &values);
 void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to);
@@ -284,13 +302,13 @@ void pack_residuals(hls::stream<RowExponents> &exponents, hls::stream<Values> &v
 // send.cpp
 void send(hls::stream<Uop<Send::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
           hls::stream<CellRead> &x8_reads, hls::stream<X8Cell> &x8_cells, hls::stream<CellRead> &t_reads,
-          hls::stream<TCell> &t_cells, hls::stream<Exponent> &own, hls::stream<Exponent> &of_all,
+          hls::stream<TCell> &t_cells, hls::stream<CellExponent> &own, hls::stream<CellExponent> &of_all,
           hls::stream<RowFactor> &factors, hls::stream<Token> &taken, hls::stream<Token> &safe,
           hls::stream<Beat128> to[2]);
 void heads(hls::stream<Uop<Heads::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
-           hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<Exponent> &own,
-           hls::stream<Exponent> &of_all, hls::stream<Exponent> &of_values, hls::stream<Token> &safe,
-           hls::stream<Bytes> &to);
+           hls::stream<CellRead> &reads, hls::stream<TCell> &cells, hls::stream<CellExponent> &own,
+           hls::stream<CellExponent> &of_all, hls::stream<CellExponent> &of_values, hls::stream<Token> &safe,
+           hls::stream<HalfBytes> &to);
 
 }  // namespace rsn::xnn8::pl
 

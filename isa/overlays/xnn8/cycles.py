@@ -10,8 +10,7 @@ from ...versal.loop import PipelinedLoop
 LOOPS: Mapping[str, PipelinedLoop] = {
     **{name: versal.LOOPS[name] for name in ("fetch", "decode")},
     "burst": PipelinedLoop(1, 8, "a word of a port"),
-    "cells": PipelinedLoop(1, 40, "a cell of X, X8 or T, or a word on its way to tiles"),
-    "halves": PipelinedLoop(2, 4, "a word of keys or values to both tiles of a pair, in halves"),
+    "cells": PipelinedLoop(1, 40, "a cell of X, X8 or T, or a word on its way to tiles, of keys or values half of one"),
     "constants": PipelinedLoop(1, 10, "a word of constants"),
     "gains": PipelinedLoop(1, 10, "a quarter of a word of gains, and the largest of them"),
     "factors": PipelinedLoop(1, 4, "the factor of a row"),

@@ -201,6 +201,7 @@ XNN8 = Overlay(
     units=_units(),
     streams=tuple(_streams()),
     clock_hz=220e6,
+    uop_fifo_depth=4,  # of shift registers, two to a LUT; two words would be registers
     formats=tuple(_format(opcode, kind, record) for opcode, (kind, record) in enumerate(FORMATS, 1)),
     rates=RATES,
     terminators=tuple(kind for kind, _ in FORMATS),

@@ -16,6 +16,8 @@ INDENT = " " * 4
 PORTS = 4
 BANKS = {"LPDDR": 16 * 32, "DDR": 16 * 32}
 """Words of 256 bit that a port's stream of weights holds: those of the overlay's stream."""
+HALF_BURST = 16
+"""A port moves 32 words of one lane, then of the other one; a lane moves a word in two cycles: so half of them wait."""
 GATHERED = 32
 """Half of the beats of a packet of a head: Post takes them twice as fast as they come, from both streams in turn."""
 HELD = 16
@@ -34,37 +36,37 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("Bytes", "lpddr_weights", "[ports]", BANKS["LPDDR"]),
     ("Bytes", "ddr_weights", "[ports]", BANKS["DDR"]),
     ("Shorts", "constants_of", _ENGINE, 320),
-    ("Shorts", "loads", f"[ports]{_ENGINE}[2]", 32),
-    ("Shorts", "stores", f"[ports]{_ENGINE}[2]", 32),
+    ("Shorts", "loads", f"[ports]{_ENGINE}[2]", HALF_BURST),
+    ("Shorts", "stores", f"[ports]{_ENGINE}[2]", HALF_BURST),
     # of columns of pairs
     ("Bytes", "lpddr_columns", "[pairs][ports]", 32),
     ("Bytes", "ddr_columns", "[pairs][ports]", 32),
     ("Bytes", "column_weights", f"[pairs]{_ENGINE}", 16),
-    ("Bytes", "column_heads", f"{_ENGINE}[pairs]", 16),
+    ("HalfBytes", "column_heads", f"{_ENGINE}[pairs]", 16),
     # of lanes
     ("Shorts", "post_constants", _LANES, 16),
     ("Shorts", "residual_constants", _LANES, 16),
     ("Shorts", "rows_constants", _LANES, 16),
-    ("Uop<Rows::words>", "post_uops", _LANES, 4),
-    ("Uop<Rows::words>", "residual_uops", _LANES, 4),
+    ("PostWork", "post_uops", _LANES, 4),
+    ("ResidualWork", "residual_uops", _LANES, 4),
     ("Token", "free", f"{_LANES}[2]", 256),
     ("Token", "filled", f"{_LANES}[2]", 256),
     ("CellWrite<XCell>", "x_writes", _LANES, 16),
     ("Token", "x_done", _LANES, 2),
-    ("CellRead", "x_reads", f"{_LANES}[2]", 2),
+    ("CellRead", "x_reads", f"{_LANES}[2]", 4),
     ("XCell", "x_cells", f"{_LANES}[2]", 16),
     ("CellWrite<X8Cell>", "x8_writes", _LANES, 16),
     ("Token", "x8_done", _LANES, 2),
-    ("CellRead", "x8_reads", f"{_LANES}[1]", 2),
+    ("CellRead", "x8_reads", f"{_LANES}[1]", 4),
     ("X8Cell", "x8_cells", f"{_LANES}[1]", 16),
     ("CellWrite<TCell>", "t_writes", _LANES, 16),
     ("Token", "t_done", _LANES, 2),
-    ("CellRead", "t_reads", f"{_LANES}[2]", 2),
+    ("CellRead", "t_reads", f"{_LANES}[2]", 4),
     ("TCell", "t_cells", f"{_LANES}[2]", 16),
-    ("Statistics", "statistics", _LANES, 64),
-    ("RowFactor", "factors", _LANES, 128),
-    ("Exponent", "of_values", _LANES, 32),
-    ("PacketsDue", "due", f"{_LANES}[3]", 2),
+    ("Statistics", "statistics", _LANES, 16),
+    ("RowFactor", "factors", _LANES, LANE_ROWS),
+    ("CellExponent", "of_values", _LANES, 32),
+    ("PacketsDue", "due", f"{_LANES}[3]", 4),
     ("PacketNumber", "packets", f"{_LANES}[2]", 2),
     ("WeightSums", "weight_sums", f"{_LANES}[2]", 4),
     ("Results", "gathered", f"{_LANES}[2]", GATHERED),
@@ -88,11 +90,11 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("RowScale", "scales", _LANES, LANE_ROWS),
     ("Token", "taken", _LANES, 2),
     ("Token", "safe", _LANES, 2),
-    ("Exponent", "send_own", _LANES, PAIRS),
-    ("Exponent", "send_all", _LANES, PAIRS),
-    ("Exponent", "heads_own", _LANES, PAIRS),
-    ("Exponent", "heads_all", _LANES, PAIRS),
-    ("Bytes", "head_words", _LANES, 16),
+    ("CellExponent", "send_own", _LANES, PAIRS),
+    ("CellExponent", "send_all", _LANES, PAIRS),
+    ("CellExponent", "heads_own", _LANES, PAIRS),
+    ("CellExponent", "heads_all", _LANES, PAIRS),
+    ("HalfBytes", "head_words", _LANES, 16),
 )
 """Element, name, dimensions and depth of the streams between processes."""
 
@@ -239,7 +241,7 @@ def _interfaces() -> Iterator[str]:
     for port in (*registers, "instructions", "fingerprint", "return"):
         yield f"#pragma HLS INTERFACE s_axilite port={port}"
     for x in "abc":
-        yield from (f"#pragma HLS INTERFACE axis port={x}{e}" for e in range(ENGINES))
+        yield from (f"#pragma HLS INTERFACE axis register_mode=forward port={x}{e}" for e in range(ENGINES))
 
 
 def _streams(kind: str, name: str, dimensions: str, depth: int | str, called: str = "") -> Iterator[str]:

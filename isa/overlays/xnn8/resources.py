@@ -53,11 +53,14 @@ ROW_GROUPS = LANE_ROWS // 4
 DIMENSIONS = {"engines": ENGINES, "lanes": LANES, "pairs": PAIRS, "ports": PORTS}
 ELEMENTS = {
     "Transfer": 2 + 4 * 8 + 16 + 2 * 32,
+    "PostWork": 10 + 2 * 7 + 2 + 3,
+    "ResidualWork": 7 + 2 * 7 + 2 * 6,
     "Token": 1,
     "Bytes": WORD,
+    "HalfBytes": WORD // 2,
     "Shorts": WORD,
     "Values": WORD,
-    "Exponent": 16,
+    "CellExponent": 8,
     "PacketsDue": 4 + 8,
     "PacketNumber": 3,
     "HeldPacket": 5,
@@ -65,12 +68,12 @@ ELEMENTS = {
     "Results": 8 * 27,
     "Place": 16,
     "RowFactor": 32,
-    "Statistics": 80,
+    "Statistics": 32 + 8 + 32,
     "RowExponents": 5 + 3 * 2 * 16,
     "Packed": 8 * 16 + 2 * 8,
-    "RowSums": 38 + 61 + 16,
-    "RowBound": 33 + 16 + 32,
-    "RowScale": 2 * 16 + 32,
+    "RowSums": 38 + 61 + 8,
+    "RowBound": 33 + 12 + 32,
+    "RowScale": 16 + 12 + 32,
     "XCell": CELL,
     "TCell": CELL,
     "X8Cell": WORD,
@@ -85,19 +88,19 @@ MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
     ("X", CELL, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 4, 1, "URAM"),
     ("T", CELL, (T_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 8, 1, "URAM"),
     ("X8", WORD, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS * BLOCK // 8, 1, "BRAM"),
-    ("factors of rows, beside X8", WORD, ROW_GROUPS, 1, ""),
+    ("factors of rows, beside X8", 32, LANE_ROWS, 1, ""),
     ("sums of rows", 23 + 37 + 31, 2 * (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS, 2, ""),
     ("exponents of sums", 4 * 8, (X_CELLS // cells(LANE_ROWS)) * ROW_GROUPS, 1, ""),
     ("gains", 4 * 16, X_CELLS * BLOCK // 4, 1, ""),
-    ("gains", 16 + 16, X_CELLS, 1, ""),
-    ("rows that are sent", 32 + 3 * 16, LANE_ROWS // 2, 2, ""),
-    ("norms of rows, to be sent", 80, LANE_ROWS, 1, ""),
-    ("largest exponents of rows", 2 * 16, ROW_GROUPS, 4, ""),
+    ("gains", 16 + 12, X_CELLS, 1, ""),
+    ("rows that are sent", 32 + 8, LANE_ROWS // 2, 2, ""),
+    ("their scales", 16 + 12, LANE_ROWS // 2, 2, ""),
+    ("largest exponents of rows", 8 + 12, ROW_GROUPS, 4, ""),
     ("constants of columns", WORD, PAIRS * BLOCK // 16, 2 * 2, ""),
     ("constants of columns", 3 * 16, PAIRS, 2, ""),
     ("factors of rows", 32, LANE_ROWS // 2, 2, ""),
-    ("norms of rows", 80, 2 * LANE_ROWS, 1, ""),
-    ("exponents of rows", 16, ROW_GROUPS, 4, ""),
+    ("norms of rows", 32 + 8 + 32, 2 * LANE_ROWS, 1, "BRAM"),
+    ("exponents of rows", 8, ROW_GROUPS, 4, ""),
     ("reciprocals", 32, 2 * 4, 2, ""),
     ("results that wait for their gates", 4 * 16, LANE_ROWS * BLOCK * PAIRS // 2 // 4, 1, "URAM"),
     ("sums of weights that wait", 8 * 19, LANE_ROWS // 8 * PAIRS // 2, 1, ""),
@@ -127,6 +130,8 @@ DEVICE = replace(
 )
 """The device, with its wide streams, and the narrow ones beside these. Channels 3 and 7 have no registers."""
 
+FORWARD = Cells(2, PLIO_BITS + 1)
+"""A port of a stream with registers forward only: a word, and whether it is there (UG1399: register_mode)."""
 CROSSING = 16
 """Words of a FIFO between two clocks (assumed)."""
 DSP_BITS = 26, 23
@@ -146,7 +151,7 @@ def needs(overlay: Overlay) -> Iterator[Need]:
         yield Need(f"wide {direction}", wide, part)
         if of.narrow:
             yield Need(f"narrow {direction}", of.narrow, part)
-        yield from cells_of("ports to and from tiles", of.all * register_slice(PLIO_BITS))
+        yield from cells_of("ports to and from tiles", of.all * FORWARD)
         converter = lut_ram(PLIO_BITS, CROSSING) + register_slice(NARROW_BITS)
         yield from cells_of("converters of narrow streams", of.narrow * converter)
     for part, bits, words, copies, where in MEMORIES:

@@ -95,6 +95,18 @@ def test_storing(seed: int, bits: int) -> None:
 
 
 @settings(max_examples=20, deadline=None)
+@given(SEEDS, st.integers(0, 6))
+def test_entries_of_tables(seed: int, steps: int) -> None:
+    """Of numbers of both signs, also half way between two entries, and beyond the last one."""
+    rng = np.random.default_rng(seed)
+    odd, zeros = 2 * rng.integers(-256, 256, 100) + 1, rng.integers(0, 22, 100)
+    v = np.concatenate([drawn(rng, 400, 31), odd << zeros])
+    exponent = np.concatenate([rng.integers(-60, 40, 400), -steps - 1 - zeros])
+    wanted = np.minimum(numbers.rounded(np.abs(v), np.maximum(-steps - exponent, -numbers.SATURATING)), 255)
+    np.testing.assert_array_equal(run("entry_of", 500, 1, v, exponent, steps)[:, 0], wanted)
+
+
+@settings(max_examples=20, deadline=None)
 @given(SEEDS, st.integers(1, 16), st.booleans(), st.sampled_from([0.0, 1e-12, 1e-5, 1.0]))
 def test_statistics(seed: int, blocks: int, rms: bool, eps: float) -> None:
     """Of rows with numbers of any size, and of such that are all alike."""

@@ -32,6 +32,9 @@ RSN_API void run_scaled_both_ways(
 ) {
     scale<-2>(n, x, mantissa, lower, out);
 }
+RSN_API void run_entry_of(std::size_t n, const int64_t *v, const int64_t *exponent, int steps, int64_t *out) {
+    for (std::size_t i = 0; i < n; ++i) out[i] = entry_of(v[i], lookup(static_cast<int>(exponent[i]), steps, 0));
+}
 RSN_API void run_divided(std::size_t n, const int64_t *x, const int64_t *divisor, int64_t *out) {
     for (std::size_t i = 0; i < n; ++i) out[i] = divided<62, 40>(x[i], divisor[i]);
 }
@@ -57,7 +60,7 @@ RSN_API void run_stored(
         }
         const int from = static_cast<int>(exponent[i]), made = stored_exponent(most, from, bits);
         for (std::size_t c = 0; c < columns; ++c)
-            out[i * columns + c] = stored(static_cast<int32_t>(v[i * columns + c]), storing(from, made, bits));
+            out[i * columns + c] = stored(static_cast<int32_t>(v[i * columns + c]), storing(from, made, bits == 8));
         out[n * columns + i] = smaller(made, highest);
     }
 }
