@@ -258,7 +258,7 @@ rows_uops:
                 const auto of_bound =
                     static_cast<int>(within<exponent_bits>(exponent + gains.exponent[block] + product_bits));
                 const int top = at_tops.block ? larger(under_way_tops[r], exponent) : exponent;
-                const int before = under_way_bounds[r];
+                const auto before = static_cast<int>(under_way_bounds[r]);
                 const int bound_top = at_tops.block ? larger(before, of_bound) : of_bound;
                 tops[r][group] = under_way_tops[r] = static_cast<CellExponent>(top);
                 bound_tops[r][group] = under_way_bounds[r] = bound_top;
@@ -578,7 +578,7 @@ norms_uops:
 #pragma HLS UNROLL
                 if (l == lane) of = bounds[l].read();
             }
-            const RowFactor scale = normal<32>(of.bound, of.exponent, true);
+            const RowFactor scale = normal<32>(of.bound, static_cast<int>(of.exponent), true);
             const auto reciprocal = static_cast<uint16_t>(divided<15, 15>(127 << 22, scale.mantissa));
             RowFactor factor = normal<31>(int64_t{scale.mantissa} * inverse_127, scale.exponent - 22 - op.low_bits);
             if (op.norm) factor = times(factor, of.inverse);
