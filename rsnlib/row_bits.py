@@ -41,13 +41,15 @@ def choose_rows16(
     product that the overlay has no room for is not chosen. Raises `ScheduleError` for no calls, for a number that is
     not positive, and if all products that fit do not reach the cosine; and as `rsn.in_integers` and `rsn.quality`.
     """
-    if not calls or until <= 0:
+    if not calls or not until > 0:
         raise ScheduleError("rows16 by data take calls, and a number of products or a cosine above 0")
     found = _ProductChoice(model, calls, smooth, find(overlay))
     return found.until_count(int(until)) if until >= 1 else found.until_cosine(until)
 
 
 class _ProductChoice:
+    """Chooses products of a model one after the other. Arguments: as for `choose_rows16`."""
+
     def __init__(
         self, model: nn.Module, calls: Sequence[Examples], smooth: Sequence[Examples] | None, overlay: Overlay
     ) -> None:

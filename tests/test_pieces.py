@@ -164,7 +164,7 @@ def test_changes_of_the_model_are_taken_over_in_all_pieces() -> None:
     with in_pieces(model, given) as compiled:
         first = compiled(**given)
         for x in (model.exact.weight, model.end.weight):
-            x.data.numpy()[1] *= 2  # which nobody sees: no piece may
+            x.data.numpy()[1] *= 2  # no check detects it, so no piece may use it
         assert same(compiled(**given), first)
         model.last.weight.mul_(0.5)
         assert_as_pytorch(compiled(**given), model, given)

@@ -54,7 +54,7 @@ def test_refused() -> None:
     model, data = encoder_with_outliers(), calls()[:1]
     with pytest.raises(rsn.errors.ScheduleError, match=r"with all products that fit, not 0\.9999999; they are 12 of"):
         rsn.choose_rows16(model, data, until=0.9999999)
-    for given, until in (([], 1.0), (data, 0.0)):
+    for given, until in (([], 1.0), (data, 0.0), (data, float("nan"))):
         with pytest.raises(rsn.errors.ScheduleError, match="calls, and a number of products or a cosine"):
             rsn.choose_rows16(model, given, until=until)
 
