@@ -25,7 +25,7 @@ from ...versal.rates import ISSUING, LINK, MOVING
 from ...versal.tiles import BLOCK_TOKEN, BLOCK_WORDS, ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 from ...work import Emit, Item, Patched
 from . import formats as f
-from . import mem_a, mem_b, mem_c, mem_c_instructions, mesh, mme, off_chip
+from . import mem_a, mem_b, mem_c, mesh, mme, off_chip
 from .calibration import deviations
 from .checks import rules
 from .cycles import LOOPS, costs
@@ -227,11 +227,11 @@ _LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
     f.MemANorm: mem_a.legal_norm,
     f.MemB: mem_b.legal,
     f.MemBConfig: mem_b.legal_config,
-    f.MemC: mem_c_instructions.legal,
-    f.MemCConfig: mem_c_instructions.legal_config,
-    f.MemCScores: mem_c_instructions.legal_scores,
-    f.MemCStore: mem_c_instructions.legal_store,
-    f.MemCTable: mem_c_instructions.legal_table,
+    f.MemC: mem_c.legal,
+    f.MemCConfig: mem_c.legal_config,
+    f.MemCScores: mem_c.legal_scores,
+    f.MemCStore: mem_c.legal_store,
+    f.MemCTable: mem_c.legal_table,
     f.MeshA: mesh.legal,
     f.MeshB: mesh.legal,
     f.Mme: mme.legal,
@@ -239,7 +239,7 @@ _LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
 _LINT: Mapping[type, Callable[[Any], Iterator[str]]] = {
     f.Ddr: off_chip.lint_ddr,
     f.Lpddr: off_chip.lint_lpddr,
-    f.MemC: mem_c_instructions.lint,
+    f.MemC: mem_c.lint,
     f.Mme: mme.lint,
 }
 
@@ -272,7 +272,7 @@ def refit(overlay: Overlay) -> Overlay:
                 mem_b.check_memory(u, registers=registers)
                 u = dataclasses.replace(u, capabilities=mem_b.capabilities(u, registers=registers))
             case "MemC":
-                mem_c_instructions.check_memory(u, registers=registers)
+                mem_c.check_memory(u, registers=registers)
                 if not any(p.label == "norm" for p in ports):
                     raise ProgramError(f"units.MemC: {u.name} has no neighbour left; leave an even number of MemCs")
                 sends = u.capability("send") is not None
@@ -300,7 +300,7 @@ _EMIT: Mapping[str, Emit] = {
 _EMIT_REGISTERS: Mapping[str, Callable[..., Iterator[Record | Patched]]] = {
     "MemA": mem_a.emit,
     "MemB": mem_b.emit,
-    "MemC": mem_c_instructions.emit,
+    "MemC": mem_c.emit,
 }
 
 
