@@ -86,9 +86,13 @@ def normalised(model: onnx.ModelProto) -> onnx.ModelProto:
         raise UnsupportedError(
             f"opset {opset} is too old; opsets from {OLDEST} on are supported: convert or export again"
         )
-    for node in model.graph.node:
+    for node in _all_nodes(model.graph):
         if opset < 13 and node.op_type == "Hardmax":  # which onnx takes for the later one
             raise UnsupportedError(f"Hardmax {node.name}: before opset 13 it is another function")
+        if opset < 11 and node.op_type in ("Resize", "Upsample"):  # these, too
+            node.op_type, node.domain = "Upsample", INTERNAL
+    if INTERNAL in {node.domain for node in _all_nodes(model.graph)}:
+        model.opset_import.extend([helper.make_opsetid(INTERNAL, 1)])
     try:
         if model.functions:
             model = inliner.inline_local_functions(model)
@@ -101,6 +105,15 @@ def normalised(model: onnx.ModelProto) -> onnx.ModelProto:
         warnings.warn(QUANTISED, stacklevel=2)
     _without_unused(model.graph)
     return model
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of its branches."""
+    for node in graph.node:
+        yield node
+        for a in node.attribute:
+            if a.HasField("g"):
+                yield from _all_nodes(a.g)
 
 
 def _without_unused(graph: onnx.GraphProto) -> None:

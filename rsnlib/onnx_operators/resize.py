@@ -8,6 +8,7 @@ from math import ceil, floor
 
 import torch
 
+from .normal import INTERNAL
 from .table import Floats, Ints, Tensor, axis_of, need, operator
 
 
@@ -24,17 +25,18 @@ class ResizedAxis:
     end: float = 1.0
 
     def places(self, mode: str) -> Tensor:
-        """Return where each new row lies among the old ones: float64 (new,), in rows of the old axis, possibly outside
+        """Return where each new row lies among the old ones: float32 (new,), in rows of the old axis, possibly outside
         of it. mode: ONNX's `coordinate_transformation_mode`. Raises `UnsupportedError` for a mode that it does not
         know, and for `align_corners` with a scale that gives no whole number of rows."""
-        at = torch.arange(self.new, dtype=torch.float64)
+        at = torch.arange(self.new, dtype=torch.float32)  # as onnxruntime: places may lie halfway but for rounding
         centres = (at + 0.5) / self.scale - 0.5
         if mode == "half_pixel":
             return centres
         if mode == "pytorch_half_pixel":
             return centres if self.new > 1 else torch.zeros_like(at)
         if mode == "half_pixel_symmetric":
-            return self.rows / 2 * (1 - self.new / (self.rows * self.scale)) + centres
+            shown = self.new / (torch.tensor(float(self.rows)) * self.scale)  # float32, but what follows is float64
+            return (self.rows / 2 * (1 - shown) + (at.double() + 0.5) / self.scale - 0.5).float()
         if mode == "asymmetric":
             return at / self.scale
         last = self.rows - 1
@@ -49,13 +51,15 @@ class ResizedAxis:
         return self.start * last + at * (self.end - self.start) * last / (self.new - 1)
 
 
-NEAREST: dict[str, Callable[[Tensor], Tensor]] = {
-    "round_prefer_floor": lambda x: torch.ceil(x - 0.5),
-    "round_prefer_ceil": lambda x: torch.floor(x + 0.5),
-    "floor": torch.floor,
-    "ceil": torch.ceil,
+BEFORE_11 = "before opset 11"
+NEAREST: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "round_prefer_floor": lambda x, scale: torch.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x, scale: torch.floor(x + 0.5),
+    "floor": lambda x, scale: torch.floor(x),
+    "ceil": lambda x, scale: torch.ceil(x),
+    BEFORE_11: lambda x, scale: torch.floor(x) if scale >= 1 else torch.ceil(x),
 }
-"""Which row a place between two rows stands for."""
+"""Which row a place between two rows stands for, on an axis of a scale."""
 
 
 def _linear(x: Tensor) -> Tensor:
@@ -116,22 +120,39 @@ def resize(
     is_crop = coordinate_transformation_mode == "tf_crop_and_resize"
     need(mode in ("nearest", "linear", "cubic"), f"mode {mode}")
     need(nearest_mode in NEAREST, f"nearest_mode {nearest_mode}")
+    if all(axis.new == axis.rows for axis in changes) and not is_crop:
+        return x  # whatever the scales are, as in onnxruntime
     outside = torch.zeros([1] * x.ndim, dtype=torch.bool)
     for where, axis in zip(at, changes, strict=True):
-        if axis.new == axis.rows and axis.scale == 1 and not is_crop:
+        if axis.new == axis.rows and (axis.scale == 1 or antialias) and not is_crop:
             continue
         places = axis.places(coordinate_transformation_mode)
         if is_crop:
             shape = [-1 if i == where else 1 for i in range(x.ndim)]
             outside = outside | ((places < 0) | (places > axis.rows - 1)).reshape(shape)
         if mode == "nearest":
-            x = x.index_select(where, NEAREST[nearest_mode](places).clamp(0, axis.rows - 1).long())
+            x = x.index_select(where, NEAREST[nearest_mode](places, axis.scale).clamp(0, axis.rows - 1).long())
             continue
         kernel, reach = (_linear, 1) if mode == "linear" else (_cubic(cubic_coeff_a), 2)
         stretch = min(axis.scale, 1.0) if antialias else 1.0
-        shares = _weights(axis, places, kernel, reach, stretch, bool(exclude_outside))
+        shares = _weights(axis, places.double(), kernel, reach, stretch, bool(exclude_outside))
         x = (x.transpose(where, -1) @ shares.T.to(x.dtype)).transpose(where, -1)
     return torch.where(outside, torch.full((), extrapolation_value, dtype=x.dtype), x) if is_crop else x
+
+
+@operator("Upsample", domain=INTERNAL)
+def upsample(
+    x: Tensor, factors: Floats | None = None, *, scales: list[float] | None = None, mode: str = "nearest"
+) -> Tensor:
+    """The operand resized as `Resize` and `Upsample` do it before opset 11: the first rows stay in their places, and
+    "nearest" is the row before a place where an axis grows, and the one behind it where it shrinks, as onnxruntime's.
+
+    x: any shape. factors: new size over old size of each axis; before opset 9 the attribute `scales`. mode: "nearest"
+    or "linear". Raises `UnsupportedError` for other modes, and for another number of factors.
+    """
+    need(mode in ("nearest", "linear"), f"mode {mode}")
+    given = factors or scales
+    return resize(x, scales=given, coordinate_transformation_mode="asymmetric", mode=mode, nearest_mode=BEFORE_11)
 
 
 def _changes(

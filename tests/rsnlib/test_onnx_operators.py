@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 torch = pytest.importorskip("torch")
 
 from onnx import TensorProto, defs, helper, numpy_helper  # noqa: E402 - onnx first: it may be missing
@@ -226,6 +226,43 @@ def test_what_is_refused_names_the_node(what: str) -> None:
     refused, why = REFUSED[what]
     with pytest.raises(RsnError, match=why):
         OnnxModule(model_of(refused, inputs=X, far=np.array([9])))(torch.randn(2, 8))
+
+
+OLD_RESIZES = [(7, "Upsample", (1.0, 1.5)), (9, "Upsample", (1.1, 2.0)), (10, "Resize", (1.3, 0.6))]
+
+
+@pytest.mark.parametrize(("opset", "name", "scales"), OLD_RESIZES)
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("is_in_branch", [False, True])
+def test_a_resize_of_before_opset_11(
+    opset: int, name: str, scales: tuple[float, float], mode: str, is_in_branch: bool
+) -> None:
+    """It has other places for rows, and onnx's converter does not know that."""
+    of_four, constants = [1.0, 1.0, *scales], {}
+    if opset == 7:
+        resize = node(name, ["x"], ["y"], mode=mode, scales=of_four)
+    else:
+        constants["scales"] = np.array(of_four, np.float32)
+        resize = node(name, ["x", "scales"], ["y"], mode=mode)
+    if is_in_branch:
+        constants["yes"] = np.array(True)
+        branch = helper.make_graph([resize], "b", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+        resize = node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)
+    model = model_of(resize, inputs={"x": (1, 2, 5, 7)}, opset=opset, **constants)
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 7)).astype(np.float32)
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    got = OnnxModule(model)(torch.from_numpy(x))
+    assert got.shape == wanted.shape
+    assert np.allclose(got, wanted, atol=1e-5)
+
+
+def test_a_hardmax_of_before_opset_13_in_a_branch_is_refused() -> None:
+    branch = helper.make_graph(
+        [node("Hardmax", ["x"], ["y"])], "b", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    )
+    chosen = node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)
+    with pytest.raises(UnsupportedError, match="before opset 13 it is another function"):
+        OnnxModule(model_of(chosen, inputs=X, opset=11, yes=np.array(True)))
 
 
 @pytest.mark.parametrize("index", [(0, 3), (0, -4), (-3, 0)])
