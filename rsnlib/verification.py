@@ -254,7 +254,7 @@ def differences(got: Any, expected: Any, visible: Iterable[Visible] = ()) -> Ite
             continue
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
             yield LargestDifference(_named(path), _distance(x.detach(), y.detach(), visible))
-        elif isinstance(y, int | float) and type(x) is type(y) and x != y:
+        elif isinstance(y, int | float) and (type(x) is not type(y) or not (x == y or (x != x and y != y))):
             yield LargestDifference(f"{_named(path)} = {x!r} instead of {y!r}", float("inf"))
 
 

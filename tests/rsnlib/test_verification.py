@@ -18,7 +18,7 @@ from torch import nn
 import rsn
 from rsn.base.errors import CompilerError, UnsupportedError, WrongResultError
 from rsn.host.generation.decoder import Decoder as Slots
-from rsn.rsnlib.verification import ReferenceKind
+from rsn.rsnlib.verification import ReferenceKind, differences
 from rsn.tests.effort import spread
 
 from .mutants import MUTANTS, Mutant
@@ -287,6 +287,17 @@ def test_rows_that_a_mask_hides_are_not_compared() -> None:
     rsn.compile(Shifted(0).eval(), given)(*given)
     with pytest.raises(WrongResultError):
         rsn.compile(Shifted(1).eval(), given)(*given)
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted"), [(1, 1.0), (True, 1), (2.0, 1.0), (float("nan"), 1.0), (torch.ones(()), 1.0)]
+)
+def test_a_number_in_place_of_another_is_noticed(got: Any, wanted: Any) -> None:
+    (found,) = differences(({"n": got},), ({"n": wanted},))
+    assert found.size == float("inf")
+    assert "result['n'] = " in found.what
+    assert not list(differences(({"n": wanted},), ({"n": wanted},)))
+    assert not list(differences((float("nan"),), (float("nan"),)))
 
 
 def test_a_model_that_amplifies_rounding_passes() -> None:
