@@ -280,18 +280,20 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
 void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes], hls::stream<Statistics> made[lanes],
            hls::stream<RowBound> bounds[lanes], hls::stream<RowScale> scales[lanes]);
 
-// post.cpp
+// packets.cpp
 void gather(hls::stream<PacketsDue> &due, hls::stream<Beat128> &results, hls::stream<PacketNumber> &packets,
             hls::stream<WeightSums> &weights, hls::stream<Results> &to);
 void hold(hls::stream<PacketsDue> &due, hls::stream<PacketNumber> &packets, hls::stream<WeightSums> &weights,
           hls::stream<Results> &results, hls::stream<HeldPacket> &wanted, hls::stream<PacketNumber> &packets_to_post,
           hls::stream<WeightSums> &weights_to_post, hls::stream<Results> &results_to_post);
+// post.cpp
 void post(hls::stream<PostWork> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
           hls::stream<CellExponent> &of_values, hls::stream<PacketsDue> due[3], hls::stream<PacketNumber> packets[2],
           hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<HeldPacket> &wanted,
           hls::stream<Place> &asks, hls::stream<Packed> &residuals, hls::stream<Packed> &angles,
           hls::stream<Place> &places, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
           hls::stream<Token> &taken);
+// residual.cpp
 void residual(hls::stream<ResidualWork> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
               hls::stream<RowExponents> &exponents, hls::stream<Values> &values);
