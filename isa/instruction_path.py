@@ -101,7 +101,7 @@ class InstructionPath(Workload):
         return self.overlay.preloaded[self.overlay.by_unit[unit].kind].walk(self.preloaded.get(unit, ()))
 
     def where(self, unit: str, origin: int) -> str:
-        return f"packet {origin}"
+        return f"{'op' if unit in self.preloaded else 'packet'} {origin}"
 
     def fifo_depths(self, machine: StreamNetwork) -> list[int]:
         return [*_depths(machine)] * len(self._decoded())

@@ -188,6 +188,14 @@ def test_a_run_for_data_alone_names_entries_too() -> None:
     assert "the last from FU2 uOP 12 (p.rsn:16)" in texts[0]
 
 
+def test_entries_are_named_without_source_lines() -> None:
+    p = both()[0]
+    path = InstructionPath.of(p)
+    (listed, *_) = p.preloaded
+    driven = next(u.name for u in p.overlay.units if u.name not in p.preloaded)
+    assert (path.where(listed, 3), path.where(driven, 3)) == ("op 3", "packet 3")
+
+
 def test_reports_of_words_left_are_those_of_the_unrolled_list() -> None:
     texts = []
     for p in both([A, B, make_repeat(2, 4)], more=-1):
