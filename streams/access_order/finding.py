@@ -56,9 +56,12 @@ class _Sharer:
 
 
 def race_findings(region: Region, units: Units = ()) -> list[SourceFinding]:
-    """Return a finding for each two statements that access an element of a tensor, in two instances and without an
-    order, one of them a store. region: one that is otherwise well-typed. units: of a mapping; an instance is alone on a
-    unit unless stated."""
+    """Return the races of a region: a finding for each pair of statements that access the same element of a tensor in
+    two task instances, where one of them stores and no token orders them.
+
+    region: a region without errors. units: for each unit of a mapping its phases in order, each with the numbers of the
+    instances that run in it at the same time; an instance that is in none has a unit of its own. Nothing is raised for
+    what is found."""
     shared = {name: found for name, found in _sharers(region) if found}
     if not shared:
         return []
@@ -323,9 +326,8 @@ class _RaceCheck:
 
 
 def uneven_stores(region: Region, task: TaskDecl) -> list[syn.Subscript]:
-    """Return the stores of a task that one instance may make in other iterations of a loop than another instance, or
-    another number of times. region: that the task is of.
-    """
+    """Return the stores of a task that two of its instances may execute differently: in other iterations of a loop, or
+    another number of times. region: the region of the task."""
     names = region.contexts[task.name].varying[task.body]
     out: list[syn.Subscript] = []
     todo: list[tuple[syn.SyntaxNode, bool, bool]] = [(statement, False, False) for statement in task.body.body]
@@ -358,9 +360,8 @@ def _packing(region: Region) -> dict[int, int]:
 
 
 def straight(body: Body) -> Body:
-    """Return the puts and gets of a body without branches on data: in place of each stand its puts, then its gets
-    (`trace.apart`), so that no order inside of a branch is relied on.
-    """
+    """Return the puts and gets of a body without branches on data. Each branch is replaced by its puts, and then its
+    gets (`trace.apart`), so that nothing relies on an order inside of the branch."""
     if not any(isinstance(node, Choice | FixedLoop) for node in body):
         return body
     out: list[Node] = []

@@ -9,8 +9,8 @@ from ..tree import Body, FixedLoop, Node
 
 
 class LoopCounter:
-    """Which iteration a traced loop is in, from 0 to times - 1. key: the loop that it counts: a statement, and the axis
-    of its grid."""
+    """The counter of a traced loop; it goes from 0 to times - 1. key: which loop it counts, as two numbers: the
+    statement of the loop, and the axis of its grid."""
 
     __slots__ = ("key", "times")
 
@@ -20,9 +20,8 @@ class LoopCounter:
 
 @dataclass(frozen=True, slots=True)
 class AffineIndex:
-    """A whole number: a constant, and the sum of some counters times a factor each. terms: (counter, factor), the
-    outermost loop first.
-    """
+    """An index as a constant plus a sum of loop counters, each times a factor. terms: a pair (counter, factor) for each
+    counter, the outermost loop first."""
 
     constant: int
     terms: tuple[tuple[LoopCounter, int], ...] = ()
@@ -40,9 +39,8 @@ class AffineIndex:
         return AffineIndex(0).plus(self, factor)
 
     def limits(self, ranges: CounterRanges) -> tuple[int, int]:
-        """Return the least and the largest value. ranges: iterations that counters are in; the other counters go
-        through all of theirs.
-        """
+        """Return the least and the largest value of this number. ranges: the first and the last iteration for some
+        counters; a counter that is not in it goes through all of its iterations."""
         low = high = self.constant
         for counter, factor in self.terms:
             first, last = ranges.get(counter) or (0, counter.times - 1)
@@ -57,7 +55,8 @@ CounterRanges = dict[LoopCounter, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class AxisPart:
-    """What an access touches along an axis of the whole tensor: low, low + step ... up to high at most."""
+    """The elements that an access touches along one axis of the whole tensor: low, low + step, low + 2 * step, and so
+    on, none above high. Elements are counted from 0."""
 
     low: AffineIndex
     high: AffineIndex
@@ -71,9 +70,12 @@ BY_SIZE = "the task in line {} is too large to be followed"
 
 
 class TensorAccess(Node):
-    """A read or a store of a part of a tensor. name: the variable in the task. place: of the statement. axes: one for
-    each axis. unsure: why it may touch only some of these elements, or none; "" if it touches all. alike: instances
-    that run the same statements store the same values there."""
+    """A read or a store of a part of a tensor.
+
+    tensor: its name in the region. write: whether it is a store. name: the variable of the task. place: the place of
+    the statement. axes: the touched elements along each axis of the tensor, the outermost axis first. unsure: the
+    reason why the access may touch only some of these elements, or none; "" if it touches all. alike, set later:
+    whether all instances that run the same statements store the same values there."""
 
     __slots__ = ("alike", "axes", "name", "place", "tensor", "unsure", "write")
 
@@ -86,7 +88,8 @@ class TensorAccess(Node):
 
 
 class TracedLoop(FixedLoop):
-    """A loop with the counter that indices in its body use."""
+    """A loop that was followed once for all of its iterations. counter: the counter that the indices in its body
+    use."""
 
     __slots__ = ("counter",)
 

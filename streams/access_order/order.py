@@ -21,14 +21,16 @@ WORK = 1_000_000
 
 
 class TooMuchOrder(Exception):
-    """`WORK` is exceeded."""
+    """The check has compared more accesses and instances than the limit `WORK`."""
 
 
 @dataclass(frozen=True)
 class TokenStep:
-    """A token on a path. stream: the number of its stream. put, get: the moments right before its operations. came: the
-    moment in the instance `source` from which the path was followed to this token, on or back.
-    """
+    """A token that orders two instances: one step on a path from instance to instance.
+
+    stream: the number of its stream. put, get: the moment right before the put of the token in the instance that puts
+    it, and right before its get in the other one. source: the number of the instance from which the path comes. came:
+    the moment in `source` at which the path leaves it."""
 
     stream: int
     put: Moment
@@ -38,11 +40,10 @@ class TokenStep:
 
 
 class ProgramOrder:
-    """The order of all instances of a program. bodies: one for each instance, without branches. packing: elements of a
-    transfer, by number, of streams that have more than 1.
+    """What comes before what in every run of a program, over all of its task instances (a moment: module docstring).
 
-    Streams of any depth: a put that waits for a free slot orders nothing.
-    """
+    bodies: the operations of each instance, without branches. packing: for each stream that moves several elements at
+    once, by the stream's number, how many. Streams have any depth: a put that waits for a free slot orders nothing."""
 
     def __init__(self, bodies: Sequence[Body], packing: Mapping[int, int]) -> None:
         self.bodies, self.packing, self._work = bodies, packing, WORK
@@ -60,16 +61,18 @@ class ProgramOrder:
                     self.tokens[stream] = self._total(body, stream)
 
     def spend(self, count: int) -> None:
-        """Count `count` comparisons or instances as work. Raises `TooMuchOrder` beyond `WORK`."""
+        """Count `count` comparisons or instances as work. Raises `TooMuchOrder` if all work so far is more than
+        `WORK`."""
         self._work -= count
         if self._work < 0:
             raise TooMuchOrder
 
     def after(self, instance: int, moment: Moment) -> tuple[dict[int, Moment], dict[int, TokenStep]]:
-        """Return for each instance the first moment behind which everything comes after `moment`, and the token that
-        the path to it takes last. Instances in which nothing does are left out. instance: the number of that in which
-        `moment` is. Raises `TooMuchOrder` beyond `WORK`.
-        """
+        """Return two values for each instance that a moment orders, by the instance's number: the first moment behind
+        which all comes after `moment`, and the last token on the path from `moment` to it.
+
+        instance: the number of the instance in which `moment` is; it has no token. Instances in which nothing comes
+        after `moment` are left out. Raises `TooMuchOrder` as `spend`."""
         moments, steps = {instance: moment}, dict[int, TokenStep]()
         todo = deque([instance])
         while todo:
@@ -91,9 +94,11 @@ class ProgramOrder:
         return moments, steps
 
     def ahead(self, instance: int, moment: Moment) -> tuple[dict[int, Moment], dict[int, TokenStep]]:
-        """Return for each instance the last moment before which everything comes before `moment`, and the token that
-        the path from it takes first. The arguments, and what is raised, are those of `after`.
-        """
+        """Return two values for each instance that is ordered before a moment, by the instance's number: the last
+        moment before which all comes before `moment`, and the first token on the path from it to `moment`.
+
+        instance: the number of the instance in which `moment` is; it has no token. Instances in which nothing comes
+        before `moment` are left out. Raises `TooMuchOrder` as `spend`."""
         moments, steps = {instance: moment}, dict[int, TokenStep]()
         todo = deque([instance])
         while todo:
@@ -144,9 +149,8 @@ class ProgramOrder:
         return found
 
     def nth(self, body: Body, stream: int, n: int) -> Moment:
-        """Return the moment right before the operation that moves token n of a stream, counted from 0. stream: its
-        number. The body must move as many.
-        """
+        """Return the moment right before the operation of a body that moves token number n of a stream, counted from 0.
+        stream: the number of the stream. The caller knows that the body moves more than n tokens of it."""
         places, counts = self._of(body)[stream]
         k = bisect_right(counts, n)
         rest = n - (counts[k - 1] if k else 0)
@@ -159,21 +163,24 @@ class ProgramOrder:
 
 @dataclass(frozen=True, slots=True)
 class AccessRange:
-    """An access in some iterations of the loops around it. ranges: of their counters, the outermost one first."""
+    """An access in some iterations of the loops around it. ranges: the first and the last iteration by loop counter,
+    the outermost loop first."""
 
     access: TensorAccess
     ranges: CounterRanges
 
 
 class AccessFinder:
-    """Finds the accesses to one tensor between two moments."""
+    """Finds the accesses to one tensor between two moments of an instance. tensor: the name of the tensor in the
+    region."""
 
     def __init__(self, tensor: str) -> None:
         self.tensor = tensor
         self._touching: dict[int, tuple[Body, list[int]]] = {}
 
     def touching(self, body: Body) -> list[int]:
-        """Return the indices of the nodes of a body that access the tensor, or hold such an access, in order."""
+        """Return the indices of those nodes of a body that access the tensor, or that are loops with such an access, in
+        rising order."""
         found = self._touching.get(id(body))
         if found is None:
             found = self._touching[id(body)] = body, [k for k, node in enumerate(body) if self._touches(node)]
@@ -187,9 +194,8 @@ class AccessFinder:
     def between(
         self, body: Body, low: Moment | None, high: Moment | None, ranges: CounterRanges, out: list[AccessRange]
     ) -> None:
-        """Append to `out` the accesses of a body between two moments. low, high: None for the beginning, and the end.
-        ranges: of the counters of the loops around the body.
-        """
+        """Append to `out` the accesses of a body between two moments. low, high: these moments; None for the beginning
+        and the end of the body. ranges: the first and the last iteration of each loop around the body."""
         nodes = self.touching(body)
         first = bisect_right(nodes, low[0] - 1) if low else 0
         last = bisect_right(nodes, high[0]) if high else len(nodes)
@@ -230,7 +236,7 @@ class AccessFinder:
 
 
 def counters(moment: Moment) -> tuple[int, ...]:
-    """Return the iterations of the loops that a moment is in, outermost first."""
+    """Return the iteration of each loop in which a moment lies, counted from 0, the outermost loop first."""
     return moment[1::2]
 
 

@@ -27,8 +27,8 @@ PERIOD = 16
 
 @dataclass(frozen=True)
 class AccessRace:
-    """Two accesses to a part of a tensor that nothing orders. low, high: first and last element along each axis that
-    both touch."""
+    """Two accesses to a part of a tensor that nothing orders. low, high: the first and the last element that both
+    touch, along each axis."""
 
     one: AccessRange
     two: AccessRange
@@ -37,7 +37,7 @@ class AccessRace:
 
 
 class RaceFound(Exception):
-    """The search has found a race."""
+    """Ends a search that has found a race. race: the two accesses."""
 
     def __init__(self, race: AccessRace) -> None:
         super().__init__()
@@ -46,8 +46,11 @@ class RaceFound(Exception):
 
 @dataclass(frozen=True)
 class DisjointProof:
-    """Why accesses are ordered or touch other elements. form: what is the same in other iterations; numbers: what is
-    not."""
+    """Why accesses are ordered, or touch no common element: steps of a proof that can be compared with those of another
+    iteration.
+
+    form: what must be equal in another iteration for the proof to hold there as well, such as streams and comparisons.
+    numbers: the integers that may differ, such as iterations and elements, in a fixed order."""
 
     form: tuple[object, ...] = ()
     numbers: tuple[int, ...] = ()
@@ -57,16 +60,18 @@ class DisjointProof:
 
 
 class PairSearch:
-    """Compares the accesses of two instances to one tensor. one, two: numbers of the instances. alike: whether
-    instances of one task run the same statements; None if they are of two tasks. Then stores that are alike give equal
-    values; else the same one does.
-    """
+    """Compares the accesses of two instances to one tensor.
+
+    order: the order of the program. one, two: the numbers of the instances. finder: finds the accesses to the tensor.
+    alike: says which stores give equal values, and so are no race, among those marked `TensorAccess.alike`. True (two
+    instances of one task that run the same statements): all of them; False (two of one task that do not): stores of one
+    statement; None (two tasks): none."""
 
     def __init__(self, order: ProgramOrder, one: int, two: int, finder: AccessFinder, alike: bool | None) -> None:
         self.order, self.one, self.two, self.finder, self.alike = order, one, two, finder, alike
 
     def race(self) -> AccessRace | None:
-        """Return a race of the two instances, None if there is none. Raises `TooMuchOrder` as `ProgramOrder.spend`."""
+        """Return a race of the two instances; None if there is none. Raises `TooMuchOrder` as `ProgramOrder.spend`."""
         body = self.order.bodies[self.one]
         try:
             self._nodes(body, self.finder.touching(body), (), {})
@@ -237,9 +242,8 @@ class _LoopProof:
 
 
 def joined(one: DisjointProof, two: DisjointProof, times: int) -> DisjointProof | None:
-    """Return the proof for all iterations between two that are `times` steps apart, of the proofs `one` and `two` for
-    these two; None if it does not follow from them.
-    """
+    """Return the proof for a range of iterations, made of the proofs for its first iteration (`one`) and for its last
+    (`two`); None if they do not prove the iterations between. times: iterations from the first to the last."""
     if one.form != two.form:
         return None
     steps = [b - a for a, b in zip(one.numbers, two.numbers, strict=True)]
@@ -259,9 +263,8 @@ def _listed(accesses: Sequence[AccessRange]) -> DisjointProof:
 
 
 def hull(accesses: Sequence[AccessRange]) -> list[tuple[int, int]]:
-    """Return the first and the last element that some accesses touch along each axis, in all of their iterations. At
-    least one access is needed.
-    """
+    """Return the first and the last element that some accesses touch along each axis, in all of their iterations.
+    accesses: at least one."""
     ends = [
         [(part.low.limits(found.ranges)[0], part.high.limits(found.ranges)[1]) for part in found.access.axes]
         for found in accesses
@@ -279,9 +282,9 @@ def _hulls_apart(own: Sequence[AccessRange], others: Sequence[AccessRange]) -> D
 
 
 def disjoint(one: AccessRange, two: AccessRange) -> DisjointProof | None:
-    """Return why two accesses, in all of their iterations, touch no common element: along some axis, one ends before
-    the other begins, or they have other rests; None if that does not show it.
-    """
+    """Return a proof that two accesses, in all of their iterations, touch no common element; None if none is found. It
+    is found along one axis: one access ends before the other begins, or their elements leave different remainders when
+    they are divided by the same step."""
     for axis, (a, b) in enumerate(zip(one.access.axes, two.access.axes, strict=True)):
         a_low, a_high = a.low.limits(one.ranges)[0], a.high.limits(one.ranges)[1]
         b_low, b_high = b.low.limits(two.ranges)[0], b.high.limits(two.ranges)[1]

@@ -30,12 +30,16 @@ UNROLLED = 1 << 14
 
 
 class Untraceable(Exception):
-    """An instance is too large to be followed, or data decide what it does in a way that is not followed."""
+    """A task instance cannot be followed: it has too many statements, or data decide what it does in a way that is not
+    followed."""
 
 
 class UndecidedCount(Exception):
-    """What a counter decides. split: the iteration from which on it is decided otherwise; period: iterations to be
-    followed together; without either, each one is followed by itself."""
+    """What an instance does depends on the counter of a loop that is followed for all iterations at once; the loop must
+    be followed in parts.
+
+    counter: of that loop. split: the iteration at which the loop is cut in two. period: how many iterations are
+    followed together. Without either (`alone`), each iteration is followed by itself."""
 
     def __init__(self, counter: LoopCounter, split: int | None = None, period: int | None = None) -> None:
         super().__init__()
@@ -49,7 +53,8 @@ class _LeftByData(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """The part of a tensor that an instance sees. box: first element and size along each axis."""
+    """The part of a tensor that an instance sees. name: the variable in the task. tensor: the name in the region. box:
+    the first element and the number of elements along each axis."""
 
     name: str
     tensor: str
@@ -88,10 +93,11 @@ _PLAIN = bool | int | float | str
 
 
 class InstanceTracer:
-    """Follows instances of one task. body: of the task. streams: the arrays of the region by name. nodes: makes the
-    operations. sizes: values of the sizes that each run gives, by name. steps: statements that were followed in the
-    last instance.
-    """
+    """Follows instances of one task.
+
+    body: the statements of the task. streams: the declared streams of the region, by name. nodes: makes the operations
+    of the traced bodies. sizes: the values of the sizes that a run gives, by name. The attribute `steps` is the number
+    of statements that were followed in the last instance."""
 
     def __init__(
         self,
@@ -110,10 +116,9 @@ class InstanceTracer:
         self.at = Place(1, 1)
 
     def trace(self, tid: tuple[int, ...], parts: Collection[TensorRef], most: int) -> Body:
-        """Return the puts, gets and accesses of an instance. parts: of the tensors that are looked at. most: how many
-        statements may be followed. tid: the point of the instance. Raises `Untraceable` for more statements, and where
-        data decide what is done in a way that is not followed.
-        """
+        """Return the puts, gets and accesses of an instance. tid: the indices of the instance in the grid of its task.
+        parts: the tensors whose accesses are recorded. most: how many statements may be followed. Raises `Untraceable`
+        for more statements, and where data decide what is done in a way that is not followed."""
         self.steps, self._most = 0, most
         self._single = set()
         while True:
@@ -704,12 +709,11 @@ def _flat(body: Sequence[t.Statement]) -> list[t.Statement]:
 
 
 def merged(one: Body, two: Body) -> Body:
-    """Return the operations of a branch on data as those of one body: accesses of both arms, `one` and `two`, each of
-    which may happen.
+    """Return the operations of a branch on data as those of one body. one, two: the operations of its arms. The result
+    has the accesses of both, each of which may happen.
 
-    If both arms have the same puts and gets in the same order, accesses stay between theirs. Otherwise all puts come
-    first, and all gets last, so that a token orders no access of the branch.
-    """
+    If both arms have the same puts and gets in the same order, each access stays between the same puts and gets.
+    Otherwise all puts come first, and all gets last, so that a token orders no access of the branch."""
     if not total(one)[0] and not total(two)[0]:
         return (*one, *two)
     found = _zipped(one, two)
@@ -742,14 +746,13 @@ def _alike(one: Any, two: Any) -> bool:
 
 
 def accesses(node: Any) -> bool:
-    """Return whether a node is an access, or a loop that has some."""
+    """Return whether a node of a body is an access to a tensor, or a loop with such an access."""
     return isinstance(node, TensorAccess) or (isinstance(node, FixedLoop) and any(map(accesses, node.body)))
 
 
 def apart(arms: Sequence[Body]) -> Body:
-    """Return the operations of a branch, whose arms have equal puts and gets, in an order in which tokens order none of
-    its accesses: all puts, the accesses, all gets.
-    """
+    """Return the operations of a branch as one body: all puts, then the accesses, then all gets. In this order a token
+    orders none of the accesses. arms: the operations of each arm; all have the same numbers of puts and gets."""
     needs = total(arms[0])[0]
     places = {(op.stream, op.put): op for arm in arms for op in _ops(arm)}
     nodes = Nodes()
