@@ -20,10 +20,10 @@ WINDOWS = (24, 18, 12, 8, 4)
 
 def fuse(space: FusionSpace, limit: int, steps: int = STEPS) -> Fusion:
     """Return the fusion that keeps most bytes on chip, as far as `steps` of search show; `Fusion.gap_bytes` says how
-    far from the best it is at most. The same space, limit and steps give the same fusion.
+    many more bytes a better fusion could keep at most. The same space, limit and steps give the same fusion.
 
-    limit: C_max in bytes. Raises `BudgetError` if a node alone takes more.
-    """
+    limit: the most memory of a group in bytes, C_max of StreamTensor. steps: how many steps the search may take; the
+    default takes one to three seconds. Raises `BudgetError` if a node alone takes more than the limit."""
     listed = improved(space, limit, printed(space, limit).group)
     found = exact(space, limit, steps, space.kept_bytes(listed))
     if found is not None:
@@ -39,12 +39,12 @@ def fuse(space: FusionSpace, limit: int, steps: int = STEPS) -> Fusion:
 
 
 def by_windows(space: FusionSpace, limit: int, width: int, steps: int) -> tuple[list[int], int] | None:
-    """Cut a space into windows and solve each (`exact`). Return the number of the group of each node, from 1, and a
-    bound on the bytes that any fusion keeps; None if a window takes more than its share of the steps.
+    """Cut a space into windows of consecutive nodes and find the best fusion of each (`exact`). Return the number of
+    the group of each node, from 1, and a bound on the bytes that any fusion keeps on chip; None if a window takes more
+    than its share of the steps.
 
-    limit: in bytes. width: most nodes of a window. steps: limit of the searches of all windows together. Raises
-    `BudgetError` if a node alone takes more than `limit`.
-    """
+    limit: the most memory of a group in bytes. width: the most nodes of a window. steps: of the searches of all windows
+    together. Raises `BudgetError` if a node alone takes more than `limit`."""
     order = _depth_first(space)
     position = {node: k for k, node in enumerate(order)}
     cuts = _cuts(space, position, width)

@@ -39,11 +39,11 @@ class _In:
 
 
 def exact(space: FusionSpace, limit: int, steps: int = STEPS, at_least: int = 0) -> Fusion | None:
-    """Return the best fusion of a space, or None if the search takes more than `steps`.
+    """Return the best fusion of a space; None if the search takes more than `steps`.
 
-    limit: C_max in bytes. steps: limit of the search. at_least: bytes that some fusion keeps on chip under this limit.
-    Raises `BudgetError` if a node alone takes more than the limit.
-    """
+    limit: the most memory of a group in bytes, C_max of StreamTensor. steps: how many steps the search may take.
+    at_least: bytes that a known fusion keeps on chip under this limit; the search skips what keeps less. Raises
+    `BudgetError` if a node alone takes more than the limit."""
     space.check_budget(limit)
     count = len(space.names)
     full = (1 << count) - 1
