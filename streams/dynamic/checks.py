@@ -25,10 +25,12 @@ from .tokens import BufferReference, Done, Groups, Selector, Stop, Tile, Token
 
 
 class Sizes:
-    """A dimension in a run: what its sizes must be (a number, the size seen first, or at most a bound), and what they
-    were. `total` is their sum, `largest` the largest one, `values` at most two of them. Sizes count elements of the
-    dimension.
-    """
+    """The sizes that one dimension of a stream has in a run, in elements of that dimension, checked against its type: a
+    static dimension has the size of its type, another regular one the size that it has first, and all are within the
+    bound.
+
+    one: the dimension. bounds: the largest value of each symbol. what: what the dimension is, for messages. Attributes:
+    total: the sum of the sizes so far. largest: the largest one. values: up to two different ones."""
 
     __slots__ = ("_bound", "_known", "_most", "_regular", "_what", "dimension", "largest", "total", "values")
 
@@ -43,9 +45,8 @@ class Sizes:
         self._most = min((n for n in (self._known, self._bound) if n is not None), default=inf)
 
     def at_most(self, size: int, position: int) -> None:
-        """Raise `TokenError` if a size that is `size` so far is already above its bound. position: of the token, from
-        0. size: elements counted so far.
-        """
+        """Raise `TokenError` if a group that has `size` elements so far, and may not have ended, exceeds what its type,
+        earlier groups or its bound allow. position: of the token in the stream, from 0."""
         if size <= self._most:
             return
         if self._bound is not None and size > self._bound:
@@ -54,9 +55,9 @@ class Sizes:
         raise TokenError(f"{self._what} is {size} or more, and {self._known} by its type or before", position)
 
     def add(self, size: int, position: int) -> None:
-        """Take one more size into account. position: of its token, from 0. Raises `TokenError` if it differs from the
-        type, from the sizes before it, or exceeds the bound. size: elements of a group that has ended.
-        """
+        """Count a group that has ended. size: its elements. position: in the stream of the token that ended it, from 0.
+        Raises `TokenError` if the size differs from the type or from earlier sizes of a regular dimension, or exceeds
+        the bound."""
         self.at_most(size, position)
         if self._known is None:
             if self._regular:
@@ -71,10 +72,9 @@ class Sizes:
             self.values.add(size)
 
     def bind(self, found: dict[sympy.Symbol, int]) -> None:
-        """Add to `found` the values, counts of elements, of the symbols that are the size, the sum or the largest size
-        of this dimension by themselves, and not in an expression: the size of a regular dimension; the sum and the
-        largest size of a ragged one.
-        """
+        """Add to `found` the values, in elements, of the symbols of this dimension: of a regular one the symbol of its
+        size, of a ragged one those of the sum of its sizes and of the largest. A size that is an expression, not a
+        symbol alone, gives none."""
         if self.dimension.ragged:
             for expression, value in ((self.dimension.total, self.total), (self.dimension.largest, self.largest)):
                 if isinstance(expression, sympy.Symbol):
@@ -134,10 +134,10 @@ class _Elements:
 
 
 class Measured:
-    """Follows a stream: raises `TokenError` where it departs from its type, and counts sizes.
+    """Follows the tokens of a stream, checks them against its type, and counts sizes.
 
-    bounds: of symbols. sizes: of each dimension of the stream, the innermost first.
-    """
+    stream: the type. bounds: the largest value of each symbol. The attribute `sizes` has the sizes of each dimension of
+    the stream, the innermost first. `see` raises `TokenError` for a token that does not fit the type."""
 
     def __init__(self, stream: StreamType, bounds: Mapping[sympy.Symbol, int]) -> None:
         self.type = stream
@@ -153,9 +153,8 @@ class Measured:
         return self.groups.position
 
     def see(self, token: Token) -> None:
-        """Take the next token into account: count sizes. Raises `TokenError` if it cannot come here, by the type of the
-        stream, the sizes before it, or the bounds.
-        """
+        """Follow the next token of the stream. Raises `TokenError` if it cannot come here, because of the type of the
+        stream, the sizes before it, or the bounds."""
         self.groups.see(token)
         if isinstance(token, Stop):
             for level in range(self.groups.lowest, token.level + 1):
@@ -187,10 +186,9 @@ class Measured:
                 raise TokenError(text, self.position)
 
     def values(self) -> dict[sympy.Symbol, int]:
-        """Return the values, counts of elements, of the symbols that are the size, the sum or the largest size of a
-        dimension by themselves, and not in an expression: of a regular dimension its size, of a ragged one the sum of
-        its sizes and the largest one.
-        """
+        """Return the values, in elements, of the symbols of all dimensions: of a regular dimension that of its size, of
+        a ragged one those of the sum of its sizes and of the largest. A size that is an expression, not a symbol alone,
+        gives none."""
         found: dict[sympy.Symbol, int] = {}
         for sizes in self.sizes:
             sizes.bind(found)
@@ -238,12 +236,12 @@ def check_token(measured: Measured, stream: Stream, token: Token) -> None:
 def checked_values(
     program: Program, measured: Mapping[Stream, Measured], flops: Mapping[OperatorNode, int]
 ) -> dict[sympy.Symbol, int]:
-    """Return the values of a program's symbols in a run: elements for those of sizes, operations for those of
-    `flops_symbol`. measured: what was counted of each stream. flops: operations of each operator.
+    """Return the values of a program's symbols in a run: elements for symbols of sizes, operations for those of
+    `flops_symbol`.
 
-    Raises `StreamFault` if an expression of a shape is not what the run had: a shape that was assumed wrongly, or two
-    ragged dimensions of one name and different sums.
-    """
+    measured: what was counted of each stream. flops: the operations of each operator in the run. Raises `StreamFault`
+    if the run had another size than a shape says: a shape that was assumed wrongly, or two ragged dimensions of one
+    name with different sums."""
     found: dict[sympy.Symbol, int] = {}
     for one in measured.values():
         for known, value in one.values().items():

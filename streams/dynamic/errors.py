@@ -47,7 +47,8 @@ class StepError(ProgramError):
 
 
 class TokenError(ProgramError):
-    """Tokens that are no stream of a rank, or a text that is no stream. position: of the token, from 0."""
+    """Tokens that do not make up a stream of their rank or type, or a text that is no stream. text: what is wrong.
+    position: of the token in the stream, from 0."""
 
     def __init__(self, text: str, position: int) -> None:
         super().__init__(f"token {position}: {text}")
@@ -69,9 +70,11 @@ class StreamFault(ProgramError):
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a node waits for. where: the line of the node. port: such as "input 0" or "output 1". other: the node at the
-    other end. stream: filled and depth of the FIFO there, depth None without a bound.
-    """
+    """What a node waits for in a deadlock.
+
+    node: the name of the node. where: the line of the user's code that made it. port: the side at which it waits, such
+    as "input 0" or "output 1". other: the node at the other end of that stream. filled: the tokens in the FIFO there.
+    depth: the most that it holds; None without a bound."""
 
     node: str
     where: str
@@ -86,7 +89,7 @@ class Waiting:
 
 
 class StuckError(ProgramError):
-    """No operator can move, and some have not ended. waiting: each of these, and what it waits for."""
+    """A deadlock: no operator can move, and some have not ended. waiting: for each of these, what it waits for."""
 
     def __init__(self, waiting: Sequence[Waiting]) -> None:
         super().__init__("deadlock: no operator can move\n" + "\n".join(f"  {line}" for line in waiting))

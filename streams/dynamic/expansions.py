@@ -13,17 +13,16 @@ from .tokens import Tile
 
 
 class Expansion(Base, ABC):
-    """Makes a stream of some rank of each element. rank: of that stream."""
+    """A function that makes a stream of each element, for `FlatMap`. rank: the rank of that stream."""
 
     rank: int = 0
 
     @abstractmethod
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
-        """Return the shape that one element becomes, `rank + 1` dimensions, outermost first, and the type of the new
-        elements. element: the type of what is given. A size is None if the data decide it. symbols: of the program, for
-        sizes that get new names. Raises `InputRefused` for an element that does not fit, and for parameters out of
-        range.
-        """
+        """Return the shape of the stream that one element becomes (`rank + 1` dimensions, the outermost first, None
+        where data decide the size), and the type of its elements. element: the type of the element. symbols: makes
+        symbols for new sizes. Raises `InputRefused` for an element that does not fit, and for parameters out of
+        range."""
 
     @abstractmethod
     def __call__(self, element: Any) -> list[Any]:
@@ -34,9 +33,10 @@ class Expansion(Base, ABC):
 
 @dataclass(frozen=True)
 class RetileStreamify(Expansion):
-    """Split a tile into smaller ones of `size` rows or columns; the last one may be smaller. along: 0 rows, 1 columns.
-    drop_padding: of a tuple of a tile and a [N,1] tile of flags, leave out rows or columns whose flag is set; of a tile
-    alone, those that are not filled."""
+    """Split a tile into tiles of `size` rows or columns each, a stream of rank 0; the last one may be smaller.
+
+    size: at least 1. along: 0 for rows, 1 for columns. drop_padding: leave out parts, with a size of 1: of a tuple of a
+    tile and a [N,1] tile of flags, the parts whose flag is set; of a tile alone, those that are not filled."""
 
     size: int
     along: int = 0
@@ -84,9 +84,8 @@ class RetileStreamify(Expansion):
 
 @dataclass(frozen=True)
 class Addresses(Expansion):
-    """Of an index k, `group` addresses from k*group + base on, [1,1] tiles of i32: the tiles of the weights of an
-    expert. Rank 1.
-    """
+    """Make `group` addresses of an index k: k*group + base and those behind it, [1,1] tiles of i32, as a matrix of one
+    row. They are, for example, the tiles of the weights of expert k. rank: 1."""
 
     group: int
     base: int = 0
@@ -107,7 +106,8 @@ class Addresses(Expansion):
 
 @dataclass(frozen=True)
 class WhereTrue(Expansion):
-    """Of a tuple of an element and a flag, the element if the flag is set: a filter. negate: if it is not set."""
+    """Filter: of tuples of an element and a flag, a [1,1] tile, keep the elements whose flag is set; a stream of rank
+    0. negate: keep those whose flag is not set."""
 
     negate: bool = False
 
@@ -123,10 +123,12 @@ class WhereTrue(Expansion):
 
 @dataclass(frozen=True)
 class DefinedExpansion(Expansion):
-    """An expansion of the user's. label: its name. sizes: of the stream that it makes of an element, outermost first,
-    None where data decide. result: takes the type of an element, returns that of the elements of that stream. apply:
-    takes an element, returns the stream as nested lists. cpp: `apply` in C++, for `rsn hls`: something to call with the
-    element and the stream (docs/dynamic-streams.md)."""
+    """An expansion that the user defines.
+
+    label: its name in messages. sizes: of the stream that it makes of an element, the outermost first, None where data
+    decide. result: takes the type of an element, returns the type of the elements of that stream. apply: takes an
+    element, returns the stream as nested lists. cpp: `apply` as a C++ expression for `rsn hls`, which is called with
+    the element and the stream (docs/dynamic-streams.md); "" for none."""
 
     label: str
     sizes: tuple[int | Expression | None, ...]

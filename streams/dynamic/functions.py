@@ -36,11 +36,12 @@ NONE: Cost = (0, ())
 
 
 class InputRefused(Exception):
-    """What an operator does not take. The text has no name and no place yet."""
+    """An operator or a function does not take its inputs or parameters. The message names no operator and no line;
+    whoever catches it adds them (`StepError`)."""
 
 
 class Base:
-    """What all functions have."""
+    """Base of functions that operators apply: `Function`, `Update` and `Expansion`."""
 
     @property
     def name(self) -> str:
@@ -49,7 +50,8 @@ class Base:
 
     @property
     def matmul(self) -> bool:
-        """Whether it multiplies matrices, which takes memory of its own (v2, section 4.2)."""
+        """Whether it multiplies matrices. The operator of such a function holds operands in memory on chip (STeP v2,
+        section 4.2)."""
         return False
 
 
@@ -57,10 +59,9 @@ AnyFunction = TypeVar("AnyFunction", bound=Base)
 
 
 def instance(operator: str, given: object, kinds: tuple[type[AnyFunction], ...], examples: str) -> AnyFunction:
-    """Return the function that an operator is given: an instance, or a class that needs no arguments. operator: its
-    name in messages. given: the function or the class. kinds: the classes that the operator takes. examples: names of
-    some of these, for messages. Raises `StepError` for anything else.
-    """
+    """Return the function that an operator is given. operator: the name of the operator, for messages. given: the
+    function, or its class if that needs no arguments. kinds: the classes of functions that the operator takes.
+    examples: names of some of these, for messages. Raises `StepError` for anything else."""
     if isinstance(given, type) and issubclass(given, Base):
         try:
             made: object = given()
@@ -74,7 +75,8 @@ def instance(operator: str, given: object, kinds: tuple[type[AnyFunction], ...],
 
 
 class Function(Base, ABC):
-    """Maps elements; a function of several takes a tuple, or several streams."""
+    """A function from elements to an element. One with several operands takes a tuple of them, or an element of each of
+    several streams."""
 
     @abstractmethod
     def type(self, *of: DataType) -> DataType:
@@ -89,8 +91,8 @@ class Function(Base, ABC):
         """
 
     def cost(self, *of: Any) -> Cost:
-        """Return the operations of one application, as a factor and sizes: their product is the count. of: tiles, or
-        their types."""
+        """Return the operations of one application as a factor and sizes, whose product is their number; (0, ()) for
+        none. of: the operands, or their types."""
         return NONE
 
 
@@ -113,8 +115,8 @@ def same_size(name: str, a: Dimension, b: Dimension, left: TileType, right: Tile
 
 @dataclass(frozen=True)
 class Matmul(Function):
-    """The product of two tiles. transpose_left, transpose_right: of a tile before. dtype: of the result, such as the
-    type that products are summed in; None for that of the left tile."""
+    """The product of two tiles. transpose_left, transpose_right: whether that tile is transposed first. dtype: the
+    element type of the result; None for that of the left tile."""
 
     transpose_left: bool = False
     transpose_right: bool = False
@@ -131,9 +133,8 @@ class Matmul(Function):
         return True
 
     def sizes(self, left: Any, right: Any) -> tuple[Any, Any, Any, Any]:
-        """Return (rows, inner size of the left tile, inner size of the right tile, columns) of the product, after the
-        transposes: ints for tiles, `Dimension`s for their types. left, right: two tiles, or two types.
-        """
+        """Return the sizes of the product, after the transposes: rows, columns of the left tile, rows of the right
+        tile, and columns; integers for tiles, `Dimension`s for types. left, right: two tiles, or two types."""
         rows, inner = reversed(left.shape) if self.transpose_left else left.shape
         other, columns = reversed(right.shape) if self.transpose_right else right.shape
         return rows, inner, other, columns
@@ -163,9 +164,8 @@ class Matmul(Function):
 
 @dataclass(frozen=True)
 class Elementwise(Function):
-    """An operation on each pair of elements of two tiles [rows, columns]; where one tile has 1 row or column, that is
-    repeated. symbol: one of + - * /.
-    """
+    """An operation on pairs of elements of two tiles [rows, columns]. A tile with one row or one column is repeated to
+    the size of the other. symbol: one of + - * /."""
 
     symbol: str
 
@@ -210,7 +210,7 @@ _OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def is_one(size: Any) -> bool:
-    """Whether a size is known to be 1. size: a `Dimension` or an int."""
+    """Return whether a size is known to be 1. size: a `Dimension` or an integer."""
     return bool(size.size == 1 if isinstance(size, Dimension) else size == 1)
 
 
@@ -274,7 +274,8 @@ class RowSum(Function):
 
 @dataclass(frozen=True)
 class Affine(Function):
-    """An address (a tile [1,1] of i32) of an address or an index k: a*k + b."""
+    """Make an address of an index k: a*k + b, a [1,1] tile of i32. The operand is a [1,1] tile of integers, or a
+    selector of one stream."""
 
     a: int
     b: int = 0
@@ -290,9 +291,8 @@ class Affine(Function):
 
 
 def index_in(element: Element) -> int:
-    """Return the integer in an element, a [1,1] tile, or the number that a selector chooses. Raises `ValueError` for a
-    selector that does not choose exactly one, and for a tile without an integer.
-    """
+    """Return the integer in an element: that of a [1,1] tile, or the number of the stream that a selector chooses.
+    Raises `ValueError` for a selector that does not choose exactly one stream, and for a tile without an integer."""
     if isinstance(element, Selector):
         if len(element.chosen) != 1:
             raise ValueError(f"selector {element} does not choose one")
@@ -302,8 +302,8 @@ def index_in(element: Element) -> int:
 
 
 def tile_beside_number(name: str, of: Sequence[DataType]) -> TileType:
-    """Return the first of two types, a tile beside a [1,1] tile of integers. name: of the function that takes these.
-    Raises `InputRefused` for other types."""
+    """Return the type of the first of two operands, of which the second must be a [1,1] tile of integers. name: of the
+    function, for messages. of: the types of the operands. Raises `InputRefused` for other types."""
     if len(of) != 2 or not isinstance(of[0], TileType) or not is_address(of[1]):
         found = " and ".join(map(str, of))
         raise InputRefused(f"{name} takes a tile and a [1,1] tile of integers, not {found}")
@@ -312,7 +312,8 @@ def tile_beside_number(name: str, of: Sequence[DataType]) -> TileType:
 
 @dataclass(frozen=True)
 class SetOffset(Function):
-    """Mark how many rows of a tile are filled. Of a tile and a [1,1] tile of integers (a KV cache's last tile)."""
+    """Set how many rows of a tile are filled, as of the last tile of a KV cache. Operands: the tile, and a [1,1] tile
+    of integers with that number."""
 
     def type(self, *of: DataType) -> DataType:
         return tile_beside_number(self.name, of)
@@ -327,7 +328,8 @@ class SetOffset(Function):
 
 @dataclass(frozen=True)
 class AppendRow(Function):
-    """Write a row after the filled ones. Of a tile and a tile of one row."""
+    """Write a row behind the filled rows of a tile. Operands: the tile, and a tile of one row. Applying it to a tile
+    without a free row raises `ValueError`."""
 
     def type(self, *of: DataType) -> DataType:
         one, row = tiles_in(self.name, of, 2)
@@ -351,10 +353,12 @@ class AppendRow(Function):
 
 @dataclass(frozen=True)
 class Defined(Function):
-    """A function of the user's. label: its name. result: takes the types of the operands, returns that of the result.
-    apply: takes the operands, returns the result. flops: takes the operands or their types, returns the operations, as
-    `Function.cost`; None counts none. cpp: `apply` in C++, for `rsn hls`: something to call with the operands and the
-    result (docs/dynamic-streams.md); "" for none."""
+    """A function that the user defines.
+
+    label: its name in messages. result: takes the types of the operands, returns the type of the result. apply: takes
+    the operands, returns the result. flops: takes the operands, or their types, and returns the operations as
+    `Function.cost`; None for a function that counts none. cpp: `apply` as a C++ expression for `rsn hls`, which is
+    called with the operands and the result (docs/dynamic-streams.md); "" for none."""
 
     label: str
     result: Callable[..., DataType]

@@ -31,9 +31,9 @@ from .tokens import Token, parse
 
 @dataclass(eq=False, repr=False)
 class Stream:
-    """A stream of a program. name: in messages. source: its writer; None for an input. port: which output of it. where:
-    the user's line that made an input or a feedback.
-    """
+    """A stream of a program. type: shape and type of its elements. name: in messages. source: the operator that writes
+    it; None for an input or a feedback. port: the number of its output at that operator, from 0. where: the line of the
+    user's code that made an input or a feedback."""
 
     program: Program
     type: StreamType
@@ -43,10 +43,9 @@ class Stream:
     where: str = ""
 
     def assume(self, shape: Sequence[Size]) -> Stream:
-        """State the shape, outermost dimension first, where the program's author knows more than its types: the paper's
-        substitution of K (v2, Listing 1). A run checks it. Returns this stream. Raises `StepError` for another rank,
-        for another size where one is known, and for a stream that has readers.
-        """
+        """State the shape of this stream, where the program's author knows more about sizes than its type says (STeP
+        v2, Listing 1). A run checks it. shape: the outermost dimension first. Returns this stream. Raises `StepError`
+        for another rank, for another size where one is known, and for a stream that already has readers."""
         stated = tuple(map(dimension, shape))
         if len(stated) != len(self.type.shape):
             raise StepError("assume", f"rank {len(stated) - 1} of a stream of rank {self.type.rank}")
@@ -68,9 +67,8 @@ class Stream:
 
 @dataclass(eq=False, repr=False)
 class OperatorNode:
-    """An operator in a program. inputs, outputs: its streams, by port. name: the operator's, numbered if there are
-    several. where: the user's line.
-    """
+    """An operator in a program. inputs, outputs: its streams, by port. where: the line of the user's code that added
+    it. name: that of the operator, with a number if there are several of this operator."""
 
     operator: Operator
     inputs: tuple[Stream, ...]
@@ -106,8 +104,8 @@ class StreamReader:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """A feedback whose stream is there. writer: that stream. readers: where the placeholder was read; the types there
-    follow from that of the placeholder."""
+    """A feedback whose stream has been made. writer: that stream. readers: the inputs that read the placeholder; their
+    operators were typed with the type of the placeholder."""
 
     writer: Stream
     readers: tuple[StreamReader, ...]
@@ -115,11 +113,12 @@ class ClosedLoop:
 
 @dataclass
 class Program:
-    """A program of dynamic streams. limits: what its operators allow. nodes: in the order of their calls, which need
-    not be topological: `feedback` makes a stream before its writer. loops: placeholders that were closed. inputs,
-    outputs: streams by name. symbols: makes new ones. bounds: the largest value of a symbol, in elements. assumed:
-    streams whose shape was stated.
-    """
+    """A program of dynamic streams.
+
+    limits: what its operators allow. nodes: the operators in the order in which they were added; a feedback may be read
+    before its writer is added. inputs, outputs: streams by name. symbols: makes symbols of sizes. bounds: the largest
+    value of a symbol, in elements. loops: the feedbacks that were closed, by their placeholder. assumed: the streams
+    whose shape `Stream.assume` stated."""
 
     limits: Limits = field(default_factory=Limits)
     nodes: list[OperatorNode] = field(default_factory=list)
@@ -145,10 +144,9 @@ class Program:
         BUILDING.reset(self._reset)
 
     def symbol(self, name: str, at_most: int | None = None) -> sympy.Symbol:
-        """Return the symbol of a size that is known at run time only. at_most: its largest value, in elements, which a
-        run checks; None for none. Raises `StepError` for a bound below 0, and for the name of a symbol that an operator
-        made.
-        """
+        """Return the symbol of a size that is known only in a run. name: of the symbol. at_most: its largest value, in
+        elements, which a run checks; None for none. Raises `StepError` for a bound below 0, and for a name that an
+        operator gave to a symbol of its own."""
         self._give([name])
         made = symbol(name)
         self._bound(made, at_most)
@@ -172,10 +170,9 @@ class Program:
         self.bounds[size] = at_most
 
     def input(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
-        """Return a stream whose tokens a run is given. shape: sizes, outermost dimension first. data: the type of its
-        elements. Raises `StepError` if the name is taken, if there is no dimension, if the outermost one is ragged, and
-        for a size that is none.
-        """
+        """Return a stream whose tokens a run is given. shape: sizes, the outermost dimension first. data: the type of
+        its elements. Raises `StepError` if the name is taken, if there is no dimension, if the outermost one is ragged,
+        and for a number that is no size (a whole number from 0 on)."""
         if name in self.inputs:
             raise StepError("input", f"{name} is there twice")
         self._give(shape)
@@ -212,8 +209,7 @@ class Program:
 
     def feedback(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
         """Return a placeholder for a stream that is made later; `close` puts that stream in its place. name: in
-        messages. shape, data: as for `input`. Raises `StepError` for a size that is none.
-        """
+        messages. shape, data: as for `input`. Raises `StepError` for a number that is no size."""
         made = Stream(self, StreamType.of(shape, data), name, where=users_line())
         self._open.add(made)
         return made
@@ -290,8 +286,8 @@ class Program:
             raise StepError("feedback", f"{stream.name} has no writer; close it", stream.where)
 
     def tokens(self, text: str, name: str) -> list[Token]:
-        """Read the text of an input in its type, such as `1 2 S1 3 S2 D`. name: of the input. Raises `TokenError` for a
-        word that is no token, `StepError` for a name that no input has."""
+        """Return the tokens of a text such as `1 2 S1 3 S2 D`. name: the input that they are for, whose type they have.
+        Raises `TokenError` for a word that is no token, `StepError` for a name that no input has."""
         if name not in self.inputs:
             raise StepError("tokens", f"{name} is no input; they are {', '.join(self.inputs) or 'none'}")
         data = self.inputs[name].type.data

@@ -76,9 +76,9 @@ class Tensor:
 
 
 class TensorMemory:
-    """The memory off the chip during a run: what was written, over the tensors as given. with_data: whether tiles have
-    values. values: of tensors that are given for this run, in place of their own; None for none. A tensor may be
-    written and read in tiles of several sizes: what counts is the place."""
+    """The memory off the chip during a run: the given tensors, and what was written over them. with_data: whether tiles
+    have values. values: of tensors in this run, arrays of their shapes, in place of the tensors' own; None for none. A
+    tensor may be written and read in tiles of different sizes."""
 
     def __init__(self, with_data: bool = True, values: Mapping[Tensor, Array] | None = None) -> None:
         self.with_data = with_data

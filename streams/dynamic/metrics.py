@@ -58,9 +58,8 @@ class Metrics:
 
     @property
     def intensity(self) -> Expression:
-        """Operations for each byte of off-chip traffic (STeP v2, section 4.2); sympy's complex infinity without
-        traffic.
-        """
+        """Operations for each byte of off-chip traffic (STeP v2, section 4.2); sympy's complex infinity if there is no
+        traffic."""
         return self.flops / self.traffic
 
     def of(self, name: str) -> NodeMetrics:

@@ -18,7 +18,7 @@ from .updates import Update
 
 @dataclass(frozen=True)
 class TuplePart(Function):
-    """One part of a tuple. index: of the part, from 0."""
+    """Take one part of a tuple. index: the number of the part, from 0."""
 
     index: int
 
@@ -34,8 +34,11 @@ class TuplePart(Function):
 
 @dataclass(frozen=True)
 class CacheTiles(Expansion):
-    """The tiles of a job's cache: of a tuple of the job's number and its length in rows, a matrix with one row of
-    tuples of a tile's address and of how many of its rows count. rows: of a tile. tiles: of each cache. Rank 1."""
+    """List the tiles of the cache of a job. The operand is a tuple of the number of the job and the length of its cache
+    in rows. The result is a matrix with one row: for each tile that the length reaches, a tuple of its address and of
+    how many of its rows are within the length.
+
+    rows: of a tile. tiles: how many tiles of memory each cache has. rank: 1."""
 
     rows: int
     tiles: int
@@ -65,8 +68,8 @@ class CacheTiles(Expansion):
 
 @dataclass(frozen=True)
 class ScaledMask(Function):
-    """Scores times a factor; in columns beyond a number of valid ones, -infinity. Of a tile and a [1,1] tile of
-    integers."""
+    """Multiply scores by a factor, and set those behind the valid columns to -infinity. Operands: a tile of scores, and
+    a [1,1] tile of integers with the number of valid columns."""
 
     factor: float
 
@@ -92,8 +95,9 @@ class ScaledMask(Function):
 
 @dataclass(frozen=True)
 class OnlineSoftmax(Update):
-    """Fold tuples of scores [queries, rows] and values [rows, columns], of static sizes, into a tuple: of each query
-    the maximum and the sum of exponentials relative to it, and the sums of values so weighted [queries, columns]."""
+    """Fold tuples of scores [queries, rows] and values [rows, columns], tiles of static sizes, into a tuple of three
+    tiles: the largest score of each query [queries, 1]; the sum of exp(score - largest score) of each query [queries,
+    1]; and the sum of the values, each times that exponential [queries, columns]."""
 
     @property
     def name(self) -> str:
@@ -150,9 +154,8 @@ def _sizes(element: Any) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class SoftmaxQuotient(Function):
-    """Divide the sums of weighted values [queries, columns] by the sums of their weights [queries, 1]. Of the three
-    tiles that `OnlineSoftmax` leaves at the end of a cache.
-    """
+    """Divide the weighted sums of values [queries, columns] by the sums of the weights [queries, 1]. The operands are
+    the three tiles of the last state of `OnlineSoftmax`."""
 
     @property
     def name(self) -> str:

@@ -56,12 +56,11 @@ class DeliverToken:
 
 @dataclass(frozen=True, slots=True)
 class ElementWork:
-    """What an element takes (v1 section 4.2, v2 section 4.3).
+    """The work of an operator for one element (STeP v1, section 4.2; v2, section 4.3).
 
-    bytes_in: bytes of each input that comes through a memory unit; FIFOs between units count nothing. flops:
-    operations. bytes_out: bytes of the output, if it goes through a memory unit. compute: operations per cycle of this
-    operator, None for no bound. least: cycles that it takes in any case.
-    """
+    bytes_in: bytes of each input that comes through a memory unit; FIFOs between units take no time. flops: operations.
+    bytes_out: bytes of the output, if it goes through a memory unit. compute: operations per cycle of this operator;
+    None for no bound. least: cycles that the work takes at least."""
 
     bytes_in: tuple[int, ...] = ()
     flops: int = 0
@@ -83,16 +82,16 @@ CYCLE = ElementWork()
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Be busy for the time of some work."""
+    """Let the operator be busy for the cycles of some work."""
 
     work: ElementWork
 
 
 @dataclass(frozen=True, slots=True)
 class MoveTile:
-    """Move a tile. read: from the memory off the chip; otherwise to it. address: of its first byte. rows: of the tile.
-    row_bytes: bytes of a row, which lie together. stride: bytes from the beginning of a row to that of the next.
-    """
+    """Move a tile between the chip and the memory off the chip. read: True from that memory to the chip, False to it.
+    address: of the first byte of the tile. rows: of the tile. row_bytes: bytes of a row, which lie together. stride:
+    bytes from the beginning of a row to that of the next."""
 
     read: bool
     address: int
@@ -108,7 +107,8 @@ class MoveTile:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Hold this many bytes on chip from now on: the state in use, with the factors of the paper's accounting."""
+    """State that the operator holds this many bytes on chip from now on, counted as `Rules` with the accounting "paper"
+    count them."""
 
     bytes: int
 

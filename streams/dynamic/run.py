@@ -61,12 +61,13 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Rates:
-    """What memories move in a cycle. on_chip: bytes a cycle between an operator and its memory unit. access: bytes of
-    an access to the memory off the chip; channels, per_client: accesses a cycle, of all operators and of each; latency:
-    cycles from the last access to its arrival. The defaults are those of STeP's evaluation: 64 B on chip, 1024 B off
-    the chip, 64 B a loader. Raises `StepError` for a latency less than 0, for other numbers less than 1, and if
-    `per_client` is more than `channels`.
-    """
+    """What memories move in a cycle.
+
+    on_chip: bytes a cycle between an operator and its memory unit. access: bytes of one access to the memory off the
+    chip. channels, per_client: accesses that begin in a cycle, of all operators together and of each. latency: cycles
+    from the last access of a tile to its arrival. The defaults are those of STeP's evaluation: 64 bytes a cycle on
+    chip, 1024 off the chip, of which 64 for each operator. Raises `StepError` for a latency less than 0, for other
+    numbers less than 1, and if `per_client` is more than `channels`."""
 
     on_chip: int = 64
     access: int = 64
@@ -84,12 +85,12 @@ Durations = Callable[[OperatorNode, Busy | MoveTile], float]
 
 @dataclass(frozen=True)
 class Run:
-    """What a run gave.
+    """What a run returned.
 
-    tokens: of each result: streams without reader, and named outputs; times: the cycle in which each was put. ends: the
-    cycle in which each operator ended. traffic, flops, held: of each operator, bytes moved off the chip, operations,
-    and the most bytes held on chip at once. values: of the symbols. memory: the tensors off the chip after the run.
-    """
+    tokens: of each result, that is each stream without a reader and each named output. times: the cycle in which each
+    of these tokens was put. ends: the cycle in which each operator ended. traffic: bytes that each operator moved to or
+    from the memory off the chip. flops: operations of each. held: the most bytes that each held on chip at once.
+    values: of the symbols. memory: the tensors off the chip after the run."""
 
     program: Program
     memory: TensorMemory
@@ -124,9 +125,9 @@ class Run:
 
 @dataclass(frozen=True)
 class TimedRun(Run):
-    """What a run with clocks gave; times are in cycles. engine: the run of the machine: length, choices by arrival,
-    times. requests: the streams of requests to the memory off the chip, by name; their order changes times, not
-    results."""
+    """What a run with clocks returned; times are in cycles. engine: the run of the machine, with its length, its times,
+    and the choices by arrival. requests: the names of the streams of requests to the memory off the chip; the order of
+    requests changes times, not results."""
 
     engine: DynamicRun
     requests: frozenset[str]
@@ -249,11 +250,12 @@ class _Sender:
 
 
 class OperatorNetwork:
-    """The units and streams of one run. inputs, depths, with_data: as for `timed`. caller: `run` or `timed`, for
-    messages. rates, durations: without either, nothing takes time. tensors: values in place of the tensors' own.
-    unit_name: changes the name of a unit that is no operator, for a machine whose files cannot write it. Raises
-    `StepError` as `timed`, and `StreamFault` for a text that is no stream.
-    """
+    """The units and streams of one run.
+
+    caller: `run` or `timed`, or the name of a machine, for messages. inputs, depths, with_data: as for `timed`. rates,
+    durations: as for `timed`; with both None, nothing takes time. tensors: values of tensors in place of their own.
+    unit_name: returns the name of a unit that is no operator, of the name that it has by itself, which files of
+    machines cannot write. Raises `StepError` as `timed`, and `StreamFault` for a text that is no stream."""
 
     def __init__(
         self,
@@ -395,9 +397,8 @@ class OperatorNetwork:
             yield from self.off_chip.transfer(ports, self.clients[node], accesses)
 
     def run(self, order: Callable[[list[Any]], list[Any]] | None = None) -> DynamicRun:
-        """Run, once, and return the run of the engine. order: as for `timed`. Raises `StreamFault` for tokens that do
-        not fit or are left over, `DeadlockError` if no unit can move.
-        """
+        """Run the network, which may be done once, and return the run of the engine. order: as for `timed`. Raises
+        `StreamFault` for tokens that do not fit or are left over, `DeadlockError` if no unit can move."""
         try:
             return self.network.run(order)
         except ProgramError as error:
@@ -424,9 +425,8 @@ class OperatorNetwork:
         }
 
     def waiting(self, report: Deadlock) -> Iterator[Waiting]:
-        """Yield what each unit waits for in a deadlock: of the streams that it waits for, the first. report: of that
-        deadlock.
-        """
+        """Yield for each unit of a deadlock what it waits for; of several streams, the first one. report: the
+        deadlock."""
         where = {node.name: node.where for node in self.program.nodes}
         for unit, (first, *_) in groupby(report.waits, key=lambda wait: wait.unit):
             reading, depth = self.readings[first.stream]
@@ -441,9 +441,8 @@ class OperatorNetwork:
                 yield Waiting(unit, place, f"output {reading.stream.port}", first.peer, first.filled, bound)
 
     def left_over(self, words: Mapping[str, Sequence[Any]]) -> StreamFault:
-        """Return the error for tokens that no operator takes: at the first input that has some. words: the tokens that
-        each stream holds at the end, by its name.
-        """
+        """Return the error for tokens that no operator has taken, at the first input that has some. words: the tokens
+        that are in each stream at the end, by its name."""
         left = {self.readings[name][0]: tokens for name, tokens in words.items()}
         of_node = {node: number for number, node in enumerate(self.program.nodes)}
         first = min(left, key=lambda reading: (of_node[reading.node], reading.port))

@@ -80,9 +80,9 @@ ANY = DimensionKind(ragged=True, dynamic=True)
 class Dimension:
     """A dimension of a stream, a buffer or a tile.
 
-    size: its value, in what it counts (elements, rows or columns); a symbol of its own if it is ragged. total: if it is
-    ragged, the sum of its values over the stream. largest: its largest value. dynamic: it depends on data.
-    """
+    size: its size in elements (of a tile: rows or columns); of a ragged dimension, a symbol of its own. ragged: whether
+    its size differs from group to group. dynamic: whether data decide its size. total: the sum of all its sizes over
+    the stream; None if it is regular. largest: its largest size."""
 
     size: Expression
     ragged: bool

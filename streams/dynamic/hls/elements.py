@@ -17,7 +17,8 @@ from ..shapes import BufferType, DataType, Dimension, Expression, SelectorType, 
 
 
 class Unbounded(Exception):
-    """What has no C++. The text has no name and no place yet."""
+    """A part of a program has no C++, such as a size without a bound. The message names no operator and no line;
+    whoever catches it adds them."""
 
 
 _RISING = (sympy.Rational, sympy.Symbol, sympy.Add, sympy.Mul, sympy.Max, sympy.Min, sympy.ceiling, sympy.Piecewise)
@@ -25,12 +26,10 @@ _RISING = (sympy.Rational, sympy.Symbol, sympy.Add, sympy.Mul, sympy.Max, sympy.
 
 
 def most(expression: Expression, program: Program) -> int | None:
-    """Return the largest value of a size, in elements. None if nothing bounds it, or if it may fall where a symbol
-    grows.
+    """Return the largest value that a size may have in a run, in elements; None if nothing bounds it, or if the
+    expression may fall while one of its symbols grows.
 
-    expression: the size. The largest symbols give the largest size; a symbol is bounded by the program (`at_most`), or
-    by what operators know of theirs.
-    """
+    expression: the size. program: whose bounds (`Program.symbol`) limit the symbols."""
     for one in sympy.preorder_traversal(expression):
         if isinstance(one, sympy.Expr) and not isinstance(one, _RISING):
             return None
@@ -66,8 +65,8 @@ def size_of(one: Dimension, program: Program) -> int:
 
 @dataclass(frozen=True)
 class ElementWords:
-    """Words of one tile or buffer of an element. cpp: the C++ type of a word. count: how many words the largest element
-    has."""
+    """The words of one tile or buffer. cpp: the C++ type of a word. count: the words of the largest such tile or
+    buffer."""
 
     cpp: str
     count: int
@@ -75,13 +74,12 @@ class ElementWords:
 
 @dataclass(frozen=True)
 class CppElement:
-    """The C++ of an element of a stream.
+    """An element of a stream in C++.
 
-    cpp: its C++ type. sizes: the C++ type of its sizes, which a token carries. data: its type in the program. words:
-    those of each tile and buffer in it, in order; none for a selector. parts: the elements of a tuple, or the tile of a
-    buffer. shape: rows and columns of the largest tile; (0, 0) for what is no tile. packed: elements of a word of a
-    tile; 0 for what is no tile.
-    """
+    cpp: its C++ type. sizes: the C++ type of the sizes of its tiles, which the head of a token has. data: its type in
+    the program. words: of each tile and buffer in it, in order; () for a selector. parts: the elements of a tuple, or
+    the tile of a buffer. shape: rows and columns of the largest tile; (0, 0) if it is no tile. packed: the elements in
+    a word of a tile; 0 if it is no tile."""
 
     cpp: str
     sizes: str
@@ -93,14 +91,14 @@ class CppElement:
 
     @cached_property
     def head(self) -> str:
-        """The C++ type of a token."""
+        """The C++ type of the head of a token: data with the sizes of its tiles, a stop, or the end."""
         return f"rsn::step::Head<{self.sizes}>"
 
     def braces(self, names: Iterator[Sequence[str]]) -> str:
-        """Return the C++ initialiser, in braces, of the word FIFOs of several streams that carry this element: those of
-        a tile or buffer as `fan` writes them, those of a tuple as nested pairs of its parts, {} for a selector. names:
-        for each item of `words` in turn, the names of the FIFOs of all streams. Raises `StopIteration` for too few of
-        them."""
+        """Return the C++ initialiser, in braces, of the FIFOs of words of several streams of this element: for a tile
+        or buffer as `fan` writes it, for a tuple as nested pairs of its parts, `{}` for a selector. names: for each
+        item of `words` in turn, the names of that FIFO in all streams. Raises `StopIteration` if there are too few
+        items."""
         if isinstance(self.data, TupleType):
             inner = "{}"
             for text in reversed([part.braces(names) for part in self.parts]):
@@ -119,9 +117,8 @@ def fan(names: Sequence[str]) -> str:
 
 
 def cpp_element(data: DataType, program: Program) -> CppElement:
-    """Return the C++ type of elements of the type `data`. program: whose bounds give the sizes. Raises `Unbounded` for
-    a size without a bound, and for buffers of other elements than tiles.
-    """
+    """Return the elements of type `data` in C++. program: whose bounds give the largest sizes. Raises `Unbounded` for a
+    size without a bound, and for buffers of anything but tiles."""
     match data:
         case TileType():
             rows, columns = (size_of(one, program) for one in data.shape)

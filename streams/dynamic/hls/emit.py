@@ -26,28 +26,30 @@ NO_OPERATOR = -1
 
 @dataclass(frozen=True)
 class HeldMemory:
-    """What lies in memory: a tensor, or the tokens of an input or of a result. result: the name of that."""
+    """What an argument of the top function points to: a tensor, or the tokens of an input or of a result. held: the
+    tensor or the stream. result: the name of the result; "" for a tensor or an input."""
 
     held: Tensor | Stream
     result: str = ""
 
     @property
     def is_result(self) -> bool:
-        """Whether tokens of a result lie there."""
+        """Whether it is the tokens of a result."""
         return bool(self.result)
 
     @property
     def name(self) -> str:
-        """The name of what lies there in the program."""
+        """The name in the program of the tensor, the input or the result."""
         return self.result or self.held.name
 
 
 @dataclass(frozen=True)
 class DynamicPointer:
-    """A pointer of the top function. moved: the C++ type that it points to. memory: what lies there. written: whether
-    the process writes it. unit: the process that accesses it. words: of a tensor, in what it points to; 0 for tokens.
-    Behind that to a result comes its size in words of 32 bits.
-    """
+    """A pointer argument of the top function.
+
+    name: in C++. moved: the C++ type that it points to. unit: the process that accesses it. memory: what it points to.
+    written: whether the process writes there. words: the size of a tensor, in elements of `moved`; 0 for tokens.
+    Another argument behind a pointer to a result has its size, in words of 32 bits."""
 
     name: str
     moved: str
@@ -59,7 +61,8 @@ class DynamicPointer:
 
 @dataclass(frozen=True)
 class FifoEnds:
-    """The ends of a FIFO: the processes that write and read it. depth: in what it holds."""
+    """The processes at the ends of a FIFO. writer, reader: their names. depth: the most elements of the FIFO's C++ type
+    that it holds."""
 
     writer: str
     reader: str
@@ -68,8 +71,9 @@ class FifoEnds:
 
 @dataclass(frozen=True)
 class DynamicHls:
-    """C++ of a dynamic program. name: of the top function, and of its namespace. text: the file, without the headers
-    that it includes. arguments: pointers in order. fifos: the ends of each FIFO, by its name in a native run."""
+    """The C++ of a dynamic program. name: of the top function, and of its namespace. text: the file, without the
+    headers that it includes. program: of which it is made. arguments: the pointers of the top function, in order.
+    fifos: the ends of each FIFO, by its name in a native run."""
 
     name: str
     text: str
@@ -79,9 +83,8 @@ class DynamicHls:
 
     @cached_property
     def memories(self) -> Mapping[HeldMemory, str]:
-        """What lies in memory, in the order of the arguments, and a C++ name for each. A tensor is there once, however
-        many operators use it.
-        """
+        """The C++ name of each memory that arguments point to, in the order of the arguments. A tensor that several
+        operators use has one entry."""
         names, found = CppNames(), dict[HeldMemory, str]()
         for a in self.arguments:
             if a.memory not in found:

@@ -147,10 +147,9 @@ def number(value: float) -> str:
 
 
 def cpp_start(element: Element, data: DataType, name: str = "state") -> list[str]:
-    """Return C++ statements, one a line, that give the variable `name` the value of `element`, of the type `data`, such
-    as the state before the first element of a group. Raises `Unbounded` for a tile of several values, of which there is
-    no loop, and for an element that is no tile.
-    """
+    """Return the C++ statements, one a line, that set a variable to an element known now, such as the state of a fold
+    before the first element of a group. element: its value. data: its type. name: of the variable. Raises `Unbounded`
+    for a tile of several different values, and for an element that is no tile."""
     if isinstance(element, tuple):
         assert isinstance(data, TupleType)
         parts = enumerate(zip(element, data.parts, strict=True))

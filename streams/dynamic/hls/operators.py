@@ -25,9 +25,8 @@ from .functions import cpp_function, cpp_start, number
 
 @dataclass(frozen=True)
 class StreamEnd:
-    """An end of a stream at a process, or a copy of one. element: the type of what it carries. heads, words: names of
-    its FIFOs.
-    """
+    """The FIFOs of one end of a stream, or of a copy of it, at a process. element: what the stream carries. heads: the
+    name of the FIFO of the heads of its tokens. words: the names of the FIFOs of their words."""
 
     element: CppElement
     heads: str
@@ -36,17 +35,17 @@ class StreamEnd:
 
 @dataclass
 class PortWriter:
-    """Declares the ports of a process. inputs, outputs: the ends of its streams. lines: declarations so far."""
+    """Writes the C++ declarations of the ports of a process. inputs, outputs: the ends of its streams, by port. lines:
+    the declarations so far."""
 
     inputs: Sequence[StreamEnd]
     outputs: Sequence[StreamEnd]
     lines: list[str] = field(default_factory=list)
 
     def port(self, name: str, ends: Sequence[StreamEnd], element: CppElement | None = None) -> str:
-        """Declare streams side by side as one C++ variable `name`, and return that name. ends: of the streams. element:
-        of which they are, where not that of the first stream: streams whose elements differ in their bounds are read
-        and written as those of the largest.
-        """
+        """Declare one C++ variable for several streams side by side; return its name. name: of the variable. ends: of
+        the streams. element: the C++ element that they are read or written as; None for that of the first stream.
+        Streams whose elements have different bounds take the largest element."""
         of = element or ends[0].element
         words = of.braces(iter([[end.words[k] for end in ends] for k in range(len(of.words))]))
         heads = fan([end.heads for end in ends])
@@ -64,17 +63,18 @@ class PortWriter:
         return self.port(f"out{port}", [self.outputs[port]])
 
     def pair(self) -> str:
-        """Declare the only input and the first output, of one element; return their names as the text of two
-        arguments.
-        """
+        """Declare the only input and the first output, both with the element of the output; return their names,
+        separated by a comma, as two C++ arguments."""
         return f"{self.input(0, self.outputs[0].element)}, {self.output()}"
 
 
 @dataclass
 class ProcessWriter(PortWriter):
-    """Writes the body of the process of an operator. tensor: that it accesses off the chip; None for none. tensor_word:
-    the C++ type of the words in which it is accessed. tensor_words: how many there are. written: whether the process
-    stores there."""
+    """Writes the body of the process of an operator.
+
+    program: that it belongs to. node: the operator. tensor: that it accesses off the chip; None for none. tensor_word:
+    the C++ type of the words in which it accesses that. tensor_words: how many of these words the tensor has. written:
+    whether the process stores there."""
 
     program: Program = field(kw_only=True)
     node: OperatorNode = field(kw_only=True)
@@ -88,16 +88,14 @@ class ProcessWriter(PortWriter):
         return self.node.inputs[port].type.rank
 
     def array(self, name: str, cpp: str, values: Sequence[object]) -> str:
-        """Declare an array of constants called `name`, and return the name. cpp: the C++ type of one. values: of the
-        constants, whose texts are C++.
-        """
+        """Declare an array of constants; return its name. name: of the array. cpp: the C++ type of an item. values: the
+        items; their text is C++."""
         self.lines.append(f"const {cpp} {name}[] = {{{', '.join(map(str, values))}}};")
         return name
 
     def sizes(self, name: str, values: Sequence[int]) -> str:
-        """Declare an array of sizes or strides called `name`, and return the name. values: outermost first; C++ has
-        them innermost first.
-        """
+        """Declare an array of sizes or strides; return its name. values: the outermost dimension first; the C++ array
+        has the innermost first."""
         return self.array(name, "std::int32_t", list(reversed(values)))
 
     def off_chip(self, tensor: Tensor, size: tuple[int, int], written: bool) -> str:

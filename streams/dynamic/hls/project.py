@@ -12,9 +12,8 @@ TESTBENCH_WORDS = 1 << 20
 
 
 def dynamic_project(made: DynamicHls, device: StreamDevice) -> dict[str, str]:
-    """Return the text of each file of the folder, by its name. device: whose clock and memory channels the files state.
-    Raises `OSError` if a header of this package cannot be read.
-    """
+    """Return the files of the folder that `rsn hls` writes: the text of each, by its name. device: whose clock and
+    memory channels the files state. Raises `OSError` if a header of this package cannot be read."""
     return {
         "top.cpp": made.text,
         **{name: (HEADERS / name).read_text(encoding="utf-8") for name in ("kernels.h", "channels.h")},

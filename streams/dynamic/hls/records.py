@@ -58,10 +58,9 @@ def _write(element: Any, data: DataType, found: list[int]) -> None:
 
 
 def element_words(values: npt.NDArray[Any], dtype: str) -> list[int]:
-    """Return values as words of 32 bits, row-major: of elements of 64 bits two each, the low one first. dtype: the
-    element type. Values become ones of the element type. Raises `ValueError` for an integer that the type does not
-    have.
-    """
+    """Return values as words of 32 bits, row-major; an element of 64 bits becomes two words, the low one first. values:
+    of any shape; they are converted to the element type `dtype`. Raises `ValueError` for an integer that the type does
+    not have."""
     facts, flat = SCALARS[dtype], values.reshape(-1)
     if facts.integer:
         low, high = facts.limits
@@ -81,9 +80,9 @@ def element_words(values: npt.NDArray[Any], dtype: str) -> list[int]:
 
 
 def from_records(words: Words, data: DataType) -> list[Token]:
-    """Return the tokens of a stream, up to D, from its words of 32 bits. data: the type of its elements. The words
-    behind D are not read. Raises `TokenError` if the words end before D. Values are floats in the type in which a run
-    of tasks keeps them, and integers of 64 bits."""
+    """Return the tokens of a stream, up to its end D, from its words of 32 bits. words: one-dimensional; what lies
+    behind D is not read. data: the type of the elements. Tiles have floats in the type in which runs of tasks keep
+    them, and integers of 64 bits. Raises `TokenError` if the words end before D."""
     left = iter(int(one) for one in words)
     tokens: list[Token] = []
     try:

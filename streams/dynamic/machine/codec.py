@@ -86,9 +86,8 @@ class OperatorCodec(TreeCodec):
         self._tensor_names = {tensor: name for name, tensor in tensors.items()}
 
     def encoded(self, node: Any) -> Any:
-        """Return a node as nested lists; numbers of NumPy that are as exact as Python's as these. Raises `ProgramError`
-        for what files cannot hold.
-        """
+        """Return a node as nested lists. A NumPy number becomes the Python number with the same value. Raises
+        `ProgramError` for what files cannot hold, such as a NumPy number without such a Python number."""
         if isinstance(node, np.bool_ | np.integer | np.float64):
             return node.item()
         return super().encoded(node)
@@ -124,9 +123,8 @@ class OperatorCodec(TreeCodec):
             raise WrongTreeError(f"Retile along {made.along}; along is 0 or 1")
 
     def operator(self, operator: Operator, where: str) -> Any:
-        """Return an operator as nested lists. where: the user's line, as `file:line`. Raises `StepError` for what no
-        file holds.
-        """
+        """Return an operator as nested lists. where: the line of the user's code that made it, as `file:line`. Raises
+        `StepError` for an operator that files cannot hold, such as one that applies a Python function."""
         try:
             return self.encoded(operator)
         except ProgramError as error:
@@ -137,19 +135,19 @@ class OperatorCodec(TreeCodec):
             ) from None
 
     def stream_type(self, stream: StreamType) -> list[Any]:
-        """Return shape and type of elements as nested lists. Raises `ProgramError` for a size that no file holds."""
+        """Return the type of a stream as two nested lists: its shape, and the type of its elements. Raises
+        `ProgramError` for a size that files cannot hold."""
         return [self.encoded(stream.shape), self.encoded(stream.data)]
 
     def read_stream_type(self, what: str, given: list[Any]) -> StreamType:
-        """Read what `stream_type` returned: two lists, shape and type of elements. what: names it in messages. Raises
-        `ProgramError` if `given` is no such type.
-        """
+        """Return the type of a stream, of what `stream_type` returned. what: the name of the value in messages. given:
+        two lists, the shape and the type of the elements. Raises `ProgramError` if `given` is no such type."""
         return StreamType(self.read(what, given[0], tuple[Dimension, ...]), self.read(what, given[1], _DATA))
 
     def read(self, what: str, given: Any, hint: Any) -> Any:
-        """Read what `encoded` returned. what: names it in messages. hint: the Python type that is expected, as for
-        `decoded`. Raises `ProgramError` if `given` is none of that type.
-        """
+        """Return what `encoded` was given, of its result. what: the name of the value in messages. given: the nested
+        lists. hint: the expected Python type, as for `decoded`. Raises `ProgramError` if `given` is no value of that
+        type."""
         try:
             return self.decoded(given, hint)
         except WrongTreeError as wrong:
@@ -164,8 +162,7 @@ assert set(typing.get_args(_DATA)) == set(TYPES), DataType
 
 def written_size(size: Dimension) -> Any:
     """Return a size as a number, the name of a symbol, or nested lists (module docstring). Raises `ProgramError` for an
-    expression that no file holds.
-    """
+    expression that files cannot hold."""
     if size == dimension(size.size):
         return _written(size.size)
     total = "" if size.total is None else _written(size.total)
@@ -173,9 +170,8 @@ def written_size(size: Dimension) -> Any:
 
 
 def read_size(given: Any) -> Dimension:
-    """Read what `written_size` returned. Raises `WrongTreeError` for another form, `StepError` for a number or an
-    expression that is no size.
-    """
+    """Return the size that `written_size` was given, of its result. Raises `WrongTreeError` for anything of another
+    form, `StepError` for a number or an expression that is no size."""
     if not isinstance(given, list) or given[:1] != ["dimension"]:
         return dimension(_read(given))
     if len(given) != 6 or type(given[2]) is not bool or type(given[3]) is not bool:

@@ -55,12 +55,12 @@ MISFITS = (ArithmeticError, AssertionError, AttributeError, IndexError, KeyError
 
 @dataclass(frozen=True, eq=False)
 class OperatorMachine:
-    """A program, and what a machine of it is made by.
+    """A program of dynamic streams with the properties of the machine that runs it.
 
-    depths: tokens that a stream holds for each of its readers, of all or of each; a stream that a mapping leaves out
-    has no bound. rates: of the memories; with None nothing takes time, as in `run`. name: of the machine. valued: of a
-    machine from a file, the tensors for which the program stated values.
-    """
+    depths: tokens that a stream holds for each of its readers: a number for all streams, or a mapping; a stream that
+    the mapping leaves out has no bound. rates: of the memories; None for a machine on which nothing takes time, as in
+    `run`. name: of the machine. valued: for a machine from a file, the tensors whose values the written program stated;
+    the file itself has no values."""
 
     program: Program
     depths: Mapping[Stream, int] | int = 2
@@ -70,8 +70,8 @@ class OperatorMachine:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors off the chip by name, in the order of the operators. A tensor without a name, or with that of
-        another one, gets a number."""
+        """The tensors off the chip by name, in the order of the operators. A tensor without a name, or with the name of
+        another one, gets a name with a number."""
         found: dict[str, Tensor] = {}
         numbered = 0
         for tensor in dict.fromkeys(one for node in self.program.nodes for one in _tensors_of(node)):
@@ -97,15 +97,14 @@ class OperatorMachine:
 
     @property
     def needed(self) -> list[str]:
-        """The names of the tensors that a run with data needs values for, unless they have some of their own: those
-        for which the program stated values, and those that it loads and does not store."""
+        """The names of the tensors whose values a run with data reads: those that the program loads and never stores,
+        and those that `has_values`. A run must be given the values of each that has none of its own."""
         loaded = self.read.keys() - self.written.keys()
         return [name for name, one in self.tensors.items() if name in loaded or self.has_values(one)]
 
     def has_values(self, tensor: Tensor) -> bool:
-        """Whether the program states values for a tensor; for a machine from a file, whether the program that wrote the
-        file did.
-        """
+        """Return whether the program states values for a tensor; for a machine from a file, whether the program that
+        was written to the file did."""
         return tensor.data is not None or tensor in self.valued
 
     def _moved_by(self, kinds: tuple[type[Operator], ...]) -> dict[str, Tensor]:
@@ -114,7 +113,8 @@ class OperatorMachine:
 
     @property
     def results(self) -> dict[str, Stream]:
-        """The streams that a run gives, by name: the named outputs; without any, all streams that no operator reads."""
+        """The streams whose tokens a run returns, by name: the named outputs, or, if there are none, all streams
+        without a reader."""
         program = self.program
         return dict(program.outputs) or {one.name: one for one in program.streams if not program.readers(one)}
 
@@ -127,10 +127,9 @@ def _tensors_of(node: OperatorNode) -> Iterator[Tensor]:
 
 
 def lines(machine: OperatorMachine) -> Iterator[str]:
-    """Yield the lines of the overlay file, but for its name and base. Raises `StepError` for an operator that no file
-    holds, for a feedback without a writer and a depth below 1, and `ProgramError` for a size that no file holds and two
-    feedbacks of one name.
-    """
+    """Yield the lines of a machine's overlay file, without those of its name and base. Raises `StepError` for an
+    operator that files cannot hold, a feedback without a writer and a depth below 1; `ProgramError` for a size that
+    files cannot hold and two feedbacks of one name."""
     program = machine.program
     program.check_closed()
     codec = OperatorCodec(machine.tensors)
@@ -178,10 +177,9 @@ def _depth(machine: OperatorMachine, stream: Stream) -> int:
 
 def parsed(given: Mapping[str, Any], name: str) -> OperatorMachine:
     """Return the machine that a parsed overlay file describes. given: the values of the file by key. name: of the
-    machine. Each operator is called anew, with all its checks.
+    machine. The program is built again, so that each operator checks its inputs.
 
-    Raises `ProgramError` for what is none; the message begins with the key of the line that is at fault.
-    """
+    Raises `ProgramError` for a file that describes no machine; the message begins with the key of the line at fault."""
     for key in given:
         if key not in KEYS and key not in ("name", "overlay"):
             raise ProgramError(f"{key}: a machine of operators has none, only {', '.join(KEYS)}")

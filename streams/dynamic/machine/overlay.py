@@ -40,8 +40,9 @@ class RunOperator(Record, words=1):
 
 @dataclass(frozen=True, eq=False)
 class BoundMachine:
-    """A machine with what a run of it takes. inputs: tokens of each input; None for a machine without a run. tensors:
-    values of tensors off the chip. with_data: whether tensors have values."""
+    """A machine with what one of its runs takes. inputs: the tokens of each input by its name, as tokens, tokens with
+    times, or text; None for a machine that is not run. tensors: the values of tensors off the chip, arrays of their
+    shapes. with_data: whether tiles have values; if not, only their sizes are computed."""
 
     machine: OperatorMachine
     inputs: Mapping[str, Sequence[Token] | Arrivals | str] | None = None
@@ -50,10 +51,9 @@ class BoundMachine:
     _networks: WeakKeyDictionary[ProcessNetwork, OperatorNetwork] = field(default_factory=WeakKeyDictionary)
 
     def network(self, net: ProcessNetwork) -> OperatorNetwork:
-        """Return the operators of a run. net: the run; each one has operators of its own, made at the first call.
-        Raises `UndecidedError` without `inputs`, `StepError` for inputs that do not fit the program, `StreamFault` for
-        a text that is no stream.
-        """
+        """Return the units and streams of a run. net: the run; its units are made at the first call, and each run has
+        its own. Raises `UndecidedError` for a machine without `inputs`, `StepError` for inputs that do not fit the
+        program, `StreamFault` for a text that is no stream."""
         if (known := self._networks.get(net)) is None:
             if self.inputs is None:
                 raise UndecidedError(f"tokens decide what the units of {self.machine.name} do: a run takes them")
@@ -61,9 +61,8 @@ class BoundMachine:
         return known
 
     def empty_network(self) -> OperatorNetwork:
-        """Return the units and streams of the machine, with inputs that have no tokens: what they are called is known
-        without a run. Raises `StepError` for a feedback without a writer and a depth below 1.
-        """
+        """Return the units and streams of the machine with inputs that have no tokens; they have the names that they
+        have in every run. Raises `StepError` for a feedback without a writer and a depth below 1."""
         return self._operators(dict.fromkeys(self.machine.program.inputs, ()))
 
     def _operators(self, inputs: Mapping[str, Sequence[Token] | Arrivals | str]) -> OperatorNetwork:
@@ -88,7 +87,8 @@ def _others(machine: OperatorMachine) -> list[str]:
 
 
 class OperatorUnit(DynamicUnit):
-    """A unit of a machine of operators. `bound` is set by the class of each machine."""
+    """A unit of a machine of operators. bound: the machine with what a run takes; `behaviour_of` sets it in a subclass
+    for each machine."""
 
     bound: ClassVar[BoundMachine]
 
@@ -108,10 +108,10 @@ def behaviour_of(bound: BoundMachine) -> type[OperatorUnit]:
 
 
 def overlay_of(machine: OperatorMachine, in_files: bool = True) -> Overlay:
-    """Return the overlay of a machine: a unit for each input and operator, in this order, and one for the memory off
-    the chip. in_files: whether files can hold it. Raises `StepError` for an operator that no file holds, if files are
-    to hold it, and `ProgramError` for a program without operators.
-    """
+    """Return the overlay of a machine: a unit for each input and each operator, in this order, and one for the memory
+    off the chip. in_files: whether the overlay can be written to files; False for a machine that only runs in this
+    process. Raises `ProgramError` for a program without operators, and, with `in_files`, `StepError` for an operator
+    that files cannot hold."""
     if not machine.program.nodes:
         raise ProgramError("operators: there are none, so there is no machine to make")
     bound = BoundMachine(machine)
@@ -164,19 +164,17 @@ def bound_in(overlay: Overlay) -> BoundMachine:
 
 def made(given: Mapping[str, Any], name: str) -> Overlay:
     """Return the overlay that a parsed overlay file describes. given, name: as for `files.parsed`. Raises
-    `ProgramError` for what is no such machine.
-    """
+    `ProgramError` for a file that describes no machine of operators."""
     return overlay_of(parsed(given, name))
 
 
 def lowered(machine: OperatorMachine, in_files: bool = True) -> instructions.Program:
-    """Return a machine with its program, which `assembler.container` writes as an image and `assembler.printer` as a
-    text. Values of tensors are not in it. in_files: false for a machine that only runs here, whose operators may apply
-    functions of Python.
+    """Return the program of a machine, which `assembler.container` writes as an image and `assembler.printer` as a
+    text. It has no values of tensors. in_files: False for a machine that only runs in this process, whose operators may
+    apply Python functions.
 
-    Raises `StepError`, at the user's line, for an operator that no file holds, and `ProgramError` for a program without
-    operators.
-    """
+    Raises `StepError`, at the user's line, for an operator that files cannot hold, and `ProgramError` for a program
+    without operators."""
     overlay = overlay_of(machine, in_files)
     where = {node.name: node.where for node in machine.program.nodes}
     places = {}

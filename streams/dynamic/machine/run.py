@@ -23,8 +23,8 @@ from .overlay import BoundMachine, behaviour_of, bound_in
 
 @dataclass(frozen=True, eq=False)
 class MachineRun:
-    """What a run of a machine gave. machine: what ran. program: with the tokens of this run, so that the simulator can
-    repeat it. run: its results and times, as those of `timed`."""
+    """What a run of a machine returned. machine: the machine that ran. program: its program with the tokens of this
+    run, so that the simulator can repeat the run. run: results and times, as those of `timed`."""
 
     machine: OperatorMachine
     program: instructions.Program
@@ -62,16 +62,14 @@ def run_machine(
     with_data: bool = True,
     record: bool = False,
 ) -> MachineRun:
-    """Run the program of a machine of operators, and return what it gives. Results and times, in cycles, are those of
-    `timed`.
+    """Run the program of a machine of operators. Results and times, in cycles, are those of `timed`.
 
-    inputs: tokens of each input by name, as text, or with times; None for none. tensors: values of tensors off the
-    chip, arrays of their shapes by name, for those that are `OperatorMachine.needed`; None for none. with_data: whether
-    tensors have values. record: keep the event log in `run.engine.timing`.
+    inputs: the tokens of each input by its name, as tokens, tokens with times, or text; None for none. tensors: values
+    of tensors off the chip, arrays of their shapes by name, for those that are `OperatorMachine.needed`; None for none.
+    with_data: whether tiles have values. record: whether to keep the event log in `run.engine.timing`.
 
     Raises `TensorError` for tensors that do not fit, `ProgramError` for another overlay and for units with wrong uOPs,
-    and otherwise as `timed`.
-    """
+    and otherwise as `timed`."""
     machine = bound_in(program.overlay).machine
     require(program)
     bound = BoundMachine(machine, inputs or {}, given_tensors(machine, tensors or {}, with_data), with_data)

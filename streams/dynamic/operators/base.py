@@ -64,9 +64,9 @@ FIGURES = Rules("figures", "f32")
 
 
 class InputReader:
-    """Reads an input of a kernel: follows the groups of its stream, and says what is wrong with a token. label: such as
-    "input 0". groups: of the tokens so far.
-    """
+    """Reads an input of a kernel: follows the groups of its stream, and makes the error for a token that cannot come.
+    context: of the kernel. label: of the input, such as "input 0". rank: of the stream. The attribute `groups` follows
+    the tokens so far."""
 
     __slots__ = ("_context", "groups", "label")
 
@@ -88,9 +88,9 @@ class InputReader:
         return self._context.fault(self.label, text, self.groups.position)
 
     def apply(self, function: Callable[..., Any], *of: Any) -> Any:
-        """Return the result of a function. of: its arguments, elements. Raises `StreamFault`, at the last token, if the
-        function raises an error: one of the user's, too, is shown with the line of its operator.
-        """
+        """Return the result of a function. of: its arguments, elements. Raises `StreamFault`, at the last token, for
+        any exception that the function raises, so that an error in a user's function is shown with the line of its
+        operator."""
         try:
             return function(*of)
         except ValueError as error:
@@ -110,9 +110,9 @@ class InputReader:
 
 @dataclass(frozen=True)
 class KernelContext:
-    """What a kernel sees of its place. node: the operator's name in the program. where: the user's line. inputs,
-    outputs: types of the streams, by port. memory: off the chip; made anew for each run.
-    """
+    """What a kernel knows of its operator. node: the name of the operator in the program. where: the line of the user's
+    code that added it. inputs, outputs: the types of its streams, by port. memory: the memory off the chip; each run
+    has its own."""
 
     node: str
     where: str
@@ -140,7 +140,8 @@ class Limits:
 
 
 class Operator(ABC):
-    """An operator: its parameters, types, kernel and costs. Costs are of the whole run, as expressions."""
+    """An operator of STeP: its parameters, its types, its kernel, and its costs in a whole run, as expressions over the
+    symbols of sizes."""
 
     @property
     def name(self) -> str:
@@ -193,7 +194,8 @@ class Operator(ABC):
 
 
 class SourceOperator(Operator):
-    """An operator that may have no inputs; then it belongs to the program whose `with` it stands in."""
+    """An operator that may have no inputs. Without inputs it is added to the program of the `with` statement in which
+    it is called."""
 
     def __call__(self, *streams: Stream) -> Any:
         """Add this operator to a program. Raises `StepError` without inputs outside of a `with Program()`."""
@@ -246,11 +248,10 @@ def flag_of(tile: Tile) -> bool:
 def take_together(
     readers: Sequence[InputReader], unlike: str = "{} where input 0 has {}"
 ) -> Generator[Request, Any, tuple[Token, ...]]:
-    """Wait until inputs 0, 1 .. all have a token, then take one of each and return them, by port: as hardware joins
-    streams, which holds no token while it waits for another one. readers: of all inputs. unlike: a format of the
-    message, with {} for the token at fault and {} for that of input 0. Raises `StreamFault` if stops or ends do not
-    agree.
-    """
+    """Wait until inputs 0, 1 .. all have a token, then take one token of each; return them, by port. No input is taken
+    before all have one, as where hardware joins streams. readers: of all inputs. unlike: the message for tokens that do
+    not fit; its two {} become the token at fault and that of input 0. Raises `StreamFault` if one input has a stop or
+    an end where another has not the same."""
     for port in range(len(readers)):
         yield Peek(port)
     tokens: list[Token] = []
@@ -264,8 +265,8 @@ def take_together(
 
 
 def merged_stop(level: int, after_empty: bool, raised: int) -> tuple[int, ...]:
-    """Return the levels of the stops to put at the end of a tensor, one or two, in order. level: its rank. raised: how
-    many more ranks end with it. One stop ends all of them, but a tensor without children (`after_empty`) keeps its own
-    stop before that of the outer ranks.
-    """
+    """Return the levels of the one or two stops to put at the end of a tensor, in order. level: the rank of the tensor.
+    after_empty: whether the tensor has no children. raised: how many tensors around it, one of each higher rank, end as
+    well. One stop ends all of them; only a tensor without children keeps a stop of its own before that of the
+    others."""
     return (level, level + raised) if after_empty and raised else (level + raised,)

@@ -36,9 +36,11 @@ MATMUL_ROWS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOperator(Operator):
-    """What computes. compute: operations per cycle, None for no bound. memory_in: for each operand, whether it comes
-    through a memory unit, which bounds its rate; memory_out: the same for the result. Raises `StepError` for less than
-    one operation per cycle."""
+    """An operator that computes, with the rate at which it does.
+
+    compute: operations per cycle; None for no bound. memory_in: for each operand, whether it comes through a memory
+    unit, which bounds its rate; operands behind the last entry do not. memory_out: whether the result goes through one.
+    Raises `StepError` for less than one operation per cycle."""
 
     compute: int | None = None
     memory_in: tuple[bool, ...] = ()
@@ -49,9 +51,9 @@ class ComputeOperator(Operator):
             raise StepError(self.name, f"{self.compute} operations a cycle; the least is 1, None for no bound")
 
     def work(self, cost: Cost, operands: Sequence[Element], result: Element | None) -> ElementWork:
-        """Return the work of one element: bytes that pass memory units, and operations. cost: factor and sizes, whose
-        product is the operations. operands: the elements that are read. result: None if nothing is put.
-        """
+        """Return the work of one element: bytes that pass memory units, and operations. cost: a factor and sizes, whose
+        product is the number of operations. operands: the elements that are read. result: the element that is put; None
+        for none."""
         factor, sizes = cost
         read = tuple(size_in_bytes(one) for one, through in zip(operands, self.memory_in, strict=False) if through)
         written = size_in_bytes(result) if self.memory_out and result is not None else 0
@@ -59,17 +61,15 @@ class ComputeOperator(Operator):
 
 
 def parts(data: Any) -> tuple[Any, ...]:
-    """Return the operands in an element or in a type: the parts of a tuple, or the thing itself. data: the element or
-    the type.
-    """
+    """Return the operands in `data`, an element or a type: the parts of a tuple; of anything else that alone."""
     if isinstance(data, TupleType):
         return data.parts
     return data if isinstance(data, tuple) else (data,)
 
 
 def symbolic(stream: StreamType, cost: Cost) -> Expression | None:
-    """Return the operations of a function on all elements of a stream; None if several ragged sizes are multiplied, so
-    that no known sum gives the total. cost: of one element, a factor and sizes."""
+    """Return the operations that a function computes on all elements of a stream. None if a cost is a product of
+    several ragged sizes, since the known sums do not give its total. cost: of one element, a factor and sizes."""
     factor, sizes = cost
     if not factor:
         return sympy.Integer(0)
@@ -78,10 +78,9 @@ def symbolic(stream: StreamType, cost: Cost) -> Expression | None:
 
 
 def product_memory(data: DataType, rules: Rules) -> Expression:
-    """Return the bytes on chip of a product: `MATMUL_ROWS` rows of the first tile, the input, and the last tile, the
-    weights (v2, section 4.2). data: the tuple type of the operands. rules: how memory is counted. 0 with the accounting
-    "figures".
-    """
+    """Return the bytes on chip that the operands of a matrix product take (STeP v2, section 4.2): `MATMUL_ROWS` rows of
+    the first tile, the input, and the whole last tile, the weights; 0 with the accounting "figures". data: the tuple
+    type of the operands. rules: how memory is counted."""
     operands = parts(data)
     if rules.accounting == "figures":
         return sympy.Integer(0)
@@ -98,14 +97,17 @@ def held_by_product(operands: Sequence[Tile]) -> int:
 
 
 def no_buffers(stream: StreamType) -> None:
-    """Raise `InputRefused` if a stream carries references to buffers, which the paper's types A and B exclude."""
+    """Raise `InputRefused` if a stream carries references to buffers, which the operators with functions do not take
+    (types A and B of STeP)."""
     if has_buffers(stream.data):
         raise InputRefused("takes no buffers")
 
 
 @dataclass(frozen=True)
 class Map(ComputeOperator):
-    """Apply a function to each element; shape unchanged. Called with several streams, it zips them."""
+    """Apply a function to each element; the shape stays. Called with several streams, it first makes tuples of their
+    elements, as `Zip` does. function: an instance, or a class that needs no arguments; anything else raises
+    `StepError`."""
 
     function: Function | type[Function]
 
@@ -149,8 +151,9 @@ class Map(ComputeOperator):
 
 @dataclass(frozen=True)
 class Reduction(ComputeOperator):
-    """What Accum and Scan share. rank: of the groups that are reduced. update: an `Update`, or a function of state and
-    element that begins with `initial`."""
+    """Base of Accum and Scan, which fold the elements of each group into a state. rank: of a group; at least 1. update:
+    an `Update`, or a function of a state and an element, as an instance or a class that needs no arguments; anything
+    else raises `StepError`. initial: each value of the first state, for a function."""
 
     rank: int
     update: Update | Function | type[Update] | type[Function]
@@ -179,9 +182,8 @@ class Reduction(ComputeOperator):
         return stream
 
     def held(self, element: Element, state: Element) -> int:
-        """Return the bytes on chip of the state, and of the operands of a product. element: what was folded last.
-        state: after it.
-        """
+        """Return the bytes on chip of the state and, for a matrix product, of its operands. element: the element that
+        was folded last. state: the state after it."""
         product = held_by_product(parts(element)) if self.fold.matmul else 0
         return product + size_in_bytes(state)
 
@@ -195,8 +197,9 @@ class Reduction(ComputeOperator):
 
 @dataclass(frozen=True)
 class Accum(Reduction):
-    """Reduce the inner dimensions: [D_a .. D_0] -> [D_a .. D_b]. The state begins anew in each group, and is put at its
-    end; it may be larger than an element, and of dynamic size."""
+    """Fold each group of a stream into one element: [D_a .. D_0] -> [D_a .. D_b], b being the rank. Each group begins
+    with a new state, which is put at the end of the group. The state may be larger than an element, and of dynamic
+    size."""
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         stream = self.check(inputs)
@@ -225,7 +228,7 @@ class Accum(Reduction):
 
 @dataclass(frozen=True)
 class Scan(Reduction):
-    """As Accum, and the state after every element: the shape is unchanged."""
+    """Fold each group of a stream, as `Accum` does, and put the state after every element. The shape stays."""
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         stream = self.check(inputs)

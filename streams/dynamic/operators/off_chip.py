@@ -51,12 +51,12 @@ def _transfer(tensor: Tensor, index: int, size: tuple[int, int], read: bool) -> 
 
 @dataclass(frozen=True)
 class LinearOffChipLoad(SourceOperator):
-    """Read a tensor in tiles, in an affine order, once for each element of a reference stream.
+    """Read a tensor in tiles, in an affine order, once for each element of a reference stream; without a reference
+    once, as for a reference of shape [1]. Shape: [D_b .. D_0] -> [D_b .. D_0, *shape].
 
-    tensor: off the chip. tile: rows and columns. stride, shape: of the read, in tiles; a stride of 0 repeats. The index
-    of a tile is the sum of i_k * stride_k, row-major over the shape. Without a reference, once: the reference is [1].
-    Shape: [D_b .. D_0] -> [D_b .. D_0, *shape].
-    """
+    tensor: off the chip. tile: rows and columns of a tile. shape: steps of the read in each dimension, the outermost
+    first. stride: for each dimension, the tiles from one step to the next; 0 repeats. Step (i_0, i_1, ..) reads tile
+    number sum of i_k * stride_k; tiles are numbered row-major."""
 
     tensor: Tensor
     tile: tuple[int, int]
@@ -120,9 +120,8 @@ class LinearOffChipLoad(SourceOperator):
 
 
 def stops_after(number: int, shape: Sequence[int]) -> int:
-    """Return the level of the stop behind the first `number` elements, at least 1, of a tensor; 0 if none is there.
-    shape: of the tensor, outermost size first, read row-major.
-    """
+    """Return the level of the stop behind the first `number` elements (at least 1) of a tensor; 0 if no stop follows
+    them. shape: of the tensor, the outermost size first; its elements come row-major."""
     level, size = 0, 1
     for inner in reversed(shape):
         size *= inner
@@ -134,10 +133,10 @@ def stops_after(number: int, shape: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class LinearOffChipStore(Operator):
-    """Write tiles of a static size to consecutive places of a tensor. first: number of the first tile. No output.
+    """Write tiles of a static size to consecutive tiles of a tensor; there is no output. tensor: off the chip. first:
+    the number of the first tile, row-major.
 
-    The published table prints the input's shape as [D_{a-1} .. D_0]; it is [D_a .. D_0].
-    """
+    The paper's table prints the shape of the input as [D_{a-1} .. D_0]; it is [D_a .. D_0]."""
 
     tensor: Tensor
     first: int = 0
@@ -190,9 +189,9 @@ def check_whole(tensor: Tensor, data: TileType) -> None:
 
 
 def place(context: KernelContext, tensor: Tensor, index: int, size: tuple[int, int], stream: str, position: int) -> int:
-    """Return `index`, the number of a tile of a tensor, row-major. size: rows and columns of a tile. stream, position:
-    of the token that asks for it, for the message. Raises `StreamFault` if the tensor has no such tile.
-    """
+    """Return `index`, the number of a tile of a tensor, row-major, once it is checked. context: of the kernel. size:
+    rows and columns of a tile. stream, position: the token that asks for the tile, for the message. Raises
+    `StreamFault` if the tensor has no such tile."""
     count = prod(tensor.tiled(size))
     if not 0 <= index < count:
         raise context.fault(stream, f"tile {index} of a tensor of {count} tiles", position)
@@ -202,9 +201,9 @@ def place(context: KernelContext, tensor: Tensor, index: int, size: tuple[int, i
 def write(
     context: KernelContext, tensor: Tensor, index: int, value: Tile, stream: str, position: int
 ) -> Generator[Request, Any, None]:
-    """Move the tile `value` to its place off the chip. index: of the place, row-major among tiles of this size. stream,
-    position: as for `place`. Yields requests; raises `StreamFault` if the tensor has no such tile.
-    """
+    """Write a tile to a tensor off the chip. index: the number of its place, row-major among tiles of the size of
+    `value`. stream, position: the token that asks for it, for the message. Yields requests. Raises `StreamFault` if the
+    tensor has no such tile."""
     place(context, tensor, index, value.shape, stream, position)
     yield Keep(2 * value.bytes)
     yield _transfer(tensor, index, value.shape, read=False)
@@ -261,11 +260,10 @@ def check_address(stream: StreamType) -> None:
 
 @dataclass(frozen=True)
 class RandomOffChipStore(Operator):
-    """Write each tile to its address in `tensor`; a flag per tile says that it is written.
+    """Write each tile to its address, the number of a tile of `tensor`, row-major; put a flag for each written tile.
 
-    Inputs: addresses, tiles, of equal shape. Shape: unchanged. The published table gives the inputs rank b and the
-    output rank a, which cannot be; both are of one rank here.
-    """
+    Inputs: addresses, and tiles, of equal shape. Output: flags of this shape. The paper's table gives the inputs rank b
+    and the output rank a, which cannot be; here both have one rank."""
 
     tensor: Tensor
 

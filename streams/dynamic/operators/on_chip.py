@@ -108,14 +108,13 @@ class BufferSizes:
 
 @dataclass(frozen=True)
 class Streamify(Operator):
-    """Read buffers, each once for every element of a group of a reference stream.
+    """Read buffers: each one once for every element of its group of a reference stream.
 
-    Inputs: buffers [D_b .. D_0], reference [D_b .. D_0, D'_{c-1} .. D'_0]. Shape: the reference's, then the read's.
-    inner: c, at least 1. The next buffer comes when the c inner dimensions of the reference end. stride, shape: of an
-    affine read of a static buffer; without them, and for all others, the buffer is read linearly in its own shape.
-    count: in place of a reference, how often each buffer is read; then the only inner dimension is `count`. None: there
-    is a reference.
-    """
+    Inputs: buffers [D_b .. D_0], reference [D_b .. D_0, D'_{c-1} .. D'_0]. Shape: that of the reference, then that of
+    the read. inner: c, at least 1; the next buffer is taken when the c inner dimensions of the reference end. stride,
+    shape: an affine read of a static buffer, in elements, as for `LinearOffChipLoad`; without them, and for a buffer
+    that is not static, the elements come in their order and the buffer's own shape. count: how often each buffer is
+    read, in place of a reference; then `count` is the only inner dimension. None: there is a reference."""
 
     inner: int = 1
     stride: tuple[int, ...] = ()

@@ -67,12 +67,12 @@ def chosen(token: Selector, reader: InputReader, choices: int) -> tuple[int, ...
 
 @dataclass(frozen=True)
 class Partition(Operator):
-    """Route each chunk of a stream to the outputs that its selector chooses; none of them drops it.
+    """Send each chunk of a stream to the outputs that its selector chooses; a chunk whose selector chooses none is
+    dropped.
 
-    Inputs: in [D_a .. D_0], selectors [D_a .. D_{a-s}]. Outputs: `consumers` streams [D^i, D_{a-s-1} .. D_0], each with
-    a new dynamic-regular D^i. rank: of a chunk, a-s; None takes that of the inputs. The outer dimensions are flattened:
-    stops above the rank become stops of the rank.
-    """
+    Inputs: data [D_a .. D_0], selectors [D_a .. D_{a-s}]. Outputs: `consumers` streams [D^i, D_{a-s-1} .. D_0]; the
+    size D^i of each is a new symbol, since data decide it. rank: of a chunk, a-s; None for that which the inputs have.
+    The outer dimensions become one: stops above the rank of a chunk become stops of that rank."""
 
     consumers: int
     rank: int | None = None
@@ -114,9 +114,8 @@ class Partition(Operator):
 
 
 def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[StreamType, ...]:
-    """Return the types of `count` streams over which the chunks of a stream are spread. rank: of a chunk. symbols:
-    makes the new ones. Each stream gets new symbols, because only a run knows which chunks it gets.
-    """
+    """Return the types of `count` streams to which the chunks of a stream are sent. rank: of a chunk. symbols: makes
+    the symbols of their sizes, new ones for each stream, because only a run knows which chunks it gets."""
     number = symbols.number()
     made = []
     for port in range(count):
@@ -130,10 +129,9 @@ def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[
 
 
 def route(reader: InputReader, rank: int, ports: tuple[int, ...]) -> Generator[Request, Any, int]:
-    """Move one chunk of input 0 to the outputs `ports`, given by their numbers. reader: of input 0. rank: of a chunk.
-    Yields requests. Return the level of the stop that ended it; 0 for a chunk of one element. Raises `StreamFault` if
-    the input ends before the chunk does, or has no chunk here.
-    """
+    """Move one chunk of input 0 to some outputs; return the level of the stop that ended it, 0 for a chunk of one
+    element. reader: of input 0. rank: of a chunk. ports: the numbers of the outputs. Yields requests. Raises
+    `StreamFault` if the input ends before the chunk does, or has no chunk here."""
     while True:
         token = reader((yield TakeToken(0)))
         if isinstance(token, Done):
@@ -160,7 +158,8 @@ def _agree(reader: InputReader, token: object, expected: object) -> None:
 
 @dataclass(frozen=True)
 class Parallelize(Operator):
-    """Deal chunks of the rank `rank` to `consumers` outputs in turn: a Partition by selectors (0), (1), .. in turn."""
+    """Send chunks to the outputs in turn: a Partition whose selectors choose output 0, 1, .. `consumers` - 1, 0, and so
+    on. rank: of a chunk."""
 
     consumers: int
     rank: int = 0
@@ -215,8 +214,7 @@ def mergeable(inputs: Sequence[StreamType]) -> None:
 
 def merged(inputs: Sequence[StreamType], symbols: Symbols) -> tuple[tuple[Dimension, ...], Any]:
     """Return the dimensions, except the outermost one, and the data type of the stream into which streams merge.
-    inputs: their types, which are `mergeable`. symbols: makes new ones where sizes differ.
-    """
+    inputs: their types, of which `mergeable` holds. symbols: makes symbols of sizes that differ."""
     inner = []
     for level in range(inputs[0].rank):
         column = [stream.shape[level + 1] for stream in inputs]
@@ -226,13 +224,12 @@ def merged(inputs: Sequence[StreamType], symbols: Symbols) -> tuple[tuple[Dimens
 
 @dataclass(frozen=True)
 class Reassemble(Operator):
-    """Collect chunks: for each selector, one of every input that it chooses.
+    """Put together chunks of several streams: for each selector, one chunk of every input that it chooses.
 
-    Inputs: streams of rank a, equal but for their outermost dimension, and, last, selectors [D^s_s .. D^s_0]. A chunk
-    is a tensor of rank a, an element if a is 0. The chunks of a selector come whole, in the order in which their first
-    token came, ties by the number of the input. Shape: [D^s_s .. D^s_0, K, D_{a-1} .. D_0]; K is ragged, unless all
-    selectors choose equally many.
-    """
+    Inputs: streams of rank a, equal but for their outermost dimension, and, as the last one, selectors [D^s_s ..
+    D^s_0]. A chunk is a tensor of rank a; an element if a is 0. The chunks of a selector come one after another, in the
+    order in which their first tokens arrived; of equal times, the lower number of the input comes first. Shape: [D^s_s
+    .. D^s_0, K, D_{a-1} .. D_0]; K is ragged, unless all selectors choose equally many."""
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         *streams, selector = inputs
@@ -283,10 +280,10 @@ class Reassemble(Operator):
 
 
 def collect(reader: InputReader, port: int, rank: int, keep_stop: bool = False) -> Generator[Request, Any, bool]:
-    """Move a chunk of an input to output 0. reader, port: of that input. rank: of the chunk. keep_stop: without the
-    stop that ends it, which the caller puts. Returns whether the chunk is a tensor without children (of a rank above
-    0). Yields requests. Raises `StreamFault` if the input ends before the chunk does.
-    """
+    """Move one chunk of an input to output 0; return whether the chunk is a tensor without children (of a rank above
+    0). reader: of the input. port: the number of the input. rank: of the chunk. keep_stop: whether the stop that ends
+    the chunk is left out, so that the caller puts one. Yields requests. Raises `StreamFault` if the input ends before
+    the chunk does."""
     while True:
         token = reader((yield TakeToken(port)))
         if isinstance(token, Done):
@@ -305,13 +302,12 @@ def collect(reader: InputReader, port: int, rank: int, keep_stop: bool = False) 
 
 @dataclass(frozen=True)
 class SortedMerge(Operator):
-    """Merge sorted streams into a sorted one: the least element of those that come next; ties by the number of the
-    input.
+    """Merge sorted streams into a sorted one: of the next elements of all inputs the least one is put; of equal ones
+    that of the lower input number.
 
     Inputs: streams of rank 0, [B_i], each in rising order of a key: the value of a [1,1] tile, or of the first part of
     a tuple. Shape: [sum of B_i]. A token stays at its input until it is the least, so that streams of depth 1 suffice.
-    The result does not depend on times. Not of the papers.
-    """
+    The result does not depend on times. This operator is not in the papers."""
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         if not inputs:
@@ -366,13 +362,13 @@ def sort_key(element: Any) -> float:
 
 @dataclass(frozen=True)
 class Iterate(Operator):
-    """Send each element through a body, again and again as long as the body says so: the head of a loop.
+    """Send each element through a part of the program, the body, as often as the body asks for: the head of a loop.
 
-    Inputs: elements [n] of some type; what the body gives, [W] tuples of such an element and a flag, a [1,1] tile: a
-    stream of `Program.feedback`. Outputs: elements for the body [W]; those with which the body is done, [n], in the
-    order of the input. An element goes through the body once or more; the next one enters when it has left, so that
-    streams of depth 1 suffice. When the input ends, the body gets its end, and must pass it on. Not of the papers.
-    """
+    Inputs: elements [n] of some type; and the results of the body, [W] tuples of such an element and a flag (a [1,1]
+    tile) that asks for another pass, on a stream of `Program.feedback`. Outputs: elements for the body [W]; finished
+    elements [n], in the order of the input. An element goes through the body at least once, and the next one enters
+    after it has left, so that streams of depth 1 suffice. When the input ends, the body is sent the end of a stream,
+    which it must pass on. This operator is not in the papers."""
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 2)
@@ -413,11 +409,11 @@ class Iterate(Operator):
 
 @dataclass(frozen=True)
 class EagerMerge(Operator):
-    """Merge streams: whole chunks, as they come; ties by the number of the input.
+    """Merge streams chunk by chunk, in the order of arrival; of equal times, the lower number of the input comes first.
 
     Inputs: streams of rank a, equal but for their outermost dimension. Outputs: data [sum of D^i_a, D_{a-1} .. D_0],
-    and selectors [sum of D^i_a], each one-hot and before its chunk. It ends when all inputs have ended.
-    """
+    and selectors [sum of D^i_a], each of which names the input of a chunk and is put before that chunk. The outputs end
+    when all inputs have ended."""
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         if not inputs:

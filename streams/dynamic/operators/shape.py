@@ -110,11 +110,11 @@ class Flatten(Operator):
 
 @dataclass(frozen=True)
 class Reshape(Operator):
-    """Split dimension D_b in chunks: [.., D_b, ..] -> [.., ceil(D_b/chunk), chunk, ..]. Outputs: data, padding flags.
+    """Split a dimension in chunks: [.., D_b, ..] -> [.., ceil(D_b/chunk), chunk, ..]. Outputs: data, and flags that are
+    set where an element is padding.
 
-    rank: b. For b = 0, chunks are filled up with `pad`, a value for every place of a tile, where a group ends; None for
-    a dimension that is known not to need it. For b > 0, D_b is static and divisible.
-    """
+    rank: b. pad: for b = 0, the value of all places of the tiles that fill up the last chunk of a group; None for a
+    dimension that is known to need none. For b > 0, D_b must be static and divisible by `chunk`."""
 
     rank: int
     chunk: int
@@ -246,8 +246,8 @@ def _flagged(token: Element, padded: bool) -> Kernel:
 
 @dataclass(frozen=True)
 class Promote(Operator):
-    """Add an outermost dimension: [D_a ..] -> [1 if D_a>0 else 0, D_a ..]. The last stop rises by 1, so that each stop
-    that might be the last one waits for the next token. An empty stream stays empty."""
+    """Add an outermost dimension: [D_a ..] -> [1 if D_a>0 else 0, D_a ..]. The level of the last stop rises by 1; so a
+    stop that may be the last one is held until the next token comes. An empty stream stays empty."""
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 1)
@@ -275,11 +275,11 @@ class Promote(Operator):
 
 @dataclass(frozen=True)
 class Expand(Operator):
-    """Repeat each element of a stream for every element of its group of a reference.
+    """Repeat each element of a stream for every element of its group of a reference stream.
 
-    Inputs: data [D_a .. D_b, 1 .. 1] (b times 1), reference [D_a .. D_0]. Shape: the reference's. rank: b, the smallest
-    stop level of the data, so that b = 2 for [2,1,1]. counts: in place of a reference, the b inner dimensions.
-    """
+    Inputs: data [D_a .. D_b, 1 .. 1] (b times 1), reference [D_a .. D_0]. Shape: that of the reference. rank: b, the
+    level of the lowest stop of the data, such as 2 for [2,1,1]. counts: the sizes of the b inner dimensions, in place
+    of a reference."""
 
     rank: int
     counts: tuple[int, ...] = ()
@@ -366,7 +366,7 @@ def _element(reader: InputReader, token: Token, there: Token) -> Token:
 
 @dataclass(frozen=True)
 class Repeat(Operator):
-    """Repeat each element: [D_a .. D_0] -> [D_a .. D_0, count]. The paper's sugar for an Expand by a number."""
+    """Repeat each element `count` times: [D_a .. D_0] -> [D_a .. D_0, count]. The same as an `Expand` with `counts`."""
 
     count: int
 
@@ -423,7 +423,7 @@ class Zip(Operator):
 
 @dataclass(frozen=True)
 class Broadcast(Operator):
-    """The same stream `count` times. A stream that is used more than once needs none: it is implied."""
+    """Return a stream as `count` equal streams. It is not needed to read a stream several times."""
 
     count: int
 
@@ -447,10 +447,9 @@ class Broadcast(Operator):
 
 @dataclass(frozen=True)
 class First(Operator):
-    """The first `count` elements of a stream of rank 0, then its end; what follows is taken and dropped. Not of the
-    papers: it ends the loop of dynamic parallelisation, whose dispatcher needs as many free regions as there are
-    requests.
-    """
+    """Put the first `count` elements of a stream of rank 0 and then the end; take and drop the rest of the input. This
+    operator is not in the papers; it ends the loop of dynamic parallelisation, whose dispatcher needs no more free
+    regions than there are requests."""
 
     count: int
 
@@ -478,12 +477,12 @@ class First(Operator):
 
 @dataclass(frozen=True)
 class TakeWhile(Operator):
-    """The elements of each innermost group up to the first whose flag is not set; the others of the group are dropped.
+    """Put the elements of each innermost group up to the first whose flag is not set; drop the others of the group.
 
-    Inputs: data [D_a .. D_1, D_0], flags of the same shape, [1,1] tiles. Shape: [D_a .. D_1, D'_0], D'_0 ragged, or
-    dynamic-regular for a = 0. At rank 0 the end is put as soon as a flag says so, and what follows is taken and
-    dropped: it can end a loop. inclusive: the element at which a group ends is put as well. Not of the papers.
-    """
+    Inputs: data [D_a .. D_1, D_0], and flags of the same shape, [1,1] tiles. Shape: [D_a .. D_1, D'_0]; D'_0 is ragged,
+    or, for a = 0, a regular size that data decide. At rank 0 the end is put as soon as a flag is not set, and the rest
+    of the input is taken and dropped, so that the operator can end a loop. inclusive: whether the element whose flag is
+    not set is put as well. This operator is not in the papers."""
 
     inclusive: bool = False
 

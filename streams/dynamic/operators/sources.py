@@ -16,10 +16,9 @@ from .base import KernelContext, Limits, SourceOperator
 
 
 def sizes_of(nested: Sequence[Any], rank: int, symbols: Symbols) -> tuple[Dimension, ...]:
-    """Return the shape of nested lists, `rank + 1` dimensions, outermost first. nested: tensors, each of them lists,
-    `rank` deep. symbols: names ragged dimensions. A dimension with several sizes is ragged, and static: all sizes are
-    known.
-    """
+    """Return the shape of nested lists: `rank + 1` dimensions, the outermost first. nested: a list of tensors, each of
+    them lists, `rank` deep. symbols: makes the symbols of ragged dimensions. A dimension with several sizes is ragged
+    and static, since all sizes are known."""
     groups: list[Any] = [nested]
     shape = []
     for level in range(rank + 1):
@@ -48,9 +47,8 @@ def _frozen(nested: Any, rank: int) -> Any:
 
 
 def leaves(nested: Any, rank: int) -> Iterator[Any]:
-    """Yield what is in nested tuples, in order. nested: tensors, each of them tuples, `rank` deep; what is no tuple
-    counts as one child.
-    """
+    """Yield the innermost items of nested tuples, in order. nested: a tuple of tensors, each of them tuples, `rank`
+    deep; an item that is no tuple above that depth is yielded as it is."""
     for child in nested if isinstance(nested, tuple) else (nested,):
         yield from leaves(child, rank - 1) if rank else (child,)
 
@@ -64,8 +62,9 @@ def _check_integers(values: Iterable[Any], what: str) -> None:
 
 @dataclass(frozen=True, init=False)
 class SelectGen(SourceOperator):
-    """Selectors that the program states. nested: tensors of tuples of numbers, `rank` deep. choices: how many streams
-    they choose among."""
+    """Make a stream of selectors that the program states. nested: a list of tensors, each of them lists, `rank` deep,
+    of tuples with the numbers of the chosen streams. choices: how many streams there are to choose from. rank: of the
+    stream. Raises `StepError` for a rank below 0, and for lists that are less deep."""
 
     nested: Any
     choices: int
@@ -95,7 +94,9 @@ class SelectGen(SourceOperator):
 
 @dataclass(frozen=True, init=False)
 class MetadataGen(SourceOperator):
-    """Integers that the program states: sizes, offsets, addresses. nested: tensors of integers, `rank` deep."""
+    """Make a stream of integers that the program states, such as sizes and addresses, as [1,1] tiles of i32. nested: a
+    list of tensors, each of them lists, `rank` deep, of integers. rank: of the stream. Raises `StepError` for a rank
+    below 0, and for lists that are less deep."""
 
     nested: Any
     rank: int

@@ -67,9 +67,9 @@ class Cache:
 
 @dataclass(frozen=True)
 class AttentionProgram:
-    """A program of a batch. result: [jobs * queries, columns]; `results` shapes it. depths: of its streams, in tokens,
-    for `timed`.
-    """
+    """A program for a batch of requests. result: the tensor [jobs * queries, columns] that it stores; `results` gives
+    it a shape. heads: the sizes of attention. requests: how many there are. depths: of its streams, in tokens, for
+    `timed`."""
 
     program: Program
     result: Tensor
@@ -96,19 +96,19 @@ def attention(
     cache: Cache | None = None,
     dtype: str = "bf16",
 ) -> AttentionProgram:
-    """Return the program of one step of a batch that decodes (STeP v2, section 5.4).
+    """Return the program of one decoding step of a batch of requests (STeP v2, section 5.4).
 
-    lengths: of each request, in rows of its cache. heads: their numbers and sizes. dispatch: how regions get their jobs
-    (module docstring). regions: how many work side by side. block: requests of a region with `coarse`; by default, all
-    requests divided by the regions, rounded up; where it gives more blocks than there are regions, they begin again
-    with the first. queue: jobs that wait before a region, besides the one that it works on. compute: operations a cycle
-    of each unit; None for no bound. capacity: rows of each cache, whole in tiles; by default those of the longest.
-    cache: the tensors; without them the program has no data. dtype: of elements off the chip.
+    lengths: of the cache of each request, in rows. heads: sizes of attention. dispatch: how regions get their jobs
+    (module docstring). regions: how many regions work side by side. block: with `coarse`, how many requests a region
+    gets in a row; None for all requests divided by the regions, rounded up. If that gives more blocks than regions, the
+    next blocks go to the first regions again. queue: jobs that may wait before a region, besides the one that it works
+    on. compute: operations a cycle of each unit; None for no bound. capacity: rows of each cache in memory, whole in
+    tiles; None for those of the longest. cache: the tensors; None for a program without data. dtype: of elements off
+    the chip.
 
     Raises `StepError` for another dispatch, for a batch without requests, for a length below 1 or over the capacity,
     with the request, for a capacity that is not whole in tiles, for regions, blocks or a queue below the least, and for
-    tensors of other shapes.
-    """
+    tensors of other shapes."""
     if not lengths:
         raise StepError("attention", "a batch without requests")
     if dispatch not in get_args(Dispatch):

@@ -52,8 +52,8 @@ class ExpertLayerShape:
 
 @dataclass(frozen=True)
 class ExpertTensors:
-    """The layer's tensors. rows [B, model]; gate, up [experts, model, hidden]; down [experts, hidden, model]; routing
-    [B, chosen], of the experts of a row in rising order."""
+    """The tensors of a layer of experts: rows [B, model]; gate, up [experts, model, hidden]; down [experts, hidden,
+    model]; routing [B, chosen], the weight of each chosen expert of a row, in rising order of the experts."""
 
     rows: Array
     gate: Array
@@ -64,8 +64,8 @@ class ExpertTensors:
 
 @dataclass(frozen=True)
 class ExpertProgram:
-    """A program of a layer. result: where the store puts [B, model]. rows_of: for each expert, the name of the symbol
-    that is its number of rows. depths: of its streams, for `timed`."""
+    """A program of a layer of experts. result: the tensor [B, model] that it stores. rows_of: for each expert, the name
+    of the symbol that is its number of rows. depths: of its streams, in tokens, for `timed`."""
 
     program: Program
     result: Tensor
@@ -133,17 +133,16 @@ def mixture(
     values: ExpertTensors | None = None,
     dtype: str = "bf16",
 ) -> ExpertProgram:
-    """Return the program of a layer (STeP v2, sections 5.2 and 5.3).
+    """Return the program of a layer of experts (STeP v2, sections 5.2 and 5.3).
 
-    chosen: the experts of each row, as many as the layer says. tile_rows: rows of a tile, the last of an expert filled
-    up; None for one tile of all rows of an expert. regions: how many sets of units there are; neighbouring experts
-    share one, and get it as their tiles come; None for a set for each expert. compute: operations a cycle of each unit;
-    None for no bound. values: tensors; without them the program has no data. dtype: of rows and all weights off the
-    chip.
+    chosen: the numbers of the experts of each row, `layer.chosen` of them. tile_rows: rows of a tile; the last tile of
+    an expert is filled up. None for one tile of all rows of an expert. regions: how many sets of units there are;
+    neighbouring experts share one, in the order in which their tiles come; None for a set for each expert. compute:
+    operations a cycle of each unit; None for no bound. values: tensors; None for a program without data. dtype: of rows
+    and all weights off the chip.
 
-    Raises `StepError` for no rows, experts that are not there, rows with another number of them, tiles of less than one
-    row, regions that do not divide the experts, or values of other shapes.
-    """
+    Raises `StepError` for no rows, experts that do not exist, rows with another number of experts, tiles of less than
+    one row, regions that do not divide the experts, or values of other shapes."""
     for row, experts in enumerate(chosen):
         if not len(experts) == len(set(experts)) == layer.chosen or not all(
             0 <= one < layer.experts for one in experts

@@ -64,10 +64,10 @@ def expert_counts() -> Mapping[str, Sequence[int]]:
 
 
 def deal(counts: Sequence[int], rows: int, chosen: int) -> list[tuple[int, ...]]:
-    """Return for each row the numbers of its `chosen` experts, rising, so that each expert gets its count of rows.
-    counts: rows of each expert. rows: how many rows there are. The rule: a row gets the experts that have most rows
-    left (ties: those that have waited longest, then the first). Raises `StepError` if there is no such way.
-    """
+    """Return the numbers of the experts of each row, rising, so that each expert gets its count of rows. counts: rows
+    of each expert. rows: how many rows there are. chosen: experts of a row. Each row gets the experts that still need
+    most rows; of equal ones those that have waited longest, then the first. Raises `StepError` if there is no such
+    way."""
     if sum(counts) != rows * chosen or max(counts, default=0) > rows or min(counts, default=0) < 0:
         raise StepError("deal", f"{sum(counts)} places of at most {max(counts, default=0)} an expert for {rows} rows")
     left = list(counts)
@@ -98,9 +98,9 @@ def cache_lengths() -> Mapping[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class PointResult:
-    """What a point takes. cycles: of the run. traffic, memory: bytes, by `metrics` with `accounting="figures"`. moved,
-    flops: bytes and operations that the run counted; for attention, traffic is what it counted, and memory unknown.
-    depends_on_time: whether an operator chose by arrival."""
+    """What the program of a point takes. cycles: of the run. traffic, memory: bytes, by `metrics` with
+    `accounting="figures"`; for attention, traffic is counted in the run, and memory is NaN. moved, flops: bytes off the
+    chip, and operations, that the run counted. depends_on_time: whether an operator chose an input by arrival."""
 
     cycles: float
     traffic: int
@@ -112,7 +112,8 @@ class PointResult:
 
 @dataclass(frozen=True)
 class FigurePoint(ABC):
-    """A point of a figure. figure: the name of the figure. key: the name of the point."""
+    """A point of a figure of STeP, measured by a run. figure: the name of the figure, such as "fig9". key: the name of
+    the point."""
 
     figure: str
     key: str
@@ -124,7 +125,7 @@ class FigurePoint(ABC):
 
 @dataclass(frozen=True)
 class GatedPoint(FigurePoint):
-    """Of Fig. 8. rows, columns: of a tile."""
+    """A point of STeP v2, Fig. 8: a gated layer. rows, columns: of a tile."""
 
     rows: int
     columns: int
@@ -137,7 +138,8 @@ class GatedPoint(FigurePoint):
 
 @dataclass(frozen=True)
 class TiledPoint(FigurePoint):
-    """Of Fig. 18, with the rates of Fig. 8. hierarchical: in tiles of a unit; otherwise in large ones."""
+    """A point of STeP v2, Fig. 18: tiled products, with the rates of Fig. 8. hierarchical: whether loaded tiles are cut
+    into those of a unit; otherwise each matrix is one tile."""
 
     hierarchical: bool
 
@@ -155,9 +157,9 @@ def tiles_of_fig18() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ExpertPoint(FigurePoint):
-    """Of the figures with experts. counts: rows of each expert. tile_rows: None for dynamic tiles. regions: None for a
-    set of units for each expert. compute: operations a cycle of each unit. on_demand: operators that get no element
-    count no memory."""
+    """A point of the figures about experts. layer: the sizes. counts: rows of each expert. tile_rows: rows of a tile;
+    None for one tile of all rows of an expert. compute: operations a cycle of each unit. regions: sets of units that
+    experts share; None for a set for each expert. on_demand: whether operators that get no element take no memory."""
 
     layer: ExpertLayerShape
     counts: tuple[int, ...]
@@ -187,7 +189,8 @@ class ExpertPoint(FigurePoint):
 
 @dataclass(frozen=True)
 class AttentionPoint(FigurePoint):
-    """Of the figures with attention. lengths: of the requests. queue: jobs that wait before a region."""
+    """A point of the figures about attention. lengths: rows of the cache of each request. dispatch: how regions get
+    their jobs. queue: jobs that may wait before a region."""
 
     lengths: tuple[int, ...]
     dispatch: Dispatch
@@ -221,7 +224,7 @@ def _measured(program: Program, run: TimedRun, values: Mapping[str, int], on_dem
 
 
 def points() -> tuple[FigurePoint, ...]:
-    """Return the points of all figures of STeP that this module has, in an order that begins with the longest runs."""
+    """Return the points of all figures of STeP that this module has, those with the longest runs first."""
     made: list[FigurePoint] = []
     counts = {key: tuple(rows) for key, rows in expert_counts().items()}
     for figure, batch, sizes in (("fig10", 1024, (16, 32, 64, 128, 256, 512, 1024)), ("fig9", 64, (8, 16, 32, 64))):

@@ -47,13 +47,14 @@ def swiglu(
     dtype: str = "f32",
     values: SwigluTensors | None = None,
 ) -> SwigluProgram:
-    """Return the program of a layer (STeP v2, Fig. 8). batch: rows of x. model, hidden: columns of x, and of gate(x).
+    """Return the program of a gated layer, down(SiLU(gate(x)) * up(x)) (STeP v2, Fig. 8). batch: rows of x. model,
+    hidden: columns of x, and of gate(x).
 
-    tile_rows: of a tile of x, which is loaded anew for each tile of weights. tile_columns: of a tile of gate and up,
-    rows of one of down. compute: operations a cycle of each unit; None for no bound. through_memory: products read both
-    operands and write their results through a memory unit. dtype: of all elements. values: tensors; without them the
-    program has no data. Raises `StepError` for sizes below 1 or not whole in tiles, and for values of other shapes.
-    """
+    tile_rows: rows of a tile of x, which is loaded again for each tile of weights. tile_columns: columns of a tile of
+    gate and up, and rows of one of down. compute: operations a cycle of each unit; None for no bound. through_memory:
+    whether products read both operands, and write their results, through a memory unit. dtype: of all elements. values:
+    tensors; None for a program without data. Raises `StepError` for sizes below 1 or not whole in tiles, and for values
+    of other shapes."""
     if min(batch, model, hidden, tile_rows, tile_columns) < 1:
         sizes = f"x [{batch},{model}], {hidden} columns, tiles of {tile_rows} rows and of {tile_columns} columns"
         raise StepError("swiglu", f"{sizes}; the least is 1")

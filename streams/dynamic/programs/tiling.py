@@ -39,8 +39,8 @@ class TiledProducts:
 
 @dataclass(frozen=True)
 class TiledProgram:
-    """A program of products. result: the tensor [count * rows, columns] that it stores. streams: by their names, those
-    that the figure shows."""
+    """A program of products. result: the tensor [count * rows, columns] that it stores. streams: the streams that the
+    figure of the paper shows, by their names."""
 
     program: Program
     result: Tensor
