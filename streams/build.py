@@ -43,7 +43,7 @@ from .values import is_stream, last_name
 
 
 class Refused(SourceError):
-    """A stream program with findings. The message shows them."""
+    """A stream program that has findings, or that no machine can run. report: the findings, which the message shows."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
@@ -57,15 +57,17 @@ def build(
     device: str = "",
     channels: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Program:
-    """Return the program of a checked region, with its machine. report: of the check.
+    """Return the program of a checked region, with its machine.
 
-    execute: tasks may call functions of their file and of the modules that it imports; then imports, functions and
-    constants of the file are executed, if a task calls one. Otherwise such tasks are refused. clock_hz: of the machine,
-    in Hz; None for the usual one. device: the name of the device that the machine is for, "" for none. channels: the
-    numbers of the memory channels in which a tensor lies, by its name (`OffChipTensor`). Raises `Refused` for findings,
-    and for what a machine does not have; `ProgramError` for a region without tasks, a file whose execution fails,
-    channels of tensors that it does not have, and a region that is too large to find which beats fire together.
-    """
+    report: the result of the check. execute: whether tasks may call functions of their file and of the modules that it
+    imports; if a task calls one, imports, functions and constants of the file are executed. Without it such tasks are
+    refused. clock_hz: the clock of the machine in Hz; None for 300 MHz. device: the name of the device that the machine
+    is for, "" for none. channels: the numbers of the memory channels in which a tensor lies, by the tensor's name
+    (`OffChipTensor`).
+
+    Raises `Refused` for findings, and for what a machine does not have; `ProgramError` for a region without tasks, a
+    file whose execution fails, channels of tensors that it does not have, and a region that is too large to find which
+    beats fire together."""
     if report.code:
         raise Refused(report)
     if not report.region.instances:
@@ -88,9 +90,8 @@ def build(
 
 
 def executed(source: Source) -> Mapping[str, Any]:
-    """Execute the imports, constants and plain functions of a file; return the values of its names. The file's own
-    folder is searched for modules first. Raises `ProgramError` with whatever the file raises.
-    """
+    """Execute the imports, constants and plain functions of a file; return the values of its names. Modules are looked
+    up in the folder of the file first. Raises `ProgramError` for any exception that the execution raises."""
     names: dict[str, Any] = {"__name__": Path(source.file).stem, "__file__": source.file}
     sys.path.insert(0, str(Path(source.file).resolve().parent))
     try:
@@ -113,11 +114,10 @@ def _is_plain(node: syn.StatementNode) -> bool:
 
 
 def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> tasks.TaskProgram:
-    """Return a checked region as a task program. externals: values of the names of the executed file, whose functions
-    tasks may call; None if it is not executed. It is the same for all values of the sizes that each run gives. Raises
-    `Refused` for what a machine does not have, and `ProgramError` for a region that is too large to find which beats
-    fire together.
-    """
+    """Return a checked region as a task program, which is the same for all values of the sizes that a run gives.
+    externals: the values of the names of the executed file, whose functions tasks may call; None if the file is not
+    executed. Raises `Refused` for what a machine does not have, and `ProgramError` for a region that is too large to
+    find which beats fire together."""
     try:
         readings, unread = size_readings(region)
     except Unequal as e:
@@ -185,10 +185,11 @@ def _together(region: Region) -> Together:
 def apart(
     together: Iterable[Together], ends: Mapping[tuple[int, bool], str]
 ) -> tuple[tuple[str, tuple[Place, ...]], ...]:
-    """Return, for each unit by name, the places of operations that do not fire together with others of their beat,
-    because the unit would wait for ever in one of several runs. ends: the unit at each end of a stream, by the stream's
-    number and whether the end puts.
-    """
+    """Return for each unit, by name, the places (line, column) of operations that must fire alone.
+
+    Such an operation does not wait for the others of its beat: if it did, the unit would wait for ever in one of the
+    runs. together: which operations of each run fire together. ends: the name of the unit at each end of a stream, by
+    the number of the stream and whether it is the end that puts."""
     found: dict[str, set[Place]] = {}
     for beat in (beat for run in together for beat in run.apart):
         for op in beat.ops:
@@ -269,17 +270,18 @@ Item = TypeVar("Item")
 
 
 class SizeReadings(NamedTuple):
-    """Readings of one region. regions: with different values, the largest ones last; the names that their tasks see
-    hold what all of them found. unread: which values were read, as text, "" if all were."""
+    """The readings of one region, each with other values of the sizes that a run gives. regions: one for each reading,
+    the one with the largest values last; its contexts hold what all readings found together. unread: if not all values
+    were read, those that were, as text; "" if all were."""
 
     regions: tuple[Region, ...]
     unread: str
 
 
 def size_readings(region: Region) -> SizeReadings:
-    """Return readings of a region with several values of its sizes; for a region without sizes the region alone, not
-    read again. Raises `Unequal` where the values decide what a machine has once (streams, tasks, types, shapes of
-    tiles), and for errors that only other values bring."""
+    """Return readings of a region with several values of its sizes. A region without sizes is returned alone and is not
+    read again. Raises `Unequal` if the values change what a machine has once (streams, tasks, types, shapes of tiles),
+    and if other values than those of the region bring errors."""
     if not region.sizes:
         return SizeReadings((region,), "")
     points, all_values = _points(region.sizes)
@@ -298,7 +300,8 @@ def size_readings(region: Region) -> SizeReadings:
 
 
 class Unequal(Exception):
-    """Runs with different values of sizes have no machine in common."""
+    """Runs with different values of sizes would need different machines. region: the reading with the value at fault.
+    findings: what differs, or the errors that the value brings; `report` holds both."""
 
     def __init__(self, region: Region, *findings: SourceFinding) -> None:
         super().__init__(str(findings))

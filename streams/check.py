@@ -40,7 +40,7 @@ class Report:
 
     @property
     def code(self) -> str:
-        """Code of the cause (key of `source.CODES`), "" if the program is well-typed."""
+        """The code of the first error (a key of `source.CODES`); "" if the program has no error."""
         return next((f.code for f in self.findings if not f.warning), "")
 
     def __str__(self) -> str:
@@ -48,17 +48,17 @@ class Report:
 
 
 def check(text: str, file: str = "<program>", strict: bool = False, region: str | None = None) -> Report:
-    """Check the text of a program. file: its name in findings. strict: a value that some paths only read is an error.
-    region: one region function of the file, with its defaults; None for the file itself. Mistakes become findings of
-    the report; nothing is raised for them.
-    """
+    """Check the text of a stream program.
+
+    text: in the language of stream programs; it is not executed. file: the name of the file in findings. strict: makes
+    it an error if only some paths of a task read a value that the task got. region: the name of one region function of
+    the file, which is read with its defaults; None for the file itself. Mistakes become findings of the report; nothing
+    is raised for them."""
     return report_on(read(text, file, region), strict)
 
 
 def report_on(region: Region, strict: bool = False) -> Report:
-    """Check a region that was read, and return its findings, which are added to its source too. strict: as for
-    `check`.
-    """
+    """Check a region that was read; return its findings, which are also added to its source. strict: as for `check`."""
     _Check(region).run()
     found = region.source.findings
     if strict:
@@ -380,10 +380,9 @@ Ends = dict[int, dict[int, int]]
 
 
 def compare_orders(region: Region, puts: Ends, gets: Ends) -> None:
-    """Add a finding to `region.source` for each stream whose tokens come in another order than one of its ends, or its
-    type, shows. puts, gets: tokens of each end, by stream and instance. Streams with more than one instance at an end
-    are not compared.
-    """
+    """Add a finding to `region.source` for each stream whose two ends, or an end and the type of the stream, show
+    different orders of tokens. puts, gets: how many tokens each instance puts or gets, by the number of the stream and
+    that of the instance. A stream with several instances at an end is not compared."""
     showing = {stream for instance in region.instances for stream, _ in instance.orders}
     for decl in region.streams:
         if decl.order is not None:

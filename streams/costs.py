@@ -22,7 +22,12 @@ from .values import Data, Value
 
 
 class TileCost(Enum):
-    """What takes cycles at a place."""
+    """The kind of work for which a statement takes cycles.
+
+    GOT, PUT: a tile comes, or goes, over a stream. LOADED, STORED: a part of a tensor is read, or a part of a tensor or
+    tile is written. COMPUTED: a kernel. KEPT, ASSIGNED: an expression of tiles is computed into a tile; ASSIGNED if a
+    variable keeps it. APART: statements beside the loops, where they are no pipeline. FILLED: the last iteration of a
+    pipeline runs to its end."""
 
     GOT = "got"
     LOADED = "loaded"
@@ -36,10 +41,13 @@ class TileCost(Enum):
 
 
 class CostExpressions(Expressions):
-    """Expressions of a task instance, with their cycles. shards: its parameters. datapath: None for a task without
-    rates. charges: how often cycles were taken. words, depth: tokens that came or went as one word, and cycles of
-    expressions of one word, in the loop around what is read, or in the task; those of loops inside are not counted.
-    """
+    """Expressions of a task instance, which also count the cycles that they take.
+
+    context, task, name, tid: the region, the task, the name of the instance, and its indices in the grid of the task.
+    Attributes: shards: the value of each tensor parameter, by name. datapath: None for a task without rates, which
+    takes no cycles here. charges: how often cycles were counted. words: gets and puts of tokens of one word. depth: the
+    cycles of expressions of one word. words and depth count the statements of the innermost loop, or of the task
+    outside of loops."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, name, tid)
@@ -52,10 +60,9 @@ class CostExpressions(Expressions):
         self.coming: ElementType | None = None
 
     def charge(self, what: TileCost, node: syn.SyntaxNode, taken: int | LoopCycles, scales: bool = True) -> None:
-        """Charge cycles to the statement at a node, and add them to the open beat. what: the kind of cost. taken: the
-        cycles; kernels with more units would take as many, or less of those of loops. scales: False if these are loops
-        of no kernel, which would also take as many.
-        """
+        """Count cycles for the statement of a node, and add them to the open beat. what: the kind of work. taken: an
+        int for cycles that no rate changes; `LoopCycles` for loops, parts of which higher rates shorten. scales: False
+        for loops that no rate shortens, because they are those of no kernel."""
         cycles, fixed = (taken.total, taken.fixed) if isinstance(taken, LoopCycles) else (taken, taken)
         key = self.task.name, node.place, what.value
         self.context.reading.costs.setdefault(key, set()).add(cycles)
@@ -69,17 +76,15 @@ class CostExpressions(Expressions):
         return cycles
 
     def shard_of(self, node: syn.ExpressionNode) -> Data | None:
-        """Return what the instance holds of the parameter of which an expression is a part, or all; None if it is
-        none.
-        """
+        """Return the value of the tensor parameter that an expression names, or takes a part of; None if it does
+        neither."""
         base = node.base if isinstance(node, syn.Subscript) else node
         held = self.shards.get(base.name) if isinstance(base, syn.Identifier) else None
         return held if isinstance(base, syn.Identifier) and held is not None and self.env[base.name] is held else None
 
     def loaded(self, value: Value, node: syn.ExpressionNode) -> None:
-        """Charge the cycles in which a part of a tensor is read, if the node is one. value: of the node. A part that is
-        put on a stream is charged where it is put.
-        """
+        """Count the cycles in which a part of a tensor is read, if the expression `node` is such a part. value: of the
+        expression. A part that is put on a stream is counted by `puts`."""
         kind = value.type if isinstance(value, Data) else None
         if self.datapath is None or node is self._sent or kind is None or not kind.shape:
             return
@@ -88,9 +93,8 @@ class CostExpressions(Expressions):
             self.charge(TileCost.LOADED, node, self.datapath.moved(kind, shard.type.shape[-1]))
 
     def kept(self, value: Value, node: syn.ExpressionNode, what: TileCost = TileCost.KEPT) -> Value:
-        """Return a value as it is kept in a tile; charge the cycles of its loop if it is an expression of tiles. node:
-        the expression. what: the kind of cost.
-        """
+        """Return a value as it is after it was written into a tile. If it is an expression of tiles, count the cycles
+        of the loop that writes it. node: the expression. what: the kind of work."""
         if self.datapath is None or not isinstance(value, Data) or value.unwritten is None:
             return value
         if value.type is not None and value.type.shape:
@@ -99,9 +103,8 @@ class CostExpressions(Expressions):
         return replace(value, unwritten=None)
 
     def assigned(self, target: str, value: Value, source: syn.ExpressionNode) -> Value:
-        """Return a value as a variable keeps it, and charge its cycles as `loaded` and `kept`. source: the expression
-        that it comes from. target: the name of the variable.
-        """
+        """Return a value as a variable keeps it, and count the cycles of the assignment, as `loaded` and `kept` do.
+        target: the name of the variable. source: the assigned expression."""
         self.loaded(value, source)
         if isinstance(value, Data) and self._adds_product(target, value, source):
             return replace(value, unwritten=None)
@@ -135,7 +138,8 @@ class CostExpressions(Expressions):
         )
 
     def is_product(self, node: syn.ExpressionNode) -> bool:
-        """Return whether an expression is a product that the unit of its rate computes, no variant."""
+        """Return whether an expression is a matrix product `a @ b` that no kernel variant computes, so that the task's
+        own multiply-adds do."""
         choices = self.context.reading.choices.get((self.task.name, node.place), ())
         return isinstance(node, syn.Infix) and node.op == "@" and all(choice.variant is None for choice in choices)
 
@@ -143,10 +147,11 @@ class CostExpressions(Expressions):
         self, name: str, values: Sequence[Value], operands: Sequence[KernelOperand], result: KernelOperand,
         at: syn.SyntaxNode, options: Options,
     ) -> Unwritten | None:  # fmt: skip
-        """Charge the cycles of a call of the kernel `name`; return what is left to compute where its result is read,
-        None for nothing. values, operands: the arguments of the call, as values and as the kernel sees them. at: the
-        call. options: such as axis.
-        """
+        """Count the cycles of a call of a kernel. Return what of the call is computed only where its result is read,
+        such as a transpose; None for nothing.
+
+        name: of the kernel. values, operands: the arguments of the call, as values and as the kernel sees them. result:
+        the result as the kernel gives it. at: the call. options: named arguments, such as axis."""
         path, known = self.datapath, [x.type for x in operands if x.type is not None and x.type.shape]
         kind = result.type or max(known, key=lambda kind: prod(kind.shape), default=None)
         given = operands[0].type if operands else None
@@ -218,10 +223,12 @@ class CostExpressions(Expressions):
         return choice.variant is not None
 
     def copied(self, operand: KernelOperand) -> None:
-        """Note that an operand is copied to the layout of a variant. Its cycles are those of the variant."""
+        """Called for each operand that is copied to the layout of a kernel variant; does nothing here. The cycles of
+        the copy are among those of the variant."""
 
     def tile_operand(self, operand: KernelOperand, value: Value) -> TileOperand | None:
-        """Return an operand of a kernel as its variants see it; None if its type is not known."""
+        """Return an operand of a kernel in the form in which kernel variants are chosen; None if its type is not known.
+        value: of the operand."""
         if operand.type is None:
             return None
         unwritten = value.unwritten if isinstance(value, Data) else None
@@ -259,14 +266,13 @@ class CostExpressions(Expressions):
         return None
 
     def apart(self, node: syn.SyntaxNode, begins: int = 0) -> None:
-        """Charge what statements take beside their loops if they are no pipeline: the cycles of expressions of a word,
-        a state for each token of one, and the cycle in which an iteration begins. node: the loop around them, or the
-        task. begins: 1 for an iteration.
-        """
+        """Count the cycles that the statements of a loop body, or of a task, take one after another beside their loops,
+        where they are no pipeline: those of expressions of one word, and one for each token of one word. node: the loop
+        or the task. begins: cycles in which an iteration begins: 1 for a loop, 0 for a task."""
         self._once(TileCost.APART, node, begins + self.words + self.depth)
 
     def filled(self, node: syn.SyntaxNode) -> None:
-        """Charge the cycles from the last iteration of a pipeline to its end. node: the loop."""
+        """Count the cycles in which the last iteration of a pipeline runs to its end. node: the loop."""
         self._once(TileCost.FILLED, node, self.depth)
 
     def _once(self, what: TileCost, node: syn.SyntaxNode, cycles: int) -> None:
@@ -277,7 +283,8 @@ class CostExpressions(Expressions):
             self.charge(what, node, max(known, default=cycles))
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
-        """Charge the cycles in which a tile comes over a stream. node: the get."""
+        """Count the cycles in which a tile comes over a stream. node: the get. Numbers, and tiles of one word, take
+        none."""
         if self.datapath is not None and node is not self._sent:
             cycles = self.datapath.got(stream.type) if stream.type.shape else 0
             self.words += not cycles
@@ -285,9 +292,8 @@ class CostExpressions(Expressions):
                 self.charge(TileCost.GOT, node, cycles)
 
     def puts(self, stream: StreamDecl, node: syn.Invocation, value: Value) -> None:
-        """Charge the cycles in which a tile goes over a stream, or a part of a tensor is read and goes. node: the put.
-        value: what is put.
-        """
+        """Count the cycles in which a tile goes over a stream; if the put value is a part of a tensor, it is read from
+        memory on the way. node: the put. value: the put value."""
         if self.datapath is None or not stream.type.shape or not isinstance(value, Data):
             self.words += self.datapath is not None
             return
@@ -301,9 +307,9 @@ class CostExpressions(Expressions):
         self.charge(TileCost.PUT, node, cycles, value.unwritten is not None and value.unwritten.scales)
 
     def given(self, node: syn.ExpressionNode, stream: StreamDecl) -> Value:
-        """Return the value that is put. A part of a tensor, and a tile of which a row is replaced, goes over the stream
-        as it comes, and takes no cycles of its own. Raises `Refusal` for an expression that the language does not have.
-        """
+        """Return the value of an expression that is put on a stream. A part of a tensor, or a tile that was just got
+        and of which a row is replaced, goes over the stream word by word; only `puts` counts its cycles. node: the
+        expression. Raises `Refusal` for an expression that the language does not have."""
         outer, self._sent = self._sent, node if self.shard_of(node) is not None else self._passed_on(node, stream)
         try:
             return self.data(node)
@@ -326,10 +332,9 @@ class CostExpressions(Expressions):
         return get if source.type.shape and self.datapath.got(source.type) else None
 
     def stores(self, target: syn.Subscript, kind: ElementType | None, value: Value, source: syn.ExpressionNode) -> None:
-        """Charge the cycles in which a part of a tensor, or of a tile, is stored. target: the part. kind: its type;
-        None, or a type without a shape, takes no cycles. value: what is stored, of the expression `source`. A tile that
-        comes over a stream is stored as it comes.
-        """
+        """Count the cycles in which a value is stored into a part of a tensor or of a tile. target: that part. kind:
+        its type; None, or a number, takes no cycles. value: of the expression `source`. A tile that comes over a stream
+        is stored while it comes, so only the cycles beyond those of its get are counted."""
         path = self.datapath
         if path is None or kind is None or not kind.shape:
             return
@@ -345,9 +350,8 @@ class CostExpressions(Expressions):
         self.charge(TileCost.STORED, target, cycles, unwritten.scales)
 
     def exchanges(self, node: syn.SyntaxNode, made: Collective, others: int, first: bool) -> None:
-        """Charge the cycles of a collective for one instance. node: where it stands. made: the collective. others: how
-        many other instances its group has. first: it is the first one of its group.
-        """
+        """Count the cycles that a collective takes in this instance. node: where it stands. others: the number of other
+        instances in the group. first: whether this instance is the first one of its group."""
         if self.datapath is None or not made.arrays[0].type.shape:
             return
         self.charges += 1
@@ -357,10 +361,9 @@ class CostExpressions(Expressions):
 def datapath_of(
     task: TaskDecl, rates: Mapping[str, float], float_add: int, variants: Sequence[KernelVariant]
 ) -> Datapath | None:
-    """Return the datapath whose cycles a task takes, None for a task without. rates, variants: stated for all tasks
-    that state no cycles; rates that a task states for a kernel come before them. float_add: cycles of an addition of
-    floats.
-    """
+    """Return the datapath whose cycles a task takes; None for a task that takes none. rates: those that the file
+    states, as for `Datapath`; a rate that the task states replaces them. A task that states its cycles has only its own
+    rates. float_add: cycles of an addition of floats. variants: the kernel variants of the file."""
     own = dict(task.rates)
     if "cycles" in (task.whole or task).body.facts.calls:
         return Datapath(own, float_add) if own else None
@@ -370,10 +373,9 @@ def datapath_of(
 
 
 def exchange_cycles(path: Datapath, made: Collective, others: int, first: bool) -> int:
-    """Return the cycles of a collective for one instance. path: the instance's datapath. made: the collective. others:
-    how many other instances its group has. first: it is the first one of its group, which adds up in an all-reduce,
-    while the others give one tile and get one.
-    """
+    """Return the cycles that a collective takes in one instance. path: the datapath of the instance. others: the number
+    of other instances in the group. first: whether the instance is the first one of its group: in an all-reduce it adds
+    up the tiles of all, while each of the others puts one tile and gets one."""
     kind = made.arrays[0].type
     tokens = path.got(kind) + path.put(kind, Unwritten()).total
     if made.what == "allreduce" and not first:

@@ -42,8 +42,9 @@ CHAINED = 0.3
 
 
 def conversion_depth(source: str, target: str) -> int:
-    """Return the cycles from an element to the same number in another element type: between integers and floats
-    (`itofp` and `fptoi` in `rsn.hw.versal.hlscheck.operators`), 0 for others. source, target: the types."""
+    """Return the clock cycles in which an element becomes the same number of another element type: 2 from an integer to
+    a float, 1 from a float to an integer (`itofp` and `fptoi` in `rsn.hw.versal.hlscheck.operators`), 0 otherwise.
+    source, target: the names of the element types, such as "f32"."""
     if (source in FLOATS) == (target in FLOATS):
         return 0
     return 2 if target in FLOATS else 1
@@ -55,10 +56,11 @@ ADDITIONS = 3
 
 @dataclass(frozen=True)
 class Unwritten:
-    """An expression of tiles that is computed in the loop of what reads it. lanes: elements of it that a cycle may
-    compute. depth: cycles of its operators, one after another. turned: it is a transposed tile. in_place: it is
-    integers of tiles, perhaps as ones of another type, and sums and differences of these, which a product computes
-    where it reads them."""
+    """An expression of tiles that is not kept in a tile of its own: the loop that reads it computes it.
+
+    lanes: elements that can be computed in a cycle. depth: cycles of its operators, one after another. turned: whether
+    it is the transpose of a tile. in_place: whether a product can compute it where it reads it: integer tiles, also
+    converted to another integer type, and sums and differences of these."""
 
     lanes: float = inf
     depth: int = 0
@@ -67,14 +69,16 @@ class Unwritten:
 
     @property
     def scales(self) -> bool:
-        """Whether more units would compute it in fewer cycles."""
+        """Whether a higher rate would compute it in fewer cycles."""
         return self.lanes < MOVED
 
 
 @dataclass(frozen=True)
 class LoopCycles:
-    """Cycles of loops, one after another. total: of all. fixed: those of them that kernels with more units would take
-    as well: with n times the units, loops take `fixed + (total - fixed) / n`."""
+    """The clock cycles of loops that run one after another.
+
+    total: all cycles. fixed: those of them that higher rates would not shorten: with n times the rates, the loops take
+    `fixed + (total - fixed) / n` cycles."""
 
     total: int = 0
     fixed: int = 0
@@ -87,10 +91,9 @@ class LoopCycles:
 
 
 def loop(iterations: int, depth: int, interval: int = 1) -> LoopCycles:
-    """Return the cycles of a pipelined loop, of which more units shorten the iterations. iterations: at least 1. depth:
-    cycles of an iteration beyond its first one. interval: cycles from the beginning of one iteration to that of the
-    next.
-    """
+    """Return the clock cycles of a pipelined loop. iterations: at least 1. depth: cycles of one iteration beyond its
+    first one. interval: cycles from the beginning of an iteration to that of the next one. `fixed` of the result
+    supposes that higher rates leave fewer iterations."""
     return LoopCycles((iterations - 1) * interval + depth + 1, depth + 1 - interval)
 
 
@@ -104,9 +107,11 @@ ROWS, COLUMNS = "rows", "columns"
 
 
 class TileOperand(NamedTuple):
-    """An operand of a kernel variant. turned: it is the transpose of a tile. unwritten: it is computed where it is
-    read. text: how the program writes it. arrives: it is loaded, or comes over a stream, for this call alone, so that
-    its rows may become columns on the way."""
+    """An operand of a call, for the choice of a kernel variant.
+
+    type: its element type and shape. turned: whether it is the transpose of a tile. unwritten: whether it is an
+    expression that is computed where it is read. text: how the program writes it. arrives: whether it is read from
+    memory, or got from a stream, for this call alone, so that it can be written by columns while it comes."""
 
     type: ElementType
     turned: bool
@@ -116,34 +121,35 @@ class TileOperand(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """How it lies where it does not arrive."""
+        """The layout in which the operand lies unless it arrives: "rows", or "columns" for a transpose."""
         return COLUMNS if self.turned else ROWS
 
 
 def block_of(layout: str) -> tuple[int, int] | None:
-    """Return the rows and columns of the blocks of a layout such as `4x8`; None for rows and columns."""
+    """Return the rows and columns of a block of a layout such as "4x8"; None for the layouts "rows" and "columns"."""
     rows, by, columns = layout.partition("x")
     return (int(rows), int(columns)) if by else None
 
 
 def lying(layout: str) -> str:
-    """Return what a sentence says of the layout of an operand behind `it lies`."""
+    """Return a layout as the end of a sentence that begins with "it lies": "by rows", or "in blocks of 4x8"."""
     return f"by {layout}" if block_of(layout) is None else f"in blocks of {layout}"
 
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """A kernel of a library: what it computes, and its contract (Dato, section 5.1). name: in files and messages.
-    kernel: the library kernel that it computes.
+    """A variant of a library kernel, with the conditions under which it may be called (its contract: Dato, section
+    5.1).
 
-    tile: sizes of one call: rows, depth and columns of a product; rows and columns of other kernels. Larger operands
-    take several calls. vectors: for each operand the elements of a row that it takes in a cycle; the words in which the
-    operand passes streams are whole vectors. layouts: how the operands lie: by `rows`, by `columns`, or in blocks such
-    as `4x8`, whose elements lie by rows, and which lie by rows of blocks; without them, all lie by rows. types: element
-    types that operands may have, and shapes: sizes that they may have; any if there are none. latency: cycles of a
-    call. interval: cycles from one call to the next. source, call: the path of the C++ header that has it, and its name
-    there; empty if it has no C++.
-    """
+    name: in files and messages. kernel: the name of the library kernel that it computes. tile: the sizes of one call in
+    elements: rows, depth and columns of a product, rows and columns of other kernels; larger operands take several
+    calls. latency: clock cycles of a call. interval: cycles from one call to the next.
+
+    vectors: for each operand, how many elements of a row it takes in a cycle; the words in which the operand passes
+    streams must be whole vectors; () for 1 each. layouts: for each operand "rows", "columns", or blocks such as "4x8"
+    (elements by rows in a block, blocks by rows in the operand); () for rows each. types: the element types that
+    operands may have, and shapes: the sizes of the whole computation that are taken; () for any. source, call: the path
+    of the C++ header that has the variant, and its name there; "" if it has no C++."""
 
     name: str
     kernel: str
@@ -163,7 +169,8 @@ class KernelVariant:
         return ("rows", "depth", "columns") if self.kernel == "matmul" else ("rows", "columns")
 
     def layout(self, number: int) -> str:
-        """Return how an operand lies. number: of the operand, from 0."""
+        """Return the layout of an operand: "rows", "columns", or blocks such as "4x8". number: of the operand, from
+        0."""
         return self.layouts[number] if self.layouts else ROWS
 
     def vector(self, number: int) -> int:
@@ -171,13 +178,14 @@ class KernelVariant:
         return self.vectors[number] if self.vectors else 1
 
     def call_tile(self, number: int) -> tuple[int, ...]:
-        """Return the rows and columns of an operand of one call. number: of the operand, from 0."""
+        """Return the sizes that one call takes of an operand: its rows and columns, in elements. number: of the
+        operand, from 0."""
         return self.tile[number : number + 2] if self.kernel == "matmul" else self.tile
 
     def misfit(self, operands: Sequence[TileOperand], result: ElementType, sizes: Sequence[int]) -> str:
-        """Return, in words, the first condition of the contract that operands do not meet, "" if they meet all. result:
-        its type. sizes: of the whole computation, in elements, in the order of `tile`.
-        """
+        """Return, as text, the first condition of the contract that a call does not meet; "" if it meets all. operands:
+        of the call. result: the type of its result. sizes: the sizes of the whole computation in elements, in the order
+        of `tile`."""
         rule = CONTRACTS[self.kernel].rule
         for number, operand in enumerate(operands):
             if not operand.type.shape:
@@ -207,11 +215,13 @@ class KernelVariant:
 
 
 class VariantChoice(NamedTuple):
-    """What was chosen for a call of a kernel. variant: None if none fits. cycles: of the variant, with the loops that
-    tile it, and with the copies of operands. trips: iterations of each of these loops, outermost first. others: for
-    each other variant, the cycles, or which condition fails. copies: for each operand the cycles in which it is copied
-    to the layout of the variant, None if it lies so. layouts: what is told of these.
-    """
+    """Which kernel variant a call takes.
+
+    variant: None if none fits. cycles: clock cycles of the call, with the loops over its tiles and the copies of
+    operands; 0 without a variant. trips: the iterations of each of these loops, the outermost first. others: for each
+    other variant a text: its cycles, or the condition that the call does not meet. copies: for each operand the cycles
+    in which it is copied to the layout of the variant; None if it needs no copy. layouts: texts for a message about the
+    layout of operands."""
 
     variant: KernelVariant | None
     cycles: int
@@ -222,7 +232,7 @@ class VariantChoice(NamedTuple):
 
     @property
     def loops(self) -> str:
-        """The trips of the loops around the call, as text: `4 x 2`."""
+        """The iterations of the loops around the call as text, such as `4 x 2`."""
         return by(self.trips)
 
 
@@ -242,20 +252,22 @@ def _told(operand: TileOperand, layout: str, copy: int | None) -> str:
 
 @dataclass(frozen=True)
 class Datapath:
-    """The datapath of a task. rates: work in a cycle by kernel: multiply-adds of `matmul`, elements of others, or of
-    `elements`, which are all others; one where none is stated. Of the multiply-adds of integers, `fabric` are in LUTs.
-    float_add: cycles of an addition of floats. variants: of kernels; one that fits takes the place of the unit of its
-    kernel."""
+    """What computes and moves the tiles of a task.
+
+    rates: what a kernel does in a clock cycle, by its name: multiply-adds for `matmul`, elements for others. `elements`
+    is the rate of all kernels that have none of their own; without it they take one element, and a product one
+    multiply-add, a cycle. `fabric` says how many of the multiply-adds of integers are made of LUTs. float_add: cycles
+    of an addition of floats. variants: kernel variants; one that fits a call computes it in place of the kernel."""
 
     rates: Mapping[str, float] = field(default_factory=dict)
     float_add: int = 1
     variants: tuple[KernelVariant, ...] = ()
 
     def chosen(self, kernel: str, operands: Sequence[TileOperand], result: ElementType) -> VariantChoice | None:
-        """Return the variant with the fewest cycles of those that fit operands, the first one of several; a choice
-        without a variant if none fits; None if there are no variants of the kernel. kernel: its name. result: its type;
-        of a product, a matrix or several.
-        """
+        """Return the variant that computes a call of a kernel: of those that fit, the one with the fewest cycles, and
+        of several the first. The choice has no variant if none fits; the result is None if the kernel has no variants.
+
+        kernel: its name. operands: of the call. result: its type; that of a product is [.., rows, columns]."""
         variants = [variant for variant in self.variants if variant.kernel == kernel]
         if not variants:
             return None
@@ -293,8 +305,9 @@ class Datapath:
         return _pass(operand.type, self.copy_word(operand.type.shape, operand.turned, layout), 1).total
 
     def copy_word(self, shape: Sequence[int], turned: bool, layout: str) -> TileWord:
-        """Return the elements of an operand that are copied to a layout in a cycle. turned: it is the transpose of a
-        tile. What is transposed takes banks both ways."""
+        """Return which elements of an operand are copied to another layout in one cycle, as rows and columns. shape: of
+        the operand. turned: whether it is the transpose of a tile. layout: the new layout. A transposition moves fewer
+        elements in a cycle: as many as the rate of `transpose` says."""
         block = block_of(layout)
         most = min(MOVED, self.lanes("transpose") if turned or layout == COLUMNS else MOVED)
         return block_word(shape, block, most) if block else word(shape, most)
@@ -304,11 +317,12 @@ class Datapath:
         return self.rates.get(kernel, TURNED if kernel == "transpose" else self.rates.get(ELEMENTS, 1.0))
 
     def product_word(self, kind: ElementType, turned: int = 0) -> TileWord:
-        """Return the word of sums of a product that are added to in one cycle: of the stated rate, what is of use. A
-        sum that is added to can be added to again some cycles later, so there are at least as many words of sums, if
-        they suffice. All sums of integers in registers can be added to in each cycle. kind: of the result. turned: as
-        in `words.product_word`.
-        """
+        """Return the sums of a product, as rows and columns of the result, to which one cycle adds.
+
+        It has at most as many elements as the rate of `matmul` says. A floating-point sum can be added to again only
+        some cycles later, so the word is small enough that other sums fill these cycles, where the result is large
+        enough. Integer sums that are all registers can be added to in each cycle. kind: the type of the result. turned:
+        as for `words.product_word`."""
         sums, rate = prod(kind.shape[-2:]), self.rates.get("matmul", 1.0)
         if sums <= MOVED:  # streams take all of it in a cycle, so it becomes registers, which no index tells apart
             return product_word(kind.shape, sums, turned)
@@ -317,21 +331,26 @@ class Datapath:
         return product_word(kind.shape, rate, turned)
 
     def product_steps(self, kind: ElementType, taken: TileWord, coming: ElementType | None) -> int:
-        """Return how many steps of each sum a product takes in a cycle: several where all sums of integers are
-        registers, the rate is for more than one of each, and a word of the right operand has several rows. kind: of the
-        result. taken: its word of sums. coming: the tokens of the stream from which the product takes its right operand
-        as it comes (`words.comes_by_row`), None if it is a tile."""
+        """Return how many multiply-adds of each sum a product does in one cycle. More than 1 if all its sums are
+        integer registers, its rate has several multiply-adds for each sum, and a word of the right operand has several
+        rows.
+
+        kind: the type of the result. taken: the sums that one cycle adds to, from `product_word`. coming: the token
+        type of the stream from which the right operand is taken while it comes (`words.comes_by_row`); None if it is a
+        tile."""
         sums = prod(kind.shape[-2:])
         if coming is None or kind.dtype in FLOATS or taken.elements != sums:
             return 1
         return divisor(stream_word(coming.dtype, coming.shape).rows, self.rates.get("matmul", 1.0) / sums)
 
     def dots(self, kind: ElementType, coming: ElementType) -> tuple[TileWord, int]:
-        """Return the word of sums that a product takes in a cycle, and how many products are added up for each, where
-        the transpose of its right operand comes over a stream (`words.comes_by_column`). A word of the stream is there
-        for all of its columns, so several are multiplied in a cycle, and then with several rows. kind: of the result.
-        coming: the tokens of the stream, [columns of the result, elements of a sum].
-        """
+        """Return two values for a product whose right operand is the transpose of a tile that comes over a stream
+        (`words.comes_by_column`): the sums that one cycle adds to, as rows and columns of the result, and how many
+        products it adds to each.
+
+        If a cycle takes a whole word of the stream, it can multiply several columns of it, and several rows of the left
+        operand. kind: the type of the result. coming: the token type of the stream, [columns of the result, elements of
+        a sum]."""
         rate, rows = self.rates.get("matmul", 1.0), prod(kind.shape[:-1])
         whole = stream_word(coming.dtype, coming.shape)
         steps = row_word((1, whole.columns), rate).columns
@@ -339,31 +358,31 @@ class Datapath:
         return TileWord(divisor(rows, rate / (steps * columns)) if columns == whole.rows else 1, columns), steps
 
     def fabric_columns(self, kind: ElementType, taken: TileWord, steps: int = 1) -> int:
-        """Return how many columns of a word of sums are products in LUTs: an even number, so that the others share
-        multiplications. kind: of the result of a product. taken: the word. steps: of each sum in a cycle."""
+        """Return how many columns of the sums that one cycle adds to are multiplied in LUTs; an even number, since of
+        the other columns two share a multiplier. 0 for floats. kind: the type of the result. taken: the sums that one
+        cycle adds to. steps: multiply-adds of each sum in a cycle."""
         columns = min(taken.columns, int(self.rates.get(FABRIC, 0) // (taken.rows * steps)))
         return 0 if kind.dtype in FLOATS else columns // 2 * 2
 
     def multiply_adds(self, kind: ElementType, coming: ElementType | None = None, turned: bool = False) -> int:
         """Return the multiply-adds of a product in a cycle, rounded up. kind: the type of the result [.., rows,
-        columns]. coming: as for `product_steps`; with turned, as for `dots`.
-        """
+        columns]. coming: the token type of the stream over which the right operand comes, None if it is a tile. turned:
+        whether the right operand is a transpose."""
         taken, steps = self.product_units(kind, coming, turned)
         dots = turned and coming is not None
         return steps * ceil(taken.elements / (1 if dots else self._interval_of(kind, taken)))
 
     def product_units(self, kind: ElementType, coming: ElementType | None, turned: bool) -> tuple[TileWord, int]:
-        """Return the word of sums of a product that are added to in one step, and the steps of each sum together. kind,
-        coming, turned: as for `multiply_adds`."""
+        """Return the sums of a product that one cycle adds to, as rows and columns of the result, and the multiply-adds
+        of each. kind, coming, turned: as for `multiply_adds`."""
         if turned and coming is not None:
             return self.dots(kind, coming)
         taken = self.product_word(kind)
         return taken, self.product_steps(kind, taken, coming)
 
     def row_word(self, kernel: str, shape: Sequence[int]) -> TileWord:
-        """Return the word of elements that a kernel which combines rows takes in a cycle. kernel: its name. shape: of
-        its operand.
-        """
+        """Return the elements that a kernel on whole rows, such as softmax or a sum, takes in a cycle, as rows and
+        columns. kernel: its name. shape: of its operand."""
         return row_word(shape, min(self.lanes(kernel), MOVED))
 
     def product(
@@ -374,10 +393,10 @@ class Datapath:
         before: int = 0,
         coming: ElementType | None = None,
     ) -> LoopCycles:
-        """Return the cycles of a matrix product. kind: the type of the result [.., rows, columns]. depth: elements of
-        each sum. turned: its right operand is read as the transpose of a tile. before: cycles of what is computed of
-        operands where they are read. coming: as for `product_steps`; of a transpose, as for `dots`.
-        """
+        """Return the clock cycles of a matrix product. kind: the type of the result [.., rows, columns]. depth:
+        products in each sum. turned: whether the right operand is read as the transpose of a tile. before: cycles in
+        which an element of an operand is computed where it is read. coming: the token type of the stream over which the
+        right operand comes, None if it is a tile."""
         if turned and coming is not None:
             taken, steps = self.dots(kind, coming)
             levels = ceil((steps.bit_length() - 1) / ADDITIONS)
@@ -416,10 +435,10 @@ class Datapath:
     def reduction(
         self, kernel: str, kind: ElementType, axes: Sequence[int] | None, value: Unwritten | None = None
     ) -> LoopCycles:
-        """Return the cycles of a sum or maximum along axes. kernel: its name. kind: the type of the operand. axes: of
-        the operand, negative ones counted from the last; None for all. value: the operand, if it is an expression.
-        Raises `ValueError` for an axis that the operand does not have.
-        """
+        """Return the clock cycles of a sum or maximum along axes. kernel: its name. kind: the type of the operand.
+        axes: of the operand, negative ones counted from the last; None for all. value: the operand if it is an
+        expression that is not kept in a tile, else None. Raises `ValueError` for an axis that the operand does not
+        have."""
         shape = list(kind.shape)
         if any(not -len(shape) <= axis < len(shape) for axis in axes or ()):
             raise ValueError(f"{kernel} along axes {axes} of {kind}")
@@ -461,26 +480,24 @@ class Datapath:
         return (self.float_add if dtype in FLOATS else 0) + 2
 
     def elements(self, kind: ElementType, value: Unwritten) -> LoopCycles:
-        """Return the cycles of the loop that computes an expression and keeps it in a tile. kind: the type of the tile.
-        value: the expression.
-        """
+        """Return the clock cycles of the loop that computes an expression and writes it into a tile; none for a tile of
+        one word. kind: the type of the tile. value: the expression."""
         taken = word(kind.shape, min(value.lanes, MOVED))
         return _pass(kind, taken, value.depth + 1)
 
     def got(self, kind: ElementType) -> int:
-        """Return the cycles in which a tile comes from a stream. kind: the type of the tile."""
+        """Return the clock cycles in which a tile comes over a stream; 0 for a tile of one word. kind: the type of the
+        tile."""
         return _pass(kind, stream_word(kind.dtype, kind.shape), 1).total
 
     def put(self, kind: ElementType, value: Unwritten) -> LoopCycles:
-        """Return the cycles in which an expression, or a tile, is put on a stream. kind: the type of the tile. value:
-        the expression.
-        """
+        """Return the clock cycles in which a tile, or the value of an expression, is put on a stream; none for one
+        word. kind: its type. value: the expression; `Unwritten()` for a tile."""
         whole = stream_word(kind.dtype, kind.shape)
         part = part_of(word(kind.shape, min(value.lanes, whole.elements)), whole)
         return _pass(kind, part, value.depth)
 
     def moved(self, kind: ElementType, axis: int) -> int:
-        """Return the cycles in which a part of a tensor off the chip is read or written. kind: the type of the part.
-        axis: elements of the last axis of the whole tensor.
-        """
+        """Return the clock cycles in which a part of a tensor off the chip is read or written; 0 for one word of a
+        memory port. kind: the type of the part. axis: elements along the last axis of the whole tensor."""
         return _pass(kind, TileWord(1, port_elements(kind.dtype, kind.shape[-1], axis)), 0).total

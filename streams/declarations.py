@@ -48,11 +48,12 @@ REGIONS = Limit(1 << 12)
 
 @dataclass
 class Declared:
-    """All that a region and the regions that it calls declare, in order. streams, tensors: declared arrays of streams,
-    and tensors off the chip. tasks: each with the scope in which it stands. size: streams so far, elements of arrays
-    counted. regions: calls of regions so far. given: values of sizes that a run gives, by name. sizes: those that the
-    file declares.
-    """
+    """All that a region and the regions that it calls declare, in the order of the file.
+
+    reading: what was found in the file. streams: arrays of streams. tensors: those off the chip. tasks: each with the
+    scope in which it stands. size: the number of streams so far, all elements of arrays counted. regions: the number of
+    calls of regions so far. given: values of sizes that a run gives, by name, in place of those in the file. sizes: the
+    sizes that a run gives and the file declares."""
 
     reading: FileReading
     streams: list[StreamDecl] = field(default_factory=list)
@@ -73,9 +74,12 @@ class RegionDecl:
 
 
 class Scope:
-    """The names of a file, or of one call of a region. outer: where the region stands. prefix: of the names that it
-    declares. active: the region functions around it, itself included. wanted: of a file of which only one region is
-    read, the names that matter: its own tasks and calls do not; None if the file itself is read."""
+    """The names of a file, or of one call of a region.
+
+    declared: takes what is declared. outer: the scope in which the region stands; None for a file. prefix: text before
+    the names that the call declares. active: the region functions whose calls are under way, this one included. wanted:
+    the names that matter if only one region of a file is read, so that other tasks and calls of the file are skipped;
+    None if the file itself is read."""
 
     def __init__(
         self,
@@ -125,9 +129,8 @@ class Scope:
         self._uses.update(self._users())
 
     def guard(self, action: Callable[..., None], node: syn.StatementNode | syn.ExpressionNode) -> None:
-        """Call `action` with a node; a `Refusal` or a `RecursionError` that it raises becomes a finding of the
-        source.
-        """
+        """Call `action` with a node. A `Refusal` or a `RecursionError` that the action raises becomes a finding of the
+        source, and nothing is raised."""
         try:
             action(node)
         except Refusal as r:
@@ -186,18 +189,17 @@ class Scope:
         raise Refusal("unsupported", what, node, *notes)
 
     def evaluate(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression at the top of the region on which the machine depends. Raises `Refusal` as
-        `evaluate_sized`, and for sizes that each run gives.
-        """
+        """Return the value of an expression outside of tasks that has one value for all runs, such as the depth of a
+        stream. Raises `Refusal` as `evaluate_sized`, and for sizes that a run gives."""
         if found := sorted(node.facts.names & self.sized.keys()):
             where = "trips of loops, indices, conditions and shapes of tensors off the chip may depend on it"
             self._fail(node, f"each run gives {found[0]}, and one machine serves all runs", where)
         return self.evaluate_sized(node)
 
     def evaluate_sized(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression at the top of the region, which may have sizes that each run gives. Raises
-        `Refusal` for get_tid, streams, puts and gets in it, and for what the language does not have.
-        """
+        """Return the value of an expression outside of tasks, which may depend on sizes that a run gives. Raises
+        `Refusal` for `get_tid`, streams, puts and gets in the expression, and for anything else that the language does
+        not have."""
         for part in syn.walk(node):
             if isinstance(part, syn.Identifier) and part.name == "get_tid":
                 self._fail(part, "get_tid stands in a task only")
@@ -488,10 +490,9 @@ class Scope:
         self.regions[node.name] = RegionDecl(node, self)
 
     def call(self, region: RegionDecl, name: str, call: syn.Invocation | None) -> None:
-        """Declare what a region holds, with the arguments of a call. call: None for the region itself, with its
-        defaults. name: under which the region is called. Raises `Refusal` for a call of itself, more calls than
-        `REGIONS`, and arguments that do not fit.
-        """
+        """Declare what a region holds. region: its function. name: under which it is called. call: the call with its
+        arguments; None for a region that is read by itself, with its defaults. Raises `Refusal` for a region that calls
+        itself, for more than `REGIONS` calls, and for arguments that do not fit."""
         body, node = region.body, call or region.body
         if body in self.active:
             raise Refusal("unsupported", f"{name} calls itself; regions do not", node)
@@ -515,10 +516,9 @@ class Scope:
         inner.read(body.body)
 
     def bind(self, parameter: syn.FormalParameter, value: syn.ExpressionNode, scope: Scope) -> None:
-        """Bind a parameter of the region to an argument: a static value, a stream, a part of an array of streams, or a
-        tensor. value: the argument. scope: where it is written. Raises `Refusal` for an argument of another type than
-        the parameter states, or that is not known before the run.
-        """
+        """Bind a parameter of a region to an argument: a number, a stream, a part of an array of streams, or a tensor.
+        value: the argument. scope: where the argument is written. Raises `Refusal` for an argument of another type than
+        the parameter states, or one that is not known before the run."""
         name, note = parameter.name, None if parameter.annotation is None else unquoted(parameter.annotation)
         base = value.base if isinstance(value, syn.Subscript) else value
         if isinstance(base, syn.Identifier) and base.name in scope.streams:
@@ -546,10 +546,9 @@ class Scope:
             self._constant(name, found, parameter, scope._of_sizes(value))
 
     def missing(self, parameter: syn.FormalParameter, name: str, call: syn.Invocation | None) -> None:
-        """Declare a parameter that has neither an argument nor a default. In a region that is read by itself (call:
-        None) a parameter with the type of a tensor becomes such a tensor; anything else raises `Refusal`. name: of the
-        region, for messages.
-        """
+        """Declare a parameter that has neither an argument nor a default. name: of the region, for messages. call: None
+        for a region that is read by itself: then a parameter with the type of a tensor becomes a tensor off the chip.
+        Raises `Refusal` for any other parameter, and for a call."""
         if call is not None:
             raise Refusal("unsupported", f"{name} needs an argument {parameter.name}", call)
         note = None if parameter.annotation is None else unquoted(parameter.annotation)
@@ -616,9 +615,8 @@ def _text(value: object) -> str:
 
 
 def names_below(statements: syn.Block, region: str) -> frozenset[str]:
-    """Return the names that stand in a function of a file, and in the functions of the file that it may call.
-    statements: of the file. region: the name of the function.
-    """
+    """Return the names that a function of a file uses, with those of the functions of the file that it may call.
+    statements: of the file. region: the name of the function."""
     functions = {node.name: node for node in statements if isinstance(node, syn.FunctionDefinition)}
     found: set[str] = set()
     todo, seen = [region], set[str]()

@@ -44,9 +44,11 @@ DividedTask = tuple[TaskDecl, RegionContext]
 
 
 def double_buffered(declared: Declared, chosen: Collection[str]) -> list[DividedTask]:
-    """Return the tasks of a region with the parts of those that ask for double buffering in their places; parts that
-    load and store come last. Their buffers are declared. chosen: names of tasks that have it although they do not ask.
-    What cannot be divided is a finding in the source, and stays one task."""
+    """Return the tasks of a region. A task that asks for double buffering is replaced by the part of it that computes;
+    the parts that load and store are added behind all tasks, and the streams between the parts are declared.
+
+    declared: what the region declares; takes the new streams. chosen: the names of further tasks that are divided
+    although they do not ask. A task that cannot be divided becomes a finding of the source, and stays whole."""
     tasks, engines = list[DividedTask](), list[DividedTask]()
     for task, scope in declared.tasks:
         found: list[DividedTask] = [(task, scope.context)]
@@ -62,8 +64,9 @@ def double_buffered(declared: Declared, chosen: Collection[str]) -> list[Divided
 
 
 def divided(task: TaskDecl, context: RegionContext, declared: Declared) -> list[DividedTask]:
-    """Return the part of a task that computes, and those that load and store, if it does. declared: takes their
-    buffers. A task with mistakes is returned as it is: it is read later. Raises `Refusal` if it cannot be divided."""
+    """Return the parts of a task that is double buffered: the one that computes, and those that load and store if there
+    are any. context: of the region in which the task stands. declared: takes the streams between the parts. A task with
+    mistakes is returned whole, since it is checked later. Raises `Refusal` if the task cannot be divided."""
     found = _TaskAccesses(task, context)
     kinds: Kinds = {node: set() for node in (*found.loads, *found.stores)}
     if not _read(task, context, kinds):
