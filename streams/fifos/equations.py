@@ -29,15 +29,15 @@ NEXT_CYCLE = 1
 def max_tokens(
     source: Timing, target: Timing, delay: int, equation: Equation = "exact", free_after: int = AT_ONCE
 ) -> int:
-    """Return the most tokens that wait: the depth, in tokens, with which the source is never stopped (StreamTensor,
-    section 5.3.2).
+    """Return the depth in tokens that a FIFO needs so that its source never waits: the most tokens that are in it at
+    once (StreamTensor, section 5.3.2).
 
-    source: its tokens are those of the FIFO. target: its interval counts. delay: cycles from the start of the source to
-    that of the target. free_after: `AT_ONCE` or `NEXT_CYCLE`, of which the printed equations know the first only.
-    `paper` returns 0 where the printed equation does (a slow source, delay = D); no FIFO is shorter than 1. Raises
-    `ProgramError` for another equation, for a delay that is less than D, and for the printed equations with
-    `NEXT_CYCLE`.
-    """
+    source: when the FIFO's tokens are put. target: a token is got every `target.interval` cycles. delay: cycles from
+    the start of the source to that of the target. equation: "exact" counts; "paper" takes the printed equations, which
+    may return 0 (for a slow source and delay = D), although no FIFO is shorter than 1. free_after: when the slot of a
+    token that was got is free: `AT_ONCE` or in the `NEXT_CYCLE`; the printed equations have only the first. Raises
+    `ProgramError` for another equation, for a delay less than `source.first`, and for the printed equations with
+    `NEXT_CYCLE`."""
     if equation not in get_args(Equation):
         raise ProgramError(f"{equation} is no equation; there are {', '.join(get_args(Equation))}")
     if delay < source.first:

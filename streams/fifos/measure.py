@@ -28,23 +28,22 @@ BEATS = 1 << 23
 
 @dataclass(frozen=True)
 class Trace:
-    """The operations of a task on one stream, first one first.
-
-    begin, end: of their beats, in cycles. From the end on, a token that was put can be got, and the slot of a token
-    that was got is free.
-    """
+    """The operations of a task on one stream, the first one first. begin, end: integers [operations], the cycles in
+    which their beats begin and end. From the end on, the token of a put can be got, and the slot of a token that was
+    got is free."""
 
     begin: Ints
     end: Ints
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are, one for each operation."""
+        """The number of tokens; each operation moves one."""
         return len(self.end)
 
     def timing(self) -> Timing | None:
-        """Return D, II and T, or None if the tokens come at more than one rate. D is the cycle from which on the first
-        token can be got. The interval of a single token is all the time until then."""
+        """Return the operations as first cycle, interval and number of tokens; None if the tokens come at more than one
+        rate. The first cycle is the one from which on the first token can be got. A single token has all cycles until
+        then as its interval."""
         intervals = np.diff(self.end)
         if len(intervals) and (intervals != intervals[0]).any():
             return None
@@ -55,8 +54,7 @@ class Trace:
 @dataclass(frozen=True)
 class TaskTimes:
     """When a task works, in cycles. first: when its first beat begins. last: when its last beat ends. puts, gets: its
-    operations on each stream, by the stream's number.
-    """
+    operations on each stream, by the number of the stream."""
 
     first: int
     last: int
@@ -81,13 +79,12 @@ def alone(body: Body) -> TaskTimes:
 def together(
     bodies: Sequence[Body], packing: Mapping[int, int] | None = None, starts: Mapping[int, int] | None = None
 ) -> tuple[TaskTimes, ...]:
-    """Return the times of all tasks of a program on endless FIFOs, in the order of `bodies`.
+    """Return the times of all tasks of a program with FIFOs of unlimited depth, in the order of `bodies`.
 
     bodies: of beats, without branches on data; every stream has one task that puts and one that gets. packing: elements
-    of a transfer of each stream, 1 if not given. starts: the cycle before which a task does nothing, by its number, 0
-    if not given. Raises `CycleError` for tasks that lead to each other (then `normal.peaks` has an answer), and
-    `ProgramError` for a task of more than `BEATS` beats.
-    """
+    that move together on a stream, by its number; 1 if not given. starts: the cycle before which a task does nothing,
+    by the position of its body; 0 if not given. Raises `CycleError` for tasks that wait for each other's tokens in a
+    cycle (use `normal.peaks`), and `ProgramError` for a task of more than `BEATS` beats."""
     listed = [_listed(body) for body in bodies]
     writers = {s: k for k, one in enumerate(listed) for s, put in one.ops if put}
     names = [str(k) for k in range(len(bodies))]
@@ -106,9 +103,8 @@ def together(
 
 
 def peak(put: Trace, get: Trace) -> int:
-    """Return the most slots of a FIFO, one for each token, that are in use at once: each from the begin of a put to the
-    end of its get.
-    """
+    """Return the most slots of a FIFO that are in use at once. The slot of a token is in use from the beginning of its
+    put to the end of its get. put, get: the operations at both ends; as many tokens in each."""
     freed = np.searchsorted(get.end, put.begin, side="right")
     return int((np.arange(1, put.tokens + 1) - freed).max(initial=0))
 

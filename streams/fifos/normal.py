@@ -32,10 +32,9 @@ from .starts import Fifo, KernelGraph, schedule
 
 @dataclass(frozen=True)
 class NormalDepths:
-    """The normal depths of a program. depths: in elements, by name of the declared stream. bits: of all slots together.
-    starts: cycles that a task waits before its first beat, by number of the instance; only tasks that wait. latency:
-    cycles of an execution, modelled.
-    """
+    """The normal depths of a program. depths: in elements, by the name of the declared stream. bits: of all slots
+    together. starts: cycles that an instance waits before its first beat, by its number; instances that do not wait are
+    left out. latency: cycles of one execution, modelled."""
 
     depths: Mapping[str, int]
     bits: int
@@ -44,13 +43,12 @@ class NormalDepths:
 
 
 def normal_depths(program: SizedProgram, later: bool = False) -> NormalDepths:
-    """Return the normal depths for one execution.
+    """Return the normal depths for one execution of a program.
 
-    All elements of an array of streams get the depth of the deepest. Where data decides between outcomes, the depths
-    are enough for each of them. later: tasks may start later (`later_starts`), if this takes fewer bits in all; the
-    latency stays. Raises `TimeError` if the time of the program is not known before the run, or it is too large, and
-    `ProgramError` if a beat waits for ever to fire.
-    """
+    All elements of an array of streams get the depth of the deepest. Where data decide between outcomes, the depths are
+    enough for each outcome. later: whether tasks may start later (`later_starts`) if that takes fewer bits in all; the
+    latency stays. Raises `TimeError` if the time of the program is not known before the run, or the program is too
+    large, and `ProgramError` if a beat waits for ever to fire."""
     bodies = program.outcomes.bodies
     soon = _normal(program, bodies, {})
     if not later:
@@ -61,16 +59,16 @@ def normal_depths(program: SizedProgram, later: bool = False) -> NormalDepths:
 
 
 def fast_depths(program: SizedProgram, slack: float = 0.0, tries: int = 200) -> Least:
-    """Return depths with which every execution ends when it does with endless FIFOs, each at most the normal one: in
-    elements, by name of the declared stream, with the bits of all of them as cost.
+    """Return the depths with the fewest bits, none above the normal one, with which every execution ends as early as
+    with FIFOs of unlimited depth: in elements, by the name of the declared stream, with all bits as the cost.
 
-    slack: executions may end later by this share of that time, for fewer bits.
+    slack: by which share of that time executions may end later, for fewer bits; 0 or more. tries: as for
+    `sizing.least.least`.
 
-    It begins at the normal depths of all executions, which takes a few runs. `sizing.depths.sizes` begins at the number
-    of tokens and takes far longer; it may find fewer bits, where one FIFO that is deeper than its normal depth lets
-    others be less deep. So `bound` and `proved` hold among depths up to the normal ones. tries: as for
-    `sizing.least.least`. Raises as `normal_depths`, and `ProgramError` for a slack below 0.
-    """
+    The search begins at the normal depths of all executions, which takes a few runs. `sizing.depths.sizes` begins at
+    the number of tokens and takes far longer; it may find fewer bits, where one FIFO above its normal depth lets others
+    be less deep. So `bound` and `proved` of the result hold among depths up to the normal ones. Raises as
+    `normal_depths`, and `ProgramError` for a slack below 0."""
     if slack < 0:
         raise ProgramError(f"the slack is {slack}; the least is 0, which is no later end")
     high = _normal(program, program.outcomes.bodies, {}, program.executions).depths
@@ -109,7 +107,8 @@ def _normal(
 
 
 def waiting(bodies: tuple[Body, ...], starts: Mapping[int, int]) -> tuple[Body, ...]:
-    """Return bodies in which some tasks wait before their first beat. starts: cycles by number of the body."""
+    """Return bodies in which some tasks wait before their first beat. bodies: of beats. starts: cycles to wait, by the
+    position of the body."""
     nodes = Nodes()
     made: list[Body] = []
     for k, body in enumerate(bodies):
@@ -128,12 +127,13 @@ def _place(body: Body) -> Place:
 
 
 def peaks(model: TimedProgram, buffers: Mapping[int, int] = MappingProxyType({})) -> tuple[dict[int, int], int]:
-    """Return the most slots in use on each stream, by its number, and the latency, on endless FIFOs.
+    """Return the most slots in use at once on each stream, by its number, and the latency, for FIFOs of unlimited
+    depth.
 
-    buffers: depths of those that are not endless, in elements, by the stream's number. The latency is that of one run
-    of the model, in cycles. Long streams begin with a limit that is doubled until no put waits for a slot. Raises
-    `TooManyTokens` as `TimedProgram.run`, and `ProgramError` if a beat waits for ever to fire.
-    """
+    model: of the program. buffers: depths of streams whose depth is limited, in elements, by the number of the stream.
+    The latency is that of one run of the model, in cycles. A stream with many tokens is run with a limit that is
+    doubled until no put waits for a slot. Raises `TooManyTokens` as `TimedProgram.run`, and `ProgramError` if a beat
+    waits for ever to fire."""
     depths = {s: n if n < COUNTED else COUNTED - 1 for s, n in model.tokens.items()} | dict(buffers)
     while True:
         run = model.run(depths)
@@ -153,15 +153,15 @@ def peaks(model: TimedProgram, buffers: Mapping[int, int] = MappingProxyType({})
 
 
 def later_starts(program: SizedProgram) -> dict[int, int]:
-    """Return by how much tasks may start later without delaying the end of the program, so that FIFOs hold fewer bits.
+    """Return how many cycles instances wait before their first beat if tasks start later, so that FIFOs hold fewer bits
+    and the program ends no later: by the number of the instance; instances that do not wait are left out.
 
-    In the run on endless FIFOs a token waits at least `slack` cycles on a stream before it is got. A task with slack on
-    all its outputs can move towards its targets: a linear program finds by how much, with bits a cycle as weights.
-    Returns cycles before the first beat, by number of the instance, for those that move. For programs with several
-    outcomes of the data, with tasks that lead to each other or load and store while they compute, or with too many
-    beats to be listed it returns none.
-    Raises `TimeError` if the time of the program is not known before the run.
-    """
+    Each token of a run with FIFOs of unlimited depth waits some cycles on its stream before it is got; the least wait
+    on a stream is its slack. A task may start later by up to the slack of its outputs, and more if the tasks that read
+    them start later too. A linear program finds the delays that save most bits. The result is empty for programs with
+    several outcomes of the data, with tasks that wait for each other's tokens in a cycle or that load and store while
+    they compute, or with too many beats to be listed. Raises `TimeError` if the time of the program is not known before
+    the run."""
     outcomes = program.outcomes.bodies
     if len(outcomes) != 1 or program.buffers:
         return {}

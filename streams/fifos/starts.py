@@ -30,11 +30,9 @@ WEIGHT = 1 << 30
 
 @dataclass(frozen=True)
 class Fifo:
-    """An edge between two kernels.
-
-    source, target: positions of kernels. bits: of a token. after: least cycles from the start of the source to that of
-    the target; None: D of the source. rate: tokens that the source puts in a cycle; None: one every II.
-    """
+    """A FIFO between two kernels. source, target: the positions of the kernels in the graph. bits: of a token. after:
+    the least number of cycles from the start of the source to that of the target; None for the first token of the
+    source. rate: tokens that the source puts in a cycle; None for one in each interval of the source."""
 
     source: int
     target: int
@@ -45,12 +43,13 @@ class Fifo:
 
 @dataclass(frozen=True)
 class KernelGraph:
-    """Kernels, and FIFOs between them.
+    """Kernels, and the FIFOs between them.
 
-    timings: None for a kernel without a single rate; then its FIFOs state `after` and `rate`. lasts: when each kernel
-    ends, in cycles from its start; (): with its last token. Raises `CycleError`, and `ProgramError` for names that are
-    given twice, positions that do not exist, and kernels of which too little is known.
-    """
+    names: of the kernels. timings: when each puts its tokens; None for a kernel with more than one rate, whose FIFOs
+    state `after` and `rate`. lasts: when each kernel ends, in cycles from its start; () if each ends with its last
+    token. Raises `CycleError` for FIFOs that lead in a cycle, and `ProgramError` for names that are given twice,
+    another number of timings or lasts than kernels, positions that do not exist, FIFOs of less than 0 bits, and a
+    kernel without a timing whose FIFOs do not state both."""
 
     names: tuple[str, ...]
     timings: tuple[Timing | None, ...]
@@ -138,8 +137,8 @@ class KernelGraph:
         return frozenset(range(len(self.names))) - {fifo.target for fifo in self.fifos}
 
     def weight(self, fifo: Fifo, weights: Weights) -> Fraction:
-        """Return the cost of a cycle of delay on an edge: bits that its source puts in a cycle, or 1, as `weights`
-        says. Raises `ProgramError` for other weights, and as `timing`."""
+        """Return what a cycle of delay costs on a FIFO. weights: "bits" for the bits that its source puts in a cycle,
+        "cycles" for 1. Raises `ProgramError` for other weights, and as `timing`."""
         if weights == "cycles":
             return Fraction(1)
         if weights != "bits":
@@ -161,8 +160,9 @@ class KernelGraph:
 
 @dataclass(frozen=True)
 class StartTimes:
-    """Start times of the kernels of a graph, in cycles; sources start at 0. Raises `ProgramError` for another number of
-    start times than kernels, and for a kernel that starts before the first token of another one is there."""
+    """Start times of the kernels of a graph. starts: in cycles, one for each kernel. Raises `ProgramError` for another
+    number of start times than kernels, and for a kernel that starts earlier after another one than their FIFO allows
+    (`KernelGraph.after`)."""
 
     graph: KernelGraph
     starts: tuple[int, ...]
@@ -180,16 +180,17 @@ class StartTimes:
 
     @cached_property
     def delays(self) -> tuple[int, ...]:
-        """Cycles from the start of the source to that of the target, of each FIFO, in order."""
+        """For each FIFO, the cycles from the start of its source to that of its target."""
         return tuple(self.starts[fifo.target] - self.starts[fifo.source] for fifo in self.graph.fifos)
 
     @property
     def latency(self) -> int:
-        """Cycles until the last token of any kernel, if no kernel waits after its start."""
+        """The cycle in which the last kernel ends, if no kernel waits after its start."""
         return max((start + self.graph.last(k) for k, start in enumerate(self.starts)), default=0)
 
     def objective(self, weights: Weights = "cycles") -> Fraction:
-        """Return the weighted sum of all delays, in bits or in cycles, as `weights` says."""
+        """Return the weighted sum of the delays of all FIFOs: in bits with the weights "bits", in cycles with "cycles".
+        Raises `ProgramError` as `KernelGraph.weight`."""
         pairs = zip(self.graph.fifos, self.delays, strict=True)
         return sum((self.graph.weight(fifo, weights) * delay for fifo, delay in pairs), Fraction(0))
 
@@ -210,14 +211,12 @@ class StartTimes:
 def schedule(
     graph: KernelGraph, weights: Weights = "bits", latency: int | None = None, sources_wait: bool = False
 ) -> StartTimes:
-    """Return start times with the least weighted sum of delays, by a linear program (HiGHS; StreamTensor, section
-    5.3.3).
+    """Return start times with the least weighted sum of delays, found by a linear program (HiGHS; StreamTensor, section
+    5.3.3). Of all such schedules it is the one in which every kernel starts earliest.
 
-    Tie break: of all optimal schedules the one in which every kernel starts as soon as possible. There is always one,
-    because the earlier of two start times, kernel by kernel, makes a schedule of two optimal ones. weights: what a
-    cycle of delay costs. latency: the cycle after which no kernel puts its last token; None: no limit. sources_wait:
-    sources may start after 0 too. Raises `ProgramError` for a latency that is too short, and as `KernelGraph.timing`.
-    """
+    weights: what a cycle of delay costs, as for `KernelGraph.weight`. latency: the cycle by which all kernels must have
+    ended; None for no limit. sources_wait: whether kernels without inputs may start after cycle 0 as well. Raises
+    `ProgramError` for a latency that is too short, for other weights, and as `KernelGraph.timing`."""
     soon = StartTimes(graph, graph.as_soon_as_possible())
     if latency is not None and latency < soon.latency:
         raise ProgramError(f"the kernels take {soon.latency} cycles as soon as possible; {latency} are too few")
