@@ -28,9 +28,9 @@ from .words import partitioned
 
 @dataclass(frozen=True)
 class Draw:
-    """An argument of the top function for the bits that `data()` draws in a task instance. name: of the argument. shot:
-    the number of the instance among all of the program. unit: of the machine, that runs it.
-    """
+    """An argument of the top function with the Booleans that `data()` takes in one task instance, in order. name: of
+    the argument. shot: the number of the instance among all of the program. unit: the unit of the machine that runs the
+    instance."""
 
     name: str
     shot: int
@@ -39,9 +39,8 @@ class Draw:
 
 @dataclass(frozen=True)
 class SizeScalar:
-    """A scalar argument of the top function: a size that each run gives. name: of the argument. size: its name in the
-    program. largest: its largest value.
-    """
+    """An argument of the top function with a size that a run gives. name: of the argument. size: the name in the
+    program. largest: the largest value that the size may have."""
 
     name: str
     size: str
@@ -50,11 +49,12 @@ class SizeScalar:
 
 @dataclass(frozen=True)
 class TensorPointer:
-    """A pointer of the top function: a tensor, as one of its readers or writers sees it, or what lies of it in one of
-    several memory channels. name: of the argument. tensor: its name in the program. written: whether the process writes
-    it. unit: that process. packed: elements of a word. bundle: the port that it is for. channel: the number of it among
-    the channels of the tensor, None if there are not several.
-    """
+    """A pointer argument of the top function: a tensor for one process that reads or writes it, or the part of it that
+    lies in one of its memory channels.
+
+    name: of the argument. tensor: the name in the program. written: whether the process writes it. unit: the process.
+    packed: elements that the process moves in a cycle. bundle: the memory port. channel: the position of the channel
+    among those of the tensor, from 0; None if the tensor lies in one."""
 
     name: str
     tensor: str
@@ -67,7 +67,8 @@ class TensorPointer:
 
 @dataclass(frozen=True)
 class CalledVariant:
-    """A variant of a kernel that is called. function: of the C++, which calls it. header: where it is defined."""
+    """A kernel variant that a program calls. name: of the variant. function: the name of the C++ function that the
+    header defines. header: its path."""
 
     name: str
     function: str
@@ -76,9 +77,10 @@ class CalledVariant:
 
 @dataclass(frozen=True)
 class HlsProgram:
-    """C++ of a program. name: of the top function, and of its namespace. text: the file, without the headers that it
-    includes. arguments: pointers in order; draws: behind them, each a pointer and a count; sizes: the last arguments.
-    variants: those that are called."""
+    """The C++ of a program. name: of the top function, and of its namespace. text: the file, without the headers that
+    it includes. arguments: the pointers of the top function, in order. draws: the arguments behind them, each a pointer
+    and a number of Booleans. program: of which it is made. variants: the kernel variants that are called. sizes: the
+    last arguments."""
 
     name: str
     text: str
@@ -90,7 +92,7 @@ class HlsProgram:
 
     @property
     def headers(self) -> tuple[Path, ...]:
-        """The headers of variants, each once."""
+        """The headers of the called kernel variants, each once, in the order of their paths."""
         return tuple(sorted({variant.header for variant in self.variants}))
 
 
@@ -120,10 +122,9 @@ class _Class:
 
 
 def cpp_program(program: TaskProgram, name: str = "", float_add: int = 1, calls: VariantCalls = NO_CALLS) -> HlsProgram:
-    """Return the HLS C++ of a task program. name: of its top function; "" takes the program's. float_add: cycles of an
-    addition of floats on the device. calls: of variants of kernels. Raises `HlsError` with the place in the user's file
-    for what has no C++.
-    """
+    """Return the HLS C++ of a task program. name: of its top function; "" for the name of the program. float_add: clock
+    cycles of an addition of floats on the device. calls: by task and variable, the kernel variant that computes the
+    value of the variable. Raises `HlsError` with the place in the user's file for anything that has no C++."""
     return _ProjectWriter(program, name, float_add, calls).write()
 
 
@@ -447,9 +448,8 @@ def element_type(stream: StreamArray) -> str:
 
 
 def word_type(tensor: OffChipTensor, packed: int) -> str:
-    """Return the C++ type of what a port moves in a cycle. tensor: off the chip. packed: elements that the port moves
-    in a cycle.
-    """
+    """Return the C++ type of what a memory port moves in a cycle. tensor: the tensor that it moves. packed: elements in
+    a cycle."""
     element = CPP[tensor.type.dtype]
     held = held_elements(tensor.type.dtype, packed)
     if BITS[tensor.type.dtype] == 4:
@@ -458,8 +458,9 @@ def word_type(tensor: OffChipTensor, packed: int) -> str:
 
 
 def held_elements(dtype: str, packed: int) -> int:
-    """Return the elements of a word of memory: a port that moves a single one of 4 bits reads or writes its byte.
-    dtype: their type; `KeyError` for an unknown one. packed: elements that the port moves in a cycle."""
+    """Return how many elements the C++ type of a memory word has: `packed`, but 2 for a single element of 4 bits, since
+    memory is read and written in whole bytes. dtype: the element type. packed: elements that the port moves in a cycle.
+    Raises `KeyError` for an unknown element type."""
     return max(packed, 8 // CPP_BITS[dtype])
 
 

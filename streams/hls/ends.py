@@ -34,9 +34,8 @@ from .variables import NO_WIDTHS, Variables
 
 @dataclass(frozen=True, order=True)
 class EndParameter:
-    """An end of a stream as a parameter of a function. stream: the name of the array. label: of the stream of the
-    machine. put: whether the function writes it.
-    """
+    """An end of a stream as a parameter of a C++ function. stream: the name of the array of streams. label: the name of
+    the stream in the machine. put: whether the function writes to it."""
 
     stream: str
     label: str
@@ -48,9 +47,11 @@ Chosen = tuple[Val | None, list[tuple[int, EndParameter]]]
 
 
 class StreamEndWriter(Variables):
-    """Writes puts and gets of one task instance. unit: the unit of the machine that runs the instance. float_add:
-    cycles of an addition of floats. sizes: the C++ names of the sizes that each run gives.
-    """
+    """Writes the puts and gets of one task instance.
+
+    program: of the task. task: the task. shot: the instance. unit: the unit of the machine that runs the instance.
+    float_add: clock cycles of an addition of floats. widths: as for `Variables`. The attribute `sizes` has the C++
+    names of the sizes that a run gives, by their names in the program."""
 
     def __init__(
         self,
@@ -94,9 +95,8 @@ class StreamEndWriter(Variables):
             self.env[p.name], self.parts[p.name] = part, part
 
     def bound(self, value: Value) -> Val:
-        """Return a value that is a bound of a loop, or an index of a stream, as a whole number. Raises `HlsError` for
-        another value.
-        """
+        """Return the value of a bound of a loop, or of an index of a stream, as an integer. Raises `HlsError` for a
+        value that is no integer."""
         made = self.plain(value)
         if not made.kind.is_int:
             self.fail(f"a bound of a loop and an index of a stream are whole numbers, not {made.kind}")
@@ -124,7 +124,7 @@ class StreamEndWriter(Variables):
         return Val(INT, text, simple=False), sorted((_number(at, shape), port) for at, port in there.items())
 
     def port(self, port: EndParameter) -> str:
-        """Return the C++ name of this function's port for an end of a stream; make one at the first use."""
+        """Return the C++ name of the function's parameter for an end of a stream; the first call adds the parameter."""
         if port not in self.ports:
             same = sum(1 for p in self.ports if (p.stream, p.put) == (port.stream, port.put))
             self.ports[port] = self.names.of(port.stream, f"_{'out' if port.put else 'in'}{same or ''}")
@@ -144,9 +144,9 @@ class StreamEndWriter(Variables):
         self.emit("}")
 
     def get(self, name: str, stream: str, index: tuple[t.Expression, ...]) -> None:
-        """Write the C++ that reads one element from an array of streams, and bind it to `name`. index: of the stream in
-        the array. Raises `HlsError` for an index that is no whole number, or that no stream of the array has.
-        """
+        """Write the C++ that reads one element from a stream, and bind it to the variable `name`. stream: the name of
+        the array of streams. index: of the stream in the array. Raises `HlsError` for an index that is no integer, or
+        that no stream of the array has."""
         chosen, ports = self._ends(stream, index, put=False)
         kind = self.streams[stream].type
         out = of_element(kind.dtype, kind.shape)
@@ -168,9 +168,10 @@ class StreamEndWriter(Variables):
             self.env[name] = self.keep(name, value, kind.dtype)
 
     def comes(self, node: t.Get, behind: t.Statement | None) -> bool:
-        """Let `behind`, the statement behind a get, take the tile as it comes, if all that reads it is a product of it,
-        or a put of it with a row replaced. Returns whether it does.
-        """
+        """Let a statement read the tile of a get directly from the stream, without a variable that holds the tile, if
+        it can; return whether it does. It can if the statement is the only reader of the tile, and either multiplies by
+        it or puts it, with a row replaced, on another stream. node: the get. behind: the statement right behind it;
+        None for none."""
         kind = self.streams[node.stream].type
         if len(kind.shape) != 2 or self.streams[node.stream].packing > 1 or self.reads[node.name] != 1:
             return False
@@ -220,7 +221,8 @@ class StreamEndWriter(Variables):
         self.env[name] = Val(of_element(kind.dtype, kind.shape), target)
 
     def got_tile(self, name: str, kind: ElementType, taken: TileWord) -> str:
-        """Return the C++ name of the tile that a token becomes. name: its variable. taken: what comes in a cycle."""
+        """Return the C++ name of the tile into which a token is read. name: the variable in the program. kind: the type
+        of the token. taken: the elements that come in a cycle."""
         out = of_element(kind.dtype, kind.shape)
         target = self.tile(out, "got") if name.startswith("%") else self.variable(name, out).text
         self.tiles[target] = out
@@ -229,9 +231,9 @@ class StreamEndWriter(Variables):
         return target
 
     def put(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression) -> None:
-        """Write the C++ that writes the value of `node` to an array of streams. index: of the stream in the array.
-        Raises `HlsError` if the shape differs from that of the stream, and for a value or an index that has no C++.
-        """
+        """Write the C++ that puts the value of the expression `node` on a stream. stream: the name of the array of
+        streams. index: of the stream in the array. Raises `HlsError` if the shape differs from that of the stream, and
+        for a value or an index that has no C++."""
         kind = self.streams[stream].type
         if self._move_words(stream, index, node, put=True) or self._pass_on(stream, index, node):
             return
@@ -311,9 +313,9 @@ class StreamEndWriter(Variables):
         return True
 
     def receive(self, node: t.Get, store: t.Store) -> bool:
-        """Write the C++ that moves a tile of a stream to a part of a tensor as it comes. node, store: the get, and the
-        store behind it. Returns whether the C++ is written; else nothing is.
-        """
+        """Write the C++ that moves a tile from a stream to a part of a tensor while it comes, if the get and the store
+        allow it; return whether they do. If not, nothing is written. node: the get. store: the store right behind
+        it."""
         if RUN[1] in t.nodes((*node.index, store.index)):  # bits are drawn in the order of the statements
             return False
         return self._move_words(node.stream, node.index, t.Item(t.Name(store.name), store.index), put=False)

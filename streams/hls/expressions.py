@@ -33,12 +33,11 @@ RUN = (t.Name("use()"), t.Name("data()"))
 
 
 class ExpressionWriter(KernelWriter):
-    """Computes the C++ text of expressions."""
+    """Writes expressions as C++."""
 
     def value(self, node: t.Expression) -> Value:
-        """Return the value of an expression: its C++ text with its kind. Statements that it needs are emitted before.
-        Raises `HlsError` for what has no C++.
-        """
+        """Return the value of an expression, with its C++ text. The statements that it needs are written before. Raises
+        `HlsError` for anything that has no C++."""
         match node:
             case t.Constant(value):
                 return literal(value)
@@ -81,8 +80,7 @@ class ExpressionWriter(KernelWriter):
 
     def truth(self, node: t.Expression) -> Val:
         """Return whether the value of an expression is true, as a C++ Boolean. Raises `HlsError` for a tile, and for
-        what has no C++.
-        """
+        anything that has no C++."""
         return self.truth_of(self.value(node))
 
     def _select(self, test: t.Expression, body: t.Expression, other: t.Expression) -> Value:
@@ -119,9 +117,8 @@ class ExpressionWriter(KernelWriter):
         return Val(kind, name, low, high, wide=wide)
 
     def shard_part(self, node: t.Expression) -> tuple[ShardKind, list[Index]] | None:
-        """Return the part of a tensor that an expression is: the shard, and an index for each of its axes; None if it
-        is none. Raises `HlsError` for indices that do not fit.
-        """
+        """Return the tensor that an expression takes a part of, or names, and an index for each of its axes; None if
+        the expression does neither. Raises `HlsError` for indices that do not fit."""
         base, index = (node.base, node.index) if isinstance(node, t.Item) else (node, None)
         shard = self.env.get(base.name) if isinstance(base, t.Name) else None
         if not isinstance(shard, ShardKind) or not shard.shape:
@@ -166,16 +163,16 @@ class ExpressionWriter(KernelWriter):
         return made
 
     def loaded(self, shard: ShardKind, parts: Sequence[Index]) -> Val:
-        """Write the load of a part of a tensor into a new tile, and return the tile. parts: one index for each axis of
-        the shard.
-        """
+        """Write the loop that reads a part of a tensor into a new tile, and return the tile. parts: an index for each
+        axis of the shard."""
         kind = of_element(shard.dtype, tuple(part.length for part in parts if part.step))
         name = self.tile(kind)
         self.load(shard, parts, name, kind.cpp)
         return Val(kind, name)
 
     def load(self, shard: ShardKind, parts: Sequence[Index], name: str, cpp: str) -> None:
-        """Write the loop that loads a part of a tensor. name, cpp: of what it is loaded into, and its type."""
+        """Write the loop that reads a part of a tensor into a tile. parts: an index for each axis of the shard. name,
+        cpp: the C++ name and type of the tile."""
         taken = self.round_word(shard, parts)
         self.access(shard, parts, taken is not None)
         self.marks.append("loop")
@@ -183,7 +180,7 @@ class ExpressionWriter(KernelWriter):
         self.emit(f"rsn::{load}{cpp}, {steps_of(parts)}>({name}, {shard.name}, {starts_of(parts)});")
 
     def number(self, value: Value) -> Val:
-        """Return a value that is a number or a tile; read a shard of a tensor into a tile. Raises `HlsError` for a
+        """Return a value that is a number or a tile as it is; read a tensor into a new tile. Raises `HlsError` for a
         tuple or a text."""
         if not isinstance(value, ShardKind):
             return super().number(value)
@@ -193,9 +190,9 @@ class ExpressionWriter(KernelWriter):
         return self.element(f"{value.name}.at()", value.dtype)
 
     def access(self, shard: ShardKind, parts: Sequence[Index], rounds: bool = False) -> bool:
-        """Note where an access of a shard begins and ends in its last axis. parts: an index for each axis. rounds: the
-        access takes rounds of words, one in each memory channel. Returns `rounds`.
-        """
+        """Note, for the width of the memory port, at multiples of how many elements an access begins and ends along the
+        last axis of a tensor. parts: an index for each axis of the shard. rounds: whether the access moves a word in
+        each memory channel in turn (`in_rounds`). Returns `rounds`."""
         last = parts[-1] if parts else Index("0")
         found = gcd(last.factor, last.length, shard.shape[-1]) if last.step == 1 else 1
         if rounds:
@@ -205,8 +202,7 @@ class ExpressionWriter(KernelWriter):
 
     def in_rounds(self, shard: ShardKind, parts: Sequence[Index]) -> bool:
         """Return whether a part of a tensor in several memory channels lies in one piece that is a whole number of
-        rounds of words. parts: an index for each axis.
-        """
+        rounds; a round is one word in each channel. parts: an index for each axis of the shard."""
         if shard.channels == 1:
             return False
         inner = 1
@@ -222,9 +218,8 @@ class ExpressionWriter(KernelWriter):
         return inner % round_elements(shard.dtype, shard.channels) == 0
 
     def round_word(self, shard: ShardKind, parts: Sequence[Index]) -> TileWord | None:
-        """Return the word of elements of a part of a tensor that moves in a cycle as a round of words; None if it moves
-        word by word. parts: an index for each axis of the shard.
-        """
+        """Return the elements of a part of a tensor, as rows and columns, that one round moves in a cycle; None if the
+        part does not move in rounds (`in_rounds`). parts: an index for each axis of the shard."""
         shape = [part.length for part in parts if part.step]
         return round_word(shard.dtype, shape, shard.channels) if self.in_rounds(shard, parts) else None
 
@@ -249,14 +244,13 @@ class ExpressionWriter(KernelWriter):
 
 
 def steps_of(parts: Sequence[Index]) -> str:
-    """Return the steps of indices (`parts`, one for each axis) as the text of template arguments of C++, 0 for one that
-    drops its axis.
-    """
+    """Return the steps of indices as the text of C++ template arguments; the step is 0 for an index that drops its
+    axis. parts: an index for each axis."""
     return ", ".join(str(part.step) for part in parts)
 
 
 def starts_of(parts: Sequence[Index]) -> str:
-    """Return where indices (`parts`, one for each axis) begin, as the text of arguments of C++."""
+    """Return the first elements of indices as the text of C++ arguments. parts: an index for each axis."""
     return ", ".join(part.start for part in parts)
 
 

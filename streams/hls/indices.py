@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Index:
-    """An index of one axis. start: C++ text of the first element that it takes. step: from one element to the next, 0
-    for a single element, which drops the axis. length: elements that it takes. factor: a number that divides the start,
-    0 if that is 0.
-    """
+    """An index of one axis. start: the C++ text of the first element that it takes. step: elements from one that it
+    takes to the next; 0 for a single element, which drops the axis. length: how many elements it takes. factor: a
+    number that is known to divide the start; 0 if the start is 0."""
 
     start: str
     step: int = 0
@@ -60,16 +59,16 @@ def indices(owner: ExpressionWriter, node: t.Expression, shape: tuple[int, ...])
 
 
 def without_new_axes(node: t.Expression) -> tuple[t.Expression, tuple[int, ...]]:
-    """Return an index, `node`, without its `None` parts, and the positions of these among its parts, from 0."""
+    """Return an index without its `None` parts, and the positions of these, from 0, among all its parts. node: the
+    index."""
     given = node.items if isinstance(node, t.Group) else (node,)
     axes = tuple(k for k, part in enumerate(given) if part == NEW_AXIS)
     return (t.Group(tuple(part for part in given if part != NEW_AXIS)), axes) if axes else (node, ())
 
 
 def with_new_axes(parts: list[Index], axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a part of a tile with new axes of size 1. parts: an index for each axis of the tile. axes:
-    what `without_new_axes` returned.
-    """
+    """Return the shape of a part of a tile, with new axes of size 1. parts: an index for each axis of the tile. axes:
+    the positions of the new axes, as `without_new_axes` returns them."""
     sizes: list[int | None] = [part.length if part.step else None for part in parts]
     for axis in axes:
         sizes.insert(axis, 1)

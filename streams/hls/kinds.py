@@ -26,8 +26,8 @@ CPP = {name: facts.cpp for name, facts in SCALARS.items()}
 
 @dataclass(frozen=True)
 class ValueKind:
-    """The type of a value. dtype: `bool`, `int` or `float` of Python, `f32` or `f64` of numpy, or with a shape the
-    element type of a tile."""
+    """The type of a value. dtype: without a shape, `bool`, `int` or `float` for numbers of Python, `f32` or `f64` for
+    those of NumPy; with a shape, the element type of a tile. shape: of a tile, in elements; () for a number."""
 
     dtype: str
     shape: tuple[int, ...] = ()
@@ -42,12 +42,12 @@ class ValueKind:
 
     @property
     def is_float(self) -> bool:
-        """Whether it is a number with a fraction."""
+        """Whether it is a floating-point number, of Python or NumPy; False for a tile."""
         return not self.shape and self.dtype in ("float", "f32", "f64")
 
     @property
     def cpp(self) -> str:
-        """The C++ type of a tile or of a number; of an integer of Python the widest one, rsn::Int."""
+        """The C++ type of a tile or of a number. An integer of Python gets the widest one, rsn::Int."""
         if self.shape:
             return tile_type(self.dtype, self.shape)
         return {"bool": "bool", "int": "rsn::Int", "float": "double", "f32": "float", "f64": "double"}[self.dtype]
@@ -86,7 +86,7 @@ def kind_of(value: Any) -> ValueKind | None:
 
 
 def sample(kind: ValueKind) -> Any:
-    """Return a value of a kind: 1, True, or a tile of ones."""
+    """Return a value of a kind, to try operations on: 1, True, or a tile of ones."""
     if kind.shape:
         return np.ones(kind.shape, DTYPES[kind.dtype])
     return {"bool": True, "int": 1, "float": 1.0, "f32": np.float32(1), "f64": np.float64(1)}[kind.dtype]
@@ -94,10 +94,9 @@ def sample(kind: ValueKind) -> Any:
 
 @lru_cache(maxsize=4096)
 def result(function: Callable[..., Any], kinds: tuple[Any, ...], named: tuple[tuple[str, Any], ...] = ()) -> ValueKind:
-    """Return the kind of what a function returns. kinds: of its arguments; an argument that is no `ValueKind` is passed
-    as it is. named: further arguments by name. Raises what the function raises, and `TypeError` where the result is no
-    number and no tile.
-    """
+    """Return the kind of the result of a function, which is called with samples. kinds: of its arguments; an argument
+    that is no `ValueKind` is passed as it is. named: further arguments by name. Raises any error that the function
+    raises, and `TypeError` if the result is no number and no tile."""
     values = [sample(k) if isinstance(k, ValueKind) else k for k in kinds]
     with np.errstate(all="ignore"):
         made = scalar(function(*values, **dict(named)))
@@ -108,9 +107,8 @@ def result(function: Callable[..., Any], kinds: tuple[Any, ...], named: tuple[tu
 
 
 def of_element(dtype: str, shape: tuple[int, ...] = ()) -> ValueKind:
-    """Return the kind of a number that was converted to the element type `dtype`, or of a tile of this shape with such
-    elements. Raises `KeyError` for an unknown type.
-    """
+    """Return the kind of a number of the element type `dtype`, or, with a shape, of a tile with such elements. Raises
+    `KeyError` for an unknown element type."""
     kept = KEPT[dtype]
     if shape:
         return ValueKind(kept, shape)
@@ -121,13 +119,17 @@ def of_element(dtype: str, shape: tuple[int, ...] = ()) -> ValueKind:
 
 @dataclass(frozen=True)
 class Val:
-    """A value as C++ text. low, high: limits of an integer, None for none. known: the value, if `has_known`: it is
-    known before the run. simple: the text needs no brackets as an operand. symbolic: the text of a known value is not
-    its literal, such as `tid0`. adapted: a variable that holds a number of another kind at first; it is taken only
-    where that makes no difference. wide: the width of the C++ integer that the text is, if more than the limits ask
-    for. integers: it is integers of tiles, perhaps as ones of another type, and sums and differences of these, which a
-    product computes where it reads them. lanes: elements of an expression of tiles that may be computed in a cycle.
-    elsewhere: texts of operands of which such an expression takes elements of other places than that of the result."""
+    """A number or a tile as C++ text.
+
+    kind: its type. text: the C++ expression. low, high: limits of an integer; None for no known limit. known: the
+    value, if `has_known` says that it is known before the run. simple: whether the text needs no brackets as an
+    operand. symbolic: whether the text of a known value is a name such as `tid0`, not its literal. adapted: whether it
+    is a variable whose first value has another type than its later ones; it may be read only where the type makes no
+    difference. wide: the least index in `WIDTHS` of the C++ type of an integer, where the limits alone would give a
+    smaller one. integers: whether a product can compute it where it reads it: integer tiles, also converted to another
+    integer type, and sums and differences of these. lanes: elements of an expression of tiles that can be computed in a
+    cycle. elsewhere: the texts of operands whose elements such an expression reads at other places than that of the
+    result, as in a transpose."""
 
     kind: ValueKind
     text: str
@@ -144,9 +146,8 @@ class Val:
     elsewhere: tuple[str, ...] = ()
 
     def moves(self, name: str) -> bool:
-        """Return whether the expression takes elements of the variable `name` from other places than that of the
-        result.
-        """
+        """Return whether the expression reads elements of the variable `name` at other places than that of the result,
+        so that it cannot be written into that variable."""
         return any(re.search(rf"\b{re.escape(name)}\b", text) for text in self.elsewhere)
 
     @property
@@ -156,7 +157,7 @@ class Val:
 
     @property
     def width(self) -> int:
-        """The C++ type of an integer, as an index of `WIDTHS`: 0 int, 1 std::int64_t, 2 rsn::Int."""
+        """The index in `WIDTHS` of the C++ type of an integer: 0 int, 1 std::int64_t, 2 rsn::Int."""
         return max(self.wide, width(self.low, self.high))
 
 
@@ -187,9 +188,9 @@ class TextKind:
 
 @dataclass(frozen=True)
 class ShardKind:
-    """The shard of a tensor that a parameter stands for. name: in C++. shape: of the shard. dtype, whole: element type
-    and shape of the tensor. channels: memory channels in which it lies.
-    """
+    """The part of a tensor that a parameter of the task stands for. name: in C++. dtype: the element type. shape: of
+    the part. whole: the shape of the whole tensor. channels: in how many memory channels the tensor lies. has_known,
+    known: as for `Val`; no tensor is known before the run."""
 
     name: str
     dtype: str
@@ -209,8 +210,8 @@ Value = Val | ItemsKind | TextKind | ShardKind
 
 
 def width(low: int | None, high: int | None) -> int:
-    """Return the narrowest C++ integer type for values from `low` to `high`, as an index of `WIDTHS`: 0 int, 1
-    std::int64_t, 2 rsn::Int. None: no known limit."""
+    """Return the index in `WIDTHS` of the narrowest C++ integer type for values from `low` to `high`: 0 int, 1
+    std::int64_t, 2 rsn::Int. None stands for no known limit."""
     if low is None or high is None:
         return 2
     for k, name in enumerate(("i32", "i64")):
@@ -223,10 +224,9 @@ WIDTHS = ("int", "std::int64_t", "rsn::Int")
 
 
 def literal(value: Any, text: str = "") -> Value:
-    """Return a value that is known at compile time as a C++ constant, or as a tuple or text. text: the C++ name of the
-    constant, if it has one. Raises `TypeError` for a tile, and for what is neither a number, a text, nor a tuple or set
-    of these.
-    """
+    """Return a value that is known before the run as a C++ constant, a tuple or a text. text: the C++ name of the
+    constant; "" for its literal. Raises `TypeError` for a tile, and for anything but a number, a text, or a tuple or
+    set of these."""
     if isinstance(value, tuple | list | set | frozenset):
         return ItemsKind(tuple(literal(v) for v in value))
     if isinstance(value, str):
@@ -244,7 +244,7 @@ def literal(value: Any, text: str = "") -> Value:
 
 
 def written(value: Any) -> str:
-    """Return a number of Python or numpy as the text of a C++ literal."""
+    """Return a number of Python or NumPy as the text of a C++ literal."""
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, int | np.integer):
@@ -270,9 +270,8 @@ def written(value: Any) -> str:
 
 
 def joined(a: ValueKind, b: ValueKind) -> ValueKind | None:
-    """Return the kind of a variable that holds values of the kinds a and b; None if there is none. The caller must
-    check that the conversion changes no result: see `adapts`.
-    """
+    """Return the kind of a variable that holds values of the kinds a and b; None if no kind does. The caller must check
+    that the conversion changes no result (`adapts`)."""
     if a == b:
         return a
     if a.is_int and b.is_int:
@@ -291,16 +290,15 @@ def count(shape: tuple[int, ...]) -> int:
 
 
 def hull(a: Val, b: Val) -> tuple[int | None, int | None]:
-    """Return the (lowest, highest) value that either of two integers, a and b, may have; None where there is no known
-    limit.
-    """
+    """Return the lowest and the highest value that either of two integers may have; None where no limit is known."""
     low = None if a.low is None or b.low is None else min(a.low, b.low)
     high = None if a.high is None or b.high is None else max(a.high, b.high)
     return low, high
 
 
 def retold(value: Val, **changes: Any) -> Val:
-    """Return the value with some fields changed, as `changes` says by name, and without its known value."""
+    """Return a value with some fields changed and without its known value. changes: new values by the name of the
+    field."""
     return replace(value, known=None, has_known=False, symbolic=False, **changes)
 
 

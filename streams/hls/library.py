@@ -56,12 +56,11 @@ EPSILON = 1e-5
 
 
 class KernelWriter(Operators):
-    """Writes calls of library kernels, and of functions of Python that tasks may use."""
+    """Writes calls of library kernels, and of the Python functions that tasks may call, as C++."""
 
     def kernel(self, name: str, given: list[Value], named: dict[str, Value]) -> Value:
-        """Return the value of a call of the kernel `name`; what it needs is emitted before. given: operands. named:
-        options by name. Raises `HlsError` for operands or options that have no C++.
-        """
+        """Return the value of a call of a kernel. The statements that it needs are written before. name: of the kernel.
+        given: its operands. named: its options, by name. Raises `HlsError` for operands or options that have no C++."""
         if name == "data":
             self.draws = True
             drawn = self.fresh("drawn")
@@ -134,8 +133,8 @@ class KernelWriter(Operators):
         return made if name == "matmul" and self._read_in_product(made) else self.held(made)
 
     def port_of(self, value: Val) -> str:
-        """Return the text of a value, or of the tile of which it is the transpose: of a tile that a product takes as it
-        comes (`coming`), that is the stream's port."""
+        """Return the C++ text of a tile without its transposition, if it is a transpose. For a tile that a product
+        reads directly from a stream (`coming`), this is the name of the stream's parameter."""
         turned = TURNED_MATRIX.fullmatch(value.text)
         return turned[1] if turned else value.text
 
@@ -144,8 +143,8 @@ class KernelWriter(Operators):
         return bool(TURNED_MATRIX.fullmatch(value.text)) or value.integers
 
     def fixed(self, value: Value, what: str) -> Any:
-        """Return the Python value that is known at compile time. Raises `HlsError` if only the run knows it. what:
-        names it in the message."""
+        """Return the Python value of an operand that must be known before the run. what: its name in the message.
+        Raises `HlsError` if it is not known."""
         if not value.has_known:
             self.fail(f"{what} must be known before the run")
         return value.known
@@ -264,11 +263,11 @@ class KernelWriter(Operators):
         self.fail(f"{name} of {', '.join(str(v.kind) for v in values)} has no C++")
 
     def product_of_integers(self, dtype: str, a: Val, b: Val, sums: Val | None = None) -> Val | None:
-        """Return the product of two tiles with sums of a type of integers. A sum wraps, so it is what 64 bits of it
-        become as that type. dtype: of the sums. sums: a tile to which the product is added; None begins with zeros.
-        Returns None for operands that are no integers, and for sums of another kind. Raises `HlsError` for operands
-        that do not fit.
-        """
+        """Return the product of two integer tiles, with sums of an integer type; None for operands that are no
+        integers, and for `sums` of another kind. A sum that is too large wraps around.
+
+        dtype: the element type of the sums. a, b: the tiles. sums: a tile to which the product is added; None to begin
+        with zeros. Raises `HlsError` for operands whose shapes do not fit."""
         kind = ValueKind(dtype, self.matmul_kind([a, b]).shape)
         if {a.kind.dtype, b.kind.dtype, dtype} - LIMITS.keys() or dtype in (*NARROW, "boolean"):
             return None
@@ -338,7 +337,7 @@ class KernelWriter(Operators):
         return Val(kind, text, simple=False, lanes=lanes, elsewhere=(x.text,))
 
     def matmul_kind(self, values: list[Val]) -> ValueKind:
-        """Return the kind of a product. Raises `HlsError` for operands that have none."""
+        """Return the kind of the matrix product of two tiles. Raises `HlsError` for tiles that cannot be multiplied."""
         shapes = [v.kind.shape for v in values]
         if len(values) != 2 or any(len(s) < 2 for s in shapes) or shapes[0][-1] != shapes[1][-2]:
             self.fail(f"matmul of {' and '.join(str(v.kind) for v in values)}")

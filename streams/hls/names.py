@@ -22,22 +22,21 @@ RESERVED = frozenset(
 
 
 class CppNames:
-    """Gives each name of a function a name of C++, each a different one. taken: names of C++ that are in use."""
+    """Gives each name of a function a C++ name, no two the same. taken: C++ names that are in use already."""
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
         self._given: dict[tuple[str, str], str] = {}
         self._taken = set(taken)
 
     def copy(self) -> CppNames:
-        """Return an independent copy."""
+        """Return an independent copy: names that either makes later are unknown to the other."""
         out = CppNames(frozenset(self._taken))
         out._given = dict(self._given)
         return out
 
     def of(self, name: str, suffix: str = "") -> str:
-        """Return the C++ name of a name, the same each time. suffix: of the C++ name; it tells apart what has the same
-        name.
-        """
+        """Return the C++ name of a name; the same one each time. suffix: end of the C++ name, which tells apart two
+        things of the same name."""
         key = name, suffix
         if key not in self._given:
             made = identifier(name) + suffix
@@ -49,7 +48,7 @@ class CppNames:
 
 
 def identifier(name: str) -> str:
-    """Return a name as an identifier of C++ that is none of its words, and none that the generated text uses."""
+    """Return a name changed to a C++ identifier that is no keyword and no name that the generated text uses."""
     made = re.sub(r"[^A-Za-z0-9_]", lambda m: "_" if m[0] in ".#[,]" else f"u{ord(m[0]):x}_", name.replace("%", "t"))
     made = re.sub(r"_{2,}", "_", made).strip("_") or "x"
     generated = re.fullmatch(

@@ -12,9 +12,9 @@ HEADERS = Path(__file__).resolve().parent
 
 
 def native_text(programs: Sequence[HlsProgram]) -> str:
-    """Return a C++ file with several regions and a `main` that runs one of them: its argument is the number of the
-    region, from 0. It reads the tensors from stdin, and writes them to stdout (`csim.tasks.run_region`). The names of
-    the programs must differ."""
+    """Return a C++ file with several regions and a `main` that runs the one whose number, from 0, is its argument. It
+    reads the tensors from stdin, and writes them to stdout (`csim.tasks.run_region`). programs: of the regions, with
+    different names."""
     rows = [(region_call(made), len(made.program.tensors)) for made in programs]
     return native_main([made.text for made in programs], rows)
 
@@ -43,8 +43,9 @@ def region_call(made: HlsProgram) -> str:
 
 
 def native_main(texts: Sequence[str], regions: Sequence[tuple[str, int]]) -> str:
-    """Return a C++ file with a `main` that runs one of several regions. texts: of the programs. regions: of each, the
-    call, in which `memories[k]` are the bytes of memory k, and how many of the memories are written back."""
+    """Return a C++ file with a `main` that runs one of several regions. texts: the C++ of each region. regions: for
+    each, the statement that calls it, in which `memories[k]` are the bytes of memory k, and how many of the memories
+    are written back."""
     rows = [f"    {{[](rsn::csim::Memories &memories) {{ {call} }}, {count}}}," for call, count in regions]
     lines = [*texts, "#include <tasks.h>", "", "static const rsn::csim::TaskRegion regions[] = {", *rows, "};", ""]
     lines.append("int main(int count, char **arguments) { return rsn::csim::run_region(count, arguments, regions); }")

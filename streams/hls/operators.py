@@ -49,13 +49,13 @@ KERNEL_OF = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
 
 
 class Operators(ValueWriter):
-    """Writes operators of Python on values."""
+    """Writes Python operators on numbers and tiles as C++."""
 
     def folded(self, function: Callable[..., Any], values: Sequence[Value], made: Val | None) -> Val | None:
-        """Return the result of a function of known values as a constant; made: the C++ value of the same, None if there
-        is none. Return `made` if one is not known. If a value is symbolic, return `made` with that constant as its
-        known value. Raises `HlsError` if the function fails.
-        """
+        """Return the result of a function whose arguments are all known before the run, as a C++ constant. function: in
+        Python. values: its arguments. made: the C++ value of the same result; None if there is none. If an argument is
+        not known, `made` is returned; if one is symbolic, `made` with the constant as its known value. Raises
+        `HlsError` if the function fails."""
         if not all(v.has_known for v in values):
             return made
         try:
@@ -100,9 +100,8 @@ class Operators(ValueWriter):
         return self.folded(UNARY[op], [value], made) or made
 
     def integer(self, value: Val, wide: int) -> str:
-        """Return the C++ text of an integer as an operand. wide: the width that is needed, an index of `WIDTHS`; an
-        integer of a narrower type is cast to that type.
-        """
+        """Return the C++ text of an integer as an operand, with a cast if its type is too narrow. wide: the needed
+        index in `WIDTHS`."""
         return value.operand if value.width >= wide else f"{WIDTHS[wide]}({value.text})"
 
     def binary(self, op: str, a: Value, b: Value) -> Value:
@@ -175,10 +174,10 @@ class Operators(ValueWriter):
     def elements(
         self, op: str, x: Val, y: Val, function: Callable[..., Any] | None = None, name: str = "", kernel: str = ""
     ) -> Val:
-        """Return the C++ value of an operation on floats, or on the elements of tiles. x, y: the operands. op: as for
-        `binary`. function, name, kernel: for a kernel, what it computes, and its names in C++ and in the library.
-        Raises `HlsError` for operands that the operation does not take.
-        """
+        """Return the C++ value of an operation on two floats, or on the elements of tiles. op: as for `binary`. x, y:
+        the operands. function, name, kernel: for a kernel in place of an operator: the Python function that it
+        computes, its name in C++, and its name in the library. Raises `HlsError` for operands that the operation does
+        not take."""
         function = function or BINARY[op]
         kind = self.result_of(function, (x.kind, y.kind))
         if name == "" and op in COMPARISONS:
@@ -204,27 +203,25 @@ class Operators(ValueWriter):
         return self.passed(kernel, Val(kind, text, simple=False, integers=integers), x, y)
 
     def row_replaced(self, x: Val, row: Val, index: Val) -> tuple[Val, Val, str]:
-        """Return what `replace_row` takes: the tile, the row as a tile in a variable, and the C++ text of its index.
-        Raises `HlsError` for operands that do not fit."""
+        """Return the arguments of the C++ of `replace_row`: the tile, the row as a tile in a variable, and the text of
+        the index. Raises `HlsError` for operands that do not fit."""
         if len(x.kind.shape) != 2 or row.kind.shape != (1, x.kind.shape[1]) or not index.kind.is_int:
             self.fail(f"replace_row takes a matrix, a row of it and an integer, not {x.kind}, {row.kind}, {index.kind}")
         made = self.held(self.as_tile(row, ValueKind(x.kind.dtype, row.kind.shape)))
         return replace(x, elsewhere=(made.text,)), made, self.scalar_converted(index, "i64")
 
     def passed(self, kernel: str, made: Val, *operands: Val) -> Val:
-        """Return `made`, an expression of tiles, with the number of elements that it computes in a cycle. kernel: the
-        name under which its rate is stated. A kernel with a rate of its own gets a loop of its own over the tile.
-        operands: what the expression reads.
-        """
+        """Return an expression of tiles with the number of its elements that a cycle computes. If the kernel has a rate
+        of its own, the expression is written into a tile by a loop of its own. kernel: the name under which the rate is
+        stated. made: the expression. operands: what it reads."""
         lanes = min(self.datapath.lanes(kernel), *(v.lanes for v in operands))
         spread = [v.text for v in operands if v.kind.shape not in ((), made.kind.shape)]
         made = replace(made, lanes=lanes, elsewhere=(*spread, *(text for v in operands for text in v.elsewhere)))
         return self.held(made) if kernel in self.datapath.rates else made
 
     def mapped(self, kernel: str, function: str, kind: ValueKind, x: Val) -> Val:
-        """Return the C++ value of a function of x, a number, or of each element of x, a tile. kernel, function: its
-        names in the library and in C++. kind: of the result.
-        """
+        """Return the C++ value of a function of a number, or of each element of a tile. kernel, function: its names in
+        the library and in C++. kind: of the result. x: the number or the tile."""
         made = Val(kind, f"rsn::map<{kind.cpp}>(rsn::{function}(), {x.text})", simple=not kind.shape)
         return self.passed(kernel, made, x) if kind.shape else made
 

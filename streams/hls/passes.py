@@ -11,9 +11,8 @@ from ...isa.overlays.tasks import tree as t
 
 
 def plain_indices(body: Sequence[t.Statement]) -> frozenset[str]:
-    """Return the names in the body of a task that are indices of loops, and nothing else: no statement changes them,
-    and they are read inside only.
-    """
+    """Return the names in the body of a task that are only indices of loops: no other statement assigns them, and they
+    are read only in their loops."""
     bound: set[str] = set()
     spoiled: set[str] = set()
 
@@ -58,10 +57,9 @@ def _children(node: Any) -> list[Any]:
 
 
 def fused(body: Sequence[t.Statement], reads: Mapping[str, int]) -> tuple[t.Statement, ...]:
-    """Return statements in which a get into a name of the lowering, whose only use is the assignment behind it, gets
-    into the user's name instead. Statements that only take cycles are left out. reads: how often each name is read in
-    the task.
-    """
+    """Return statements in which a get into a temporary variable, followed by its assignment to a variable of the
+    program, is a get into that variable. The temporary variable must have no other use. Statements that only state
+    cycles are left out. reads: how often each name is read in the task."""
     out: list[t.Statement] = []
     for node in body:
         before = out[-1] if out else None

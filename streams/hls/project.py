@@ -16,10 +16,9 @@ DEVICE = VC1902
 
 
 def device_of(program: TaskProgram, name: str | None = None) -> StreamDevice:
-    """Return the device called `name`; without a name, the one that the program is for, and `DEVICE` for a program that
-    is for none. Raises `ProgramError` for an unknown name, and for another device than the one whose memory channels
-    the program's tensors have.
-    """
+    """Return the device with a name. program: whose device is taken if `name` is None or empty; `DEVICE` if it has
+    none. Raises `ProgramError` for an unknown name, and for another device than that of the program if tensors lie in
+    memory channels of the latter."""
     own = device_named(program.device) if program.device else None
     device = device_named(name) if name else own or DEVICE
     if own is not None and device is not own and any(t.channels for t in program.tensors):
@@ -29,10 +28,9 @@ def device_of(program: TaskProgram, name: str | None = None) -> StreamDevice:
 
 
 def project(made: HlsProgram, device: StreamDevice, sizes: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Return the text of each file of the folder, by its name. device: whose part and memory channels the files state.
-    sizes: values with which the testbench runs it, by name; others, and all with None, have their largest value. Raises
-    `OSError` if a header cannot be read.
-    """
+    """Return the files of the folder that `rsn hls` writes: the text of each, by its name. device: whose part and
+    memory channels the files state. sizes: the values of sizes, by name, with which the testbench runs; the others have
+    their largest value. Raises `OSError` if a header cannot be read."""
     return {
         "top.cpp": made.text,
         **{name: (HEADERS / name).read_text(encoding="utf-8") for name in ("kernels.h", "channels.h")},
@@ -95,10 +93,9 @@ int value(int count, char **arguments, const std::string &name, int stated) {
 
 
 def testbench_text(header: str, declaration: str, lines: list[str], takes_sizes: bool) -> str:
-    """Return the text of a testbench in C++. header: the file that it includes. declaration: of the top function.
-    lines: of the body of `main`, in which a `Memory` is what lies in a file. takes_sizes: they call `value` for sizes
-    that the arguments of the program give.
-    """
+    """Return the text of a C++ testbench. header: the name of the file that it includes. declaration: of the top
+    function. lines: of the body of `main`, in which a `Memory` holds the content of a file. takes_sizes: whether the
+    lines call `value` for sizes that are arguments of the testbench."""
     more, main = (_VALUE, "int main(int count, char **arguments)") if takes_sizes else ("", "int main()")
     return f"""// Runs the region once. NAME.bin holds the bytes of a tensor (zeros if there is no such file),
 // NAME.expected.bin those that it must have after the run; without that file they are written to NAME.out.bin.
@@ -159,9 +156,8 @@ class Memory {{
 
 
 def script(name: str, clock_hz: float, device: StreamDevice) -> str:
-    """Return the Tcl commands for the HLS tool. name: of the top function, without `_top`. clock_hz: the clock that is
-    asked for, in Hz. device: for whose part.
-    """
+    """Return the Tcl commands for the HLS tool. name: of the top function, without `_top`. clock_hz: the wanted clock
+    in Hz. device: whose part is named."""
     period = 1e9 / clock_hz
     return f"""# vitis_hls -f hls.tcl
 open_project -reset {name}
@@ -178,9 +174,8 @@ csynth_design
 
 
 def channels_of(made: HlsProgram, device: StreamDevice) -> dict[str, tuple[int, ...]]:
-    """Return the numbers of the memory channels of each tensor, by its name: its own, or, where none are chosen, one of
-    the device's in turn.
-    """
+    """Return the numbers of the memory channels of each tensor, by its name: the chosen ones, or, for a tensor without,
+    one channel of the device; such tensors get the channels in turn."""
     names = dict.fromkeys(a.tensor for a in made.arguments)
     chosen = {t.name: t.channels for t in made.program.tensors}
     return {name: chosen[name] or (turn % len(device.channels),) for turn, name in enumerate(names)}

@@ -20,13 +20,12 @@ TYPES = frozenset(("bool", "double", "false", "float", "int", "true"))
 def with_shared_functions(
     lines: Sequence[str], tiles: Mapping[str, ValueKind], streams: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return the lines of a function in which products that are the same but for their tiles call one function, and the
-    lines of these functions. HLS makes one block of a function that is called several times in turn (UG1399, pragma HLS
-    function_instantiate), where two loops with the same product have an array of multipliers each.
+    """Return the lines of a function in which equal products of different tiles call a common function, and the lines
+    of these functions. HLS makes one block of a function that is called several times, one call after the other
+    (UG1399, pragma HLS function_instantiate); of two loops it makes two arrays of multipliers.
 
-    lines: of a function. tiles: the kinds of its variables. streams: the type of each parameter that is a stream, by
-    its name.
-    """
+    lines: of the function. tiles: the kinds of its variables that are tiles, by C++ name. streams: the C++ type of each
+    parameter that is a stream, by its name."""
     found: dict[tuple[str, tuple[ValueKind, ...]], list[tuple[int, str, list[str]]]] = {}
     for k, line in enumerate(lines):
         call = _CALL.match(line)

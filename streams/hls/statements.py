@@ -37,8 +37,8 @@ LONGEST = 20_000
 
 @dataclass
 class OpenLoop:
-    """A loop whose body is being written. head: the values with which every iteration begins; ends: those with which
-    iterations end, by `break` and `continue` too."""
+    """A loop whose body is being written. head: the values of names with which every iteration begins. ends: the values
+    of names at each end of an iteration: its last statement, `break` and `continue`."""
 
     head: Env
     ends: list[Env] = field(default_factory=list)
@@ -65,9 +65,9 @@ class BodyWriter(VariantWriter):
         return self.lines
 
     def block(self, body: Sequence[t.Statement]) -> None:
-        """Write statements up to the first that leaves the block. Raises `HlsError` for what has no C++ and for more
-        than `LONGEST` lines, `NeedsUnrolling` for what must be known before the run.
-        """
+        """Write statements up to the first that leaves the block. Raises `HlsError` for anything that has no C++ and
+        for more than `LONGEST` lines, `NeedsUnrolling` for a value that is known before the run only if a loop is
+        unrolled."""
         done: t.Statement | None = None
         for k, statement in enumerate(body):
             behind = body[k + 1] if k + 1 < len(body) else None
@@ -87,10 +87,9 @@ class BodyWriter(VariantWriter):
                 done = behind
 
     def statement(self, node: t.Statement, into: t.Store | None = None) -> bool:
-        """Write one statement, with a mark of its line in the user's file before it. into: the store behind it, if it
-        stores what this statement gets. Returns whether the store is written too. Raises `HlsError` and
-        `NeedsUnrolling` as `block`.
-        """
+        """Write one statement, and before it a comment with its line in the user's file. into: the store right behind
+        it, which may take the tile of a get while it comes. Returns whether that store is written too. Raises
+        `HlsError` and `NeedsUnrolling` as `block`."""
         self.place = node.place
         at, start = self.line, len(self.lines)
         self.line = node.place.line
@@ -131,9 +130,9 @@ class BodyWriter(VariantWriter):
                 self.fail(f"a statement of this kind ({type(node).__name__}) has no C++")
 
     def captured(self, body: Sequence[t.Statement], env: Env) -> tuple[list[str], Env, bool]:
-        """Write statements to a list of their own. Return their lines, the values of names after them, and whether
-        control reaches their end. env: the values before them. Raises `HlsError` and `NeedsUnrolling` as `block`.
-        """
+        """Write statements to a list of their own. Return their lines, the values of names behind them, and whether the
+        statement behind them is reached. env: the values of names before them. Raises `HlsError` and `NeedsUnrolling`
+        as `block`."""
         outer, self.lines, self.env = self.lines, [], dict(env)
         line, self.line = self.line, 0
         self.block(body)

@@ -42,41 +42,44 @@ from .kinds import (
 
 
 class HlsError(ProgramError):
-    """A task program has no C++. The message begins with the place in the user's file."""
+    """A task program, or a dynamic program, has no C++. The message begins with the place in the user's file."""
 
 
 class NeedsUnrolling(Exception):
-    """What must be known before the run is known only if a loop is unrolled."""
+    """A value must be known before the run, and is only if the loop around it is unrolled."""
 
 
 @dataclass(frozen=True)
 class Poison:
-    """A name without one kind. why: it is said where the name is read."""
+    """Stands for the value of a name that has different types on the paths that lead here. why: the message for a
+    statement that reads the name."""
 
     why: str
 
 
 def names(name: str, text: str) -> bool:
-    """Return whether a C++ text has the name `name`, as a whole word."""
+    """Return whether a C++ text contains `name` as a whole word."""
     return re.search(rf"\b{re.escape(name)}\b", text) is not None
 
 
 @dataclass(frozen=True)
 class ComingTile:
-    """A tile that a product takes from a stream while it is computed. port: the C++ name of the stream's port. dtype:
-    the element type of the tile.
-    """
+    """A tile that a product, or a put, reads directly from a stream. port: the C++ name of the stream's parameter.
+    dtype: the element type of the tile."""
 
     port: str
     dtype: str
 
 
 class ValueWriter:
-    """Makes values. env: the values of names. lines: statements so far. datapath: of the task. tiles: kinds of the
-    variables that are tiles; fresh_tiles: those of one expression, which one statement reads; made_of: the expression
-    of which each of these is made. packed: of each shard that is accessed, a number of elements at a multiple of which
-    all accesses begin and end. marks: what tells a beat: accesses of streams, and where control turns. place: of the
-    statement that is written."""
+    """Makes C++ values, and writes the statements that they need.
+
+    file: the name of the user's file, for messages. Attributes: env: the values of names. lines: the statements so far.
+    datapath: of the task. tiles: the kinds of the C++ variables that are tiles. fresh_tiles: those of them that hold an
+    intermediate result and are read by one statement. made_of: the expression that each of these holds. coming: the
+    tiles that are read directly from a stream, by the parameter of the stream. packed: for each tensor, a number of
+    elements at multiples of which all accesses begin and end. marks: accesses of streams, loops and branches so far,
+    from which beats are told. place: of the statement that is being written."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -113,9 +116,8 @@ class ValueWriter:
         self.fail("a tuple or a text where a number or a tile is expected")
 
     def plain(self, value: Value) -> Val:
-        """Return a number or a tile; store a tile in a C++ variable. Raises `HlsError` for a tuple or a text, and for a
-        variable that changes its type.
-        """
+        """Return a number as it is, and a tile in a C++ variable. Raises `HlsError` for a tuple or a text, and for a
+        variable that changes its type."""
         made = self.number(value)
         if made.adapted:
             self.fail_adapted(made)
@@ -174,9 +176,9 @@ class ValueWriter:
         return True
 
     def takes(self, shape: tuple[int, ...], taken: TileWord) -> str:
-        """Note that a tile of this shape is passed over, a word `taken` in a cycle. Returns "" if it takes a loop, and
-        else what C++ calls a single access outside of pipelines.
-        """
+        """Note that a loop goes over a tile. shape: of the tile. taken: the elements that a cycle takes. Returns "" if
+        it is a loop; for a tile of one word "_apart", the end of the name of the C++ function for a single access
+        outside of pipelines."""
         if prod(shape) != taken.elements:
             self.marks.append("loop")
         return "" if prod(shape) != taken.elements else "_apart"
@@ -232,9 +234,8 @@ class ValueWriter:
         return Val(kind, f"{kind.cpp}({value.text})")
 
     def beside(self, value: Val, kind: ValueKind) -> str:
-        """Return the C++ text of an operand that meets a tile or goes to a kernel. A Python number is converted to the
-        element type of `kind`; a tile stays as it is.
-        """
+        """Return the C++ text of an operand beside a tile, or of a kernel. A Python number is converted to the element
+        type of `kind`; a tile stays as it is."""
         if value.kind.shape:
             return value.text
         compute = element_type(kind)
@@ -259,8 +260,8 @@ class ValueWriter:
         return replace(value, kind=kind, text=text, simple=False, integers=integers)
 
     def integers(self, value: Val) -> bool:
-        """Return whether a value is integers that a product computes where it reads them: a number, a tile in a
-        variable, or an expression of these."""
+        """Return whether a product can compute a value where it reads it (`Val.integers`): an integer, an integer tile
+        in a variable, or an expression of these."""
         return value.kind.is_int or (value.kind.dtype in LIMITS and (value.simple or value.integers))
 
     def converted(self, given: Value, kind: ElementType) -> Val:

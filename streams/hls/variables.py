@@ -33,9 +33,9 @@ Env = dict[str, Value | Poison]
 
 @dataclass
 class Variable:
-    """A variable of C++. text: its name. kind: of its values. low, high: limits of all integers that it takes, None for
-    none. dtype: the element type of all of them, "" if they have none in common, None before the first one.
-    """
+    """A C++ variable. text: its name. kind: the type of its values. low, high: limits of all integers that it holds;
+    None for no known limit. dtype: the element type that all of its integers have; "" if they have none in common, None
+    before the first one."""
 
     text: str
     kind: ValueKind
@@ -45,7 +45,7 @@ class Variable:
 
     @property
     def width(self) -> int:
-        """Which C++ integer it is, as `width` tells; 0 for what is no integer."""
+        """The index in `WIDTHS` of the C++ type of an integer; 0 for other variables."""
         return 0 if self.kind != INT or self.dtype else width(self.low, self.high)
 
     @property
@@ -64,9 +64,8 @@ NO_WIDTHS: Mapping[str, int] = {}
 
 
 class Variables(ExpressionWriter):
-    """Keeps values in variables of C++. widths: of integers that the first writing of a task has found to be wide, an
-    index of `WIDTHS` by the variable's name.
-    """
+    """Keeps values in C++ variables. file: the name of the user's file. widths: an index in `WIDTHS` for each integer
+    variable, by its C++ name, that was found to be wide when the task was written a first time."""
 
     def __init__(self, file: str, widths: Mapping[str, int]) -> None:
         super().__init__(file)
@@ -77,7 +76,7 @@ class Variables(ExpressionWriter):
         self.plain_indices: frozenset[str] = frozenset()
 
     def variable(self, name: str, kind: ValueKind) -> Variable:
-        """Return the C++ variable that holds a name's values of one kind; make it at the first use."""
+        """Return the C++ variable that holds the values of a name of one kind; the first call makes it."""
         key = "number" if kind == INT else str(kind)
         found = self.variables.get((name, key))
         if found is None:
@@ -88,9 +87,9 @@ class Variables(ExpressionWriter):
         return found
 
     def keep(self, name: str, value: Val, dtype: str = "", adapted: bool = False) -> Val:
-        """Write the assignment of a value to the C++ variable of `name`, and return the value as later statements read
-        it. dtype: the element type that bounds an integer, if known. adapted: the variable also held another kind.
-        """
+        """Write the assignment of a value to the C++ variable of a name; return the value as later statements read it.
+        dtype: the element type whose limits an integer keeps; "" if none is known. adapted: whether the name also had a
+        value of another type."""
         variable = self.variable(name, value.kind)
         self._widen(variable, value, dtype)
         if value.kind == INT and value.width == 2 > width(value.low, value.high):
@@ -120,9 +119,8 @@ class Variables(ExpressionWriter):
                 variable.dtype = ""
 
     def bind(self, name: str, value: Value, dtype: str = "") -> None:
-        """Give a name a value, and write the assignment to its C++ variable. dtype: as for `keep`. A value that is
-        known at compile time gets no C++ variable.
-        """
+        """Give a name a value, and write the assignment to its C++ variable. A value that is known before the run gets
+        no variable. dtype: as for `keep`."""
         if isinstance(value, ItemsKind):
             self.env[name] = self._kept_items(name, value)
         elif isinstance(value, Val) and value.text in self.fresh_tiles and name.startswith("%"):
@@ -143,9 +141,8 @@ class Variables(ExpressionWriter):
         return ItemsKind(tuple(made))
 
     def join(self, a: Env, b: Env, widen: bool = False) -> Env:
-        """Return the values of names where two paths with the values a and b meet; a name that has no one kind there
-        becomes a `Poison`. widen: limits of integers that differ are given up.
-        """
+        """Return the values of names behind a branch. a, b: the values at the end of each path. A name with no common
+        type becomes a `Poison`. widen: whether limits of integers that differ become unknown, as in loops."""
         out: Env = {}
         for name in {**a, **b}:
             one, other = a.get(name), b.get(name)
@@ -187,10 +184,9 @@ class Variables(ExpressionWriter):
         return Val(kind, variable.text, low, high, adapted=mixed or a.adapted or b.adapted, wide=wide)
 
     def settle(self, now: Env, wanted: Env) -> list[str]:
-        """Return the C++ assignments at the end of a path, so that variables hold the values that the other paths
-        expect. now: values of this path. wanted: values after the join. Raises `HlsError` for a value that no variable
-        of the wanted kind holds.
-        """
+        """Return the C++ assignments at the end of a path, after which variables hold what the statements behind the
+        branch expect. now: the values of names on this path. wanted: those behind the branch. Raises `HlsError` for a
+        value that no variable of the wanted kind holds."""
         outer, self.lines = self.lines, []
         for name, target in wanted.items():
             value = now.get(name)
@@ -210,7 +206,7 @@ class Variables(ExpressionWriter):
             self.keep(name, self.as_kind(value, target.kind), dtype)
 
     def declare(self, name: str, value: Value | Poison) -> None:
-        """Make the C++ variable of a name, and one for each item of a tuple. A value that is known at compile time gets
+        """Make the C++ variable of a name, and one for each item of a tuple. A value that is known before the run gets
         none."""
         if isinstance(value, Val) and not value.has_known and name not in self.plain_indices:
             self.variable(name, value.kind)

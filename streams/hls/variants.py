@@ -26,15 +26,14 @@ NO_CALLS: VariantCalls = {}
 
 
 class VariantWriter(StreamEndWriter):
-    """Writes calls of variants of kernels as C++.
+    """Writes calls of kernel variants as C++.
 
-    unit: the unit of the machine that runs the instance. float_add: clock cycles of an addition of floats. calls: the
-    variant of each call, by the variable that gets the result. functions: the name of the C++ function that calls a
-    variant, by the variant's name. banks: by the C++ name of a tile, the words that loops take of it in a clock cycle,
-    where the C++ text does not show them. views: of tiles in other layouts than by rows: by the C++ name of a view, its
-    C++ type and the name of the tile that it reads. arriving: of variables that are got in the layout of one call: the
-    variant of that call, and the number of the operand.
-    """
+    program, task, shot, unit, float_add, widths: as for `StreamEndWriter`. calls: the chosen variant of each call, by
+    task and by the variable that gets the result. Attributes: functions: the name of the C++ function that calls a
+    variant, by the name of the variant. banks: for each tile, by its C++ name, which elements loops and variants read
+    or write in a cycle, where the C++ text does not show it. views: tiles in other layouts than by rows, by the C++
+    name under which they are read: the C++ type of that name, and the name of the tile. arriving: for variables that
+    are got in the layout of a variant, that variant, and the number of the operand."""
 
     def __init__(
         self,
@@ -61,9 +60,9 @@ class VariantWriter(StreamEndWriter):
                     self.arriving[operand.name] = choice.variant, k
 
     def call_variant(self, choice: VariantChoice, node: t.Expression) -> Val:
-        """Write the C++ call of a variant, and return its result. choice: with a variant, not None. node: the
-        expression of the kernel and its operands. Raises `HlsError` for an operand or a result that has no C++, and for
-        an option that only the run knows."""
+        """Write the C++ call of a kernel variant, and return its result. choice: one whose `variant` is not None. node:
+        the expression of the kernel and its operands. Raises `HlsError` for an operand or a result that has no C++, and
+        for an option that is not known before the run."""
         variant = choice.variant
         assert variant is not None
         nodes, options = _arguments_of(variant.kernel, node)
@@ -166,13 +165,15 @@ class VariantWriter(StreamEndWriter):
         return done
 
     def comes(self, node: t.Get, behind: t.Statement | None) -> bool:
-        """Let the statement behind a get take the tile as it comes, as the base class does, unless a variant computes
-        it: a variant needs the whole tile. Returns whether it does."""
+        """Let a statement read the tile of a get directly from the stream, as `StreamEndWriter.comes` does, but not if
+        a kernel variant computes the statement, since a variant needs the whole tile. Returns whether the statement
+        does."""
         varied = isinstance(behind, t.Assign) and behind.names[0] in self.calls
         return not varied and super().comes(node, behind)
 
     def got_tile(self, name: str, kind: ElementType, taken: TileWord) -> str:
-        """Return the tile into which a token is read: in the layout of the variant that alone reads it, if one does."""
+        """Return the C++ name of the tile into which a token is read. If only a kernel variant reads it, the tile has
+        the layout of that variant."""
         if name not in self.arriving:
             return super().got_tile(name, kind, taken)
         variant, number = self.arriving[name]
@@ -214,8 +215,8 @@ def function_names(calls: VariantCalls) -> dict[str, str]:
 
 
 def functions(calls: VariantCalls) -> Iterator[str]:
-    """Yield the lines of C++ of the functions that call variants. Such a function takes whole operands, and calls the
-    variant once for each tile of its size. calls: of all tasks. Yields nothing if no variant is called."""
+    """Yield the lines of the C++ functions that call kernel variants. Such a function takes whole operands, and calls
+    the variant once for each part of them of the variant's size. calls: of all tasks."""
     names, variants = function_names(calls), called(calls)
     if not variants:
         return

@@ -30,10 +30,10 @@ def banks(
     packed: Mapping[str, int],
     beside: Mapping[str, Sequence[TileWord]],
 ) -> dict[str, TileWord]:
-    """Return into how many banks the rows and the columns of each tile are cut, by the name of its variable. lines: C++
-    of a function. tiles: the kinds of its variables. packed: the elements that a port moves in a cycle, by the name of
-    its shard. beside: what else takes elements of a tile in a cycle, by the name of the tile.
-    """
+    """Return into how many banks the rows and the columns of each tile are cut, by the C++ name of the tile. lines: C++
+    of a function. tiles: the kinds of its tiles. packed: elements that a memory port moves in a cycle, by the name of
+    its tensor. beside: elements that are read or written in a cycle where the lines do not show it, by the name of the
+    tile."""
     out = {}
     for name, kind in tiles.items():
         rows, columns = matrix(kind.shape)
