@@ -32,10 +32,10 @@ def search_buffered(
     start: Callable[[Region], Mapped] | None = None,
     progress: Progress = silent,
 ) -> BestMapping:
-    """Return the best mapping of at most so many nodes, in which some tasks more may be double buffered. machine: as
-    for `search`. start: where a search begins, by default with an instance on each node, no loops fused. progress:
-    called with the share that is done, of which the program as it is counts as half. Raises the `MappingError` of the
-    program as it is, if nothing fits."""
+    """Return the best mapping on at most `at_most` nodes; further tasks may be double buffered for it. machine: as for
+    `search`. start: makes the mapping at which a search begins, of a region; None for an instance on each node and no
+    fused loops. progress: called with the share of the work that is done; the search without further double buffering
+    counts as half. Raises `MappingError`, for the program without further double buffering, if no mapping fits."""
     return _BufferSearch(region, at_most, machine, start or _unfused, progress).best()
 
 

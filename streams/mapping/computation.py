@@ -11,12 +11,12 @@ Ran = frozenset[tuple[int, ...]]
 
 
 def computation(task: TaskDecl, ran: Ran) -> tuple[str, ...]:
-    """Return the statements that an instance runs, one text each, in the order of the file. task: of the instance. ran:
-    `Instance.ran`, the places of the statements that it runs.
+    """Return the statements that an instance runs, as texts, in the order of the file. task: of the instance. ran: the
+    places of these statements (`Instance.ran`).
 
-    Streams, their indices and local variables are renamed as they come; conditions of meta_if are left out, and loops
-    with known trips hold their number. Tasks that differ in these names only have equal results.
-    """
+    Streams, indices of streams and local variables get new names in the order of their first use. Conditions of
+    `meta_if` are left out, and a loop with a known number of iterations has that number. So two instances with the same
+    texts compute the same of the same inputs."""
     local = {parameter.name for parameter in task.body.parameters}
     local |= {node.name for node in syn.walk(task.body) if isinstance(node, syn.Identifier) and node.stored}
     names: dict[str, str] = {}

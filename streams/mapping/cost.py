@@ -23,10 +23,10 @@ from .transfers import off_chip
 
 @dataclass(frozen=True, order=True)
 class Cost:
-    """Less is better, the first that differs decides. cycles: of one run. off_chip: bytes of tensor tiles that are
-    loaded or stored; a tile that the shot before on the same node had is not loaded again, and one that several nodes
-    load in one epoch is loaded once. on_chip: bytes on physical streams. ports: how many all nodes take together.
-    """
+    """The cost of a mapping; the smaller one is better, and the first field that differs decides. cycles: of one run.
+    off_chip: bytes of tensor tiles that are loaded or stored; a tile that the last shot on the node had is not loaded
+    again, and one that several nodes load in one epoch is loaded once. on_chip: bytes that pass physical streams.
+    ports: of all nodes together."""
 
     cycles: int
     off_chip: int
@@ -39,9 +39,8 @@ class Cost:
 
 
 def cost(mapped: Mapped, machine: MeshDescription | None = None) -> Cost:
-    """Return the cost of a mapping; cycles are those of `cycles`, and the estimate of `makespan` where that gives none.
-    machine: for costs that depend on it, which this one does not.
-    """
+    """Return the cost of a mapping. Its cycles are those of `cycles`, or, where that returns None, the estimate of
+    `makespan`. machine: not used here; other costs may depend on it."""
     on_chip = sum(stream.size for stream in mapped.streams)
     ports = sum(len(holders) for k in range(len(mapped.groups)) for holders in mapped.ports(k))
     found = cycles(mapped)
@@ -49,9 +48,9 @@ def cost(mapped: Mapped, machine: MeshDescription | None = None) -> Cost:
 
 
 def cycles(mapped: Mapped, endless: bool = False) -> int | None:
-    """Return the cycles of one run; None if data decide what happens, if it does not end with loops that are not fused,
-    or if it is too large. endless: streams have no limit; then no mapping that joins nodes of this one takes fewer
-    cycles."""
+    """Return the cycles of one run of a mapping; None if data decide what happens, if the mapping does not end without
+    fused loops, or if it is too large. endless: whether streams have no limit; then the result bounds from below the
+    cycles of all mappings that join nodes of this one."""
     graph = mapped.graph
     names = {stream: stream for stream in graph.edges}
     depths = {stream: edge.tokens for stream, edge in graph.edges.items()}
@@ -99,9 +98,9 @@ def _of_instance(graph: MappingGraph, instance: Instance) -> Body:
 
 def makespan(mapped: Mapped) -> int:
     """Return an estimate of the cycles of one run. A shot starts when the shot before it on its node has ended and the
-    first token of each of its streams is there; it ends no sooner than the last token allows. Tokens of a stream are
-    spread evenly over the cycles of its writer. Of shots that feed each other, each starts without waiting for the
-    others."""
+    first token of each of its streams is there, and it ends no sooner than its last tokens allow. The tokens of a
+    stream are taken to come evenly over the cycles of the shot that puts them. Shots that wait for each other's tokens
+    in a cycle are taken to start without waiting for each other."""
     graph = mapped.graph
     count = len(graph.nodes)
     following = [-1] * count

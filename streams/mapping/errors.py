@@ -21,8 +21,9 @@ CODES = {
 
 
 class MappingError(RsnError):
-    """A primitive, a mapping or a placement is refused. code: key of `CODES`. place: in the user's file, None if the
-    refusal is about the mapping as a whole. notes: who holds what, and the least change that would fit."""
+    """A primitive, a mapping or a placement is refused. code: a key of `CODES`. message: what is wrong. place: in the
+    user's file; None if the refusal is about the mapping as a whole. notes: who takes ports or bytes, and the least
+    change that would help."""
 
     def __init__(self, code: str, message: str, place: Place | None = None, notes: tuple[str, ...] = ()) -> None:
         super().__init__("\n".join([f"{message} [{code}]", *(f"note: {note}" for note in notes)]))

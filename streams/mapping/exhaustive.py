@@ -17,10 +17,9 @@ MAPPINGS = 10_000
 
 
 def every_mapping(start: Mapped, worth: Callable[[Mapped], bool]) -> Iterator[Mapped | None]:
-    """Yield the mappings that primitives make of `start`, that one first, each once. In bundles, streams whose peer
-    moves their tokens in another order stay apart: a chain may make them local. worth: whether to look at what a
-    mapping becomes. Yield None at last if there are more than `MAPPINGS`.
-    """
+    """Yield each mapping that primitives make of `start` once, `start` first; at last None if there are more than
+    `MAPPINGS`. worth: whether to yield a mapping and to apply primitives to it. Bundles also join nodes whose streams a
+    peer moves in another order; these streams stay separate, and a chain may make them local."""
     seen = {_key(start)}
     todo = [start]
     while todo:

@@ -43,16 +43,18 @@ EXACT = frozenset((
 
 
 def kept_bytes(kind: ElementType, exact: bool = False) -> int:
-    """Return the bytes of a tile on chip. kind: of the tile, which may be kept in a wider type. exact: it is the result
-    of a kernel that loses nothing of integers."""
+    """Return the bytes that a tile takes on chip; elements may be kept in a wider type. kind: the type of the tile.
+    exact: whether it is the result of a kernel that keeps integers exact."""
     dtype = "i64" if exact and kind.dtype not in FLOATS else KEPT.get(kind.dtype, kind.dtype)
     return bytes_of(replace(kind, dtype=dtype))
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What an instance needs. held: the most bytes of tiles that are held at a time; beside_tokens: without the tokens
-    of its streams. moments: how many there are. lives: the first and the last moment of each load and store."""
+    """The memory that an instance needs on its node. held: the most bytes of tiles that it holds at a time.
+    beside_tokens: the same without the tokens of its streams. moments: in how many moments the instance runs: each
+    statement is one, and so is each loop, and each branch that data decide. lives: the first and the last moment of
+    each load and store."""
 
     held: int
     beside_tokens: int
@@ -61,9 +63,8 @@ class Footprint:
 
 
 def footprint(region: Region, instance: Instance) -> Footprint | None:
-    """Return the footprint of an instance; None for a task whose tensors have several names, or are not typed, and for
-    an instance that does not read without a mistake.
-    """
+    """Return the footprint of an instance. None for a task in which a tensor has several names or no type, and for an
+    instance that has mistakes."""
     context = region.contexts.get(instance.task.name)
     if context is None or any(name == instance.task.name for name, _ in context.reading.renamed):
         return None
@@ -90,9 +91,8 @@ def footprint(region: Region, instance: Instance) -> Footprint | None:
 
 
 def whole_tiles(tiles: Sequence[TensorTile]) -> Footprint:
-    """Return the footprint of an instance of which only the tiles are known: it holds all of them, and moves them in
-    one moment that lasts as long as it runs.
-    """
+    """Return the footprint of an instance of which only the tiles are known. It holds all of them all the time, and has
+    one moment. tiles: those that it reads or writes."""
     moved = [(tile, write) for tile in tiles for write in (False, True) if (tile.writes if write else tile.reads)]
     held = sum(kept_bytes(tile.type) for tile in tiles)
     return Footprint(held, held, 1, {(tile.parameter, write): (0, 0) for tile, write in moved})

@@ -23,14 +23,16 @@ from .tiles import TensorTile, tiles, used_names
 
 @dataclass(frozen=True)
 class VirtualNode:
-    """A task instance as a node. number: among all nodes, from 0. kernel: equal numbers mean equal kernels. body: its
-    puts and gets, as a tree. ends: its streams in the order of their first use, each with whether it is put on. tiles:
-    of off-chip tensors. cycles: that its beats take together. footprint: what it holds, and when it loads and stores.
+    """A task instance as a node of the virtual mapping graph.
 
-    Of a double buffered task, the instance is the part that computes, and the others run beside it. parts: these, by
-    what they do (`LOAD`, `STORE`). The body and the ends are without the buffers between them, and the cycles are those
-    of the part with the most. computing: cycles of the instance alone.
-    """
+    number: among all nodes, from 0. kernel: two nodes with the same number compute the same. body: its puts and gets.
+    ends: the number of each of its streams, in the order of first use, and whether the node puts on it. tiles: the
+    tiles of tensors that it loads or stores. cycles: of all its beats together. footprint: what it holds, and when it
+    loads and stores.
+
+    In a double buffered task the instance is the part that computes; other parts run beside it. parts: these, by what
+    they do (`LOAD`, `STORE`). Streams between the parts are not in `body` and `ends`, and `cycles` is that of the part
+    with the most. computing: cycles of the instance alone."""
 
     number: int
     instance: Instance
@@ -73,10 +75,10 @@ class NodeStream:
 
 @dataclass(frozen=True)
 class MappingGraph:
-    """The virtual mapping graph of a region. nodes: task instances that move or compute something. idle: names of the
-    others. edges: by stream. exchanges: streams of collectives, over which instances give each other their parts and
-    the result. buffers: streams between the parts of a double buffered task, both of whose ends are one node.
-    """
+    """The virtual mapping graph of a region. nodes: the task instances that move or compute something. edges: the
+    streams between them, by number. idle: the names of the other instances. exchanges: the numbers of the streams of
+    collectives, over which instances exchange tiles. buffers: the streams between the parts of double buffered tasks,
+    by number; both ends of each are one node."""
 
     region: Region
     nodes: tuple[VirtualNode, ...]
@@ -107,8 +109,8 @@ class MappingGraph:
         return found
 
     def node(self, name: str) -> int:
-        """Return the number of a node. name: such as `gemm[0,1]`; spaces are ignored. Raises `MappingError` if no node
-        has it."""
+        """Return the number of a node. name: of the instance, such as `gemm[0,1]`; spaces are ignored. Raises
+        `MappingError` for a name that no node has."""
         found = self.by_name.get(name.replace(" ", ""))
         if found is None:
             raise MappingError("name", f"no task instance has the name {name}")
@@ -116,9 +118,8 @@ class MappingGraph:
 
 
 def mapping_graph(region: Region) -> MappingGraph:
-    """Return the graph of a program that `report_on` finds well-typed (Dato, section 6). A put or a get counts as one
-    cycle if the program was not read in beats.
-    """
+    """Return the graph of a program in which `report_on` finds no error (Dato, section 6). A put or a get counts as one
+    cycle if the region was not read with beats."""
     kernels: dict[object, int] = {}
     nodes: list[VirtualNode] = []
     idle: list[str] = []
@@ -233,9 +234,8 @@ def _end(region: Region, stream: int, put: bool) -> tuple[object, ...]:
 
 
 def canonical(body: Body, order: dict[int, int]) -> tuple[object, ...]:
-    """Return a body in a form that is equal for bodies that differ only in stream numbers: streams are renumbered in
-    the order of first use. order: the new number of each stream, by the old one; streams that are not in it are added.
-    """
+    """Return a key of a body that does not depend on the numbers of its streams: they are numbered in the order of
+    first use. order: the new number of each stream, by the old one; streams that are missing are added."""
     out: list[object] = []
     for node in body:
         if isinstance(node, Op):
@@ -250,9 +250,8 @@ def canonical(body: Body, order: dict[int, int]) -> tuple[object, ...]:
 
 
 def cycles(body: Sequence[Node]) -> int:
-    """Return the cycles of a body, with nothing that waits: those of its beats, 1 for a put or a get outside of beats,
-    the larger arm of a branch.
-    """
+    """Return the cycles of a body in which nothing waits: those of its beats, 1 for a put or a get outside of beats,
+    and for a branch those of its longer arm."""
     count = 0
     for node in body:
         if isinstance(node, Beat):

@@ -33,9 +33,8 @@ class MeshError(RsnError, ValueError):
 
 @dataclass(frozen=True)
 class MeshDescription:
-    """A mesh of rows times columns equal tiles. in_ports, out_ports, memory: of each tile; memory in bytes. load_ports,
-    store_ports: of the mesh, to the memory off the chip.
-    """
+    """A mesh of rows times columns equal tiles. in_ports, out_ports: ports of each tile for streams and tensors.
+    memory: bytes of each tile. load_ports, store_ports: ports of the whole mesh to the memory off the chip."""
 
     name: str = "mesh4x4"
     rows: int = 4

@@ -19,10 +19,9 @@ from .shots import Collocations, Shots, agree
 
 @dataclass(frozen=True)
 class PhysicalStream:
-    """A stream from the node `writer` to the node `reader`, given by their numbers. number: of the stream itself.
-    logical: the streams of the program that take turns on it. apart: streams of the same position that need another
-    physical stream, because the order at its ends differs.
-    """
+    """A stream between two nodes of a mapping. number: of the stream. writer, reader: the numbers of the nodes.
+    logical: the streams of the program that take turns on it. apart: streams that take the same place in the parts of a
+    bundle, but need another physical stream, since the order of tokens at their ends differs."""
 
     number: int
     writer: int
@@ -58,15 +57,15 @@ class PhysicalStream:
 
 @dataclass(frozen=True)
 class Holder:
-    """Something that takes ports or bytes. what: in words. count: how many ports or bytes."""
+    """What takes ports or bytes of a node. what: a description. count: how many ports or bytes."""
 
     what: str
     count: int
 
 
 class Excess(NamedTuple):
-    """Where a node exceeds a tile. code: of the refusal. kind: ports or bytes. needs, most: how many it needs, and how
-    many a tile has. holders: of them."""
+    """A limit of a tile that a node exceeds. code: of the refusal. kind: "input ports", "output ports" or "bytes".
+    needs: how many the node needs. most: how many a tile has. holders: what takes them."""
 
     code: str
     kind: str
@@ -77,8 +76,8 @@ class Excess(NamedTuple):
 
 @dataclass(frozen=True)
 class AppliedPrimitive:
-    """A primitive that was applied. parts: names of its nodes, of `double_buffer` that of a task. times: how many nodes
-    it has joined to others."""
+    """A primitive that was applied. primitive: "chain", "bundle" or "double_buffer". parts: the names of the nodes that
+    it joined; for `double_buffer`, of the task. times: how many nodes it has joined to others."""
 
     primitive: str
     parts: tuple[str, ...]
@@ -90,11 +89,10 @@ class AppliedPrimitive:
 
 
 class Mapped:
-    """A mapping of a graph. made: makes its nodes. groups: its nodes. of: for each instance, by number, the number of
-    the node that runs it. steps: the primitives that made it, in order.
+    """A mapping of a graph; it is never changed, since primitives return a new one.
 
-    It does not change: primitives return a new one.
-    """
+    made: makes its nodes. groups: its nodes. steps: the primitives that made it, in order. of: for each instance, by
+    its number, the number of the node that runs it; () to find that of the nodes."""
 
     def __init__(
         self,
@@ -115,7 +113,8 @@ class Mapped:
 
     @classmethod
     def start(cls, graph: MappingGraph, fuse: bool = True) -> Mapped:
-        """Return the mapping in which each instance is a node of its own. fuse: as for `Collocations`."""
+        """Return the mapping with a node of its own for each instance. fuse: whether loops of chained shots are
+        fused."""
         made = Collocations(graph, fuse)
         steps = (AppliedPrimitive("double_buffer", (task,), 0) for task in sorted(graph.region.buffered))
         return cls(made, [made.single(node.number) for node in graph.nodes], tuple(steps))
@@ -126,8 +125,8 @@ class Mapped:
         return self.made.graph
 
     def group(self, name: str) -> int:
-        """Return the number of a node. name: of an instance that it runs, or its own, such as `gemm[0,1]+3`. Raises
-        `MappingError` if there is none."""
+        """Return the number of a node. name: of an instance that the node runs, or of the node, such as `gemm[0,1]+3`.
+        Raises `MappingError` for a name that no node has."""
         first, plus, _ = name.replace(" ", "").partition("+")
         group = self.of[self.graph.node(first)]
         if plus and self.name(group) != name.replace(" ", ""):
@@ -149,16 +148,17 @@ class Mapped:
         return tuple(self.graph.nodes[shot].name for shot in self.groups[group].shots)
 
     def joined(self, components: Sequence[tuple[Shots, Sequence[int]]], *steps: AppliedPrimitive) -> Mapped:
-        """Return the mapping in which each of some sets of nodes is one new node, at the place of its first member.
-        components: the new node, and the numbers of the nodes that it replaces. steps: the primitives that do so.
-        """
+        """Return the mapping in which sets of nodes are replaced by one new node each, at the place of the first of the
+        set. components: for each set, the new node and the numbers of the nodes that it replaces. steps: the primitives
+        that are applied."""
         gone = {k for _, members in components for k in members}
         put = {min(members): node for node, members in components}
         groups = [put.get(k, group) for k, group in enumerate(self.groups) if k in put or k not in gone]
         return Mapped(self.made, groups, (*self.steps, *steps))
 
     def unfused(self) -> Mapped:
-        """Return the same mapping with buffers of all tokens between chained shots."""
+        """Return the same mapping without fused loops: a buffer between two chained shots holds all tokens of its
+        stream."""
         made = Collocations(self.graph, False)
         return Mapped(made, [_again(made, group) for group in self.groups], self.steps)
 
@@ -166,8 +166,8 @@ class Mapped:
 
     @cached_property
     def between(self) -> Mapping[tuple[int, int], list[int]]:
-        """The logical streams from one node to another, as numbers, by (writer, reader). Streams inside a node are left
-        out."""
+        """The numbers of the logical streams from one node to another, by the numbers of the two nodes (writer,
+        reader). Streams inside a node are left out."""
         found: dict[tuple[int, int], list[int]] = defaultdict(list)
         for stream, edge in self.graph.edges.items():
             a, b = self.of[edge.writer], self.of[edge.reader]
@@ -203,10 +203,12 @@ class Mapped:
         return tuple(out)
 
     def shared(self, a: int, b: int) -> list[tuple[tuple[NodeStream, ...], tuple[NodeStream, ...]]]:
-        """Return the logical streams from node a to node b, numbers of nodes that a stream joins (`KeyError` for
-        others): for each physical stream those that share it, and those of the same position that do not fit on it.
-        Streams share one if they have the same place in bundled parts at one of its ends, and both ends move their
-        tokens in the same order."""
+        """Return the logical streams from node a to node b, one item for each physical stream: those that share it, and
+        those that take the same place in the parts of a bundle but do not fit on it.
+
+        Streams share a physical stream if they take the same place in the parts of a bundle at one end, and both ends
+        move their tokens in the same order. a, b: numbers of nodes. Raises `KeyError` for nodes without a stream from a
+        to b."""
         streams = self.between[a, b]
         if len(streams) == 1:
             return [((self.graph.edges[streams[0]],), ())]
@@ -252,13 +254,13 @@ class Mapped:
         ]
 
     def taken(self, group: int) -> list[PhysicalStream]:
-        """Return the physical streams that a node reads; they are numbered for this node only, from 0. group: the
-        number of the node.
-        """
+        """Return the physical streams that a node reads. They are numbered from 0 for this node alone. group: the
+        number of the node."""
         return self._of([(a, group) for a in sorted(self.predecessors[group])])
 
     def given(self, group: int) -> list[PhysicalStream]:
-        """Return the physical streams that a node writes, numbered as in `taken`. group: the number of the node."""
+        """Return the physical streams that a node writes. They are numbered from 0 for this node alone. group: the
+        number of the node."""
         return self._of([(group, b) for b in sorted(self.successors[group])])
 
     def _of(self, pairs: Sequence[tuple[int, int]]) -> list[PhysicalStream]:
@@ -278,8 +280,9 @@ class Mapped:
 
     @cached_property
     def buffers(self) -> Mapping[int, int]:
-        """For each stream between parts of one node, the first one of those that take turns on its buffer: those of one
-        access of a task, of all its instances on the node, which come in the same order at both ends."""
+        """For each stream between the parts of a double buffered node, the stream whose buffer it uses. The streams of
+        one access of a task, of all its instances on a node, take turns on the buffer of the first one, since they come
+        in the same order at both ends."""
         first: dict[tuple[int, str], int] = {}
         found: dict[int, int] = {}
         for stream, edge in self.graph.buffers.items():
@@ -290,10 +293,9 @@ class Mapped:
     # -- ports and bytes -----------------------------------------------------------------------------------------------
 
     def ports(self, group: int) -> tuple[list[Holder], list[Holder]]:
-        """Return what takes the input and the output ports of a node: each physical stream, all the time; and loads and
-        stores of tensors, each from its first to its last access. Those that do not meet take turns on one port. group:
-        the number of the node.
-        """
+        """Return what takes the input ports, and what takes the output ports, of a node. A physical stream takes a port
+        all the time. A tensor takes one from its first to its last access; tensors whose accesses do not overlap take
+        turns on a port. group: the number of the node."""
         ins = [Holder(f"{self.stream_name(s)} from {self.name(s.writer)}", 1) for s in self.taken(group)]
         outs = [Holder(f"{self.stream_name(s)} to {self.name(s.reader)}", 1) for s in self.given(group)]
         for write, holders in ((False, ins), (True, outs)):
@@ -332,10 +334,9 @@ class Mapped:
         return lives
 
     def memory(self, group: int) -> list[Holder]:
-        """Return what takes the bytes of a node in the phase that takes most: tiles and variables that its shots hold
-        there, local buffers, the slots of the streams that it reads, and those between its parts. group: the number of
-        the node.
-        """
+        """Return what takes the bytes of a node in the phase that takes most: the tiles and variables that its shots
+        hold, local buffers, the slots of the streams that it reads, and the buffers between its parts. group: the
+        number of the node."""
         node = self.groups[group]
         phases = node.phases[-1] + 1
         held: list[list[Holder]] = [[] for _ in range(phases)]
@@ -378,9 +379,8 @@ class Mapped:
         return out
 
     def over(self, group: int, machine: MeshDescription) -> Sequence[Excess]:
-        """Return where a node needs more ports or bytes than a tile of the machine has; empty if it fits. group: the
-        number of the node.
-        """
+        """Return the limits of a tile that a node exceeds; empty if it fits. group: the number of the node. machine:
+        whose tiles."""
         found = self._over.get((group, machine))
         if found is None:
             ins, outs = self.ports(group)
@@ -394,7 +394,8 @@ class Mapped:
         return found
 
     def stream_name(self, stream: PhysicalStream) -> str:
-        """Return the name of a physical stream: that of its logical one, or of the first three of several."""
+        """Return the name of a physical stream: that of its logical stream, or the names of the first three of
+        several."""
         names = [edge.name for edge in stream.logical]
         if len(names) == 1:
             return names[0]

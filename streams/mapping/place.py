@@ -32,9 +32,8 @@ Weights = Sequence[dict[int, int]]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where nodes are on a mesh. tiles: (row, column) of each node, by its number. length: of all streams together, in
-    steps from tile to tile. bound: no placement is shorter.
-    """
+    """Where the nodes of a mapping are on a mesh. tiles: (row, column) of each node, by its number. length: the sum
+    over all streams of the steps from tile to tile. bound: a length below which there is no placement."""
 
     tiles: tuple[tuple[int, int], ...]
     length: int
@@ -73,9 +72,9 @@ def place(mapped: Mapped, machine: MeshDescription) -> Placement:
 
 
 def best_placement(weights: Weights, rows: int, columns: int, tried: int = TRIED) -> Placement:
-    """Return where nodes are placed on a mesh of `rows` by `columns` tiles. Raises `MappingError` for more nodes than
-    tiles. weights: for each node, how many streams join it to each neighbour. tried: limit of partial placements that
-    are looked at for a proof."""
+    """Return the shortest placement of nodes on a mesh of `rows` by `columns` tiles that is found. weights: for each
+    node, how many streams it has with each neighbour, by the number of the neighbour. tried: how many partial
+    placements the proof may look at. Raises `MappingError` for more nodes than tiles."""
     if len(weights) > max(rows, 0) * max(columns, 0):
         raise MappingError("tiles", f"{len(weights)} nodes onto {rows} x {columns} tiles")
     order = _order(weights)

@@ -22,10 +22,9 @@ from .shots import Shots, alternated
 def chain(mapped: Mapped, a: str, b: str, machine: MeshDescription | None = None) -> Mapped:
     """Return the mapping in which one node runs a, then b. Streams from a to b become local buffers.
 
-    a, b: names of nodes, or of instances; one of these stands for the node that runs it. machine: whose ports and bytes
-    limit the node; None for no limits. Raises `MappingError` for a name that there is not, nodes that wait for each
-    other, and a node that does not fit a tile.
-    """
+    a, b: names of nodes; the name of an instance stands for the node that runs it. machine: whose ports and bytes limit
+    the node; None for no limits. Raises `MappingError` for an unknown name, nodes that wait for each other, and a node
+    that does not fit a tile."""
     x, y = mapped.group(a), mapped.group(b)
     if x == y:
         raise MappingError("name", f"chain({a}, {b}): {mapped.name(x)} runs both already")
@@ -37,16 +36,16 @@ def chain(mapped: Mapped, a: str, b: str, machine: MeshDescription | None = None
 
 
 def links(mapped: Mapped, group: int) -> tuple[Shots, ...]:
-    """Return the parts of a node: those of a chain, which do not depend on the order in which it was built. A chain
-    with the exchange of a collective, and any node that is no chain, is one part. group: the number of the node."""
+    """Return the parts of a chain; they do not depend on the order in which the chain was built. Any other node, and a
+    chain that contains the exchange of a collective, is returned as one part. group: the number of the node."""
     node = mapped.groups[group]
     exchanged = not mapped.graph.exchanges.isdisjoint(local.stream for local in node.local)
     return node.parts if node.kind == "chain" and not exchanged else (node,)
 
 
 def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
-    """Raise `MappingError` if the graph does not allow one node to run node x and then node y. x, y: numbers of
-    nodes."""
+    """Raise `MappingError` if one node cannot run node x and then node y, because of the streams between nodes. x, y:
+    numbers of nodes."""
     what = f"chain({mapped.name(x)}, {mapped.name(y)})"
     if exchanges(mapped, x, y):
         return
@@ -77,10 +76,9 @@ def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
 
 
 def exchanges(mapped: Mapped, x: int, y: int) -> bool:
-    """Return whether one node can run nodes x and y in turn although each waits for the other. This is so if all
-    streams between them belong to exchanges of collectives, no path through other nodes joins them, and both come to
-    their end if the node switches from one to the other whenever one waits. The node does not switch inside of a loop.
-    x, y: numbers of nodes."""
+    """Return whether one node can run nodes x and y in turn although each waits for the other. This holds if all
+    streams between them belong to collectives, no path through other nodes joins them, and both end if the node
+    switches to the other one whenever one waits, which it cannot do inside of a loop. x, y: numbers of nodes."""
     back, forth = mapped.between.get((y, x), ()), mapped.between.get((x, y), ())
     if not (back and forth) or not {*back, *forth} <= mapped.graph.exchanges:
         return False
@@ -92,14 +90,13 @@ def exchanges(mapped: Mapped, x: int, y: int) -> bool:
 def bundle(
     mapped: Mapped, nodes: Sequence[str], machine: MeshDescription | None = None, separate: bool = False
 ) -> Mapped:
-    """Return the mapping in which one node runs equal nodes in turn, in the order given. Their streams to a common peer
+    """Return the mapping in which one node runs equal nodes in turn, in the given order. Their streams to the same node
     become one.
 
-    nodes: names as for `chain`; of a bundle its parts are taken. machine: as for `chain`. separate: where a peer moves
-    the tokens in another order, the streams stay apart, instead of a refusal. Raises `MappingError` for a name that
-    there is not, fewer than two nodes, nodes that differ or feed each other, a peer with another order, and a node that
-    does not fit a tile.
-    """
+    nodes: names as for `chain`; the name of a bundle stands for its parts. machine: as for `chain`. separate: whether
+    streams whose other end moves the tokens in another order may stay separate; if not, they are refused. Raises
+    `MappingError` for an unknown name, fewer than two nodes, nodes that differ or depend on each other, streams as for
+    `separate`, and a node that does not fit a tile."""
     groups = list(dict.fromkeys(mapped.group(name) for name in nodes))
     what = f"bundle({', '.join(nodes if len(nodes) < 5 else [*nodes[:3], f'... {len(nodes)} nodes'])})"
     if len(groups) < 2:
@@ -116,8 +113,9 @@ def bundle(
 
 
 def refuse_bundle(mapped: Mapped, groups: Sequence[int], what: str) -> list[Shots]:
-    """Return the parts of a bundle of nodes; a bundle among the nodes is replaced by its own parts. groups: the numbers
-    of the nodes. what: begins the message. Raises `MappingError` if the nodes differ, or a path joins two of them."""
+    """Return the parts of a new bundle; a bundle among the nodes is replaced by its own parts. groups: the numbers of
+    the nodes. what: the beginning of the message. Raises `MappingError` if the nodes differ, or if one of them depends
+    on another."""
     parts = _parts([mapped.groups[k] for k in groups])
     for part in parts[1:]:
         if part.kernel != parts[0].kernel:
@@ -140,9 +138,9 @@ def _parts(groups: Sequence[Shots]) -> list[Shots]:
 
 
 def path(mapped: Mapped, starts: Sequence[int], ends: set[int]) -> list[int]:
-    """Return a shortest path, as numbers of nodes from its start to its end; empty if there is none. starts: where it
-    may begin. ends: where it may end, at another node than it began. It passes no other start or end. From a single
-    start, a path of one edge does not count."""
+    """Return a shortest path between nodes, as their numbers, its start and end included; empty if there is none.
+    starts: where it may begin. ends: where it may end, at another node than it began. No other node of the path is in
+    `starts` or `ends`. If there is one start only, a path of a single edge does not count."""
     direct = len(starts) > 1
     inner = set(starts)
     before: dict[int, int] = {}
@@ -271,9 +269,9 @@ def _fits(
 
 
 def refusal(mapped: Mapped, group: int, row: Excess, what: str, changes: Sequence[str] | None = None) -> MappingError:
-    """Return the error for a node that needs more than a tile has. group: of the node, as a number in `mapped.groups`.
-    row: what it has too much of. what: how the message begins, such as the primitive that was tried. changes: with
-    which the program fits; by default, the least one with which this node fits."""
+    """Return the error for a node that exceeds a limit of a tile. group: the number of the node. row: the limit. what:
+    the beginning of the message, such as the primitive that was tried. changes: texts of changes with which the program
+    fits; None for the least change with which this node fits."""
     code, kind, needs, most, holders = row
     held = sorted(holders, key=lambda h: -h.count)
     listed = [h.what if h.count == 1 else f"{h.count} {kind}: {h.what}" for h in held[:8]]

@@ -24,9 +24,8 @@ from .shots import renamed
 
 def mapped_program(mapped: Mapped, externals: Mapping[str, Any] | None = None) -> TaskProgram:
     """Return a mapped program as a task program. externals: as for `build.task_program`. Raises `Refused` and
-    `ProgramError` as that function, and `MappingError` for shots of one node that wait for each other, which take turns
-    only if their loops are fused; a unit does not fuse them.
-    """
+    `ProgramError` as that function, and `MappingError` for shots of one node that wait for each other: only with fused
+    loops could they take turns, and units do not fuse loops."""
     mapped = mapped.unfused()
     graph = mapped.graph
     program = task_program(graph.region, externals)

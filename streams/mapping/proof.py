@@ -19,21 +19,21 @@ from .shots import renamed
 
 @dataclass(frozen=True)
 class MappingProof:
-    """The result. report: of the check of the mapped program; `report.region` is that program. mapped: the mapping that
-    is checked; its loops are not fused if only so the program ends."""
+    """The result of the check of a mapped program. report: of the check; `report.region` is the mapped program. mapped:
+    the mapping that was checked, without fused loops if it ends only so."""
 
     report: Report
     mapped: Mapped
 
     @property
     def ok(self) -> bool:
-        """Whether the mapped program is well-typed."""
+        """Whether the check of the mapped program finds no error."""
         return not self.report.code
 
 
 def prove(mapped: Mapped) -> MappingProof:
-    """Check a mapped program. If the check fails with fused loops, try again without fusion, and return that result if
-    it is good."""
+    """Check a mapped program. If the check finds an error and loops are fused, check it without fused loops too, and
+    return that result if it has no error."""
     first = MappingProof(check_mapped(mapped), mapped)
     fused = any(len(set(group.phases)) < len(group.shots) for group in mapped.groups)
     if first.ok or not mapped.made.fuse or not fused:

@@ -53,7 +53,7 @@ Progress = Callable[[float], None]
 
 
 def silent(share: float) -> None:
-    """Show no progress."""
+    """Show no progress: a `Progress` that does nothing. share: of the work that is done, from 0 to 1."""
 
 
 CostOf = Callable[[Mapped, MeshDescription | None], Any]
@@ -62,9 +62,9 @@ CostOf = Callable[[Mapped, MeshDescription | None], Any]
 
 @dataclass(frozen=True)
 class BestMapping:
-    """The best mapping that was found. proof: of it. states: mappings that were looked at. fitting: how many of them
-    fit. bound: no mapping of at most as many nodes has fewer cycles. all_seen: all mappings that may cost less were
-    looked at, and none does."""
+    """The best mapping that was found. cost: as the search measured it. proof: the check of it. states: how many
+    mappings were looked at. fitting: how many of these fit the machine. bound: cycles below which no mapping on as many
+    nodes can be. all_seen: whether all mappings with a lower cost were ruled out."""
 
     mapped: Mapped
     cost: Any
@@ -134,15 +134,15 @@ def search(
     patience: int | None = None,
     start: Mapped | None = None,
 ) -> BestMapping:
-    """Return the best mapping that is found of at most `at_most` nodes: of graphs of a few nodes, of all that
-    primitives make.
+    """Return the best mapping on at most `at_most` nodes that is found. For a graph of a few nodes, all mappings that
+    primitives make are looked at.
 
-    machine: its ports and bytes limit each node. measure: the cost of a mapping. states: how many mappings the search
-    by classes looks at; by default `WORK` divided by the instances of the graph, and at least 48. patience: states
-    without a better mapping than the best so far, after which the search stops. start: where it begins, by default with
-    an instance on each node. Raises `MappingError`, with the nearest miss, if none fits, or the check finds an error in
-    the program of each that fits; and for `at_most` below 1.
-    """
+    machine: its ports and bytes limit each node; None for no limits. measure: the cost of a mapping. states: how many
+    mappings the search by classes (module docstring) looks at; None for `WORK` divided by the instances of the graph,
+    and at least 48. patience: how many mappings without a better one end the search; None for `PATIENCE`, and fewer for
+    large graphs. start: the mapping at which it begins; None for an instance on each node. Raises `MappingError`, with
+    the mapping that misses by least, if none fits, or if the check finds an error in each that fits; and for `at_most`
+    below 1."""
     start = start or Mapped.start(graph)
     found, all_seen = _looked_at(start, at_most, machine, measure, states, patience)
     best = _best(start, found, all_seen)
@@ -155,7 +155,8 @@ def search(
 def search_from(
     start: Mapped, at_most: int, machine: MeshDescription | None, progress: Progress = silent
 ) -> BestMapping | None:
-    """Return what `search` does with its defaults, but None if nothing fits, without a search for what is missing."""
+    """Return what `search` finds from `start` with its other defaults; None if nothing fits. at_most, machine: as for
+    `search`. progress: called with the share of the work that is done. Raises `MappingError` for `at_most` below 1."""
     return _best(start, *_looked_at(start, at_most, machine, progress=progress))
 
 
@@ -201,9 +202,9 @@ def _look(start: Mapped, found: _Candidates, states: int | None, patience: int |
 
 
 def least_cycles(start: Mapped, at_most: int) -> int:
-    """Return a number of cycles that no mapping of at most `at_most` nodes is below: a node takes the work of its
-    instances one after the other, and they are no faster than on nodes of their own with streams that have no limit.
-    start: what primitives are applied to. Raises `MappingError` for `at_most` below 1."""
+    """Return a number of cycles below which no mapping on at most `at_most` nodes is. A node runs its instances one
+    after another, and they run no faster than each on its own node with streams without limit. start: the mapping to
+    which primitives are applied. Raises `MappingError` for `at_most` below 1."""
     if at_most < 1:
         raise MappingError("tiles", f"at most {at_most} nodes; the least is 1")
     work = sum(node.computing for node in start.graph.nodes)
@@ -307,9 +308,10 @@ def _feeds_itself(mapped: Mapped, group: int) -> bool:
 
 
 def least_changes(start: Mapped, at_most: int, machine: MeshDescription) -> list[str]:
-    """Return, in words, the changes of a machine with which a program fits on at most `at_most` nodes: of one limit of
-    its tiles, each as small as was found; if no one limit suffices, of all together. Raises `MappingError` for
-    `at_most` below 1."""
+    """Return the changes of a machine, as texts, with which a program fits on at most `at_most` nodes: for each limit
+    of a tile that suffices alone, the smallest change that was found; if none suffices, one of all limits together.
+    start: the mapping at which searches begin. machine: that is changed. Raises `MappingError` for `at_most` below
+    1."""
     out = []
     for limit in LIMITS:
         found = _least(start, at_most, machine.tiled({limit: LARGEST}), (limit,), machine)
@@ -380,9 +382,12 @@ def _bundles(group: Shots) -> Iterator[Sequence[Shots]]:
 def moves(
     mapped: Mapped, at_most: int, machine: MeshDescription | None = None, dropped: list[Mapped] | None = None
 ) -> Iterator[Mapped]:
-    """Yield the mappings that one move on a class reaches, and whose new nodes need no more ports and bytes than a tile
-    has, or than the worst node before. at_most: nodes that are wanted in the end. machine: None for tiles without
-    limits. dropped: the smallest of the other mappings is appended to it."""
+    """Yield the mappings that one move makes: a move chains or bundles a class of equal nodes everywhere (module
+    docstring). A mapping is left out if one of its new nodes needs more ports or bytes than a tile has, and more than
+    any node of `mapped` needs.
+
+    at_most: the wanted number of nodes. machine: None for tiles without limits. dropped: of the mappings that are left
+    out, those are appended that are smaller than all before."""
     worst: dict[str, int] = {}
     if machine is not None:
         for k in _first_of_each(mapped, set()):
@@ -486,9 +491,8 @@ def _closes(after: dict[int, int], a: int, b: int) -> bool:
 
 
 def keeps_order(mapped: Mapped, components: Sequence[Sequence[int]]) -> bool:
-    """Return whether no new cycle of nodes comes about if each of some sets of nodes becomes one node, which runs them
-    in the order given. components: the numbers of the nodes of each set.
-    """
+    """Return whether the nodes stay without a cycle of dependences if each of some sets becomes one node, which runs
+    the set in the given order. components: the numbers of the nodes of each set."""
     of = list(range(len(mapped.groups)))
     turn = [0] * len(of)
     for members in components:

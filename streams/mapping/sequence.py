@@ -21,10 +21,9 @@ HALVINGS = 12
 
 
 def sequences(mapped: Mapped) -> Iterator[list[int]]:
-    """Yield orders of the nodes, as their numbers, in which each stands behind all that feed it: level by level; along
-    paths; and each one where it is needed first, so that few tokens wait. It yields nothing if the nodes feed each
-    other.
-    """
+    """Yield orders of the nodes, as their numbers, in which each node stands behind all nodes that it reads from: level
+    by level; along paths; and with each node right before it is needed, so that few tokens wait. Yields nothing if
+    nodes read from each other in a cycle."""
     levels = _along(mapped, 0)
     if len(levels) < len(mapped.groups):
         return
@@ -63,10 +62,9 @@ def _along(mapped: Mapped, which: int) -> list[int]:
 
 
 def cuts(mapped: Mapped, at_most: int, machine: MeshDescription | None) -> Iterator[Mapped]:
-    """Yield mappings of at most `at_most` nodes, each of which fits a tile of the machine (None: any tile), made of
-    runs of nodes. For each order that `sequences` yields, the node with the most cycles has fewer and fewer of them
-    from one mapping to the next.
-    """
+    """Yield mappings on at most `at_most` nodes, each made of runs of consecutive nodes of an order that `sequences`
+    yields. For each order, the largest work of a node falls from one mapping to the next. machine: whose tiles all
+    nodes fit; None for tiles without limits."""
     for order in sequences(mapped):
         runs = _Runs(mapped, order, machine)
         low, high = 0, runs.work[-1]

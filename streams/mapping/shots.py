@@ -21,9 +21,8 @@ RUNS = 1 << 16
 
 @dataclass(frozen=True)
 class Local:
-    """A stream inside a node. stream: its number. tokens: elements that its buffer holds. first, last: numbers of the
-    shots that write and read it.
-    """
+    """A stream inside a node of a mapping. stream: its number. tokens: elements that its buffer holds. first: the
+    position of the shot that writes it, among the shots of the node. last: of the shot that reads it."""
 
     stream: int
     tokens: int
@@ -32,14 +31,14 @@ class Local:
 
 
 class Shots:
-    """A node of a mapping. number: among all that its `Collocations` has made. kind: single, chain or bundle. Made by
-    `Collocations`, which makes each distinct one once.
+    """A node of a mapping. `Collocations` makes them, each distinct one once.
 
-    parts: none for a single instance. shots: instances in the order in which they run. phases: of each shot; shots of
-    one phase run at the same time, their loops fused. positions: its streams to the outside: streams at one position
-    have the same place in each part of a bundle. kernel: equal numbers mean equal nodes up to names. body: operations
-    on outer streams, in order.
-    """
+    number: among all that the `Collocations` has made. kind: "single", "chain" or "bundle". parts: the nodes that are
+    chained or bundled; () for a single instance. shots: the numbers of the instances, in the order in which they run.
+    phases: of each shot, from 0; shots of one phase run at the same time, with fused loops. positions: the numbers of
+    its streams to other nodes; streams that take the same place in the parts of a bundle are one position. kernel: two
+    nodes with the same number are equal but for names. body: the operations on streams to other nodes, in order. local:
+    the streams inside."""
 
     __slots__ = ("body", "kernel", "kind", "local", "number", "parts", "phases", "positions", "shots")
 
@@ -60,7 +59,8 @@ class Shots:
 
 
 class Collocations:
-    """Makes the nodes of mappings of one graph. fuse: loops of chained shots are fused where they agree."""
+    """Makes the nodes of mappings of one graph. graph: of the instances. fuse: whether loops of chained shots are fused
+    where both move the same tokens in the same order."""
 
     def __init__(self, graph: MappingGraph, fuse: bool = True) -> None:
         self.graph, self.fuse = graph, fuse
@@ -69,14 +69,14 @@ class Collocations:
         self._loaded: dict[int, int] = {}
 
     def single(self, number: int) -> Shots:
-        """Return the node of one instance, which is given by its number in the graph."""
+        """Return the node of one instance. number: of the instance in the graph."""
         node = self.graph.nodes[number]
         positions = tuple((stream,) for stream, _ in node.ends)
         return self._make("single", (), number, (number,), (0,), positions, ("single", node.kernel), node.body, ())
 
     def chain(self, parts: Sequence[Shots]) -> Shots:
-        """Return a node that runs the parts in turn; streams between them become local. Parts of a collective wait for
-        each other: each is run until it waits, then the next one."""
+        """Return a node that runs the parts in turn; streams between them become local. If parts exchange tiles in a
+        collective, each runs until it waits, and then the next one does."""
         made = self._made.get(("chain", tuple(part.number for part in parts), None))
         if made is not None:
             return made
@@ -103,7 +103,8 @@ class Collocations:
         return self._make("chain", tuple(parts), None, shots, phases, positions, kernel, body, tuple(local))
 
     def bundle(self, parts: Sequence[Shots]) -> Shots:
-        """Return a node that runs equal, independent parts in turn; streams at the same place share a position."""
+        """Return a node that runs equal, independent parts in turn. Streams that take the same place in each part
+        become one position."""
         made = self._made.get(("bundle", tuple(part.number for part in parts), None))
         if made is not None:
             return made
@@ -121,9 +122,8 @@ class Collocations:
         return self._make("bundle", tuple(parts), None, shots, tuple(phases), positions, kernel, body, tuple(local))
 
     def loaded(self, node: Shots) -> int:
-        """Return the bytes of tiles that a node loads and stores in one run, also of those that other nodes load too; a
-        tile that the shot before has is not loaded again.
-        """
+        """Return the bytes of tiles that a node loads and stores in one run. A tile that the shot before had is not
+        loaded again; one that other nodes load too is counted."""
         found = self._loaded.get(node.number)
         if found is None:
             found = 0
@@ -215,9 +215,8 @@ def _moved(part: Shots, base: int) -> list[Local]:
 
 
 def alternated(bodies: Sequence[Body], inside: Set[int]) -> Body | None:
-    """Return the operations of bodies as one: each goes on until it would wait for a token of a stream inside, then the
-    next one does. inside: the numbers of these streams. None if all of them wait.
-    """
+    """Return the operations of bodies that take turns, as one body: each goes on until it would wait for a token of a
+    stream inside, then the next one does. inside: the numbers of the streams inside. None if all of them would wait."""
     at = [0] * len(bodies)
     fill: dict[int, int] = {}
     out: list[Node] = []
@@ -239,9 +238,8 @@ def alternated(bodies: Sequence[Body], inside: Set[int]) -> Body | None:
 
 
 def without(body: Body, streams: Set[int], memo: dict[int, Body]) -> Body:
-    """Return a body without the operations on some streams, given by their numbers. memo: what became of nodes so far,
-    by their `id`; it is added to.
-    """
+    """Return a body without the operations on some streams. streams: their numbers. memo: results for nodes so far, by
+    their `id`; new ones are added."""
     out: list[Node] = []
     for node in body:
         if not any(s in streams for s, _, _ in node.needs):
@@ -268,11 +266,9 @@ def _without(node: Node, streams: Set[int], memo: dict[int, Body]) -> Iterator[N
 
 
 def renamed(body: Body, names: Mapping[int, int], made: dict[object, Body]) -> Body:
-    """Return a body with the operations on other streams. Where two operations of a beat get the same stream by that,
-    the beat is divided, so that no stream comes twice in a part, as a unit does. names: the new number of each stream,
-    by the old one; `KeyError` for one that is missing. made: what became of nodes so far; it is added to, and equal
-    nodes stay the same object.
-    """
+    """Return a body with other numbers of streams. A beat in which two operations get the same number is divided, so
+    that no stream comes twice in a beat, as in a unit. names: the new number of each stream, by the old one; a missing
+    one raises `KeyError`. made: results for nodes so far; new ones are added, so that equal nodes stay one object."""
     out: list[Node] = []
     for node in body:
         key: object = ("op", node.stream, node.put, node.place) if isinstance(node, Op) else id(node)
@@ -312,7 +308,7 @@ Run = tuple[int, int]
 
 
 class DataOrder(Exception):
-    """Data decides in which order tokens come."""
+    """Data decide in which order a body moves tokens."""
 
 
 def runs(body: Sequence[Node], streams: Set[int]) -> Iterator[Run]:

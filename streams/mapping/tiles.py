@@ -18,9 +18,9 @@ from ..tree import Instance, TaskDecl, TaskParameter, bytes_of
 
 @dataclass(frozen=True)
 class TensorTile:
-    """A tile of a tensor that an instance reads or writes. parameter: of the task, that stands for the tensor. point:
-    coordinates of the tile, in tiles, one for each axis. type: dtype and shape of the tile.
-    """
+    """A tile of a tensor that an instance reads or writes. tensor: the name in the region. parameter: the name in the
+    task. point: the coordinates of the tile, counted in tiles, one for each axis. type: of the tile. reads, writes:
+    whether the instance reads and writes it."""
 
     tensor: str
     parameter: str
@@ -61,9 +61,8 @@ def tiles(instance: Instance, used: tuple[frozenset[str], frozenset[str]]) -> li
 
 
 def used_names(task: TaskDecl) -> dict[tuple[int, int], tuple[frozenset[str], frozenset[str]]]:
-    """Return for each statement of a task, by (line, column), the names it reads and those whose elements it writes. Of
-    a loop or a branch, only its head counts.
-    """
+    """Return for each statement of a task, by (line, column), the names that it reads, and the names into whose
+    elements it stores. Of a loop or a branch only the head counts."""
     found = {}
     for statement in syn.walk(task.body):
         parts = own_parts(statement) if isinstance(statement, syn.StatementNode) else ()

@@ -22,10 +22,9 @@ Point = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Transfer:
-    """A block of tiles of a tensor that is loaded, or stored (`write`), in one piece. low, high: its first tile, and
-    that behind its last one, along each axis. size: bytes. nodes: at its other end; several nodes get all of a tile, or
-    each has its own.
-    """
+    """A block of tiles of a tensor that is loaded or stored in one piece. tensor: the name. write: whether it is
+    stored. low, high: its first tile, and the tile behind its last one, along each axis, counted in tiles. size: bytes.
+    nodes: the numbers of the nodes at its other end; several nodes either all get the same tile, or a tile each."""
 
     tensor: str
     write: bool
@@ -41,8 +40,9 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch moves. tiles: loads and stores of shots; distinct: with those of a tile for several nodes counted
-    once. loads, stores: for each port, its transfers one after the other."""
+    """What nodes load and store in one epoch. tiles: how many loads and stores of tiles shots make. distinct: the same,
+    with a tile that several nodes load counted once. loads, stores: for each port of the mesh, its transfers, one after
+    another."""
 
     tiles: int
     distinct: int
@@ -51,9 +51,8 @@ class Epoch:
 
 
 def levels(mapped: Mapped) -> list[list[int]]:
-    """Return, for each node, the number of the epoch of each of its phases, from 0 on; of phases that feed each other,
-    or that stand behind such ones, numbers of their own.
-    """
+    """Return for each node the number of the epoch of each of its phases, from 0. Phases that wait for each other in a
+    cycle, and all that depend on them, get numbers that no other phase has."""
     first = [0, *accumulate(group.phases[-1] + 1 for group in mapped.groups)]
     at = [0] * len(mapped.graph.nodes)
     edges: set[tuple[int, int]] = set()
@@ -84,9 +83,8 @@ Move = tuple[int, bool, TensorTile]
 
 
 def moved(mapped: Mapped) -> dict[int, list[Move]]:
-    """Return, by the number of the epoch, what is moved in it: node, whether it stores, and tile. A tile that the shot
-    before on a node has loaded is not loaded again.
-    """
+    """Return what is moved in each epoch, by its number: the node, whether it stores, and the tile. A tile that the
+    shot before on a node had is not loaded again."""
     out: dict[int, list[Move]] = defaultdict(list)
     nodes = mapped.graph.nodes
     for k, (group, level) in enumerate(zip(mapped.groups, levels(mapped), strict=True)):
@@ -103,9 +101,8 @@ def moved(mapped: Mapped) -> dict[int, list[Move]]:
 
 
 def off_chip(mapped: Mapped) -> int:
-    """Return the bytes of tiles that are loaded and stored in one run; of a tile that several nodes load in one epoch,
-    once.
-    """
+    """Return the bytes of tiles that are loaded and stored in one run. A tile that several nodes load in one epoch
+    counts once."""
     count = 0
     for moves in moved(mapped).values():
         known = set[tuple[str, Point]]()
@@ -118,7 +115,8 @@ def off_chip(mapped: Mapped) -> int:
 
 
 def epochs(mapped: Mapped, machine: MeshDescription) -> list[Epoch]:
-    """Return what each epoch moves, in order, and through which ports of the mesh (Dato, section 6)."""
+    """Return what is moved in each epoch, in order, and through which ports of the mesh (Dato, section 6). machine: the
+    mesh."""
     out = []
     for _, moves in sorted(moved(mapped).items()):
         sides = []
