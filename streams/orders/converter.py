@@ -23,9 +23,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Converter:
-    """A converter. put, get: the orders, canonical. buffer: its shape, in elements. shared_loops: how many outer loops
-    both sides share.
-    """
+    """A converter between two orders of a stream. put, get: the orders, in canonical form. buffer: the shape of its
+    buffer in elements. shared_loops: how many outer loops both orders have in common; the buffer is filled once in each
+    of their iterations."""
 
     put: Order
     get: Order
@@ -44,11 +44,10 @@ class Converter:
 
 
 def converter(put: Order, get: Order) -> Converter | None:
-    """Return the converter from the order `put` to the order `get`; None if they are equal, loops of one trip aside.
-    Its buffer may be smaller than that of StreamTensor, section 5.2.1: of an axis that a loop
-    drives which both orders share it holds a token, of the others all. Raises `ProgramError` if the orders differ in
-    the shape of the tensor, the element type or the first element.
-    """
+    """Return the converter from the order `put` to the order `get`; None if they are equal, loops of one iteration left
+    out. Its buffer holds one token along an axis that a common loop of both orders moves along, and all elements along
+    the others, so it may be smaller than that of StreamTensor, section 5.2.1. Raises `ProgramError` if the orders
+    differ in the shape of the tensor, the element type or the first element."""
     _check_one_tensor(put, get)
     source, target = put.canonical, get.canonical
     if source == target:
@@ -82,9 +81,8 @@ def _shared(source: Order, target: Order) -> tuple[int, set[int]]:
 
 
 def parting(put: Order, get: Order, verbs: tuple[str, str] = ("put", "got")) -> str:
-    """Return in words at which loop the orders `put` and `get` part, and what either does there; an empty text if they
-    are equal. verbs: for the first and for the second one, in the past.
-    """
+    """Return as text at which loop two orders begin to differ, and what each does there; "" if they are equal. verbs:
+    what is said of the tokens of `put` and of `get`."""
     source, target = put.canonical, get.canonical
     if source == target:
         return ""

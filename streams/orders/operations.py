@@ -55,9 +55,9 @@ def concat(orders: Sequence[Order], axis: int) -> Order:
 
 
 def deal(order: Order, streams: int) -> tuple[Order, ...]:
-    """Return the orders of `streams` streams that get one token each in turn: of each, in a tensor made of its own
-    tokens. Raises `ProgramError` unless the innermost loop moves along an axis, in a multiple of `streams` trips.
-    """
+    """Return the orders of `streams` streams that get the tokens of an order in turn, one token each. The order of each
+    is that of a tensor made of its own tokens. Raises `ProgramError` unless the innermost loop moves along an axis and
+    its iterations are a multiple of `streams`."""
     order = order.canonical
     loop = len(order.trips) - 1
     if loop < 0 or order.axis_of(loop) is None or streams < 1 or order.trips[loop] % streams:
@@ -69,10 +69,9 @@ def deal(order: Order, streams: int) -> tuple[Order, ...]:
 
 
 def join(orders: Sequence[Order]) -> Order:
-    """Return the order of one token from each stream in turn, which undoes `deal`: the innermost loop, even one of one
-    trip, says along which axis. Raises `ProgramError` for no streams, for orders that differ, or whose innermost loop
-    moves along none.
-    """
+    """Return the order of the tokens of several streams that are taken in turn, one from each; it undoes `deal`. The
+    innermost loop, even one of one iteration, says along which axis they are joined. Raises `ProgramError` for no
+    streams, for orders that differ, and if the innermost loop moves along no axis."""
     order = _same(orders, "join")
     loop = len(order.trips) - 1
     if loop < 0 or order.axis_of(loop) is None:
@@ -81,10 +80,9 @@ def join(orders: Sequence[Order]) -> Order:
 
 
 def expand(order: Order, axis: int, sizes: Sequence[int]) -> Order:
-    """Return the order of the same tokens in a tensor in which the axis `axis` is several, of these sizes in elements,
-    the last of them the innermost. Raises `ProgramError` if the sizes do not make up the axis, or tokens are no boxes
-    of the new axes.
-    """
+    """Return the order of the same tokens in a tensor with one axis split into several. axis: from 0. sizes: of the new
+    axes in elements, the last one the innermost. Raises `ProgramError` if the product of the sizes is not the size of
+    the axis, or if a token is not a box of the new axes."""
     loop, element = _loop(order, axis), order.element[axis]
     if not sizes or min(sizes) < 1 or prod(sizes) != order.tensor[axis] or order.axes[axis].start:
         raise ProgramError(f"order {order}: axis {axis} of {order.tensor[axis]} elements is no {list(sizes)}")
@@ -110,10 +108,9 @@ def expand(order: Order, axis: int, sizes: Sequence[int]) -> Order:
 
 
 def collapse(order: Order, axis: int, count: int) -> Order:
-    """Return the order of the same tokens in a tensor in which the `count` axes from `axis` on are one, which undoes
-    `expand`. Raises `ProgramError` if that is not the order of any tensor: the axes' loops must follow each other in
-    the axes' order.
-    """
+    """Return the order of the same tokens in a tensor with several axes joined to one; it undoes `expand`. axis: the
+    first of them, from 0. count: how many. Raises `ProgramError` unless the loops of these axes follow each other in
+    the order of the axes, since the result is no order otherwise."""
     order = order.canonical
     if count < 1 or not 0 <= axis <= len(order.element) - count:
         raise ProgramError(f"order {order} has no {count} axes from {axis} on")

@@ -24,8 +24,8 @@ from ...base.errors import ProgramError
 
 @dataclass(frozen=True)
 class Axis:
-    """Where tokens begin along a data axis. loop: that drives the axis, counted from the outermost; None: all begin at
-    `start`. start: in elements."""
+    """Where tokens begin along an axis of a tensor. loop: the loop that moves along the axis, counted from the
+    outermost, 0; None if all tokens begin at `start`. start: the first element."""
 
     loop: int | None
     start: int = 0
@@ -38,11 +38,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Order:
-    """An order of tokens.
+    """An order of the tokens of a tensor.
 
-    element: shape of a token. trips, steps: of each loop, outermost first, steps in elements. axes: one for each data
-    axis. dtype: of the elements. Raises `ProgramError`, as `verify` does.
-    """
+    element: the shape of a token. trips: the iterations of each loop, the outermost first. steps: elements by which
+    each loop moves. axes: where tokens begin along each axis of the tensor. dtype: the element type. Raises
+    `ProgramError`, as `verify` does."""
 
     element: tuple[int, ...]
     trips: tuple[int, ...]
@@ -54,8 +54,8 @@ class Order:
         self.verify()
 
     def verify(self) -> None:
-        """Raise `ProgramError` unless each element of the tensor is in exactly one token, up to loops that give tokens
-        again."""
+        """Raise `ProgramError` unless each element of the tensor is in exactly one token; a loop that moves along no
+        axis gives the same tokens again, which is allowed."""
         if self.dtype not in BITS:
             raise ProgramError(f"order {self}: {self.dtype} is no type of elements; known are {', '.join(BITS)}")
         if len(self.trips) != len(self.steps):
@@ -90,7 +90,7 @@ class Order:
 
     @cached_property
     def canonical(self) -> Order:
-        """The same order without loops of one trip: orders are equal if their canonical forms are."""
+        """The same order without loops of one iteration. Two orders are equal if their canonical forms are."""
         left = [loop for loop, trips in enumerate(self.trips) if trips > 1]
         number = {loop: k for k, loop in enumerate(left)}
         axes = tuple(Axis(number.get(axis.loop) if axis.loop is not None else None, axis.start) for axis in self.axes)
@@ -132,9 +132,8 @@ class Order:
 
     @classmethod
     def parse(cls, text: str, dtype: str = "f32") -> Order:
-        """Read an order from its text form. dtype: of the elements where the text states none. Raises `ProgramError`
-        for another form, and as `verify`.
-        """
+        """Return the order that a text describes (module docstring). dtype: the element type if the text states none.
+        Raises `ProgramError` for a text of another form, and as `verify`."""
         form = r"\s*(\d+(?:x\d+)*)(?:x([a-z]+\w*))?\s*\[([\d,\s]*)\]\s*\*\s*\[([\d,\s]*)\]\s*\(([^()]*)\)\s*"
         found = re.fullmatch(form, text)
         if found is None:

@@ -25,12 +25,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor cut into tiles, and these into vectors. Raises `ProgramError` for sizes that do not divide, a type of
-    elements that does not exist, and a nesting that does not name each axis once.
+    """A tensor that lies in memory tile by tile, and in each tile vector by vector.
 
-    tensor, tile, vector: shapes, of the same rank. dtype: of the elements. nesting: the axes as tiles follow each other
-    along them, the slowest first; () for the axes in turn.
-    """
+    tensor, tile, vector: shapes in elements, of the same rank. dtype: the element type. nesting: the axes in the order
+    in which tiles follow each other in memory, the slowest first; () for the order of the axes. Raises `ProgramError`
+    for sizes that do not divide, an unknown element type, and a nesting that does not name each axis once."""
 
     tensor: tuple[int, ...]
     tile: tuple[int, ...]
@@ -70,7 +69,8 @@ class PackedTensor:
         return prod(self.tensor) // prod(self.vector)
 
     def tokens_in_a_row(self, order: Order) -> int:
-        """Return how many tiles follow each other in memory as an order goes through them. order: of its tiles."""
+        """Return how many tiles, taken in an order, follow each other in memory without a gap. order: one whose tokens
+        are the tiles."""
         count = 1
         several = [axis for axis in self._nesting if self.tensor[axis] > self.tile[axis]]
         for loop in reversed(range(len(order.trips))):
@@ -88,9 +88,8 @@ class PackedTensor:
         return np.ascontiguousarray(np.asarray(x).reshape(split).transpose(self._order))
 
     def unpack(self, x: Array) -> Array:
-        """Return the tensor, an array of the shape `tensor`, of x, what lies in memory: the inverse of `pack`. Raises
-        `ValueError` for another number of elements than that of `shape`.
-        """
+        """Return the tensor, an array of the shape `tensor`, of its content in memory: the inverse of `pack`. x: an
+        array with as many elements as `shape`; `ValueError` for another number."""
         order = np.argsort(self._order)
         return np.ascontiguousarray(np.asarray(x).reshape(self.shape).transpose(order)).reshape(self.tensor)
 
@@ -118,10 +117,10 @@ def _bits(dtype: str) -> int:
 
 
 def widened(tensor: Sequence[int], tile: Sequence[int], dtype: str, port_bits: int) -> PackedTensor:
-    """Return a tensor packed in the largest vectors that fit a port of `port_bits` bits and divide a tile, the closest
-    to square among these, and with more columns than rows if two are equally close. tensor, tile: shapes, of the same
-    rank. dtype: of the elements. Raises `ProgramError` if no element fits the port, and as `PackedTensor`.
-    """
+    """Return a tensor packed in the largest vectors that divide a tile and fit a memory port. Of vectors of the same
+    size, the one closest to a square is taken, and of two equally close the one with more columns. tensor, tile:
+    shapes, of the same rank. dtype: the element type. port_bits: bits that the port moves in a cycle. Raises
+    `ProgramError` if no element fits the port, and as `PackedTensor`."""
     bits = _bits(dtype)
     if port_bits < bits:
         raise ProgramError(

@@ -29,9 +29,9 @@ Sum = dict[str, int]
 
 @dataclass(frozen=True)
 class ShownOrder:
-    """What an end shows. order: in elements from the first one that it moves, without axes along which it moves one
-    element. single: which axes of the order a token has no axis for, because their index is a number. place: of the put
-    or of the store."""
+    """The order in which a statement shows that an end of a stream goes through a tensor. order: counted from the first
+    element that it moves, without axes along which it moves one element. single: the axes of the order that a token
+    does not have, because the statement has a number as their index. place: of the put or of the store."""
 
     order: Order
     single: tuple[int, ...]
@@ -39,7 +39,8 @@ class ShownOrder:
 
 
 def squeezed(order: Order) -> Order:
-    """Return the canonical order without starts, and without axes along which the tensor has one element."""
+    """Return the canonical form of an order without the starts of its axes, and without axes along which the tensor has
+    one element."""
     order = order.canonical
     kept = _kept(order)
     axes = tuple(replace(order.axes[k], start=0) for k in kept)
@@ -54,10 +55,9 @@ def _kept(order: Order) -> list[int]:
 def shown_order(
     node: syn.Subscript, shape: tuple[int, ...], dtype: str, nest: Nest, known: Known, place: Place
 ) -> ShownOrder | None:
-    """Return the order in which a statement in loops goes through a tensor, None if it shows none. node: the slice.
-    shape, dtype: of the tensor. nest: the loops around the statement. known: the numbers of other names. place: of the
-    statement.
-    """
+    """Return the order in which a statement in loops goes through a tensor; None if it shows none. node: the part of
+    the tensor. shape, dtype: of the tensor. nest: the loops around the statement. known: the values of other names that
+    are numbers. place: of the statement."""
     parts = list(node.indices)
     if len(parts) > len(shape) or any(isinstance(part, syn.Literal) and part.value in (None, ...) for part in parts):
         return None

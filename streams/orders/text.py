@@ -21,34 +21,30 @@ INDICES = "ijklmnop"
 
 
 def span(index: str, size: int, whole: int) -> slice:
-    """Return the part of an axis of `whole` elements that a tile of `size` elements covers, as a slice. index: the name
-    of the loop's index, which numbers the tiles.
-    """
+    """Return the part of an axis that a tile covers, as a slice. index: the name of the index of the loop that counts
+    the tiles. size: elements of a tile. whole: elements of the axis."""
     return slice(None) if size == whole else slice(named(index) * size, named(index) * size + size)
 
 
 def loops_of(order: Order) -> list[tuple[str, int]]:
-    """Return the loops of an order, outermost first: the name of the index, and the trips. Raises `ProgramError` for
-    more loops than there are names.
-    """
+    """Return the loops of an order, the outermost first: for each the name of its index and its iterations. Raises
+    `ProgramError` for more loops than there are names."""
     if len(order.trips) > len(INDICES):
         raise ProgramError(f"order {order} has {len(order.trips)} loops; the most that a task is written with are 8")
     return list(zip(INDICES, order.trips, strict=False))
 
 
 def token_shape(order: Order) -> tuple[int, ...]:
-    """Return the shape of the tile that a stream carries: a token without the axes in front of its last two if all of
-    these have one element, the whole token otherwise.
-    """
+    """Return the shape of the tiles on a stream of an order: that of a token, without the axes in front of its last two
+    if the token has one element along each of these."""
     front = max(0, len(order.element) - 2)
     return order.element if any(size != 1 for size in order.element[:front]) else order.element[front:]
 
 
 def token_of(tensor: str, order: Order, kept: Collection[int] = (), front: Sequence[Operand] = ()) -> Term:
-    """Return a token of an order as a slice of the tensor called `tensor`. kept: axes along which `tensor` is a buffer
-    of one token only. front: indices of axes of `tensor` in front of those of the order. Raises `ProgramError` for an
-    axis that does not begin at 0.
-    """
+    """Return a token of an order as a part of a tensor. tensor: the name of the tensor. kept: axes along which `tensor`
+    is a buffer that holds one token only. front: indices of further axes of `tensor`, in front of those of the order.
+    Raises `ProgramError` for an axis whose tokens do not begin at 0."""
     parts: list[Operand] = [*front]
     single = len(order.element) - len(token_shape(order))
     for k, (axis, size, whole) in enumerate(zip(order.axes, order.element, order.tensor, strict=True)):
@@ -61,9 +57,8 @@ def token_of(tensor: str, order: Order, kept: Collection[int] = (), front: Seque
 
 
 def packed_token_of(tensor: str, order: Order, packed: PackedTensor, front: Sequence[Operand] = ()) -> Term:
-    """Return a token as a part of a tensor that lies token by token: tiles along each axis, then the tile. tensor: its
-    name. packed: how it lies. front: as for `token_of`.
-    """
+    """Return a token as a part of a tensor that lies token by token in memory: its indices are those of the tile along
+    each axis. tensor: its name. packed: how it lies. front: as for `token_of`."""
     token_shape(order)
     loops = (order.axes[axis].loop for axis in packed.nesting or range(len(order.axes)))
     indices = (0 if loop is None or order.trips[loop] == 1 else INDICES[loop] for loop in loops)
@@ -79,9 +74,8 @@ def load(
     front: Sequence[Operand] = (),
 ) -> list[StatementNode]:
     """Return statements that put a tensor on a stream, token by token, in an order. tensor, stream: their names. after:
-    statements behind each put. packed: how it lies token by token, None if it does not. front: as for `token_of`.
-    Raises `ProgramError` as `token_of` and `loops_of`.
-    """
+    statements behind each put. packed: how the tensor lies in memory if it lies token by token; None if it lies row by
+    row. front: as for `token_of`. Raises `ProgramError` as `token_of` and `loops_of`."""
     token = packed_token_of(tensor, order, packed, front) if packed else token_of(tensor, order, (), front)
     return nest(loops_of(order), [named(stream).put(token), *after])
 
@@ -102,11 +96,10 @@ def store(
 
 
 def converted(made: Converter, source: str, targets: Sequence[str]) -> list[StatementNode]:
-    """Return statements that get a tensor in one order and put it in another one: in each iteration of the loops that
-    both share, a buffer is filled and then read. made: the converter. source: the name of the stream that gives it.
-    targets: names of streams that all get the same. A token that is only given several times is kept as it comes.
-    Raises `ProgramError` as `token_of` and `loops_of`.
-    """
+    """Return the statements of a converter: in each iteration of the loops that both orders have in common, a buffer is
+    filled from a stream, and then put in the other order. made: the converter. source: the name of the stream that it
+    gets from. targets: the names of the streams that it puts on; all get the same tokens. If the new order only repeats
+    tokens, each is kept as it comes. Raises `ProgramError` as `token_of` and `loops_of`."""
     shared = _shared(made)
     if made.put.element == made.get.element and len(shared) == len(loops_of(made.put)):
         again = nest(loops_of(made.get)[made.shared_loops :], [named(stream).put("buffer") for stream in targets])
@@ -115,10 +108,9 @@ def converted(made: Converter, source: str, targets: Sequence[str]) -> list[Stat
 
 
 def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[str]) -> list[str]:
-    """Return the lines of the text of a converter as two tasks at the top of a program, so that one buffer is filled
-    while the one before is read; a stream hands them over. name: begins the names of the tasks and of that stream. The
-    other arguments are those of `converted`, which raises the same.
-    """
+    """Return the text of a converter as two tasks, as lines at the top of a program. One task fills a buffer while the
+    other one puts the buffer before; a stream moves the buffers. name: the beginning of the names of the tasks and of
+    that stream. made, source, targets: as for `converted`, and so are the errors."""
     dtype, buffers = made.put.dtype, f"{name}_buffers"
     fill = [*_fill(made, source), named(buffers).put("buffer")]
     fill = [_new_buffer(made), *fill]
@@ -130,11 +122,12 @@ def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[s
 def ping_pong(
     made: Converter, source: str, targets: Sequence[str], buffers: str, wanted: str
 ) -> tuple[list[StatementNode], list[StatementNode]]:
-    """Return a converter as the statements of two tasks, one that fills a buffer while the other reads the one before,
-    with two buffers: the first task hands a buffer over when the other one wants it, and only then fills the next one.
-    buffers, wanted: streams of depth 1 between them, of buffers and of Booleans. The other arguments are those of
-    `converted`, which raises the same.
-    """
+    """Return the statements of the two tasks of a converter with two buffers. The first task fills a buffer and puts it
+    when the second one asks for it, and only then fills the next one; the second one puts the tokens of a buffer
+    meanwhile.
+
+    buffers, wanted: the names of the streams of depth 1 between the tasks, of buffers and of Booleans that ask for one.
+    made, source, targets: as for `converted`, and so are the errors."""
     fill = [_new_buffer(made), *_fill(made, source), do("drop", named(wanted).get()), named(buffers).put("buffer")]
     read = [named(wanted).put(True), assign("buffer", named(buffers).get()), *_read(made, targets)]
     return nest(_shared(made), fill), nest(_shared(made), read)
