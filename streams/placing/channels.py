@@ -29,14 +29,16 @@ SPREAD, SMALL = 4, 8
 
 
 class ChannelError(ResourceError):
-    """Tensors off the chip that the channels of a device cannot serve. The message has the numbers."""
+    """The memory channels of a device cannot move the bytes that tensors off the chip need. The message has the
+    numbers."""
 
 
 @dataclass(frozen=True)
 class MovedTensor:
-    """A tensor off the chip. pieces: it can lie in any number of channels that divides this one, 1 or more. ports:
-    bytes a cycle, above 0, that each of its ports wants on all channels together. given: of these, the ports that get
-    what they want. wider: how many times the bytes in a cycle of other ports its ports may have."""
+    """A tensor off the chip, for the choice of its memory channels. pieces: the tensor can be cut over as many channels
+    as divide this number. ports: bytes a clock cycle that each of its ports wants over all channels together, by the
+    name of the port; above 0. given: the ports that must get all that they want. wider: by what factor the limit of
+    bytes a cycle is higher for its ports than for those of other tensors."""
 
     pieces: int
     ports: Mapping[str, float]
@@ -46,41 +48,39 @@ class MovedTensor:
 
 @dataclass(frozen=True)
 class ChannelShares:
-    """How tensors share memory channels. channels: numbers of the channels of each tensor, in order. bytes: in a cycle
-    of each port, on all channels of its tensor together.
-    """
+    """How tensors share memory channels. channels: the numbers of the channels of each tensor, in order. bytes: for
+    each port, the bytes a clock cycle over all channels of its tensor together."""
 
     channels: Mapping[str, tuple[int, ...]]
     bytes: Mapping[str, int]
 
     def share(self, tensor: str, port: str) -> int:
-        """Return the bytes in a cycle of a port on each channel of its tensor, rounded up. tensor, port: their
-        names.
-        """
+        """Return the bytes a clock cycle of a port on each channel of its tensor, rounded up. tensor, port: their
+        names."""
         return -(-self.bytes[port] // len(self.channels[tensor]))
 
 
 def widest(device: StreamDevice, pieces: int, ports: int = 1) -> int:
-    """Return the most bytes a cycle that each of `ports` equal ports of a tensor can have, on all channels together.
-    pieces: as of `MovedTensor`.
-    """
+    """Return the most bytes a clock cycle that each of `ports` equal ports of a tensor can have over all channels
+    together. pieces: as for `MovedTensor`."""
     return _most(pieces, len(device.channels)) * max(1, min(PORT_BYTES, _least_room(device) // ports))
 
 
 def burst_bytes(channel: MemoryChannel, size: int, apart: int) -> int:
-    """Return the time of an access to contiguous bytes, as the number of bytes that the channel could move in it: those
-    of all words that the access may touch, and for each burst what could be moved while it begins. size: bytes of the
-    access. apart: the access begins at an address that is a multiple of this, in bytes."""
+    """Return the time of an access to contiguous bytes, counted in bytes that the channel could move in it: the bytes
+    of all memory words that the access may touch, and for each burst those that could be moved while it begins. size:
+    bytes of the access. apart: bytes of which the address is known to be a multiple."""
     words = _touched(size, apart, PORT_BYTES) * PORT_BYTES
     return words + _touched(size, apart, BURST_BYTES) * ceil(channel.begin_ns * channel.gbs)
 
 
 def shares(tensors: Mapping[str, MovedTensor], device: StreamDevice, most: int) -> Iterator[ChannelShares]:
-    """Yield ways to share the channels of the device, for each of `CROWDS` one at most: in each, all ports that are not
-    given get the same part of what they want, the largest with which they find room, and then what room is left.
-    tensors: by name. most: bytes a cycle of such a port, but for `MovedTensor.wider`. Raises `ChannelError` if there is
-    no way.
-    """
+    """Yield ways to share the memory channels of a device, at most one for each number in `CROWDS`. In each, the ports
+    that are not `given` first get the same share of what they want, as large as possible, and then the bytes that are
+    left.
+
+    tensors: by name. most: the limit of bytes a clock cycle of such a port, times `MovedTensor.wider`. Raises
+    `ChannelError` if there is no way."""
     found: list[ChannelShares] = []
     for crowd in CROWDS:
         made = _shares(tensors, device, max(1, _least_room(device) // crowd), most)

@@ -33,11 +33,11 @@ twice what Shuhai (FCCM 2020, 10.1109/FCCM48280.2020.00024) measures at the AXI 
 
 @dataclass(frozen=True)
 class MemoryChannel:
-    """A channel of a memory off the chip, which ports share.
+    """A channel of a memory off the chip, which memory ports share.
 
-    name: for `sp=` of v++ (UG1393). gbs: peak bandwidth in GB/s, 10**9 bytes a second. begin_ns: time that the channel
-    spends on each burst besides that of its bytes. latency: see `LATENCY`.
-    """
+    name: as `sp=` of v++ takes it (UG1393). gbs: peak bandwidth in GB/s, 10**9 bytes a second. begin_ns: nanoseconds
+    that the channel spends on each burst besides those of its bytes. latency: clock cycles from a request to its first
+    word (`LATENCY`)."""
 
     name: str
     gbs: float
@@ -61,12 +61,12 @@ class OffChip:
 
 @dataclass(frozen=True)
 class StreamDevice:
-    """A device.
+    """A device for which stream programs are built.
 
-    dies: the amount of each of `RESOURCES` of each die (super logic region), in the order in which they are connected.
-    lutram_bytes: of LUTs that can be memory, all dies together. off_chip: memories. mhz: clock of published designs.
-    part: its name for AMD's tools. float_add: cycles of an addition in float32 at that clock.
-    """
+    dies: how many of each of `RESOURCES` each die (super logic region) has, in the order in which dies are connected.
+    lutram_bytes: bytes of all LUTs that can be memory, on all dies together. off_chip: its memories off the chip. mhz:
+    the clock of published designs. part: its name for AMD's tools. float_add: clock cycles of a float32 addition at
+    that clock."""
 
     name: str
     dies: tuple[Mapping[str, int], ...]
@@ -78,7 +78,7 @@ class StreamDevice:
 
     @cached_property
     def total(self) -> Mapping[str, int]:
-        """The amount of each of `RESOURCES` of all dies together, in blocks."""
+        """How many of each of `RESOURCES` all dies have together."""
         return {name: sum(die[name] for die in self.dies) for name in RESOURCES}
 
     @property

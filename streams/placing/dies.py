@@ -22,12 +22,12 @@ about 1,000, in some seconds."""
 
 
 class DieError(ResourceError):
-    """Kernels that do not fit on the dies. The message has the numbers."""
+    """Kernels do not fit on the dies of a device. The message has the numbers."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A stream between two kernels. source, target: their names. bits: its width."""
+    """A stream between two kernels. source, target: their names. bits: that it moves in parallel."""
 
     source: str
     target: str
@@ -36,10 +36,10 @@ class Wire:
 
 @dataclass(frozen=True)
 class DiePlacement:
-    """Which kernel is on which die. die: of each kernel, counted from 0. cut: bits that cross borders between dies,
-    each border counted. loads: used amounts of each die by resource. bound: no placement has a smaller objective.
-    proved: this one has it.
-    """
+    """Which kernel is on which die. die: the number of the die of each kernel, from 0. cut: the sum of the bits of
+    streams over the borders between dies that they cross. loads: what kernels use of each die, by resource. objective:
+    the cut, and what full dies cost (`place_on_dies`). bound: an objective below which there is no placement. proved:
+    whether no placement has a smaller objective."""
 
     die: Mapping[str, int]
     cut: int
@@ -56,14 +56,15 @@ def place_on_dies(
     balance: float = 0.0,
     fill: float = 1.0,
 ) -> DiePlacement:
-    """Return the placement with the least objective that is found in `NODES` nodes (HiGHS; StreamTensor, section 5.3).
+    """Return the placement with the least objective that is found in `NODES` nodes of the search (HiGHS; StreamTensor,
+    section 5.3). The objective is the number of bits that cross borders between dies, and `balance` for the die of
+    which most is used.
 
-    areas: what each kernel needs, by resource. dies: what each die has, by resource, in the order in which they are
-    connected: a stream from die 0 to die 2 crosses two borders. balance: bits that a fully used die costs. fill: share
-    of a die that kernels may use, 1 for all. Raises `DieError` if a kernel fits on no die, all together need more than
-    there is, or no placement exists; `ProgramError` for wires to unknown kernels, negative bits and areas, and a search
-    that ends without any placement.
-    """
+    areas: what each kernel needs, by resource. wires: the streams between kernels. dies: what each die has, by
+    resource, in the order in which they are connected: a stream from die 0 to die 2 crosses two borders. balance: bits
+    that a fully used die costs. fill: the share of a die that kernels may use; 1 for all. Raises `DieError` if a kernel
+    fits on no die, all together need more than there is, or no placement exists; `ProgramError` for wires to unknown
+    kernels, negative bits and areas, and a search that ends without any placement."""
     _check(areas, wires, dies, fill)
     if not areas:
         return DiePlacement({}, 0, tuple(dict.fromkeys(die, 0) for die in dies), 0.0, 0.0, True)

@@ -33,7 +33,8 @@ NODES = 20_000
 
 
 class MemoryFitError(ResourceError):
-    """A buffer that fits in no memory. holder: its name. allocation: of all other buffers."""
+    """A buffer fits in no memory of the chip. holder: the name of the buffer. allocation: the places of all other
+    buffers."""
 
     def __init__(self, message: str, holder: str, allocation: Allocation) -> None:
         super().__init__(message)
@@ -42,7 +43,8 @@ class MemoryFitError(ResourceError):
 
 @dataclass(frozen=True)
 class Memories:
-    """Blocks of each kind. lutram: bytes. bram, uram: blocks. bram_bytes, uram_bytes: of a block."""
+    """The memories of a chip. lutram: bytes of LUTs that can be memory. bram, uram: numbers of blocks of block RAM and
+    UltraRAM. bram_bytes, uram_bytes: bytes of a block."""
 
     lutram: int
     bram: int
@@ -60,9 +62,9 @@ class Memories:
         return {"LUTRAM": self.lutram, "BRAM": self.bram, "URAM": self.uram}[kind]
 
     def needed(self, size: int, kind: str, bits: int = 0) -> int:
-        """Return how many blocks, or bytes of LUTs, a buffer takes. size: in bytes. kind: one of `KINDS`; `KeyError`
-        for another. bits: of a word, for which blocks of `BLOCK_BITS` stand side by side; 0 to count bytes alone.
-        """
+        """Return how many blocks of a kind, or bytes of LUTs, a buffer takes. size: in bytes. kind: one of `KINDS`;
+        `KeyError` for another. bits: of a word of the buffer, if it is wider than a block (`BLOCK_BITS`), so that
+        blocks are used side by side; 0 if only the bytes count."""
         if kind == "LUTRAM":
             return size
         of_block = {"BRAM": self.bram_bytes, "URAM": self.uram_bytes}[kind]

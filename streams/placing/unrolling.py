@@ -14,9 +14,8 @@ from ...base.errors import ProgramError, ResourceError
 
 @dataclass(frozen=True)
 class Unrolling:
-    """How far kernels are unrolled. unroll: the number of units of each kernel. cycles: of each kernel with these.
-    raised: kernels that were unrolled further, in order.
-    """
+    """How far kernels are unrolled. unroll: the number of units of each kernel. cycles: the clock cycles of each kernel
+    with these. raised: the names of the kernels that were given more units, one for each step, in order."""
 
     unroll: Mapping[str, int]
     cycles: Mapping[str, int]
@@ -35,15 +34,14 @@ def unroll(
     factor: int = 2,
     cost: Mapping[str, float] | None = None,
 ) -> Unrolling:
-    """Unroll by a max-heap of latencies (StreamTensor, section 5.1): the slowest kernel gets `factor` times as many
-    units, until the next step would exceed the budget, or the slowest kernel can be unrolled no further.
+    """Give kernels more units until a budget is used (StreamTensor, section 5.1). In each step the slowest kernel gets
+    `factor` times as many, until the next step would exceed the budget, or the slowest kernel can have no more.
 
-    work: operations of each kernel; every one begins with one unit. budget: limit of the units of all kernels together
-    (the paper's overall_unroll_size). most: limit of the units of a kernel, its work if not given. cost: of a unit of a
-    kernel, at most 1 of the budget, which it is if not given. Of equally slow kernels the first one by name is
-    unrolled. Raises `ResourceError` if the budget is less than one unit a kernel, and `ProgramError` for work or a
-    factor that is too small, and limits of kernels that do not exist.
-    """
+    work: operations of each kernel; each begins with one unit, which does one a cycle. budget: the limit of the units
+    of all kernels together, each times its cost (the paper's overall_unroll_size). most: the limit of the units of each
+    kernel; its work if not given. cost: of a unit of each kernel, in units of the budget, at most 1; 1 if not given. Of
+    equally slow kernels the first one by name is unrolled. Raises `ResourceError` if the budget is less than one unit a
+    kernel, and `ProgramError` for work or a factor that is too small, and limits of kernels that do not exist."""
     if factor < 2:
         raise ProgramError(f"the factor is {factor}; the least is 2")
     for name, amount in work.items():
