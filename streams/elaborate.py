@@ -27,7 +27,7 @@ TRIPS_OF_TUPLES = 1 << 16
 
 
 class Exit(Enum):
-    """How a block ends."""
+    """How a block of statements ends: at its last statement (NONE), or by `continue`, `break` or `return`."""
 
     NONE = 0
     CONTINUE = 1
@@ -40,10 +40,12 @@ class _EndsByData(Refusal):
 
 
 class Elaborator(Paths):
-    """Reads the statements of a task instance. tid: its point of the grid. deciding: variables that control or indices
-    depend on; all others hold data. alone: a loop that comes is all that the loop around it does. pipelined: the loop
-    that was read last is a pipeline, so that one iteration begins in each cycle.
-    """
+    """Reads the statements of a task instance and records its puts and gets.
+
+    context, task, name, tid: the region, the task, the name of the instance, and its indices in the grid of the task.
+    Attributes: deciding: the variables on which control flow or indices depend; all others are treated as data. alone:
+    whether the next loop is the only statement of the loop around it. pipelined: whether the loop that was read last is
+    a pipeline, in which an iteration begins in each clock cycle."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -55,9 +57,8 @@ class Elaborator(Paths):
         self.alone = self.pipelined = False
 
     def instance(self) -> Instance:
-        """Read the body of the task; return the instance with its operations. Mistakes are added to the source, and
-        then the instance is not `whole`.
-        """
+        """Read the body of the task; return the instance with its operations. Mistakes are added to the source as
+        findings; then the `whole` of the instance is False."""
         whole = True
         try:
             for parameter in self.task.parameters:
@@ -80,10 +81,9 @@ class Elaborator(Paths):
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def block(self, statements: syn.Block, tail: syn.Block = ()) -> Exit:
-        """Read statements up to the first that leaves the block; return how the block ends. tail: what follows the
-        block, up to the end of the innermost loop around it, or of the task. Raises `Refusal` for what the language
-        does not have, `RecursionError` for blocks that are nested too deeply.
-        """
+        """Read statements up to the first that leaves the block; return how the block ends. tail: the statements behind
+        the block, up to the end of the innermost loop around it, or of the task. Raises `Refusal` for anything that the
+        language does not have, `RecursionError` for blocks that are nested too deeply."""
         k = 0
         while k < len(statements):
             statement = statements[k]
@@ -589,12 +589,12 @@ class Elaborator(Paths):
 
 
 class EvaluationRecorder(Elaborator):
-    """Reads the statements of a task instance in a file with sizes that each run gives, and notes in
-    `FileReading.evaluated` what it evaluates."""
+    """Reads the statements of a task instance in a file with sizes that a run gives, and records in
+    `FileReading.evaluated` which expressions it evaluates."""
 
     def eval(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression, as `Elaborator` does, and note its shape if it is a tile. A tensor by its
-        name is none: it may have another shape in each run."""
+        """Return the value of an expression as `Elaborator` does, and record that it was evaluated; of a tile also its
+        shape. A tensor parameter by its name is recorded without a shape, which may differ from run to run."""
         value = super().eval(node)
         shapes = self.context.reading.evaluated.setdefault((self.task.name, node.place), set())
         named = isinstance(value, Data) and value.tensor and isinstance(node, syn.Identifier)

@@ -47,20 +47,23 @@ STEPS = 1_000_000
 
 @dataclass
 class FileReading:
-    """What all regions of a file share. steps: done so far. timed: puts and gets are recorded in beats, too, with the
-    cycles that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: each by itself
-    without its streams; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
-    and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; float_add: the
-    cycles of an addition of floats; variants: of library kernels; costs: cycles by task, place and what takes them;
-    choices: by task and place, the variants that are called; calls: by task and variable of the machine, the one that
-    it is the result of;
-    divided: by task and place, branches that end the beat before them and begin one behind; types: what an annotation
-    states, None if nothing, or the first argument of a new tile. stores: by task and parameter, the instances that
-    store into that tensor, and whether all stores of one are alike: instances with the same statements and the same
-    part of the tensor store equal values; unlike: by task and place, stores that are not; renamed: by task and
-    parameter, tensors that are one of several values, so that a store into another name may be one into them.
-    evaluated: in a file with sizes that each run gives, the expressions that were evaluated, by task and place, with
-    the shapes of those that are tiles."""
+    """What was found in a file, for all of its regions. A key of a task's name and a place stands for a statement or an
+    expression.
+
+    source: the text and its findings. nodes: makes the operations. steps: how many expressions and statements were
+    read. timed: whether beats and cycles are recorded, besides puts and gets. by_data: the places of loops that state
+    cycles and whose number of iterations data decide. collectives: by a collective without its streams, the same with
+    them. streams: the number of streams, those of collectives counted. shapes: the values of `x.shape` and `x.ndim`;
+    None where they differ between instances. rates, float_add, variants: as for `Datapath`. divided: branches that end
+    the beat before them and begin a new one behind. costs: the cycles that instances take, by task, place and kind of
+    work. choices: the kernel variants that are called. calls: by task and variable, the variant whose result the
+    variable gets. types: the types that annotations state, or first arguments of new tiles; None for none.
+
+    stores: by task and parameter, which instances store into that tensor, by their indices in the grid; and whether all
+    their stores are such that instances with the same statements and the same part of the tensor store equal values.
+    unlike: stores that are not. renamed: the parameters, by task, for which a variable may stand that stands for
+    another one too, so that a store by that name may store into either. evaluated: in a file with sizes that a run
+    gives, the expressions that were evaluated, with the shapes of tiles."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
@@ -84,9 +87,8 @@ class FileReading:
     evaluated: dict[tuple[str, Place], set[tuple[int, ...]]] = field(default_factory=dict)
 
     def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
-        """Return a new array of streams of depth 1 for a collective, numbered behind all others. name: of the array.
-        kind: the type of a token. shape: of the array. place: of the collective.
-        """
+        """Return a new array of streams of depth 1 for a collective; its numbers follow those of all others. name: of
+        the array. kind: the type of a token. shape: of the array. place: of the collective."""
         stream = StreamDecl(name, kind, 1, 1, shape, place, self.streams)
         self.streams += stream.size
         return stream
@@ -94,12 +96,13 @@ class FileReading:
 
 @dataclass
 class RegionContext:
-    """What all instances of a region share. streams, constants, tasks: what the region sees, by name. functions: names
-    of other functions, and whether each uses a stream. regions, tensors: their names. decisive, varying, loops, nests:
-    what the functions of `syntax.control` found in what was read before. varies: whether static parts of an expression
-    do. orders: those that statements show. sized: constants that follow from sizes that each run gives, as
-    expressions of these.
-    """
+    """What all instances of a region share.
+
+    reading: what was found in the file. streams, constants, tasks: those that the region sees, by name. functions: for
+    each other function, by its name, whether it uses a stream. regions, tensors: their names. decisive, varying, loops,
+    nests: results of the functions of `syntax.control` for parts that were read before. varies: for expressions,
+    whether they have static parts that differ between instances. orders: the orders in which statements go through
+    tensors. sized: constants that follow from sizes that a run gives, as expressions of these."""
 
     reading: FileReading
     streams: Mapping[str, StreamDecl]
@@ -135,9 +138,9 @@ class RegionContext:
 
 @dataclass
 class Future:
-    """A get. used: whether none (0) or only some (1) of the paths so far have read its token; a future that all have
-    read is no longer kept. stream, number: the stream's name and number.
-    """
+    """A get whose token is not yet read on every path. place: of the get. stream: the name of the stream. used: 0 if no
+    path so far has read the token, 1 if some have; a future that all have read is no longer kept. number: of the stream
+    among all of the region; -1 if not given."""
 
     place: Place
     stream: str
@@ -146,7 +149,7 @@ class Future:
 
 
 class WrittenBody(NamedTuple):
-    """A body: its puts and gets one by one, and in beats. There are no beats if the reading is not timed."""
+    """The operations of a body: ops: puts and gets one by one; beats: in beats, () if the reading is not `timed`."""
 
     ops: Body
     beats: Body
@@ -177,13 +180,14 @@ def _waits(op: Op, before: Iterable[Node]) -> bool:
 
 
 class Expressions:
-    """Reads the expressions of a task instance. name, tid: of the instance, and its point of the grid. env: its
-    variables. pending: futures that nothing has read on every path. tokens: how those were taken that something has
-    read on some path.
+    """Reads the expressions of a task instance.
+
+    context: the region. name: of the instance. tid: its indices in the grid of its task. Attributes: env: the values of
+    its variables. pending: the futures that are not read on every path. tokens: for the futures that are read on some
+    path, how.
 
     A *beat* is a straight run of statements in which no stream comes twice, and every get stands before the puts and
-    before what takes cycles. Loops and branches with puts or gets begin and end one. Its operations fire together.
-    """
+    before what takes cycles. Loops and branches with puts or gets begin and end one. Its operations fire together."""
 
     def __init__(self, context: RegionContext, name: str, tid: tuple[int, ...]) -> None:
         self.context, self.name, self.tid = context, name, tid
@@ -232,9 +236,8 @@ class Expressions:
         return Data()
 
     def spend(self, count: int, place: Place, fixed: int = 0) -> None:
-        """Add `count` cycles to the open beat. place: of what takes them. fixed: those of them that kernels with more
-        units would take as well. Has no effect if the program is read without beats.
-        """
+        """Add `count` cycles to the open beat. place: of the statement that takes them. fixed: how many of them higher
+        rates would not shorten. Without effect if the reading is not `timed`."""
         if self.context.reading.timed:
             self._cycles += count
             self._fixed += fixed
@@ -261,9 +264,8 @@ class Expressions:
         return WrittenBody(nodes.choice([arm.ops for arm in arms], place), beats)
 
     def looped(self, iterations: Sequence[tuple[int, WrittenBody]]) -> WrittenBody:
-        """Return the body of all iterations of a loop. iterations: (how often in a row, what one of these iterations
-        does).
-        """
+        """Return the body of all iterations of a loop. iterations: for each run of equal iterations, their number, and
+        the operations of one of them."""
         nodes = self.context.nodes
         beats = nodes.loop([(times, one.beats) for times, one in iterations]) if self.context.reading.timed else ()
         return WrittenBody(nodes.loop([(times, one.ops) for times, one in iterations]), beats)
@@ -271,12 +273,11 @@ class Expressions:
     # -- variables and futures ---------------------------------------------------------------------------------------
 
     def read(self, value: Value, node: syn.SyntaxNode | None = None, how: Taken = Taken.READ) -> None:
-        """Take the tokens of a value: its futures are used on this path. node: the expression that reads it; None adds
-        no findings. how: in which way the tokens are taken.
+        """Read the tokens of a value: its futures count as read on this path. node: the expression that reads it; None
+        if no finding is to be added. how: in which way the tokens are taken.
 
-        A future that is used after its drop, or awaited again, is a finding. The compiler awaits a future where it is
-        first read. From then on it is a value: it may be read again, but not awaited, or used after drop.
-        """
+        A future that is read after its drop, or awaited again, is a finding. The compiler awaits a future where it is
+        first read. From then on it is a value: it may be read again, but not awaited or dropped."""
         if not isinstance(value, Data):
             return
         for number in value.futures:
@@ -296,13 +297,14 @@ class Expressions:
         self.context.source.add("future", message, node.place, note, subject=self.name)
 
     def data(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression, whose tokens are taken here. Raises `Refusal` as `eval`."""
+        """Return the value of an expression, and read its tokens. Raises `Refusal` as `eval`."""
         value = self.eval(node)
         self.read(value, node)
         return value
 
     def fail(self, node: syn.SyntaxNode, what: str, *notes: str) -> NoReturn:
-        """Raise `Refusal` with code `unsupported` at a node. what: is wrong. notes: more lines of the message."""
+        """Raise `Refusal` with the code `unsupported` at a node. what: the message, which says what is wrong. notes:
+        further lines of it."""
         raise Refusal("unsupported", what, node, *notes)
 
     def held(self, node: syn.Assertion) -> None:
@@ -320,9 +322,8 @@ class Expressions:
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def eval(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression; its tokens are not yet taken. Raises `Refusal` for what the language does
-        not have, what cannot be computed before the run, and more steps than `STEPS`.
-        """
+        """Return the value of an expression, without reading its tokens. Raises `Refusal` for anything that the
+        language does not have, for static values that cannot be computed, and beyond `STEPS` steps."""
         self.context.step(node)
         match node:
             case syn.Literal():
@@ -442,9 +443,8 @@ class Expressions:
         return Static(tuple(known)) if len(known) == len(values) else Data()
 
     def rename(self, values: Sequence[Value]) -> None:
-        """Note that a value is one of several, so that what has a name of its own among `values`, such as a tensor, has
-        a further name from here on. This class notes nothing.
-        """
+        """Called for the value of a variable that may be one of several (`values`), so that a tensor among these has
+        another name from here on. This class does nothing."""
 
     def _subscript(self, node: syn.Subscript) -> Value:
         base, index = self.data(node.base), self.data(node.index)
@@ -591,21 +591,20 @@ class Expressions:
         return token
 
     def given(self, node: syn.ExpressionNode, stream: StreamDecl) -> Value:
-        """Return the value that a put takes. node: its argument. stream: on which it is put. Raises `Refusal` as
-        `eval`."""
+        """Return the value of the argument of a put. node: the argument. stream: on which it is put. Raises `Refusal`
+        as `eval`."""
         return self.data(node)
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
-        """Charge the cycles of a get from a stream. node: the get. This class charges none."""
+        """Count the cycles of a get from a stream. node: the get. This class counts none."""
 
     def puts(self, stream: StreamDecl, node: syn.Invocation, value: Value) -> None:
-        """Charge the cycles of a put on a stream. node: the put. value: what is put. This class charges none."""
+        """Count the cycles of a put on a stream. node: the put. value: the put value. This class counts none."""
 
     def shows(self, stream: int, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
-        """Note the order in which an end of a stream goes through a tensor, if it shows one. This class notes none.
-        stream: its number. put: whether the end puts. part: what is put, or where what was got is stored. at: the put
-        or the store.
-        """
+        """Called for a put of a part of a tensor, and for a store of a token into one, which show the order in which an
+        end of a stream goes through the tensor. stream: its number. put: whether the end puts. part: the part of the
+        tensor. at: the put or the store. This class does nothing."""
 
     def _index(self, stream: StreamDecl, base: syn.ExpressionNode) -> int | None:
         """Return the number of a stream, or None after a finding: its index is wrong."""
@@ -630,7 +629,8 @@ class Expressions:
         return stream.first + number
 
     def element(self, stream: StreamDecl, number: int) -> str:
-        """Return the name of one stream of an array, with its indices. number: among all streams of the region."""
+        """Return the name of one stream of an array with its indices, such as `s[1, 2]`. number: of the stream among
+        all of the region."""
         return stream.element(number - stream.first)
 
     def _bad_index(self, node: syn.SyntaxNode, message: str) -> None:
@@ -641,9 +641,8 @@ class Expressions:
 def either(
     a: Mapping[int, tuple[Taken, Future]], b: Mapping[int, tuple[Taken, Future]]
 ) -> dict[int, tuple[Taken, Future]]:
-    """Return how futures were taken after one of two paths, as a and b say of these, by the number of the future: of
-    both kinds the one that comes last in `Taken`.
-    """
+    """Return how futures were taken after a branch, by the number of the future. a, b: the same at the end of each
+    path; a future that both have taken counts as taken in the way that comes last in `Taken`."""
     return {number: max((x for x in (a.get(number), b.get(number)) if x), key=itemgetter(0)) for number in {**a, **b}}
 
 
