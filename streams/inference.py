@@ -32,9 +32,10 @@ Cost = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class FittingLayouts:
-    """Layouts of a task's parameters that fit. task: with these layouts, none of which has a ?. size: bytes that its
-    collectives move. cuts: axes that mesh axes cut in place of ?. stores: the parameters that the task stores into.
-    by_layout: other labels may give another result (`TileExpressions`)."""
+    """Layouts of the parameters of a task that its statements allow. task: the task with these layouts, without any ?.
+    size: bytes that its collectives move. cuts: how many axes of tensors are cut where the program has a ?. stores: the
+    parameters into which the task stores. by_layout: whether other labels might change its result
+    (`TileExpressions.by_layout`)."""
 
     task: TaskDecl
     size: int
@@ -43,10 +44,9 @@ class FittingLayouts:
     by_layout: bool
 
     def relayouts(self, reader: FittingLayouts) -> list[tuple[TaskParameter, Relayout]]:
-        """Return what moves between tasks that share tensors: for each tensor that this task stores and `reader` reads
-        in another layout, the parameter of the reader, and the change with its bytes. Nothing is known of instances on
-        grids of other sizes.
-        """
+        """Return what moves between this task and `reader`: for each tensor that this task stores and `reader` reads in
+        another layout, the parameter of `reader`, and the change of layout with its bytes. Tasks with grids of
+        different sizes are not compared."""
         found = []
         for p, q in product(self.task.parameters, reader.task.parameters):
             if p.tensor is None or p.tensor != q.tensor or self.task.mapping != reader.task.mapping:
@@ -65,9 +65,8 @@ class FittingLayouts:
 
 
 def infer_layouts(declared: Declared) -> None:
-    """Put labels in place of every ? in the layouts of a region's tasks (`declared.tasks` is changed), and add a note
-    for each layout that is found. Where no labels fit, add a finding, and take R.
-    """
+    """Replace every ? in the layouts of a region's tasks by a label; `declared.tasks` is changed. Each layout that is
+    found becomes a note of the source. Where no labels fit, a finding is added, and each ? becomes R."""
     source, found = declared.reading.source, dict[int, FittingLayouts]()
     declared.tasks[:] = [(_without_faults(task, source), scope) for task, scope in declared.tasks]
     asking = [k for k, (task, _) in enumerate(declared.tasks) if any(p.is_open for p in task.parameters)]

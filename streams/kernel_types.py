@@ -19,9 +19,8 @@ from .values import FLOAT, INT, accepts, is_whole, joined
 
 
 def element(kernel: LibraryKernel, operands: Sequence[KernelOperand]) -> str | None:
-    """Return the element type of a kernel's result, such as "f32", None if it is unknown. Raises `Refusal` if tiles of
-    one type meet elements of another one, or if the kernel takes floats and gets others.
-    """
+    """Return the element type of a kernel's result, such as "f32"; None if it is unknown. Raises `Refusal` if the
+    operands are tiles of different element types, or if the kernel takes floats only and gets others."""
     found: ElementType | None = None
     for operand in operands:
         if operand.type is None:
@@ -91,10 +90,9 @@ def _elementwise(call: Call) -> Result:
 
 
 def broadcast(name: str, operands: Sequence[KernelOperand], mesh: Sequence[int]) -> tuple[Labels | None, Shape]:
-    """Return labels (None if they are not known) and shape of the shards of an elementwise result, axes aligned from
-    the last one. name: of the kernel, for messages. mesh: size of each axis. Raises `Refusal` for shapes or labels that
-    do not meet.
-    """
+    """Return the labels (None if they are not known) and the shape of the shards of an elementwise result; the axes of
+    the operands are aligned from the last one. name: of the kernel, for messages. mesh: size of each axis. Raises
+    `Refusal` for shapes or labels that do not fit together."""
     rank = max((len(operand.shape) for operand in operands), default=0)
     local = any(operand.dist.local for operand in operands)
     labels: list[int | None] = []
@@ -210,10 +208,9 @@ def _reduce(call: Call) -> Result:
 
 
 def axis_of(axis: object, rank: int, name: str) -> int:
-    """Return a stated axis of a tile, counted from the front. axis: as the program states it, negative ones counted
-    from the last. rank: axes of the tile. name: of the kernel, for messages. Raises `Refusal` for what is no axis of
-    it.
-    """
+    """Return a stated axis of a tile, counted from the front. axis: as the program states it; a negative one counts
+    from the last. rank: axes of the tile. name: of the kernel, for messages. Raises `Refusal` for anything that is no
+    axis of the tile."""
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise Refusal("type", f"{name}: an axis is an integer that is known before the run", None)
     if not -rank <= axis < rank:
@@ -317,9 +314,10 @@ pending."""
 def apply(
     name: str, operands: Sequence[KernelOperand], mesh: Sequence[int], options: Options | None = None
 ) -> KernelOperand:
-    """Return the result of a kernel: the type of its shard, its labels and what is pending. name: key of `KERNELS`.
-    operands: in order, as many as it takes. mesh: size of each axis. options: such as axis. Raises `Refusal` without a
-    node: type for shapes and element types, layout for labels, pending for operands that are not complete."""
+    """Return the result of a kernel as an operand: the type of its shard, its labels, and its pending reductions. name:
+    a key of `KERNELS`. operands: as many as the kernel takes, in order. mesh: size of each axis. options: such as axis,
+    by name. Raises `Refusal` without a node, with the code "type" for shapes and element types, "layout" for labels,
+    "pending" for operands whose reductions are not complete."""
     call = Call(KERNELS[name], operands, mesh, options or {})
     dtype = element(call.kernel, operands[:2] if call.kernel.rule == "row" else operands)
     labels, shape, extra = RULES[call.kernel.rule](call)
@@ -374,11 +372,10 @@ def concat(operands: Sequence[KernelOperand], axis: object, mesh: Sequence[int])
 def allreduce(
     x: KernelOperand, op: str, axes: tuple[int, ...] | None, mesh: Sequence[int]
 ) -> tuple[KernelOperand, str]:
-    """Return the result of `x.allreduce(op, axes)`, and what to warn of, "" for nothing. op: "+" or "max". axes: of the
-    mesh, None for those over which op is pending. mesh: size of each axis. A local value of which nothing is pending
-    stays as it is. Raises `Refusal` where another reduction is pending, or none, and for an axis that the mesh does not
-    have.
-    """
+    """Return the result of `x.allreduce(op, axes)`, and the text of a warning, "" for none. op: "+" or "max". axes: of
+    the mesh; None for those over which `op` is pending. mesh: size of each axis. A value that is local to its instance,
+    with nothing pending, is returned as it is. Raises `Refusal` if another reduction is pending, or none, and for an
+    axis that the mesh does not have."""
     dist = x.dist
     for axis in axes or ():
         if not 0 <= axis < len(mesh):
@@ -412,8 +409,9 @@ def allreduce(
 
 
 class CollectiveStep(NamedTuple):
-    """A collective on a tile. what: the function of the language. op: that combines tiles, "" for an all-gather. axes:
-    of the mesh. axis: of the tile, that is gathered or cut; None for an all-reduce."""
+    """A collective on a tile. what: the function of the language: "allreduce", "allgather" or "reduce_scatter". op: "+"
+    or "max", by which tiles are combined; "" for an all-gather. axes: of the mesh. axis: of the tile, along which it is
+    gathered or cut; None for an all-reduce."""
 
     what: str
     op: str
@@ -431,9 +429,8 @@ class CollectiveStep(NamedTuple):
 
 
 def allgather(x: KernelOperand, axis: object, mesh: Sequence[int]) -> tuple[KernelOperand, CollectiveStep]:
-    """Return the result of `x.allgather(axis)`, and the collective. axis: of the tile, None for the only one that is
-    cut. mesh: size of each axis. Raises `Refusal` for an axis that is not cut, and for an unknown layout.
-    """
+    """Return the result of `x.allgather(axis)`, and the collective. axis: of the tile; None for the only one that is
+    cut. mesh: size of each axis. Raises `Refusal` for an axis that is not cut, and for an unknown layout."""
     labels, shape = _laid(x, "allgather")
     cut = [k for k, label in enumerate(labels) if label is not None]
     if axis is None:
@@ -455,10 +452,9 @@ def reduce_scatter(
     x: KernelOperand, op: str, axis: object, mesh_axis: object, mesh: Sequence[int]
 ) -> tuple[KernelOperand, CollectiveStep]:
     """Return the result of `x.reduce_scatter(op, axis, mesh_axis)`, and the collective. op: "+" or "max". axis: of the
-    tile, which is cut. mesh_axis: None for the only one over which op is pending. mesh: size of each axis. Raises
-    `Refusal` where op is not pending, for an axis that is cut already or no multiple of the mesh axis, and for an
-    unknown layout.
-    """
+    tile, which is cut. mesh_axis: None for the only one over which `op` is pending. mesh: size of each axis. Raises
+    `Refusal` if `op` is not pending, for an axis that is cut already or whose size the mesh axis does not divide, and
+    for an unknown layout."""
     labels, shape = _laid(x, "reduce_scatter")
     axis = axis_of(axis, len(shape), "reduce_scatter")
     mine = sorted(a for o, a in x.dist.pending if o == op)
@@ -483,8 +479,7 @@ def reduce_scatter(
 
 def steps_to(value: KernelOperand, labels: Labels | None, mesh: Sequence[int]) -> list[CollectiveStep]:
     """Return the collectives that complete a value and give it other labels, in the order in which the fewest bytes
-    move; none if no collectives do. labels: wanted; None if any will do. mesh: size of each axis.
-    """
+    move; empty if no collectives do. labels: the wanted ones; None if any will do. mesh: size of each axis."""
     dist = value.dist
     if any(op == "?" for op, _ in dist.pending):
         return []
@@ -539,9 +534,8 @@ def _changed(x: KernelOperand, axis: int, label: int | None, size: int, pending:
 
 
 def stored(part: KernelOperand, value: KernelOperand, mesh: Sequence[int]) -> None:
-    """Check that a value can be stored in a part of a tensor: element type, shape, labels; not what is pending. mesh:
-    size of each axis. Raises `Refusal` if it cannot.
-    """
+    """Check that a value can be stored in a part of a tensor: its element type, its shape and its labels, but not its
+    pending reductions. mesh: size of each axis. Raises `Refusal` if it cannot."""
     if part.type is None or value.type is None:
         return
     if not accepts(ElementType(part.type.dtype), ElementType(value.type.dtype)):
@@ -566,7 +560,7 @@ def stored(part: KernelOperand, value: KernelOperand, mesh: Sequence[int]) -> No
 
 
 def typed(dtype: str | None, shape: Shape | None) -> ElementType | None:
-    """Return the type of tiles of numbers `dtype` with this shape, or None if either is unknown."""
+    """Return the type of tiles with the element type `dtype` and this shape; None if either is unknown."""
     return None if dtype is None or shape is None else ElementType(dtype, shape)
 
 

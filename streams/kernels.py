@@ -47,9 +47,8 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class KernelOperand:
-    """A value as a kernel sees it. type: of its shard, None if unknown. dist: its distribution over the instances.
-    written: what the program has for it, or what it is called.
-    """
+    """A value as an operand of a kernel. type: of its shard; None if unknown. dist: its distribution over the
+    instances. written: its expression in the program, or a text that messages call it."""
 
     type: ElementType | None
     dist: Distribution = LOCAL
@@ -84,9 +83,9 @@ class Call:
 
 
 def pending_of(kernel: LibraryKernel, operands: Sequence[KernelOperand]) -> Pending:
-    """Return what is pending in the result because it was in one of the operands. Raises `Refusal` where the kernel
-    does not commute with it.
-    """
+    """Return the reductions that are pending in the result of a kernel because they are pending in its operands. Raises
+    `Refusal` if the kernel of the reduced operands is not the reduction of its results, as a product of two sums is
+    not."""
     owing = [k for k, operand in enumerate(operands) if operand.dist.pending]
     if not owing:
         return NONE
@@ -170,9 +169,8 @@ def _first(operand: KernelOperand) -> str:
 
 
 def collective(text: str, pending: Pending) -> str:
-    """Return the text of the calls that complete a value. text: the value's expression. pending: what is not
-    complete.
-    """
+    """Return the text of an expression with the calls that complete it, such as `x.allreduce("+")`. text: the
+    expression. pending: the reductions that are not complete."""
     parts = []
     for op in sorted({op for op, _ in pending}):
         axes = sorted(axis for o, axis in pending if o == op)
@@ -183,8 +181,7 @@ def collective(text: str, pending: Pending) -> str:
 
 
 def called(text: str, calls: Sequence[str]) -> str:
-    """Return the text of an expression with calls of its methods behind it, and parentheses around it where they are
-    needed. calls: their texts, each beginning with a dot.
-    """
+    """Return the text of an expression with calls of methods behind it, in parentheses where it needs them. text: the
+    expression. calls: their texts, each with its dot."""
     simple = isinstance(parsed_expression(text), Identifier | Invocation | Subscript | Attribute)  # it may be cut
     return (text if simple else f"({text})") + "".join(calls)

@@ -54,7 +54,8 @@ boolean: Any = ScalarType("boolean")
 
 
 class StreamDeclaration:
-    """What `Stream[T, N, P]` makes when a program is imported."""
+    """The value of `Stream[T, N, P]` when a program is imported as Python. It holds no tokens: programs are read, not
+    executed."""
 
     def __class_getitem__(cls, parameters: Any) -> StreamDeclaration:
         return cls()
@@ -84,7 +85,7 @@ time. N is 2 and P is 1 unless stated. `Stream[T, N][A, B]` is an array of A x B
 
 
 class SizeDeclaration:
-    """What `Size[N]` makes when a program is imported."""
+    """The value of `Size[N]` when a program is imported as Python."""
 
     def __class_getitem__(cls, largest: int) -> SizeDeclaration:
         return cls()

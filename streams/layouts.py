@@ -31,12 +31,12 @@ OPEN = "?"
 
 @dataclass(frozen=True)
 class Distribution:
-    """What the values of one expression on all instances of a task are together.
+    """What is known about the values of one expression on all instances of a task.
 
-    labels: of the whole tensor, whose shards they are; None if that is not known (the value is local to its instance).
-    pending: the whole tensor is this reduction of the shards along these mesh axes. uniform: all elements on all
-    instances are the same number, so any labels fit; number: that number, if it is known before the run.
-    """
+    labels: of the whole tensor of which these values are the shards; None if that is not known (the value is local to
+    its instance). pending: reductions of the shards, each along mesh axes, that the whole tensor still needs. uniform:
+    whether all elements on all instances are the same number, so that any labels fit. number: that number, if it is
+    known before the run; else None."""
 
     labels: Labels | None = None
     pending: Pending = NONE
@@ -71,8 +71,9 @@ def constant(number: int | float | None) -> Distribution:
 
 
 def parse(text: str) -> tuple[Labels, bool]:
-    """Read labels, such as "S0R" or "RS10": one for each axis of the tensor. Return them, and whether the text ends
-    with "!", which asks for pending reductions to be done before a value is stored. Raises `Refusal` for other text."""
+    """Return the labels in a text such as "S0R" or "RS10", one for each axis of the tensor (None for R, the mesh axis
+    for S), and whether the text ends with "!", which asks that pending reductions are completed before a value is
+    stored. Raises `Refusal` for any other text."""
     text, asks = text.removesuffix("!"), text.endswith("!")
     found = LABEL.findall(text)
     if "".join(found) != text:
@@ -88,8 +89,8 @@ def parse(text: str) -> tuple[Labels, bool]:
 
 
 def refuse_open(text: str, shape: Sequence[int], name: str) -> None:
-    """Raise `Refusal` unless a text with ? has a label, or a ?, for each axis of a tensor. shape: of the tensor. name:
-    for the message."""
+    """Raise `Refusal` if a text with ? does not have a label, or a ?, for each axis of a tensor. shape: of the tensor.
+    name: of the parameter, for the message."""
     labels = re.findall(rf"{LABEL.pattern}|\{OPEN}", text)
     rest = re.sub(rf"^(?:{LABEL.pattern}|\{OPEN})*", "", text.removesuffix("!"))
     if rest:
@@ -105,9 +106,9 @@ def _wrong_count(name: str, text: str, count: int, shape: Sequence[int]) -> Refu
 
 
 def closed(text: str, shape: Sequence[int], mesh: Sequence[int]) -> list[str]:
-    """Return the layouts that a text with ? may mean: with R, or a mesh axis that cuts nothing else of the tensor and
-    whose size divides that of the axis, in place of each ?. All R is the first one. text: with a label or ? for each
-    axis, as `refuse_open` takes it. shape: of the whole tensor. mesh: size of each axis."""
+    """Return the layouts that a text with ? may stand for. Each ? may be R, or a mesh axis that cuts no other axis of
+    the tensor and whose size divides that of the axis. The first one has R for each ?. text: with a label or a ? for
+    each axis of the tensor, as `refuse_open` takes it. shape: of the whole tensor. mesh: size of each axis."""
     labels = re.findall(rf"{LABEL.pattern}|\{OPEN}", text)
     first = text.replace(OPEN, "R")
     ways = [
@@ -120,9 +121,8 @@ def closed(text: str, shape: Sequence[int], mesh: Sequence[int]) -> list[str]:
 
 @cache
 def moved(shape: tuple[int, ...], before: Labels, after: Labels, mesh: tuple[int, ...]) -> int:
-    """Return how many elements of a tensor its instances need in one layout and do not hold in another one, counted for
-    each instance. shape: of the whole tensor. before, after: its labels. mesh: size of each axis.
-    """
+    """Return how many elements instances need in a new layout of a tensor and do not hold in the old one; the sum over
+    all instances. shape: of the whole tensor. before, after: the labels. mesh: size of each axis."""
     count = 0
     axes = {*before, *after}
     for tid in product(*(range(size if axis in axes else 1) for axis, size in enumerate(mesh))):
@@ -138,7 +138,7 @@ def shown(labels: Labels) -> str:
 
 
 def described(pending: Pending) -> str:
-    """Return in words what is pending: `+ over mesh axes 0, 1`."""
+    """Return pending reductions as text, such as `+ over mesh axes 0, 1`."""
     parts = []
     for op in sorted({op for op, _ in pending}):
         axes = sorted(axis for o, axis in pending if o == op)
@@ -147,16 +147,15 @@ def described(pending: Pending) -> str:
 
 
 def state(dist: Distribution) -> str:
-    """Return in words how a value lies: its labels, and what is pending."""
+    """Return the distribution of a value as text: its labels, and its pending reductions."""
     labels = "tiles of its instances" if dist.labels is None else shown(dist.labels)
     return f"{labels} with {described(dist.pending)} pending" if dist.pending else labels
 
 
 def validate(shape: Sequence[int], labels: Labels, mesh: Sequence[int], name: str) -> None:
-    """Raise `Refusal` unless a tensor can be cut: it has one label for each axis; each mesh axis that is named exists,
-    is named once, and its size divides that of the tensor's axis. shape: of the whole tensor. labels: to be checked.
-    mesh: size of each axis. name: for the message.
-    """
+    """Raise `Refusal` if labels do not fit a tensor. They fit if there is one for each axis, and each named mesh axis
+    exists, is named once, and has a size that divides that of the tensor's axis. shape: of the whole tensor. mesh: size
+    of each axis. name: of the tensor, for the message."""
     text, grid = shown(labels), f"the mesh {list(mesh)}"
     if len(labels) != len(shape):
         raise _wrong_count(name, text, len(labels), shape)
@@ -176,16 +175,14 @@ def validate(shape: Sequence[int], labels: Labels, mesh: Sequence[int], name: st
 
 
 def shard_shape(shape: Sequence[int], labels: Labels, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of one shard of a tensor of the shape `shape`. labels: one for each axis. mesh: size of each of
-    its axes. `validate` has checked that they fit.
-    """
+    """Return the shape of a shard of a tensor. shape: of the whole tensor. labels: one for each of its axes; the caller
+    has checked them (`validate`). mesh: size of each axis."""
     return tuple(size if a is None else size // mesh[a] for size, a in zip(shape, labels, strict=True))
 
 
 def whole_shape(shape: Sequence[int], labels: Labels, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of the whole tensor whose shards have the shape `shape`. labels: one for each axis. mesh: size
-    of each of its axes.
-    """
+    """Return the shape of the whole tensor of a shard. shape: of the shard. labels: one for each axis of the tensor.
+    mesh: size of each axis."""
     return tuple(size if a is None else size * mesh[a] for size, a in zip(shape, labels, strict=True))
 
 
@@ -223,9 +220,8 @@ def group_of(axes: Sequence[int], mesh: Sequence[int], tid: Sequence[int]) -> li
 
 
 def merged(a: Distribution, b: Distribution) -> Distribution:
-    """Return the distribution of a value that comes from one of two paths, with the distributions a and b. A reduction
-    that is pending on one path only can never be completed: it becomes "?".
-    """
+    """Return the distribution of a value that has the distribution a or b, depending on the path. A reduction that is
+    pending on one path only cannot be completed by any collective; its operator becomes "?"."""
     if a == b:
         return a
     pending = (a.pending & b.pending) | {("?", axis) for _, axis in a.pending ^ b.pending}
@@ -236,14 +232,14 @@ def merged(a: Distribution, b: Distribution) -> Distribution:
 
 
 def localised(dist: Distribution) -> Distribution:
-    """Return the distribution of a value that some instances may not have computed. Its pending reductions remain."""
+    """Return the distribution of a value that some instances may not have computed: nothing is known of the other
+    instances, but its pending reductions remain."""
     return Distribution(None, dist.pending)
 
 
 def remedy(have: Labels, want: Labels, pending: Pending = NONE) -> str:
-    """Return in words which collectives turn the layout `have` into `want`, or what else would; "" if they are equal.
-    pending: reductions that are not complete, which a reduce-scatter would complete.
-    """
+    """Return as text how a value in the layout `have` can be brought to `want`, by collectives or otherwise; "" if the
+    two are equal. pending: reductions that are not complete; a reduce-scatter would complete them too."""
     steps = []
     for k, (a, b) in enumerate(zip(have, want, strict=False)):
         if a == b:

@@ -39,7 +39,9 @@ MODULES = ("np", "numpy")
 
 
 class KernelExpressions(TileExpressions):
-    """Reads expressions of a task instance, with calls of kernels. exchanging: what reads a collective, by its name."""
+    """Reads expressions of a task instance, with calls of kernels and collectives. context, task, name, tid: as for
+    `CostExpressions`. The attribute `exchanging` has the method that reads a collective, by the name of the
+    collective."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -343,7 +345,8 @@ class KernelExpressions(TileExpressions):
         return made
 
     def numbered(self, made: Collective, stream: int) -> int:
-        """Return the number under which operations name a stream of a collective: here that stream's own number."""
+        """Return by what operations name a stream of a collective: in this class its number. made: the collective.
+        stream: the number of the stream."""
         return stream
 
     def _collective(

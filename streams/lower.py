@@ -486,11 +486,10 @@ def lowered_task(
     externals: Mapping[str, Any] | None,
     unread: str = "",
 ) -> tasks.Task:
-    """Return a task as a tree of operations. declared: the task of `region`. parameters: its tensors. externals: values
-    of the names of the executed file, None if it is not executed; then tasks that call a function of the host are
-    refused. unread: the values of sizes that were read, as text, "" if all were. Raises `Refusal` for what trees cannot
-    hold.
-    """
+    """Return a task as a tree of operations. region: that declares the task. declared: the task. parameters: its
+    tensors in the machine. externals: the values of the names of the executed file; None if it is not executed, and
+    then a task that calls its functions is refused. unread: if not all values of sizes were read, those that were, as
+    text; "" if all were. Raises `Refusal` for anything that a tree cannot hold."""
     body = _Body(region, declared, externals, unread).block(declared.body.body, declared.body)
     place = declared.place.start
     rates = tuple((k, float(r)) for k, r in {**region.rates, **dict(declared.rates)}.items())
