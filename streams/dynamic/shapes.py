@@ -145,14 +145,13 @@ def replaced(expression: Expression, values: Mapping[sympy.Symbol, Any]) -> Expr
 
 
 def positive(size: Expression) -> Expression:
-    """Return 1 if a size is more than 0, else 0: the size of the new dimension of Promote."""
+    """Return the size of the new dimension of `Promote`: 1 if `size` is more than 0, else 0."""
     return sympy.Piecewise((sympy.Integer(1), size > 0), (sympy.Integer(0), True))
 
 
 def volume(dimensions: Iterable[Dimension]) -> Expression:
-    """Return the number of elements in dimensions, given outermost first. A ragged dimension counts with all dimensions
-    before it: its total is the sum over all groups.
-    """
+    """Return the number of elements that dimensions have, given the outermost first. A ragged dimension together with
+    all dimensions before it has as many as the sum of its sizes (`Dimension.total`)."""
     product: Expression = sympy.Integer(1)
     for one in dimensions:
         product = one.total if one.total is not None else product * one.size
@@ -169,7 +168,8 @@ def largest_volume(dimensions: Iterable[Dimension]) -> Expression:
 
 @dataclass(frozen=True)
 class TileType:
-    """The type of tiles. Either size may be dynamic. dtype: of the elements. Raises `StepError` for an unknown one."""
+    """The type of tiles. rows, columns: their sizes; either may be dynamic. dtype: the element type. Raises `StepError`
+    for an unknown element type."""
 
     rows: Dimension
     columns: Dimension
@@ -195,9 +195,9 @@ class TileType:
 
 @dataclass(frozen=True)
 class SelectorType:
-    """The type of selectors. choices: how many consumers or producers there are. hot: how many each selector chooses,
-    None if that varies. Raises `StepError` for less than one choice, and for more chosen ones than there are.
-    """
+    """The type of selectors. choices: how many streams there are to choose from. hot: how many of them each selector
+    chooses; None if that varies. Raises `StepError` for less than one choice, and for more chosen streams than there
+    are."""
 
     choices: int
     hot: int | None = None
@@ -261,9 +261,8 @@ def has_buffers(data: DataType) -> bool:
 
 
 def same_type(a: DataType, b: DataType) -> bool:
-    """Return whether two types are the same. Their dimensions need only be `alike`; selectors need only have equally
-    many choices.
-    """
+    """Return whether two types of elements are the same, as far as operators need it: their dimensions need only be
+    `alike`, and selectors need only have equally many choices."""
     match a, b:
         case TileType(), TileType():
             return a.dtype == b.dtype and all(alike(x, y) for x, y in zip(a.shape, b.shape, strict=True))
@@ -278,9 +277,8 @@ def same_type(a: DataType, b: DataType) -> bool:
 
 
 def alike(a: Dimension, b: Dimension) -> bool:
-    """Return whether dimensions of streams that merge agree: two static ones must be equal; two dynamic ones, and two
-    ragged ones, may have any values.
-    """
+    """Return whether dimensions of two streams that merge fit together: two static ones must be equal; two dynamic
+    ones, or two ragged ones, may have any sizes."""
     return a.same(b) or (a.dynamic and b.dynamic) or (a.ragged and b.ragged)
 
 
@@ -299,9 +297,8 @@ def dimensions_of(data: DataType) -> tuple[Dimension, ...]:
 
 
 def mapped(data: DataType, change: Callable[[Dimension], Dimension]) -> DataType:
-    """Return a type with each of its dimensions changed, in the order of `dimensions_of` for tiles and tuples. change:
-    makes the new dimension of an old one.
-    """
+    """Return a type of elements with each dimension replaced. change: takes an old dimension, returns the new one; it
+    is called in the order of `dimensions_of` for tiles and tuples."""
     match data:
         case TileType():
             return TileType(change(data.rows), change(data.columns), data.dtype)
@@ -326,8 +323,8 @@ def bytes_of(data: DataType) -> Expression:
 
 
 def as_on_chip(data: DataType, dtype: str | None) -> DataType:
-    """Return the same type with tiles of another type of elements; Boolean tiles stay. dtype: the type of elements;
-    None changes nothing. Raises `StepError` for an unknown one."""
+    """Return a type of elements with another element type of its tiles; tiles of Booleans stay. dtype: that element
+    type; None changes nothing. Raises `StepError` for an unknown one."""
     match data:
         case TileType() if dtype is not None and data.dtype != "boolean":
             return replace(data, dtype=dtype)
@@ -343,9 +340,8 @@ def as_on_chip(data: DataType, dtype: str | None) -> DataType:
 
 @dataclass(frozen=True)
 class StreamType:
-    """What a stream carries. data: the type of its elements. shape: outermost dimension first, one more than the
-    rank.
-    """
+    """The type of a stream. shape: its dimensions, the outermost first, one more than its rank. data: the type of its
+    elements."""
 
     shape: tuple[Dimension, ...]
     data: DataType
@@ -377,8 +373,7 @@ class StreamType:
 
     def volume(self, dimensions: Sequence[Dimension]) -> Expression | None:
         """Return the sum, over all elements of the stream, of the product of some dimensions of an element, such as
-        rows times columns. None if more than one of them is ragged.
-        """
+        rows times columns. None if more than one of them is ragged, since the sum is not known then."""
         varying = [one for one in dimensions if one.ragged]
         if len(varying) > 1:
             return None
@@ -391,10 +386,11 @@ class StreamType:
 
 
 class Symbols:
-    """Makes the new symbols of a program. numbers: those that the names of new symbols get, in order; None for 0, 1 and
-    so on. defined: what a new symbol is equal to, where that is known. limits: what a new symbol, or the largest value
-    of a ragged one, is at most, where that is known.
-    """
+    """Makes new symbols of sizes for the operators of a program.
+
+    numbers: the numbers that names of new symbols get, in order; None for 0, 1 and so on. Attributes: defined: for new
+    symbols that equal an expression of others, that expression. limits: for new symbols with a known bound, that bound;
+    for a ragged dimension, by the symbol of its largest size."""
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._numbers = count() if numbers is None else numbers
@@ -410,7 +406,8 @@ class Symbols:
         return frozenset(self._given)
 
     def give(self, name: str) -> None:
-        """Note a name that the program's author uses. Raises `StepError` if it is that of a new symbol."""
+        """Note a name that the program's author uses, so that no new symbol gets it. Raises `StepError` if an operator
+        has already made a symbol of this name."""
         if name in self._made:
             raise StepError("symbol", f"{name} is the name of a symbol that an operator made; choose another one")
         self._given.add(name)
@@ -429,11 +426,12 @@ class Symbols:
     def regular(
         self, letter: str, suffix: str = "", number: int | None = None, value: Any = None, at_most: Any = None
     ) -> Dimension:
-        """Return a dynamic-regular dimension, a new one or that of a known value. Its symbol is called letter + number
-        + suffix. number: None takes the next one; symbols that one operator makes together share it. value: the
-        expression that the symbol equals, if known; if there is a symbol of this value, that one is returned. at_most:
-        an expression that bounds it, if known.
-        """
+        """Return a regular dimension whose size data decide.
+
+        letter, number, suffix: its symbol is called letter + number + suffix. number: None for the next one; symbols
+        that one operator makes together share a number. value: the expression that the size equals; a symbol with the
+        same value is returned again. None if it is not known. at_most: an expression that bounds the size; None if it
+        is not known."""
         if value is not None:
             known = next((one for one, other in self.defined.items() if other == value), None)
             if known is not None:
@@ -446,9 +444,8 @@ class Symbols:
         return made
 
     def same_again(self, key: Hashable, make: Callable[[], Dimension]) -> Dimension:
-        """Return the dimension that was made for this key; at the first call, `make` makes it. So an operator gives
-        equal inputs equal dimensions.
-        """
+        """Return the dimension that was made for a key; the first call for the key makes it with `make`. So an operator
+        with equal inputs gets equal dimensions."""
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
@@ -456,17 +453,18 @@ class Symbols:
     def ragged(
         self, letter: str, suffix: str = "", number: int | None = None, at_most: Any = None, **known: Any
     ) -> Dimension:
-        """Return a new ragged dimension. letter, suffix, number: of its name, as for `regular`. at_most: an expression
-        that bounds its largest value, if known. known: arguments of the function `ragged`.
-        """
+        """Return a new ragged dimension. letter, suffix, number: of the name of its symbol, as for `regular`. at_most:
+        an expression that bounds its largest size; None if it is not known. known: named arguments for the function
+        `ragged`."""
         name = self._name(letter, suffix, number)
         if at_most is not None:
             self.limits[largest_of(name)] = at_most
         return ragged(name, **known)
 
     def again(self, data: DataType, times: Expression | None) -> DataType:
-        """Return a data type whose elements are repeated. times: how often each element comes; None if that is unknown,
-        and then ragged dimensions get new symbols for their sum and largest size."""
+        """Return the type of elements that are repeated. A ragged dimension gets the sum of its sizes multiplied.
+        times: how often each element comes; None if data decide that, and then the sum and the largest size of ragged
+        dimensions become new symbols."""
         return mapped(data, lambda one: self.again_one(one, times))
 
     def again_one(self, one: Dimension, times: Expression | None) -> Dimension:
@@ -480,19 +478,17 @@ class Symbols:
         return replace(one, total=one.total * times)
 
     def merged(self, several: Sequence[DataType], counts: Sequence[Expression], letter: str = "M") -> DataType:
-        """Return the data type of merged streams. several: the types of the elements of each stream, which differ in
-        dimensions only. Dimensions that are not the same become a new ragged one. counts: elements of each stream.
-        letter: of the names of new symbols.
-        """
+        """Return the type of the elements of merged streams. several: the types of the elements of each stream, equal
+        but for dimensions; dimensions that differ become a new ragged one. counts: the number of elements of each
+        stream. letter: the first letter of the names of new symbols."""
         columns = zip(*map(dimensions_of, several), strict=True)
         made = iter([self.merged_one(column, counts, letter) for column in columns])
         return mapped(several[0], lambda _: next(made))
 
     def merged_one(self, several: Sequence[Dimension], counts: Sequence[Expression], letter: str = "M") -> Dimension:
-        """Return one dimension of merged streams: the same one if all agree, else a new ragged one, whose total is the
-        sum of theirs. several: this dimension in each stream. counts: elements of each stream. letter: of the name of a
-        new symbol.
-        """
+        """Return one dimension of the elements of merged streams: the same as in all of them, or, where they differ, a
+        new ragged one whose sum is that of all. several: this dimension in each stream. counts: the number of elements
+        of each stream. letter: the first letter of the name of a new symbol."""
         if all(one.same(several[0]) and not one.ragged for one in several):
             return several[0]
         totals = [one.total if one.total is not None else one.size * n for one, n in zip(several, counts, strict=True)]

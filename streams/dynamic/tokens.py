@@ -28,9 +28,9 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """A regular matrix. dtype: of its elements. data: [rows, columns], None in a run without data; another shape raises
-    `ValueError`. filled: rows that hold values, from the first one on, None for all (`SetOffset`, `AppendRow`).
-    """
+    """A matrix of a regular size. rows, columns: in elements. dtype: the element type. data: an array [rows, columns];
+    None in a run without data. filled: how many rows hold values, from the first one on; None for all (`SetOffset`,
+    `AppendRow`). Raises `ValueError` for data of another shape."""
 
     rows: int
     columns: int
@@ -44,9 +44,9 @@ class Tile:
 
     @classmethod
     def of(cls, values: object, dtype: str = "bf16") -> Tile:
-        """Return a tile of elements `dtype` of a scalar ([1,1]), a row (a list of numbers) or a matrix (a list of
-        rows). Raises `ValueError` for an array of more dimensions, for rows of several lengths, and for what is no
-        number of NumPy."""
+        """Return a tile of a number ([1,1]), a row (a list of numbers) or a matrix (a list of rows). dtype: the element
+        type. Raises `ValueError` for an array of more dimensions, for rows of different lengths, and for values that
+        NumPy has no numbers for."""
         data = np.atleast_2d(np.asarray(values))
         if data.dtype.kind in "OSU":
             raise ValueError(f"{values!r:.60} is no number, row or matrix of numbers")
@@ -59,7 +59,7 @@ class Tile:
 
     @property
     def bytes(self) -> int:
-        """Size in memory, in bytes, rounded up: of all rows, whether they are filled or not."""
+        """Bytes of all rows, filled or not, rounded up."""
         return -(-self.rows * self.columns * BITS[self.dtype] // 8)
 
     @property
@@ -96,7 +96,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Selector:
-    """Which of the consumers or producers are chosen, in rising order (a multi-hot vector)."""
+    """Which of several streams are chosen (a multi-hot vector). chosen: their numbers from 0, rising."""
 
     chosen: tuple[int, ...]
 
@@ -165,10 +165,9 @@ def size_in_bytes(element: Element) -> int:
 class Groups:
     """Follows the groups of a stream, token by token.
 
-    rank: of the stream. position: of the last token, from 0. lowest: after a stop, the least rank of a tensor that it
-    ended. So a tensor of rank n ended at a stop if lowest <= n <= its level, whether it had children or not. was_empty:
-    whether what the last stop ended had no children.
-    """
+    rank: of the stream. Attributes: position: of the last token, from 0; -1 before the first one. lowest: after a stop,
+    the lowest rank of a tensor that it ended; the stop ended a tensor of rank n if lowest <= n <= level of the stop,
+    with or without children. was_empty: after a stop, whether the tensor of the rank `lowest` had no children."""
 
     __slots__ = ("_ended", "_open", "lowest", "position", "rank", "was_empty")
 
@@ -181,8 +180,8 @@ class Groups:
         self._ended = 0  # the level of a stop just before, if it ended a tensor with children
 
     def see(self, token: Token) -> None:
-        """Take a token into account. Raises `TokenError` for a stop above the rank, a stop that should have been merged
-        with the one before, and D in an open group."""
+        """Follow one more token. Raises `TokenError` for a stop above the rank, a stop that should have been one with
+        the stop before it, and the end D in an open group."""
         self.position += 1
         if isinstance(token, Stop):
             self._stop(token.level)
@@ -240,7 +239,7 @@ def encode(nested: Sequence[Any], rank: int, element: Callable[[Any], Element] |
 
 
 def as_element(value: Any) -> Element:
-    """Return an element as it is, and anything else as a tile. Raises as `Tile.of`."""
+    """Return an element as it is, and any other value as a tile. Raises `ValueError` as `Tile.of`."""
     return value if isinstance(value, Tile | Selector | BufferReference | tuple) else Tile.of(value)
 
 

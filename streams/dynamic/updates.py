@@ -15,20 +15,18 @@ from .tokens import Element, Tile
 
 
 class Update(Base, ABC):
-    """Folds elements into a state."""
+    """A function that folds elements, one after another, into a state, for `Accum` and `Scan`."""
 
     @abstractmethod
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
-        """Return the type of the state after a whole group of elements. element: the type of one. group: its
-        dimensions, outermost first. symbols: makes new ones. Raises `InputRefused` for elements that the update does
-        not take.
-        """
+        """Return the type of the state after a whole group of elements. element: the type of an element. group: the
+        dimensions of the group, the outermost first. symbols: makes symbols for new sizes. Raises `InputRefused` for
+        elements that the update does not take."""
 
     @abstractmethod
     def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
-        """Return the type of the state after any element of a group, which Scan puts. element, group, symbols: as for
-        `state`. Raises `InputRefused` as well.
-        """
+        """Return the type of the state after any element of a group, as Scan puts it. element, group, symbols: as for
+        `state`. Raises `InputRefused` for elements that the update does not take."""
 
     @abstractmethod
     def start(self, element: DataType) -> Element:
@@ -41,14 +39,15 @@ class Update(Base, ABC):
         """
 
     def cost(self, *of: Any) -> Cost:
-        """Return the operations of one update, as a factor and sizes: their product is the count. of: the elements, or
-        their types."""
+        """Return the operations of one update as a factor and sizes, whose product is their number; (0, ()) for none.
+        of: the element, or its type."""
         return NONE
 
 
 @dataclass(frozen=True)
 class Fold(Update):
-    """A function of a state and an element; the state has the element's type. initial: of each value of it."""
+    """An update by a function of a state and an element; the state has the type of the elements. initial: each value of
+    the first state."""
 
     function: Function
     initial: float = 0
@@ -80,27 +79,27 @@ class Fold(Update):
 
 
 class Start(Tile):
-    """The state before the first tile of a group, where tiles have a dynamic size: one value, which is repeated."""
+    """The state before the first tile of a group whose tiles have a dynamic size: one value, which stands for all
+    elements."""
 
 
 def check_alike(name: str, state: Tile, more: Any) -> None:
-    """Raise `ValueError` if `more` is a tile of another size than the state, unless the state is a `Start`. name: of
-    the update, for the message.
-    """
+    """Raise `ValueError` if `more`, the next tile, has another size than the state, unless the state is a `Start`.
+    name: of the update, for the message."""
     if state.shape != more.shape and not isinstance(state, Start):
         raise ValueError(f"{name} of tiles of {state.rows}x{state.columns} and {more.rows}x{more.columns}")
 
 
 def folded(function: Function | Update, initial: float = 0) -> Update:
-    """Return an update as it is, and a function of a state and an element as a `Fold`. initial: each value of the state
-    before the first element.
-    """
+    """Return an update as it is, and a function of a state and an element as a `Fold`. initial: each value of the first
+    state of the `Fold`."""
     return function if isinstance(function, Update) else Fold(function, initial)
 
 
 @dataclass(frozen=True)
 class MatmulAdd(Update):
-    """Add the product of a tuple of two tiles to the state: a reduction in tiles."""
+    """Add the product of two tiles to the state, so that a large product is computed tile by tile. The elements are
+    tuples of the two tiles. product: how they are multiplied."""
 
     product: Matmul = field(default_factory=Matmul)
 
@@ -143,7 +142,7 @@ class MatmulAdd(Update):
 
 @dataclass(frozen=True)
 class Retile(Update):
-    """Pack tiles into one: below each other, or side by side. along: 0 rows, 1 columns."""
+    """Join the tiles of a group to one tile. along: 0 for one below the other, 1 for side by side."""
 
     along: int
 
@@ -190,19 +189,17 @@ class Retile(Update):
 
 
 def one_of(element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
-    """Return the type of elements of which there is one for each group: sums over the stream are divided by the group's
-    size. element: the type of those of which there are many. group: its dimensions, outermost first. symbols: makes new
-    ones for a ragged group.
-    """
+    """Return the type of elements of which there is one for each group, such as the last elements of groups. Sums over
+    the stream in the type are divided by the size of the group. element: the type of all elements. group: the
+    dimensions of the group, the outermost first. symbols: makes new symbols in place of sums if the group is ragged."""
     regular = not any(one.ragged for one in group)
     return symbols.again(element, 1 / volume(group) if regular else None)
 
 
 def packed(size: Dimension, group: Sequence[Dimension], symbols: Symbols) -> Dimension:
-    """Return the size of a tile that holds a group of tiles, along the axis on which they are joined: rows or columns.
-    size: of one tile. group: its dimensions, outermost first. symbols: makes a new one if needed. A ragged one of the
-    group, or of the tile, makes it ragged.
-    """
+    """Return the size of a tile that joins a group of tiles, along the axis along which they are joined. size: of one
+    tile, in rows or columns. group: the dimensions of the group, the outermost first. symbols: makes a symbol for a new
+    ragged size; the size is ragged if the group or the tile has a ragged dimension."""
     parts = [*group, size]
     varying = [one for one in parts if one.ragged]
     if not varying:
@@ -223,7 +220,7 @@ RetileRow, RetileCol = Retile(0), Retile(1)
 
 @dataclass(frozen=True)
 class Last(Update):
-    """The last element of each group: the last tile of a KV cache, into which a row is written."""
+    """Keep the last element of each group, such as the last tile of a KV cache, to which a row is to be appended."""
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         return symbols.again(element, None)
@@ -241,7 +238,8 @@ class Last(Update):
 
 @dataclass(frozen=True)
 class AllRead(Update):
-    """A flag once all elements of a group were read: that a request is done."""
+    """Make a flag, a [1,1] tile, of each group once all its elements were read; it says, for example, that a request is
+    done."""
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         return tile(1, 1, "boolean")
@@ -259,11 +257,13 @@ class AllRead(Update):
 
 @dataclass(frozen=True)
 class DefinedUpdate(Update):
-    """An update of the user's. label: its name. result: takes the type of an element, returns that of the state.
-    initial: the first state. apply: takes a state and an element, returns the next state. flops: takes an element or
-    its type, returns the operations of an update; None counts none. cpp: `apply` in C++, for `rsn hls`: something to
-    call with whether the element is the first of its group, the element, and the state, which it changes
-    (docs/dynamic-streams.md); "" for none."""
+    """An update that the user defines.
+
+    label: its name in messages. result: takes the type of an element, returns the type of the state. initial: returns
+    the first state. apply: takes a state and an element, returns the next state. flops: takes an element or its type,
+    and returns the operations of an update as `Update.cost`; None for an update that counts none. cpp: `apply` as a C++
+    expression for `rsn hls`, which is called with a Boolean (whether the element is the first of its group), the
+    element, and the state, which it changes (docs/dynamic-streams.md); "" for none."""
 
     label: str
     result: Callable[[DataType], DataType]
