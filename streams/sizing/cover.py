@@ -15,7 +15,8 @@ NODES = 100_000
 
 @dataclass(frozen=True)
 class Cover:
-    """The cheapest levels that were found. bound: a cost below which there are none. proved: they are the cheapest."""
+    """The cheapest levels that were found. levels: by name. bound: a cost below which no levels satisfy all clauses.
+    proved: whether the cost of the levels is that bound."""
 
     levels: Levels
     bound: int
@@ -28,9 +29,8 @@ def cost(levels: Mapping[str, int], weights: Mapping[str, int]) -> int:
 
 
 def cover(low: Mapping[str, int], weights: Mapping[str, int], clauses: Sequence[Clause]) -> Cover:
-    """Return the cheapest levels that are at least `low` and satisfy all clauses. weights: cost of one level, above
-    0.
-    """
+    """Return the cheapest levels that are at least `low` and satisfy all clauses. low: by name. weights: the cost of
+    one level of each name, above 0. clauses: each is a set of levels by name, of which at least one must be reached."""
     return _CoverSearch(weights, clauses).run(dict(low))
 
 

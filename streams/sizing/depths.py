@@ -28,9 +28,8 @@ Depths = dict[str, int]
 
 @dataclass(frozen=True)
 class DepthPoint:
-    """A point between safe and fast. deeper: the depths that differ from the point before. bits: of all slots together.
-    times: modelled, in cycles.
-    """
+    """A choice of depths from safe to fast. depths: in elements, by the name of the stream. deeper: those that differ
+    from the choice before. bits: of all slots together. times: modelled, in clock cycles."""
 
     depths: Depths
     deeper: Depths
@@ -40,14 +39,14 @@ class DepthPoint:
 
 @dataclass(frozen=True)
 class KnownDepths:
-    """What is known about the depths of a program.
+    """What is known about the depths of a program; depths are in elements, by the name of the stream.
 
-    declared: as declared, or as chosen instead. alone: the least safe depth of each stream with the others as declared;
-    None if no depth of it alone is safe. safe, fast: the cheapest, in bits of all streams together, with a proof or a
-    bound. at_declared: times with the declared depths, None if they are not safe. endless: times with endless streams.
-    steps: from safe to fast, the safe point first; it is the cheapest one that no fast depth is below. untimed: why
-    there are no times and no fast depths, if so.
-    """
+    declared: those in the program, or the ones that were chosen instead. alone: the least safe depth of each stream
+    while the others are as declared; None if no depth of it alone is safe. safe, fast: the depths with the fewest bits
+    in all, with a proof or a bound; fast is None without times. at_declared: the times with the declared depths; None
+    if these are not safe. endless: the times with streams of unlimited depth. steps: choices from safe to fast; the
+    first one is the cheapest safe choice in which no depth is above the fast one. untimed: the reason why there are no
+    times; "" if there are."""
 
     program: SizedProgram
     declared: Depths
@@ -61,9 +60,9 @@ class KnownDepths:
 
 
 def sizes(program: SizedProgram, chosen: Mapping[str, int] | None = None) -> KnownDepths:
-    """Return safe and fast depths, and the steps between them. chosen: depths that replace declared ones, in elements
-    by name of the stream. Raises `TimeError` if the program is too large to be run without time, `ProgramError` for a
-    stream that has no ends and a depth that is none."""
+    """Return the safe and the fast depths of a program, and steps between them. chosen: depths in place of declared
+    ones, in elements, by the name of the stream. Raises `TimeError` if the program is too large even for runs without
+    time, `ProgramError` for a stream that has no ends and for a depth that is not one or more whole transfers."""
     for name, depth in (chosen or {}).items():
         group = program.groups.get(name)
         if group is None or depth < 1 or depth % group.decl.packing:
@@ -86,9 +85,8 @@ def sizes(program: SizedProgram, chosen: Mapping[str, int] | None = None) -> Kno
 
 
 def safe_depths(program: SizedProgram) -> Least:
-    """Return the cheapest safe depths, in elements by name of the stream, with a proof or a bound. Their cost is the
-    bits of all streams together. Raises `TimeError` if the program is too large to be run without time.
-    """
+    """Return the safe depths with the fewest bits in all, with a proof or a bound: in elements, by the name of the
+    stream; their cost is in bits. Raises `TimeError` if the program is too large for runs without time."""
     finder = _DepthFinder(program)
     return finder.safe(finder.tokens)
 

@@ -17,9 +17,9 @@ high the others are."""
 
 @dataclass(frozen=True)
 class Least:
-    """Levels at which the property holds, and their cost. bound: cost below which it never does. proved: the cost is
-    no more than that. alone: the least level of each name if all others are as high as need be. tries: levels that were
-    tried."""
+    """The cheapest levels that were found at which a property holds. levels: by name. cost: theirs. bound: a cost below
+    which the property never holds. proved: whether `cost` is that bound. alone: the least level of each name while all
+    others are as high as useful. tries: how many choices of levels were tried."""
 
     levels: Levels
     cost: int
@@ -30,11 +30,8 @@ class Least:
 
 
 def lowest(low: int, high: int, step: int, holds: Callable[[int], bool]) -> int:
-    """Return the lowest of the levels low, low + step ... up to high at which `holds` is true. It must be true at
-    `high`, and at all levels above one at which it is.
-
-    Levels near `low` are tried first.
-    """
+    """Return the lowest of the levels low, low + step, .. up to high at which `holds` is true. It must be true at
+    `high`, and at all levels above one at which it is true. Levels near `low` are tried first."""
     if holds(low):
         return low
     bad, good = low, low + step
@@ -59,18 +56,19 @@ def least(
     tries: int = TRIES,
     enough: Callable[[], bool] = lambda: False,
 ) -> Least:
-    """Return the cheapest levels at which a property holds.
+    """Return the cheapest levels at which a property holds. The property must be monotone: if it holds at some levels,
+    it holds at all higher ones.
 
-    low: the lowest levels. high: levels, each a whole number of `steps` above `low`, at which the property holds and
-    beyond which no level matters. weights: cost of one level. fails: whether the property fails. The property must be
-    monotone: it holds at all levels above some at which it holds.
+    low: the lowest levels, by name. high: levels at which the property holds and beyond which no level matters; each is
+    a whole number of `steps` above `low`. steps: from one level to the next. weights: the cost of one level. fails:
+    returns None for levels at which the property holds; otherwise names of which one must be higher. tries: how many
+    choices of levels may be tried. enough: whether to end the search early.
 
-    First each name is searched with all others high: nothing below holds. Then any levels are lowered one name after
-    the other, dearest first, until none can be lower: they hold. Levels at which the property fails are raised as far
-    as it still does; one of the names must be above them, which is a clause. The cheapest levels that satisfy all
-    clauses hold, and then are the cheapest, or give another clause. After `tries` levels, or as soon as `enough`, the
-    search ends with what it has.
-    """
+    First each name is lowered alone, with all others high: its level cannot be less. Then all are lowered one after
+    another, those with the highest weight first, until none can be lower. Levels at which the property fails are raised
+    as far as it still fails; one of the names must be above them, which is a clause. The cheapest levels that satisfy
+    all clauses either hold, and then nothing is cheaper, or give another clause. After `tries` choices, or once
+    `enough` returns True, the search ends with the best so far."""
     search = _LeastSearch(low, high, steps, weights, fails)
     return search.run(tries, enough)
 

@@ -30,11 +30,9 @@ class TimeError(ProgramError):
 
 @dataclass(frozen=True)
 class DeclaredStream:
-    """A declared stream, or array of streams, with ends: all its elements have one depth.
-
-    elements: numbers of those that have ends. bits: of one element of data. tokens: elements put on that stream of the
-    array which gets most, in one execution.
-    """
+    """A declared stream, or array of streams, that has ends; all streams of an array have one depth. elements: the
+    numbers of its streams that have ends. bits: of one element of data. tokens: elements that one execution puts on
+    that stream of the array which gets most."""
 
     decl: StreamDecl
     elements: tuple[int, ...]
@@ -43,15 +41,14 @@ class DeclaredStream:
 
     @property
     def weight(self) -> int:
-        """Bits that one more slot takes, in all streams of the array."""
+        """The bits of one more slot in each stream of the array, together."""
         return self.bits * len(self.elements)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Runs of all outcomes of the data, or of the fastest and the slowest; times are in cycles. apart: the places of
-    the beats that were taken apart, because they cannot fire at once with these depths.
-    """
+    """The times of a program with some depths, in clock cycles. runs: of each outcome of the data, or of the fastest
+    and the slowest. apart: the places of beats that were divided because they cannot fire at once with these depths."""
 
     runs: tuple[BeatTiming, ...]
     apart: tuple[Place, ...] = ()
@@ -83,10 +80,8 @@ class Times:
 
 
 class SizedProgram:
-    """A program of which the check finds nothing wrong, but for depths.
-
-    region: read in beats. executions: how many, back to back, are timed.
-    """
+    """A program whose depths are to be found; a check finds no other error in it. region: read with beats. executions:
+    how many, one right after another, are timed."""
 
     def __init__(self, region: Region, executions: int = 3) -> None:
         self.region, self.executions = region, executions
@@ -104,13 +99,14 @@ class SizedProgram:
 
     @cached_property
     def groups(self) -> dict[str, DeclaredStream]:
-        """The declared streams that have ends, by name. Buffers of tasks that load and store while they compute are not
-        among them: no program states their depths."""
+        """The declared streams that have ends, by name. The streams between the parts of double buffered tasks are left
+        out: programs do not state their depths."""
         return {name: group for name, group in self._with_ends.items() if not group.decl.buffer_of}
 
     @cached_property
     def buffers(self) -> dict[int, int]:
-        """The depths of those buffers, in elements, by number of the stream. They are the same in every run."""
+        """The depths of the streams between the parts of double buffered tasks, in elements, by the number of the
+        stream. They are the same in every run."""
         found = (group for group in self._with_ends.values() if group.decl.buffer_of)
         return {s: group.decl.depth for group in found for s in group.elements}
 
@@ -137,12 +133,13 @@ class SizedProgram:
 
     @cached_property
     def packing(self) -> dict[int, int]:
-        """Elements of a transfer, by the number of each stream that has ends."""
+        """How many elements each stream that has ends moves together, by its number."""
         return {s: group.decl.packing for group in self._with_ends.values() for s in group.elements}
 
     def of_streams(self, depths: Mapping[str, int]) -> dict[int, int]:
-        """Return depths by number of the stream, those that have ends, and those of buffers. depths: in elements, by
-        name, also for the other methods. Raises `ProgramError` for a depth below 1 of a stream that carries tokens."""
+        """Return depths by the number of the stream, those of `buffers` included. depths: in elements, by the name of
+        the declared stream; a name that is missing is left out. Raises `ProgramError` for a depth below 1 of a stream
+        that carries tokens."""
         chosen = [(depths[name], group) for name, group in self.groups.items() if name in depths]
         for depth, group in chosen:
             if depth < 1 and group.tokens:
@@ -150,16 +147,16 @@ class SizedProgram:
         return self.buffers | {s: depth for depth, group in chosen for s in group.elements}
 
     def bits(self, depths: Mapping[str, int]) -> int:
-        """Return the bits of all slots with these depths. Raises `KeyError` for a name of no stream that has ends."""
+        """Return the bits of all slots. depths: as for `of_streams`. Raises `KeyError` for a name that no stream with
+        ends has."""
         return sum(depth * self.groups[name].weight for name, depth in depths.items())
 
     # -- untimed ------------------------------------------------------------------------------------------------------
 
     def waits(self, depths: Mapping[str, int]) -> Mapping[int, tuple[int, bool]]:
-        """Run with these depths, one operation after another: for each instance that waits for ever, in the first
-        outcome of the data in which one does, the stream, and whether it waits to put. Raises `TimeError` for a program
-        that is too large.
-        """
+        """Run the program without time and without beats. Return for each instance that waits for ever, by its number,
+        the number of the stream and whether it waits to put; these are from the first outcome of the data in which an
+        instance does. depths: as for `of_streams`. Raises `TimeError` for a program that is too large."""
         return self._waits(self._capped(depths, 1))
 
     def _capped(self, depths: Mapping[str, int], executions: int) -> CappedDepths:
@@ -194,13 +191,14 @@ class SizedProgram:
             raise self._limit(f"it has more than {LONGEST} puts and gets") from None
 
     def live(self, depths: Mapping[str, int]) -> bool:
-        """Return whether every outcome of the data runs to its end with these depths. Raises as `waits`."""
+        """Return whether every outcome of the data runs to its end. depths: as for `of_streams`. Raises `TimeError` as
+        `waits`."""
         return not self.waits(depths)
 
     def held(self, depths: Mapping[str, int]) -> frozenset[str] | None:
-        """Return None if every outcome runs to its end with these depths; otherwise the names of streams of which one
-        must be deeper, however deep all others are: those that are full in one cycle of waits. Raises as `waits`.
-        """
+        """Return None if every outcome of the data runs to its end. Otherwise return the names of streams of which at
+        least one must be deeper, whatever the depths of the others: those that are full in one cycle of waits. depths:
+        as for `of_streams`. Raises `TimeError` as `waits`."""
         waits = self.waits(depths)
         if not waits:
             return None
@@ -226,8 +224,8 @@ class SizedProgram:
         return {s: k for k, body in enumerate(bodies) for node in body for s, put, _ in node.needs if put is side}
 
     def walked(self) -> int:
-        """Return the number of beats that all runs so far have executed, without the runs in which beats were taken
-        apart."""
+        """Return how many beats all runs with times have executed so far; runs in which beats were divided are left
+        out."""
         return sum(model.walked for model in self._made)
 
     # -- timed --------------------------------------------------------------------------------------------------------
@@ -251,17 +249,15 @@ class SizedProgram:
             raise self._error(e.place, message) from None
 
     def together(self, depths: Mapping[str, int]) -> Times | None:
-        """Return the times with these depths. A declared stream that `depths` does not name has no
-        bound. None if a beat waits
-        for ever. Raises `TimeError` as `outcomes`, and for a program that is too large.
-        """
+        """Return the times with some depths; None if a beat waits for ever. depths: in elements, by the name of the
+        declared stream; one that is missing has no limit. Raises `TimeError` as `outcomes`, and for a program that is
+        too large."""
         return self._all_outcomes(self._models, depths, ())
 
     def later(self, depths: Mapping[str, int], than: Times) -> frozenset[str] | None:
-        """Return None if these depths delay no execution against `than`, a run on streams without bound. Otherwise
-        return streams of which at least one must become deeper, whatever the depths of the others. Raises `TimeError`
-        as `together`.
-        """
+        """Return None if every execution ends as early as in `than`, the times with streams of unlimited depth.
+        Otherwise return the names of streams of which at least one must be deeper, whatever the depths of the others.
+        depths: as for `together`. Raises `TimeError` as `together`."""
         numbers = self.of_streams(depths)
         try:
             for model, run in zip(self._models, than.runs, strict=True):
@@ -276,9 +272,8 @@ class SizedProgram:
         return None
 
     def times(self, depths: Mapping[str, int]) -> Times | None:
-        """Return the times with these depths; beats that cannot fire at once are taken apart. None if an instance waits
-        for ever even then. Raises `TimeError` as `together`.
-        """
+        """Return the times with some depths, after beats that cannot fire at once were divided; None if an instance
+        waits for ever even then. depths: as for `together`. Raises `TimeError` as `together`."""
         return self._times(self._capped(depths, self.executions))
 
     def _run_timed(self, capped: CappedDepths) -> Times | None:
