@@ -29,9 +29,8 @@ class _Meeting:
 
 
 def separate(groups: Sequence[InstanceGroup], domain: Domain) -> None:
-    """Check that no two instances of these groups access the same element of a tensor, one of them to store. Raises
-    `Undecided`, with the lines, if it is not proved, and otherwise as `Domain.at_least`.
-    """
+    """Check that no two instances access the same element of a tensor, one of them to store. groups: of the instances.
+    Raises `Undecided`, with the lines, if this is not proved, and otherwise as `Domain.at_least`."""
     tensors: dict[str, list[tuple[InstanceGroup, AccessBox]]] = defaultdict(list)
     for group in groups:
         for access in dict.fromkeys(group.accesses):
@@ -82,9 +81,8 @@ def _apart(meeting: _Meeting, domain: Domain) -> bool:
 
 
 def same_orders(groups: Sequence[InstanceGroup], domain: Domain) -> None:
-    """Check that no stream of these groups is got in another order than it is put, as far as its ends show one. Raises
-    `Undecided`, with the line, if it is not proved.
-    """
+    """Check that the tokens of each stream are got in the order in which they are put, where statements show both
+    orders. groups: of the instances. Raises `Undecided`, with the line, if this is not proved."""
     ends: dict[str, dict[bool, list[tuple[InstanceGroup, list[SlicePassage]]]]] = {}
     for group in groups:
         of_end: dict[tuple[str, bool], list[SlicePassage]] = defaultdict(list)

@@ -25,14 +25,13 @@ DEPTH = 4
 
 
 class Undecided(Exception):
-    """The argument does not apply, and why."""
+    """A proof for all sizes was not found. The message says why."""
 
 
 @contextmanager
 def at_line(line: int) -> Iterator[None]:
-    """Give the reason of an `Undecided` that is raised inside of the `with` the number of a line, unless the reason
-    names one.
-    """
+    """In a `with` statement: add the number of a line to the message of an `Undecided` that is raised inside, unless
+    the message names one."""
     try:
         yield
     except Undecided as why:
@@ -42,9 +41,8 @@ def at_line(line: int) -> Iterator[None]:
 
 
 class SplitSizes(Exception):
-    """A question has several answers, and each part of the domain is to be asked for itself. parts: replacements of
-    sizes, which together cover the domain.
-    """
+    """A question has different answers for different sizes; it must be asked for each part of the domain. parts: for
+    each part, the forms that take the places of sizes; together they cover the domain."""
 
     def __init__(self, parts: Sequence[Mapping[str, Polynomial]]) -> None:
         super().__init__("the sizes must be cut")
@@ -52,7 +50,8 @@ class SplitSizes(Exception):
 
 
 class SplitIndex(Exception):
-    """A question has one answer where the index `name` is below `at`, and another from there on."""
+    """A question has one answer where an index is below a limit, and another one from there on. name: of the index. at:
+    the limit."""
 
     def __init__(self, name: str, at: Polynomial) -> None:
         super().__init__(f"an index must be cut at {at}")
@@ -60,7 +59,8 @@ class SplitIndex(Exception):
 
 
 class SplitRests(Exception):
-    """The answer depends on the rest of the index `name` when divided by `divisor`."""
+    """The answer to a question depends on the remainder of an index. name: of the index. divisor: by which it is
+    divided."""
 
     def __init__(self, name: str, divisor: int) -> None:
         super().__init__(f"an index must be taken {divisor} at a time")
@@ -68,8 +68,11 @@ class SplitRests(Exception):
 
 
 class Domain:
-    """Sizes, and the indices that are bound at present, outer ones first. written: variables in terms of the sizes of
-    the program, for messages."""
+    """The variables of a proof: sizes, each any whole number from 0 on, and the indices of the loops that are open at
+    present. A *form* is a polynomial in them, and a point is a value for each.
+
+    sizes: their names. written: for messages, the forms in the sizes of the program that variables stand for; None for
+    none."""
 
     def __init__(self, sizes: Sequence[str], written: Mapping[str, Polynomial] | None = None) -> None:
         self.sizes = tuple(sizes)
@@ -84,17 +87,15 @@ class Domain:
 
     @contextmanager
     def bound(self, name: str, times: Polynomial) -> Iterator[Polynomial]:
-        """Bind the index `name`, which runs from 0 to `times` - 1, inside of the `with`, and yield it as a form. times:
-        at least 1 at all points.
-        """
+        """In a `with` statement: add an index, which goes from 0 to `times` - 1, and yield it as a form. name: of the
+        index. times: at least 1 at all points."""
         with self.within([(name, times)]):
             yield Polynomial.variable(name)
 
     @contextmanager
     def within(self, bound: Sequence[tuple[str, Polynomial]]) -> Iterator[None]:
-        """Bind several indices inside of the `with`. bound: (name, count) of each, outer ones first; an index runs from
-        0 to its count - 1.
-        """
+        """In a `with` statement: add several indices. bound: the name and the count of each, the outer ones first; each
+        index goes from 0 to its count - 1."""
         before = len(self.indices)
         self.indices += bound
         try:
@@ -123,11 +124,10 @@ class Domain:
         return never_negative(p, DEPTH)
 
     def at_least(self, p: Polynomial, least: Polynomial | int = 0) -> bool:
-        """Return whether p >= least at all points, where both must be whole numbers.
+        """Return whether p >= least. Both must be whole numbers at all points.
 
-        Raises `SplitSizes`, `SplitIndex` or `SplitRests`, which say where to cut the domain, if the answer is not the
-        same at all points, or is not found without a cut; `Undecided` if no cut is known.
-        """
+        Raises `SplitSizes`, `SplitIndex` or `SplitRests`, which say where to cut the domain, if the answer differs
+        between points, or is not found without a cut; `Undecided` if no cut is known."""
         p = _without_content(p - least)
         value = p.constant
         if value is not None:
@@ -147,12 +147,11 @@ class Domain:
         return self.at_least(p) and self.at_least(-p)
 
     def floor(self, p: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
-        """Return quotient and rest of the division of p by `divisor`, a form that is at least 1. If the divisor is a
-        number, the rest is one number for all points.
+        """Return quotient and remainder of the division of p by a form that is at least 1. If the divisor is a number,
+        the remainder is one number for all points.
 
-        Raises `SplitSizes`, `SplitIndex` or `SplitRests`, which say where to cut the domain, if quotient or rest are
-        not one form at all points; `Undecided` if no cut is known, or if that takes too many parts.
-        """
+        Raises `SplitSizes`, `SplitIndex` or `SplitRests`, which say where to cut the domain, if quotient or remainder
+        is not one form at all points; `Undecided` if no cut is known, or if the division takes too many parts."""
         number = divisor.number
         if number is None:
             return self._floor_of_forms(p, divisor)
@@ -282,9 +281,8 @@ def _without_content(p: Polynomial) -> Polynomial:
 
 
 def never_negative(p: Polynomial, depth: int) -> bool:
-    """Return whether p >= 0 is seen to hold for all sizes from 0 on: no negative coefficient, or so on each face where
-    a size is 0 and after a step away from all faces. depth: how many such steps are tried.
-    """
+    """Return whether p >= 0 can be seen for all sizes from 0 on: no coefficient is negative, or the same can be seen
+    where one size is 0, for each size, and where all sizes are 1 more. depth: how often sizes may be made 1 more."""
     if all(c >= 0 for c in p.terms.values()):
         return True
     if p.terms.get((), 0) < 0 or depth == 0:
@@ -311,7 +309,8 @@ def _from_zero(p: Polynomial, name: str) -> bool:
 
 
 class Number(SymbolicNumber):
-    """A whole number of the program that depends on sizes or indices. Comparisons are decided for all of them."""
+    """A whole number of the program that depends on sizes or indices. form: its value. domain: decides comparisons,
+    which hold for all points or raise as `Domain.at_least`."""
 
     __slots__ = ("domain", "form")
     __hash__ = None  # type: ignore[assignment]
@@ -426,7 +425,7 @@ class Number(SymbolicNumber):
 
 class RealNumber(SymbolicNumber):
     """A number of the program that depends on sizes or indices and need not be whole, such as `D ** -0.5`. It can be
-    computed with, and nothing can depend on it: what would decide by it is undecided. positive: known to be above 0."""
+    computed with; a comparison with it raises `Undecided`. positive: whether it is known to be above 0."""
 
     __slots__ = ("positive",)
     __hash__ = None  # type: ignore[assignment]
@@ -476,15 +475,13 @@ def _quotient(a: Any, b: Any) -> RealNumber:
 
 
 def number(form: Polynomial, domain: Domain) -> Number | int:
-    """Return a form as a number of the program: a plain integer where it has no variables. domain: decides comparisons
-    with it.
-    """
+    """Return a form as a number of the program; without variables, a plain integer. domain: decides comparisons."""
     value = form.number
     return Number(form, domain) if value is None else value
 
 
 def form_of(value: Number | int) -> Polynomial:
-    """Return the form of a number of the program; of a plain one, a constant."""
+    """Return the form of a number of the program; that of a plain integer is a constant."""
     return value.form if isinstance(value, Number) else Polynomial.of(int(value))
 
 

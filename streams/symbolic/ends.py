@@ -22,9 +22,8 @@ CELLS = 20_000
 
 
 class Wrong(Exception):
-    """A rule does not hold. code: key of `source.CODES`. unequal: a form that is not 0 where it does not hold, None if
-    it is so for all sizes.
-    """
+    """A program breaks a rule. code: a key of `source.CODES`. message, place: as for `SourceFinding`. unequal: a form
+    that is not 0 for the sizes that break the rule; None if all sizes do."""
 
     def __init__(self, code: str, message: str, place: Place | None, unequal: Polynomial | None = None) -> None:
         super().__init__(message)
@@ -33,9 +32,8 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class LoopedOperation:
-    """An operation of a group of instances. group: its number. step: the operation. loops: the variables of the loops
-    around it, with their trips, outer ones first.
-    """
+    """An operation with the loops around it. group: the number of its group of instances. step: the operation. loops:
+    the variables of the loops with their iterations, the outer ones first."""
 
     group: int
     step: SymbolicOperation
@@ -44,9 +42,9 @@ class LoopedOperation:
 
 @dataclass(frozen=True)
 class End:
-    """One end of the streams of a cell. group: the number of the group of instances. tid: of the instance, in the
-    coordinates of the cell. count: tokens.
-    """
+    """One end of the streams of a cell. group: the number of the group of instances. tid: the grid indices of the
+    instance at this end, as forms in the variables of the cell. count: the tokens that pass each stream. place: of an
+    operation at this end."""
 
     group: int
     tid: tuple[Polynomial, ...]
@@ -56,10 +54,10 @@ class End:
 
 @dataclass(frozen=True)
 class Cell:
-    """Streams of an array with the same ends. stream: the name of the array. writer, reader: the ends, None for a
-    missing one. first: of each axis. axes: the coordinates that vary, with their counts; the names of the others are
-    "".
-    """
+    """Streams of an array that have their ends in the same two groups of instances. stream: the name of the array.
+    first: the index of the first of these streams. axes: for each axis of the array the variable that counts its
+    streams, with their number; the name is "" for an axis along which there is one. writer, reader: the ends; None for
+    a missing one."""
 
     stream: str
     first: tuple[Polynomial, ...]
@@ -69,11 +67,12 @@ class Cell:
 
     @property
     def bound(self) -> Variables:
-        """The coordinates that vary, with their counts."""
+        """The variables of the cell, with their counts."""
         return tuple((name, count) for name, count in self.axes if name)
 
     def shown(self, domain: Domain) -> str:
-        """Return the name of the array, with the first element of the cell, and a colon where a coordinate varies."""
+        """Return the name of the array with the index of the first stream of the cell, and a colon behind each index
+        that varies. domain: gives variables their names in messages."""
         if not self.first:
             return self.stream
         parts = [domain.shown(at) + (":" if name else "") for at, (name, _) in zip(self.first, self.axes, strict=True)]
@@ -81,9 +80,8 @@ class Cell:
 
 
 def records(groups: Sequence[InstanceGroup]) -> list[LoopedOperation]:
-    """Return all puts and gets, with the group and the loops of each. Of a branch on data, those of the first arm:
-    `joins` sees that the others are equal.
-    """
+    """Return all puts and gets, each with its group and its loops. Of a branch on data only the first arm counts;
+    `joins` checks that the other arms have the same tokens."""
     out: list[LoopedOperation] = []
 
     def walk(k: int, body: Iterable[Item], loops: Variables) -> None:
@@ -119,9 +117,8 @@ def joins(groups: Sequence[InstanceGroup]) -> None:
 
 
 def tokens(body: Body) -> dict[tuple[str, tuple[Polynomial, ...], bool], Polynomial]:
-    """Return how often a body puts on, or gets from, each stream, by (array, index, whether it is put). Raises
-    `Undecided` where a loop within the body goes over streams.
-    """
+    """Return how many tokens a body puts on, or gets from, each stream, by the name of the array, the index, and
+    whether it puts. Raises `Undecided` for a loop in the body that goes over the streams of an array."""
     out: dict[tuple[str, tuple[Polynomial, ...], bool], Polynomial] = {}
 
     def walk(body: Iterable[Item], loops: Variables) -> None:
@@ -190,10 +187,9 @@ def _box(record: LoopedOperation, group: InstanceGroup) -> _Box:
 
 
 def cells(program: SymbolicProgram, groups: Sequence[InstanceGroup], domain: Domain) -> list[Cell]:
-    """Return the cells of all streams of the program that have ends in these groups. Raises `Wrong` where a stream has
-    two writers, two readers, or both ends in one instance, `Undecided` for indices that are no boxes and for more than
-    `CELLS` parts, and otherwise as `Domain.at_least`.
-    """
+    """Return the cells of all streams that have ends in some groups of instances. program: declares the streams. Raises
+    `Wrong` for a stream with two writers, two readers, or both ends in one instance; `Undecided` for sets of indices
+    that are no boxes and for more than `CELLS` parts; and otherwise as `Domain.at_least`."""
     boxes: dict[str, list[_Box]] = {}
     for record in records(groups):
         boxes.setdefault(record.step.stream, []).append(_box(record, groups[record.group]))
@@ -296,10 +292,9 @@ def _apart(cell: Cell, groups: Sequence[InstanceGroup], domain: Domain) -> None:
 
 
 def balanced(found: Sequence[Cell], domain: Domain) -> None:
-    """Check that every stream has as many puts as gets: their counts are the same polynomial. found: the cells of all
-    streams. domain: of the sizes, for messages. Raises `Wrong` (code "leak") for the first cell where they differ;
-    whether there are sizes in the domain for which they do is another question (`unequal`).
-    """
+    """Check that every stream has as many puts as gets, as equal polynomials. found: the cells of all streams. domain:
+    of the sizes, for messages. Raises `Wrong` with the code "leak" for the first cell in which the two differ; its
+    `unequal` is the difference, which may still be 0 for all sizes of the domain."""
     for cell in found:
         put = cell.writer.count if cell.writer else ZERO
         got = cell.reader.count if cell.reader else ZERO
@@ -312,9 +307,8 @@ def balanced(found: Sequence[Cell], domain: Domain) -> None:
 
 
 def packed(program: SymbolicProgram, found: Sequence[Cell], domain: Domain) -> None:
-    """Check that the elements of each stream fill whole transfers. found: the cells. Raises `Wrong` where they do not,
-    `Undecided` where streams of one array differ, and otherwise as `Domain.floor`.
-    """
+    """Check that the elements of each stream fill whole transfers. found: the cells of all streams. Raises `Wrong` if
+    they do not, `Undecided` if streams of one array differ in it, and otherwise as `Domain.floor`."""
     for cell in found:
         packing = program.streams[cell.stream].packing
         if packing == 1 or cell.writer is None:

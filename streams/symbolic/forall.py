@@ -67,10 +67,13 @@ class SizeRange:
 
 @dataclass(frozen=True)
 class Proof:
-    """The result. verdict: "proved", "counterexample" or "undecided". domain: the sizes meant, as text. claims: what is
-    proved, in plain words. sizes: of the counterexample. report: the ordinary check of it; None without one. reason:
-    why it is open, or what the counterexample shows; "" if it is proved. tried: how many points the ordinary check has
-    tried. enumerated: whether these are all. cases: how many cases were proved for infinitely many sizes each."""
+    """The result of a proof for all sizes.
+
+    verdict: "proved", "counterexample" or "undecided". domain: the sizes that were meant, as text. claims: what is
+    proved, as sentences. sizes: of the counterexample, by name. report: the ordinary check of the counterexample; None
+    without one. reason: why it is undecided, or what the counterexample shows; "" if it is proved. tried: at how many
+    points, that is choices of all sizes, the ordinary check ran. enumerated: whether these are all points of the
+    domain. cases: how many cases were proved, each for infinitely many sizes."""
 
     verdict: str
     domain: str
@@ -98,7 +101,7 @@ class Proof:
         )
 
     def json(self) -> dict[str, Any]:
-        """Return the result as data for JSON: the fields by name, and the findings of the report in place of it."""
+        """Return the result as data for JSON: each field by its name; in place of the report, its findings."""
         findings = self.report.findings if self.report else ()
         return {
             "verdict": self.verdict,
@@ -119,21 +122,21 @@ def _row(f: SourceFinding) -> dict[str, Any]:
 
 
 def prove(text: str, file: str, domain: str, strict: bool = False, region: str | None = None) -> Proof:
-    """Return a proof, a counterexample, or why neither was found, for a program with all sizes of a domain, such as "n
-    >= 1, m >= 2", "2 <= n <= 64" or "n >= 1, n % 8 == 0".
+    """Try to prove that a program is correct for all sizes of a domain; return the proof, a counterexample, or why
+    neither was found.
 
-    A size is a constant at the top of the file, or a name that the file uses without giving it a value. file: its name
-    in findings. strict, region: as for `check.check`. Raises `DomainError` for a domain that cannot be read or that
-    names no size of the file.
-    """
+    domain: such as "n >= 1, m >= 2", "2 <= n <= 64" or "n >= 1, n % 8 == 0". A size is a constant at the top of the
+    file, or a name that the file uses without giving it a value. text: of the program. file: the name of the file in
+    findings. strict, region: as for `check.check`. Raises `DomainError` for a domain that cannot be read or that names
+    no size of the file."""
     bounds = bounds_of(domain)
     return _CaseSearch(text, file, bounds, strict, region).result()
 
 
 def bounds_of(domain: str) -> dict[str, SizeRange]:
-    """Read a domain, such as "n >= 1, m >= 2, n % m == 0". Return the values of each size, by its name. Raises
-    `DomainError` for other text, and for a size without a least value, without any value, or above 2^40.
-    """
+    """Return the values of each size of a domain such as "n >= 1, m >= 2, n % m == 0", by the name of the size. Raises
+    `DomainError` for any other text, for a size without a least value or without any value, and for numbers above
+    2^40."""
     bounds: dict[str, SizeRange] = {}
     multiples: dict[str, int | str] = {}
     given = parsed_expression(domain.strip().replace(" and ", ", "))

@@ -22,10 +22,12 @@ Proves = Callable[[Cell, Polynomial], bool]
 
 
 def is_forest(groups: Sequence[InstanceGroup], found: Sequence[Cell], proves: Proves) -> bool:
-    """Return whether a ranking shows that the undirected graph of streams has no cycle; two streams between the same
-    instances are a cycle. found: the cells of the streams. proves: a form at least 0. False means that no ranking of
-    the `ORDERS` first ones shows it.
-    """
+    """Return whether the undirected graph of instances and streams is found to have no cycle; two streams between the
+    same instances are a cycle. It has none if the instances can be ordered so that each has at most one stream to
+    instances before it; False means that none of the first `ORDERS` orders is shown to be such.
+
+    groups: of the instances. found: the cells of the streams. proves: returns whether a form is proved to be at least
+    0."""
     tasks = list({groups[end.group].task: None for cell in found for end in (cell.writer, cell.reader) if end})
     axes = max((len(group.tid) for group in groups), default=0)
     signs = [one for one in product((1, -1, 0), repeat=axes) if any(one)]

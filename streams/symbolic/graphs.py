@@ -8,9 +8,8 @@ from .run import Channel
 
 
 def components(edges: Mapping[Channel, tuple[int, int]]) -> Iterator[set[Channel]]:
-    """Yield the biconnected components of the undirected graph of streams, each as its streams. edges: the two
-    instances of each stream.
-    """
+    """Yield the biconnected components of the undirected graph of instances and streams, each as the set of its
+    streams. edges: the two instances of each stream."""
     near: dict[int, list[tuple[int, Channel]]] = {}
     for key, (a, b) in edges.items():
         near.setdefault(a, []).append((b, key))

@@ -46,16 +46,17 @@ Bodies = dict[int, Body]
 
 
 class Liveness:
-    """Proofs about one program. used: the rules that were needed, in plain words."""
+    """Proofs that the instances of one program end. domain: of the sizes. The attribute `used` has the rules that were
+    needed, as sentences."""
 
     def __init__(self, program: SymbolicProgram, domain: Domain) -> None:
         self.program, self.domain = program, domain
         self.used: dict[str, None] = {}
 
     def prove(self, groups: Sequence[InstanceGroup], found: Sequence[Cell]) -> None:
-        """Prove that every instance ends. found: the cells of the groups. Raises `Stuck` if instances wait for each
-        other for ever whatever the sizes are, `Undecided` if no rule applies, and otherwise as `Domain.at_least`.
-        """
+        """Prove that every instance ends. groups: of the instances. found: the cells of their streams. Raises `Stuck`
+        if instances wait for each other for ever whatever the sizes are, `Undecided` if no rule applies, and otherwise
+        as `Domain.at_least`."""
         bodies = {k: group.body for k, group in enumerate(groups) if group.body}
         lines = [step.place.line for body in bodies.values() for step in steps_of(body)]
         with at_line(min(lines, default=1)):

@@ -19,13 +19,12 @@ GRID = 4096
 
 
 class TooHigh(ArithmeticError):
-    """A product exceeds `LARGEST_DEGREE`."""
+    """The degree of a polynomial would be above `LARGEST_DEGREE`."""
 
 
 class Polynomial:
-    """A polynomial; equal polynomials are equal functions. Immutable. terms: the coefficient of each monomial. A
-    product of a degree above `LARGEST_DEGREE` raises `TooHigh`.
-    """
+    """A polynomial with rational coefficients. It is never changed, and equal polynomials are equal functions. terms:
+    the coefficient of each monomial. A product of a degree above `LARGEST_DEGREE` raises `TooHigh`."""
 
     __slots__ = ("_hash", "terms")
 
@@ -35,7 +34,7 @@ class Polynomial:
 
     @staticmethod
     def of(value: Polynomial | Fraction | int) -> Polynomial:
-        """Return a constant as a polynomial, and a polynomial as it is."""
+        """Return a number as a constant polynomial, and a polynomial as it is."""
         return value if isinstance(value, Polynomial) else Polynomial({(): Fraction(value)})
 
     @staticmethod
@@ -112,9 +111,8 @@ class Polynomial:
         return [Polynomial(part) for part in parts]
 
     def put(self, values: Mapping[str, Polynomial | int]) -> Polynomial:
-        """Return the polynomial with variables replaced, all at once. values: what takes the place of each. Raises
-        `TooHigh` for a degree above `LARGEST_DEGREE`.
-        """
+        """Return the polynomial with variables replaced, all at once. values: the polynomial or number for each
+        variable, by its name. Raises `TooHigh` for a degree above `LARGEST_DEGREE`."""
         if not self.variables() & values.keys():
             return self
         out = Polynomial({})
@@ -140,9 +138,8 @@ class Polynomial:
         return total
 
     def integral(self) -> bool:
-        """Return whether its value is whole at every point of whole numbers. That holds if it is whole at the points
-        from 0 to the degree in each variable; with more than `GRID` such points the answer is False.
-        """
+        """Return whether its value is a whole number wherever all variables are whole. This holds if it is whole at all
+        points at which each variable is from 0 to its degree; for more than `GRID` such points the answer is False."""
         if all(c.denominator == 1 for c in self.terms.values()):
             return True
         names = sorted(self.variables())
@@ -165,10 +162,9 @@ class Polynomial:
         return out
 
     def divided(self, other: Polynomial) -> tuple[Polynomial, Polynomial]:
-        """Return quotient and rest of a division, both with whole coefficients where those of the operands are: no term
-        of the rest is a whole multiple of the leading term of `other`, which is not 0. Variables are compared by their
-        names, to find leading terms.
-        """
+        """Return quotient and remainder of the division by a polynomial that is not 0; their coefficients are whole if
+        those of the operands are. No term of the remainder is a whole multiple of the leading term of `other`;
+        variables are compared by their names to find leading terms."""
         lead, factor = _lead(other)
         quotient, rest, left = ZERO, ZERO, self
         for _ in range(GRID):
@@ -187,7 +183,7 @@ class Polynomial:
         return quotient, rest + left
 
     def over(self, other: Polynomial) -> Polynomial | None:
-        """Return the quotient with whole coefficients if the division by `other` leaves no rest, otherwise None."""
+        """Return the quotient with whole coefficients of the division by `other`; None if there is a remainder."""
         quotient, rest = self.divided(other) if other.terms else (ZERO, ONE)
         return None if rest.terms else quotient
 
@@ -218,9 +214,8 @@ def _lead(p: Polynomial) -> tuple[Monomial, Fraction]:
 
 @cache
 def power_sum(power: int) -> Polynomial:
-    """Return the sum of x^power for x from 0 to T - 1, as a polynomial in T, a variable that is called "". power: at
-    least 0.
-    """
+    """Return the sum of x^power for x from 0 to T - 1, as a polynomial in T; the name of the variable T is "". power:
+    at least 0."""
     t = Polynomial.variable("")
     top = Polynomial.of(1)
     for _ in range(power + 1):

@@ -67,10 +67,12 @@ Read = TypeVar("Read")
 def read(
     text: str, file: str, sizes: Mapping[str, Polynomial], domain: Domain, region: str | None = None
 ) -> tuple[SymbolicProgram, Source]:
-    """Read a program. sizes: constants at the top of the file, or names that it does not declare, as forms in the sizes
-    of the domain. region: as for `reader.read`. Mistakes are in the findings of the source. Return the program, and its
-    source. Raises `Undecided` for what no proof covers, and otherwise as `Domain.at_least`.
-    """
+    """Read a program for all sizes of a domain; return it and its source.
+
+    text: of the program. file: the name of the file in findings. sizes: the forms of constants at the top of the file,
+    or of names that it does not declare. domain: of the variables in these forms. region: as for `reader.read`.
+    Mistakes become findings of the source. Raises `Undecided` for statements that no proof covers, and otherwise as
+    `Domain.at_least`."""
     source = Source(text, file)
     tree = parsed(source.text)
     values = {name: number(form, domain) for name, form in sizes.items()}
@@ -95,7 +97,7 @@ def read(
 
 
 def constants(tree: syn.Block) -> dict[str, syn.ExpressionNode]:
-    """Return the expression of each name to which the top of a file gives a value exactly once. tree: statements of the
+    """Return the expressions of the names that the top of a file assigns exactly once. tree: the statements of the
     file."""
     found: dict[str, syn.ExpressionNode] = {}
     twice: set[str] = set()
@@ -119,9 +121,8 @@ def _assigned(statement: syn.StatementNode) -> list[tuple[syn.ExpressionNode, sy
 
 
 def with_sizes(tree: syn.Block, values: Mapping[str, Any]) -> syn.Block:
-    """Return a tree in which constants at the top of the file have other values. values: by the name of the
-    constant.
-    """
+    """Return the statements of a file with other values of constants at its top. values: by the name of the
+    constant."""
     return tuple(_with_sizes(statement, values) for statement in tree)
 
 
@@ -145,9 +146,11 @@ def _with_sizes(statement: syn.StatementNode, values: Mapping[str, Any]) -> syn.
 
 
 class Ranges:
-    """Cuts a range of indices into pieces (`Piece`) until each of them can be read as a whole; an iteration yields the
-    next piece that is not empty. what: the text that messages begin with. pieces: those that are left, the next one
-    last. left: how many attempts are left."""
+    """Cuts a range of indices into pieces (`Piece`), each of which can be read as a whole. Iteration yields the next
+    piece that is not empty.
+
+    domain: of the variables. what: the beginning of messages. Attributes: pieces: those that are left, the next one
+    last. left: how many more attempts may be made."""
 
     def __init__(self, domain: Domain, what: str) -> None:
         self.domain, self.what = domain, what
@@ -167,10 +170,12 @@ class Ranges:
     def attempt(
         self, piece: Piece, name: str, action: Callable[[Polynomial], Read], undo: Callable[[], None]
     ) -> Read | None:
-        """Return the result of `action`, which is called with the first index of a stride of a piece; or, if the piece
-        must be cut, call `undo`, put its parts back and return None. name: the variable that counts the strides. Raises
-        `Undecided` for more than `PIECES` attempts, and for a cut that is not proved to lie in the piece. `SplitSizes`,
-        and `SplitIndex` and `SplitRests` of other variables, are raised as they come."""
+        """Read a piece as a whole: call `action` with the first index of a stride, as a form in the variable `name`
+        that counts the strides, and return its result. If the piece must be cut, call `undo`, add the parts to
+        `pieces`, and return None.
+
+        Raises `Undecided` for more than `PIECES` attempts, and for a cut that is not proved to lie in the piece.
+        `SplitSizes`, and `SplitIndex` and `SplitRests` of other variables, are passed on."""
         first, count, stride = piece
         self.left -= 1
         if self.left < 0:
@@ -196,13 +201,14 @@ class Ranges:
         return None
 
     def peel(self, piece: Piece) -> None:
-        """Put a piece back as two: its first stride, and the other strides."""
+        """Add a piece to `pieces` again, as two: its first stride, and the others."""
         first, count, stride = piece
         self.pieces += [(first + stride, count - 1, stride), (first, ONE, stride)]
 
 
 class InstanceGrid:
-    """The instances of one task. streams: of the program, by name."""
+    """The instances of one task, to be read in groups. context: of the region. domain: of the sizes. streams: those of
+    the program, by name."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, domain: Domain, streams: dict[str, StreamDecl]) -> None:
         self.context, self.task, self.domain, self.streams = context, task, domain, streams
@@ -212,8 +218,7 @@ class InstanceGrid:
 
     def groups(self) -> list[InstanceGroup]:
         """Read all instances; return them in groups with the same operations. Raises `Undecided` for a grid that falls
-        into more than `PIECES` parts, and for what no proof covers; otherwise as `Domain.at_least`.
-        """
+        into more than `PIECES` parts, and for statements that no proof covers; otherwise as `Domain.at_least`."""
         return self._axis((), ())
 
     def _axis(self, tid: tuple[Polynomial, ...], axes: tuple[tuple[str, Polynomial], ...]) -> list[InstanceGroup]:
@@ -259,8 +264,12 @@ class InstanceGrid:
 
 
 class SymbolicElaborator(Elaborator):
-    """Reads the instances of a group. controlling: the variables that decide about tokens; `deciding` has those that
-    indices of tensors depend on as well. accesses, passages: what was read of the tensors."""
+    """Reads the statements of all instances of a group at once.
+
+    context, task, name: as for `Elaborator`. tid: the grid indices of the instances, as numbers of the program. domain:
+    of the sizes and indices. streams: those of the program, by name. Attributes: controlling: the variables on which
+    conditions, iterations and indices of streams depend; `deciding` also has those on which indices of tensors depend.
+    accesses: what statements access of tensors. passages: which parts of tensors streams move."""
 
     def __init__(
         self,
@@ -281,9 +290,8 @@ class SymbolicElaborator(Elaborator):
         self.passages: list[SlicePassage] = []
 
     def instance(self) -> Instance:
-        """Read the body of the task, as the ordinary reader does. Raises `Undecided`, with the line, for what no proof
-        covers, and otherwise as `Domain.at_least`.
-        """
+        """Read the body of the task, as `Elaborator.instance` does. Raises `Undecided`, with the line, for statements
+        that no proof covers, and otherwise as `Domain.at_least`."""
         try:
             made = super().instance()
             for parameter in self.task.parameters:
@@ -376,8 +384,8 @@ class SymbolicElaborator(Elaborator):
         return form_of(known) if isinstance(known, int | Number) else None
 
     def shows(self, stream: Any, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
-        """Note in `passages` which part of a tensor an end of a stream puts, or stores what it gets into. stream: an
-        `Element`. put, part, at: as for `Expressions.shows`."""
+        """Record in `passages` which part of a tensor a put sends, or a store fills with a token. stream: an `Element`.
+        put, part, at: as for `Expressions.shows`."""
         held = self.shard_of(part) if isinstance(part, syn.Subscript) else None
         box, single = None, list[bool]()
         if isinstance(part, syn.Subscript) and held is not None and held.type is not None:
@@ -390,8 +398,8 @@ class SymbolicElaborator(Elaborator):
 
     def extent(self, low: Any, high: Any, bounds: Sequence[Any], size: Any) -> Any:
         """Return how many elements of an axis a slice has, as a number of the program. low, high, bounds, size: as for
-        `TileExpressions.extent`. Raises `Undecided` for a step, where the bounds or the axis are symbolic.
-        """
+        `TileExpressions.extent`. Raises `Undecided` for a slice with a step if its bounds or the axis depend on
+        sizes."""
         if not any(isinstance(bound, Number) for bound in (*bounds, size)):
             return super().extent(low, high, bounds, size)
         if bounds[2] not in (None, 1):
@@ -399,17 +407,16 @@ class SymbolicElaborator(Elaborator):
         return high - low if high > low else 0
 
     def sized(self, node: syn.SyntaxNode, known: Static) -> None:
-        """Record nothing: the machine is made for one size."""
+        """Do nothing: only machines, which are made for one size, need the values of `x.shape`."""
 
     def stated(self, node: syn.SyntaxNode, kind: ElementType | None) -> None:
-        """Record nothing: the machine is made for one size."""
+        """Do nothing: only machines, which are made for one size, need the stated types."""
 
     def exchange(
         self, step: CollectiveStep, kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
     ) -> Collective | None:
-        """Record the tokens of an all-reduce on a grid of known size: of other collectives nothing is proved, and they
-        raise `Undecided`. The arguments are those of `KernelExpressions.exchange`.
-        """
+        """Record the tokens of an all-reduce on a grid of known size. Raises `Undecided` for other collectives, and for
+        a grid whose size is not known. The arguments are those of `KernelExpressions.exchange`."""
         known = not any(isinstance(size, Number) for size in (*self.mesh, *self.tid))
         if step.what != "allreduce" or not known:
             where = "" if known else " on a grid of symbolic size"
@@ -417,7 +424,7 @@ class SymbolicElaborator(Elaborator):
         return super().exchange(step, kind, node, inserted=inserted)
 
     def numbered(self, made: Collective, stream: int) -> Any:
-        """Return a stream of a collective as an `Element`. stream: its number."""
+        """Return a stream of a collective as an `Element`. made: the collective. stream: the number of the stream."""
         array = next(array for array in made.arrays if array.first <= stream < array.first + array.size)
         self.all_streams.setdefault(array.name, array)
         index = array.index(stream - array.first)
@@ -431,9 +438,8 @@ class SymbolicElaborator(Elaborator):
         return str(number)
 
     def take_cycles(self, node: syn.Invocation) -> Value:
-        """Read `cycles(n)`, where n may depend on sizes and must be at least 0 for all of them. The result is data of
-        unknown type. Raises `Refusal` as `Expressions.take_cycles`, and otherwise as `Domain.at_least`.
-        """
+        """Read `cycles(n)`, where n may depend on sizes and must be at least 0 for all of them. Return data of unknown
+        type. Raises `Refusal` as `Expressions.take_cycles`, and otherwise as `Domain.at_least`."""
         if len(node.arguments) == 1 and not node.named:
             value = self.data(node.arguments[0])
             if isinstance(value, Static) and isinstance(value.value, Number):
@@ -595,9 +601,8 @@ class SymbolicElaborator(Elaborator):
         self.context.source._seen = set(mark[4])
 
     def key(self, without: Any = ()) -> object:
-        """Return the variables as a key, in which numbers that stand for many are compared as forms. without: names
-        that do not count.
-        """
+        """Return a key of the values of variables, as `Paths.key` does; numbers that depend on sizes are compared by
+        their forms. without: names of variables that are left out."""
         env = self.env
         self.env = {name: self._plain(value) for name, value in env.items()}
         try:
@@ -621,9 +626,8 @@ class SymbolicElaborator(Elaborator):
 
 
 def add_chunk(chunks: list[Chunk], name: str, times: Polynomial, body: Body) -> None:
-    """Append the next iterations of a loop to `chunks`. name, times, body: as of `Chunk`. If they and those before have
-    the same operations, they are one chunk.
-    """
+    """Append the next iterations of a loop to `chunks`. If they have the same operations as the last ones there, both
+    become one chunk. name, times, body: as for `Chunk`."""
     if not body:
         return
     if chunks:
@@ -655,7 +659,7 @@ def _is_sliced(body: syn.FunctionDefinition, name: str) -> bool:
 
 
 def set_before_read(body: syn.Block) -> set[str]:
-    """Return the names of variables that every iteration of a loop sets before it reads them. body: of the loop."""
+    """Return the names of variables that every iteration of a loop assigns before it reads them. body: of the loop."""
     read: set[str] = set()
     found: set[str] = set()
     for statement in body:

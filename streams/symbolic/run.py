@@ -48,7 +48,11 @@ class _SymbolicPlace:
 
 @dataclass
 class SymbolicRun:
-    """A run of bodies, one for each instance. depths: of each stream, in elements."""
+    """A run of a fixed number of instances, whose loops and depths depend on sizes.
+
+    domain: of the sizes. bodies: one for each instance. depths: of each stream, in elements. nested: how many runs this
+    one is a part of. stacks: for each instance, its place in the body and in each loop around it. fill: the tokens on
+    each stream. turn: the number of the instance that moves next. idle: how many instances in turn could not move."""
 
     domain: Domain
     bodies: Sequence[Body]
@@ -65,9 +69,8 @@ class SymbolicRun:
             self.fill = dict.fromkeys(self.depths, ZERO)
 
     def finish(self) -> None:
-        """Run to the end. Raises `Stuck` if instances wait for each other for ever, `Undecided` beyond `MOVES` or where
-        no induction is found, and otherwise as `Domain.at_least`.
-        """
+        """Run to the end. Raises `Stuck` if instances wait for each other for ever, `Undecided` for more than `MOVES`
+        moves or if no induction over a loop is found, and otherwise as `Domain.at_least`."""
         self._run(None, MOVES)
         if any(self.stacks):
             raise Stuck

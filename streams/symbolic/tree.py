@@ -13,8 +13,8 @@ from .polynomial import Polynomial
 
 @dataclass(frozen=True)
 class Element:
-    """An element of an array of streams, where the reader of one size has its number; no index for a single stream.
-    shown: the index as findings write it."""
+    """One stream of an array, by the name of the array and an index that may depend on sizes; the reader for one size
+    has a number in its place. index: () for a single stream. shown: the index as findings write it."""
 
     name: str
     index: tuple[Polynomial, ...]
@@ -26,9 +26,8 @@ class Element:
 
 @dataclass(frozen=True)
 class SymbolicOperation:
-    """A put or a get of one token. stream: the name of the array. index: in it, () for a single stream. put: whether it
-    is a put.
-    """
+    """A put or a get of one token. stream: the name of the array of streams. index: of the stream in the array; () for
+    a single stream. put: whether it is a put."""
 
     stream: str
     index: tuple[Polynomial, ...]
@@ -37,15 +36,15 @@ class SymbolicOperation:
 
     @property
     def needs(self) -> tuple[tuple[Any, bool, int], ...]:
-        """The tokens that it moves, as `tree.Needs`, with the name of the stream in place of its number. The reader
-        asks only which streams a node touches.
-        """
+        """The tokens that it moves: (name of the array, whether it puts, 1). The reader only asks which streams a node
+        uses."""
         return ((self.stream, self.put, 1),)
 
 
 @dataclass(frozen=True)
 class Loop:
-    """`times` iterations of a body, counted from 0 by the variable `name`."""
+    """A loop. name: the variable that counts its iterations, from 0. times: how many there are. body: the operations of
+    one."""
 
     name: str
     times: Polynomial
@@ -53,20 +52,20 @@ class Loop:
 
     @property
     def needs(self) -> tuple[tuple[Any, bool, int], ...]:
-        """The needs of all operations of the body, in one iteration, as for `SymbolicOperation`."""
+        """The `needs` of all operations of the body, in one iteration."""
         return tuple(need for node in self.body for need in node.needs)
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch on data. place: of its condition."""
+    """A branch that data decide. arms: the operations of each arm. place: of its condition."""
 
     arms: tuple[Body, ...]
     place: Place
 
     @property
     def needs(self) -> tuple[tuple[Any, bool, int], ...]:
-        """Those of all operations in the arms, as for `SymbolicOperation`."""
+        """The `needs` of all operations of all arms."""
         return tuple(need for arm in self.arms for node in arm for need in node.needs)
 
 
@@ -83,9 +82,10 @@ Box = tuple[tuple[Polynomial, Polynomial], ...]
 
 @dataclass(frozen=True)
 class AccessBox:
-    """What a statement accesses of a tensor. store: whether it stores there. alike: whether it is a store, outside of
-    loops, with which all instances that hold the same part store the same. box: in the whole tensor. bound: the
-    variables in it, of the grid and of the loops around the statement."""
+    """What a statement accesses of a tensor. store: whether it stores. alike: whether it is a store outside of loops
+    with which all instances that hold the same part of the tensor store the same values. box: the elements in the whole
+    tensor. bound: the variables in `box`, of the grid and of the loops around the statement, with their counts. place:
+    of the statement."""
 
     tensor: str
     store: bool
@@ -97,10 +97,10 @@ class AccessBox:
 
 @dataclass(frozen=True)
 class SlicePassage:
-    """What a statement puts of a tensor, or where it stores what it gets. stream: the name of the array. put: whether
-    the statement puts. box: in the part that the instance holds, None for no part of a tensor. single: of each axis,
-    whether it is taken at an index. bound: as of `AccessBox`.
-    """
+    """The part of a tensor that a statement puts on a stream, or into which it stores a token. stream: the name of the
+    array of streams. put: whether the statement puts. box: the elements in the part that the instance holds; None if it
+    is no part of a tensor. single: for each axis, whether the statement has a number as the index. bound: as for
+    `AccessBox`. place: of the statement."""
 
     stream: str
     put: bool
@@ -112,9 +112,9 @@ class SlicePassage:
 
 @dataclass(frozen=True)
 class InstanceGroup:
-    """Instances of a task with the same operations. axes: variables of their grid points with their counts. tid: the
-    grid point, in these variables. name: for findings. accesses: to tensors. passages: what streams carry of them. ran:
-    as of `Instance`."""
+    """Instances of a task with the same operations. name: in findings. task: the name of the task. tid: the grid
+    indices of an instance, as forms in the variables of `axes`. axes: these variables with their counts. body: the
+    operations. accesses: to tensors. passages: the parts of tensors that streams move. ran: as for `Instance`."""
 
     name: str
     task: str
@@ -128,14 +128,15 @@ class InstanceGroup:
 
 @dataclass(frozen=True)
 class SymbolicProgram:
-    """A program that is read for every size of a domain. streams: declared arrays, by name."""
+    """A program that is read for all sizes of a domain. streams: the declared arrays, by name. groups: the instances of
+    all tasks."""
 
     streams: Mapping[str, StreamDecl]
     groups: tuple[InstanceGroup, ...]
 
 
 class SymbolicNodes(Nodes):
-    """Makes nodes. names: gives the fresh names of loop variables."""
+    """Makes the nodes of bodies that depend on sizes. names: yields new names of loop variables."""
 
     def __init__(self, names: Iterator[str]) -> None:
         super().__init__()
@@ -152,26 +153,23 @@ class SymbolicNodes(Nodes):
         return body if times == 1 else (Loop(next(self.names), Polynomial.of(times), tuple(body)),)
 
     def loop(self, iterations: Sequence[tuple[int, Any]]) -> Any:
-        """Return the body of all iterations; those with the same operations are told by their shape. iterations: as for
-        `Nodes.loop`.
-        """
+        """Return the body of all iterations of a loop; equal ones (`shape`) become one loop. iterations: as for
+        `Nodes.loop`."""
         alike: dict[object, Any] = {}
         return super().loop([(times, alike.setdefault(shape(tuple(body)), tuple(body))) for times, body in iterations])
 
     def choice(self, arms: Sequence[Any], place: Place) -> Any:
-        """Return a branch on data as a body. place: of its condition; arms with the same operations in the same order
-        are no branch.
-        """
+        """Return a branch on data as a body. If all arms have the same operations in the same order, they are returned
+        without a branch. place: of the condition."""
         if all(shape(arm) == shape(arms[0]) for arm in arms[1:]):
             return arms[0]
         return (Branch(tuple(tuple(arm) for arm in arms), place),)
 
 
 def shape(body: Body, names: Mapping[str, Polynomial] | None = None) -> tuple[object, ...]:
-    """Return a key of a body: two bodies have equal keys if they have the same operations, loops and branches in the
-    same order, wherever they are written and whatever their loop variables are called. names: what replaces variables
-    of the loops around the body; None for none.
-    """
+    """Return a key of a body. Two bodies have equal keys if they have the same operations, loops and branches in the
+    same order, wherever they stand and whatever their loop variables are called. names: forms in place of variables of
+    the loops around the body; None for none."""
     names = dict(names or {})
     out: list[object] = []
     for node in body:
@@ -186,7 +184,7 @@ def shape(body: Body, names: Mapping[str, Polynomial] | None = None) -> tuple[ob
 
 
 def replaced(body: Body, values: Mapping[str, Polynomial | int]) -> Body:
-    """Return a body with variables replaced. values: what takes the place of each, by its name."""
+    """Return a body with variables replaced. values: the form or number for each variable, by its name."""
     out: list[Item] = []
     for node in body:
         if isinstance(node, SymbolicOperation):
@@ -200,7 +198,7 @@ def replaced(body: Body, values: Mapping[str, Polynomial | int]) -> Body:
 
 
 def steps_of(body: Body) -> Iterator[SymbolicOperation]:
-    """Yield all puts and gets in a body, those of all arms of a branch included; of a loop, those of one iteration."""
+    """Yield all puts and gets of a body: those of a loop once, and those of all arms of a branch."""
     for node in body:
         if isinstance(node, SymbolicOperation):
             yield node
