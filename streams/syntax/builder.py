@@ -19,8 +19,8 @@ Operand = Union["Term", str, bool, int, float, slice, Sequence["Operand"], None]
 
 
 class NamedNumber(int):
-    """A number that a program calls by a name, such as the trips of a loop that each run gives: it is written as that
-    name. What is computed with it is a plain number: for a size, with its largest value."""
+    """A number that a program writes as a name, such as a size that a run gives. name: that name. Results of arithmetic
+    with it are plain numbers; of a size, those of its largest value."""
 
     name: str
 
@@ -31,7 +31,8 @@ class NamedNumber(int):
 
 
 class Term:
-    """An expression that is made. node: of the tree; it may stand in several places."""
+    """An expression of a program that is being made, with operators that make larger ones. node: of the tree; it may
+    stand in several places."""
 
     def __init__(self, node: n.ExpressionNode) -> None:
         self.node = node
@@ -87,7 +88,7 @@ class Term:
 
 
 def expression(value: Operand) -> n.ExpressionNode:
-    """Return the node that a value becomes, as `Operand` says; of a `Term`, the node that it holds."""
+    """Return the node of an expression for a value: of a `Term` its node, of any other value what `Operand` says."""
     match value:
         case Term():
             return value.node
@@ -131,9 +132,8 @@ def do(function: str, *arguments: Operand) -> n.StatementNode:
 
 
 def assign(target: Operand, value: Operand) -> n.StatementNode:
-    """Return the statement `target = value`. target: a name, or a part of something; anything else is an
-    `AssertionError`.
-    """
+    """Return the statement `target = value`. target: a name or a subscript; `AssertionError` for any other
+    expression."""
     match expression(target):
         case n.Identifier(name=name):
             stored: n.ExpressionNode = n.Identifier(AT, name, True)
@@ -156,9 +156,9 @@ def when(test: Term, body: Sequence[n.StatementNode]) -> n.StatementNode:
 
 
 def nest(loops: Sequence[tuple[str, int]], body: Sequence[n.StatementNode]) -> list[n.StatementNode]:
-    """Return loops around statements, outermost first. loops: the name of the index, and the number of iterations. For
-    a loop of one iteration there is none: its index is 0. Raises `ValueError` for less than one iteration.
-    """
+    """Return loops around statements. loops: the name of the index and the number of iterations of each, the outermost
+    first. A loop of one iteration is left out; its index must be written as 0. Raises `ValueError` for less than one
+    iteration."""
     if empty := [f"{index} ({trips})" for index, trips in loops if trips < 1]:
         raise ValueError(f"loops without an iteration: {', '.join(empty)}")
     inner = [(index, trips) for index, trips in loops if trips > 1]
@@ -179,10 +179,10 @@ def task(
     comment: str = "",
     rates: Mapping[str, int] | None = None,
 ) -> n.StatementNode:
-    """Return the definition of a task of one instance. body: one statement or more; none is a `ValueError`. tensors:
-    those that it takes, by name, with their types; the parameters have the same names. None: no tensors. comment: above
-    its body. rates: work in a cycle, by kernel, as `language.task` takes it; None or empty: none are written.
-    """
+    """Return the definition of a task of one instance. body: at least one statement. tensors: the types of the tensors
+    that it takes, by name; the parameters have the same names. None for no tensors. comment: the line above the body;
+    "" for none. rates: work in a clock cycle, by kernel, as for `language.task`; None or empty for none. Raises
+    `ValueError` for an empty body."""
     given = tensors or {}
     first, *others = body
     first = copy(first)
@@ -198,9 +198,8 @@ def task(
 
 
 def program(title: str, *parts: Sequence[n.StatementNode]) -> list[n.StatementNode]:
-    """Return the statements of a file. title: its documentation. parts: what is declared, an empty line above each
-    part; a part without a statement is a `ValueError`.
-    """
+    """Return the statements of a file. title: its docstring. parts: the declarations, with an empty line above each
+    part. Raises `ValueError` for a part without a statement."""
     heading = n.Evaluation(AT, n.Literal(AT, title))
     language: list[n.StatementNode] = [n.ImportNames(AT, "rsn.streams", (("*", None),))]
     for first, *_ in (language, *parts):

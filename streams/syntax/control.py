@@ -15,7 +15,7 @@ LONGEST = 1 << 12
 
 
 class Grid:
-    """The points of a grid in order, the last index innermost. sizes: of its axes. count: how many points there are."""
+    """The points of a grid in order, the last index the fastest. sizes: of its axes. count: the number of points."""
 
     def __init__(self, sizes: list[int], count: int) -> None:
         self.sizes, self.count = sizes, count
@@ -32,9 +32,9 @@ class Grid:
 
 
 def deciding(body: syn.FunctionDefinition, streams: Container[str] | None) -> frozenset[str]:
-    """Return the names of the variables of a task (`body`) that conditions, trips and indices of streams depend on,
-    directly or through others. streams: their names; None for indices of tensors and tiles as well.
-    """
+    """Return the variables of a task on which conditions, numbers of iterations and indices of streams depend, directly
+    or through other variables. body: the function of the task. streams: the names of streams; None to include indices
+    of tensors and tiles."""
     found: set[str] = set()
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
     for node in syn.walk(body):
@@ -62,9 +62,9 @@ def deciding(body: syn.FunctionDefinition, streams: Container[str] | None) -> fr
 
 
 def varying(body: syn.FunctionDefinition) -> frozenset[str]:
-    """Return the names of the variables of a task (`body`) whose static values depend on the point of the instance,
-    directly, through others, or because it decides which of their assignments is run; `get_tid` is among them.
-    """
+    """Return the variables of a task whose static values differ between instances: they depend on the indices of the
+    instance, directly, through other variables, or because these decide which assignment runs. `get_tid` is among them.
+    body: the function of the task."""
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
     for node in syn.walk(body):
         match node:
@@ -91,17 +91,16 @@ def _reached(found: set[str], flows: Sequence[tuple[frozenset[str], frozenset[st
 
 
 class Deciding(NamedTuple):
-    """What decides in the body of a loop. parts: conditions, trips, indices of streams, sizes of tiles, and values of
-    variables that such depend on. stored: names that the body assigns."""
+    """The expressions of a loop body that decide what is done. parts: conditions, numbers of iterations, indices of
+    streams, sizes of tiles, and assigned values on which these depend. stored: the names that the body assigns."""
 
     parts: tuple[syn.ExpressionNode, ...]
     stored: frozenset[str]
 
 
 def deciding_parts(body: syn.Block, decisive: Container[str], streams: Container[str]) -> Deciding:
-    """Return what decides in the body of a loop. decisive: variables on which control depends (`deciding`). streams:
-    names of streams.
-    """
+    """Return the expressions of a loop body that decide what is done. decisive: variables on which control flow depends
+    (`deciding`). streams: the names of streams."""
     parts: list[syn.ExpressionNode] = []
     stored: set[str] = set()
     for node in (part for statement in body for part in syn.walk(statement)):
@@ -129,18 +128,17 @@ def deciding_parts(body: syn.Block, decisive: Container[str], streams: Container
 
 
 class Pieces(NamedTuple):
-    """How a loop is stepped. period: within a piece the same things are decided after so many iterations. ends: of the
-    pieces, as numbers of iterations, the last one that of the loop."""
+    """How a loop is cut into pieces. ends: the number of the iteration at which each piece ends; the last one is that
+    of the loop. period: within a piece, iterations that are so far apart do the same."""
 
     period: int
     ends: tuple[int, ...]
 
 
 def pieces(name: str, values: range, body: Deciding, known: Callable[[str], object]) -> Pieces | None:
-    """Split a loop over `values`, whose index is called `name`, where the index is compared with constants, and find
-    the period of `index % constant`; None if the index decides in another way. body: what decides in the loop. known:
-    value of another name, None if it is not known or not constant in the loop.
-    """
+    """Cut a loop where its index is compared with constants, and find the period with which `index % constant` repeats;
+    None if the index decides in any other way. name: of the index. values: that it goes through. body: what decides in
+    the loop. known: returns the value of another name; None if it is not known or changes in the loop."""
     if name in body.stored:
         return None
     index = _Index(name, known)
@@ -237,7 +235,7 @@ class _Index:
 
 
 def leaves(body: syn.Block) -> bool:
-    """Return whether a body holds a `break` of the loop around it."""
+    """Return whether a loop body contains a `break` of that loop."""
     todo: list[syn.SyntaxNode] = [*body]
     while todo:
         node = todo.pop()
@@ -249,10 +247,8 @@ def leaves(body: syn.Block) -> bool:
 
 
 def nested(target: syn.Collection, sizes: Sequence[int], body: syn.Block, at: syn.StatementNode) -> syn.Block:
-    """Return `for i, j in grid(a, b)` without its outermost loop, as loops inside one another: those of the second
-    index and of all further ones, around the body. target: the indices. sizes: iterations of each. at: the statement,
-    whose place the loops get.
-    """
+    """Return the inner loops of `for i, j in grid(a, b)`: those of all indices but the first, around the body. target:
+    all indices. sizes: the iterations of each. at: the statement, whose place the loops get."""
     place = at.place
     for part, size in list(zip(target.items, sizes, strict=True))[:0:-1]:
         call = syn.Invocation(place, syn.Identifier(place, "range"), (syn.Literal(place, size),))

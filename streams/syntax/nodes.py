@@ -60,9 +60,10 @@ KINDS = {
 
 
 class Facts(NamedTuple):
-    """What a node holds, itself included. names: that it uses or assigns. assigned: variables of which it assigns all,
-    or a part. calls: functions, methods and kernels. touches: it has a put, a get or a collective. ends_beat: a branch
-    with it ends a beat before and behind it, whatever kernels cost. size: how many nodes it is."""
+    """What a node contains, itself included. names: that it uses or assigns. assigned: variables that it assigns, as a
+    whole or in part. calls: the names of called functions, methods and kernels. touches: whether there is a put, a get
+    or a collective. ends_beat: whether a branch with it ends the beat before it and begins one behind it, whatever
+    kernels cost. size: the number of nodes."""
 
     names: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
@@ -74,8 +75,8 @@ class Facts(NamedTuple):
 
 @dataclass_transform(eq_default=False)
 class Parts:
-    """Makes nodes from what their classes declare, in order. They are no dataclasses: to make forty of these would take
-    each command longer than to parse its file."""
+    """Base of all nodes: makes a node of a place and of what its class declares, in order. parts: the names of these.
+    Nodes are no dataclasses, because it takes longer to make forty dataclasses than to parse a file."""
 
     parts: ClassVar[tuple[str, ...]] = ()
 
@@ -90,7 +91,7 @@ class Parts:
 
 
 class SyntaxNode(Parts):
-    """A part of a program. place: in its file. parts: the names of what else it is made of."""
+    """A part of a program. place: in its file. parts: the names of the fields that it has besides."""
 
     place: Place
 
@@ -106,7 +107,7 @@ class SyntaxNode(Parts):
 
     @property
     def facts(self) -> Facts:
-        """What the node and those below it hold. It is computed at the first use, and kept."""
+        """What the node and those below it contain, computed at the first use."""
         if self._facts is None:
             for node in reversed([*walk(self)]):  # what a node holds comes before it
                 if node._facts is None:
@@ -185,7 +186,7 @@ def copied(value: AnyPart) -> AnyPart:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Return whether two trees, or tuples of trees, say the same, wherever they stand."""
+    """Return whether two trees, or two tuples of trees, are equal except for the places of their nodes."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(alike, a, b))
     if isinstance(a, SyntaxNode):
@@ -197,20 +198,20 @@ def alike(a: Any, b: Any) -> bool:
 
 
 class ExpressionNode(SyntaxNode):
-    """A node that has a value. bracketed: a text has brackets around it even if it needs none; only the printer knows,
-    and the parser does not tell."""
+    """An expression. bracketed: whether the printer writes brackets around it even if it needs none; the parser never
+    sets it."""
 
     bracketed = False
 
 
 class Literal(ExpressionNode):
-    """A number, a Boolean, a text, `None` or `...`; a size of a proof is one, too."""
+    """A number, a Boolean, a text, `None` or `...`; also a size, as a `SymbolicNumber`, in a proof for all sizes."""
 
     value: Any
 
 
 class Identifier(ExpressionNode):
-    """A name. stored: it is assigned here."""
+    """A name. stored: whether it is assigned here."""
 
     name: str
     stored: bool = False
@@ -230,7 +231,7 @@ class Prefix(ExpressionNode):
 
 
 class Infix(ExpressionNode):
-    """`left op right` of arithmetic, bits and matrix products."""
+    """`left op right`, an operator of arithmetic or on bits, or `@`."""
 
     left: ExpressionNode
     op: str
@@ -261,7 +262,7 @@ class Conditional(ExpressionNode):
 
 
 class Collection(ExpressionNode):
-    """A tuple, a list or a set. form: which, as Python's grammar calls it."""
+    """A tuple, a list or a set. form: "Tuple", "List" or "Set"."""
 
     form: str
     items: tuple[ExpressionNode, ...]
@@ -276,7 +277,7 @@ class Slicing(ExpressionNode):
 
 
 class Subscript(ExpressionNode):
-    """`base[index]`. stored: it is assigned here."""
+    """`base[index]`. stored: whether it is assigned here."""
 
     base: ExpressionNode
     index: ExpressionNode
@@ -284,7 +285,7 @@ class Subscript(ExpressionNode):
 
     @property
     def indices(self) -> tuple[ExpressionNode, ...]:
-        """The expressions between the brackets, item by item."""
+        """The expressions between the brackets: the items of a tuple, or one expression."""
         whole = isinstance(self.index, Collection) and self.index.form == "Tuple"
         return self.index.items if whole else (self.index,)  # type: ignore[attr-defined]
 
@@ -305,15 +306,15 @@ class Attribute(ExpressionNode):
 
 
 class NamedArgument(SyntaxNode):
-    """`name=value` of a call; no name for `**value`."""
+    """`name=value` in a call. name: None for `**value`."""
 
     name: str | None
     value: ExpressionNode
 
 
 class Invocation(ExpressionNode):
-    """`function(arguments, ..., name=value, ...)`. instead_of: what messages show of a call that the program does not
-    have, the text of what it stands for; "" for a call of the program."""
+    """`function(arguments, .., name=value, ..)`. instead_of: for a call that the program does not contain, the text
+    that messages show for it; "" for a call of the program."""
 
     instead_of = ""
     function: ExpressionNode
@@ -338,8 +339,8 @@ class Starred(ExpressionNode):
 
 
 class Foreign(ExpressionNode):
-    """An expression of Python that the language has no rules for. form: what Python's grammar calls it. text: as Python
-    writes it. own: names that it binds itself. inside: the expressions in it."""
+    """An expression of Python that this language does not have. form: its name in Python's grammar, such as "Lambda".
+    text: as Python writes it. own: the names that it binds itself. inside: the expressions in it."""
 
     form: str
     text: str
@@ -351,8 +352,8 @@ class Foreign(ExpressionNode):
 
 
 class StatementNode(SyntaxNode):
-    """A node that does something. blank, comment: empty lines and a comment above it, for the printer: the parser does
-    not tell, since nothing is decided by them."""
+    """A statement. blank: empty lines above it. comment: the comment above it. Both are for the printer only; the
+    parser does not set them."""
 
     blank = 0
     comment = ""
@@ -368,8 +369,8 @@ class Evaluation(StatementNode):
 
 
 class Assignment(StatementNode):
-    """`target = target = value`. augmented: it is written as `target op= value`; then the value here is the result of
-    the operator, an `Infix`."""
+    """`target = target = value`. augmented: whether the program has `target op= value`; then `value` is the `Infix` of
+    target and operand."""
 
     targets: tuple[ExpressionNode, ...]
     value: ExpressionNode
@@ -377,7 +378,7 @@ class Assignment(StatementNode):
 
     @property
     def pairs(self) -> list[tuple[ExpressionNode, ExpressionNode]] | None:
-        """Targets and values of `a, b = x, y`; None for another form."""
+        """The pairs of target and value of `a, b = x, y`; None for an assignment of any other form."""
         match self.targets, self.value:
             case (Collection(form="Tuple", items=names),), Collection(form="Tuple", items=values) if len(names) == len(
                 values
@@ -387,7 +388,7 @@ class Assignment(StatementNode):
 
 
 class Declaration(StatementNode):
-    """`target: annotation = value`; no value if it is only declared."""
+    """`target: annotation = value`. value: None for `target: annotation`."""
 
     target: ExpressionNode
     annotation: ExpressionNode
@@ -395,7 +396,8 @@ class Declaration(StatementNode):
 
 
 class ForLoop(StatementNode):
-    """`for target in iterable`. made: no file holds it, it is part of a `grid`."""
+    """`for target in iterable`, with the statements of its `else` in `orelse`. made: whether it is not in the file, but
+    an inner loop of a `grid`."""
 
     target: ExpressionNode
     iterable: ExpressionNode
@@ -410,7 +412,7 @@ class ForLoop(StatementNode):
 
 
 class WhileLoop(StatementNode):
-    """`while test`."""
+    """`while test`, with the statements of its `else` in `orelse`."""
 
     test: ExpressionNode
     body: Block
@@ -418,7 +420,7 @@ class WhileLoop(StatementNode):
 
 
 class Branching(StatementNode):
-    """`if test`."""
+    """`if test`, with the statements of its `else` in `orelse`."""
 
     test: ExpressionNode
     body: Block
@@ -426,7 +428,8 @@ class Branching(StatementNode):
 
 
 class MetaArm(StatementNode):
-    """`with heads[0] as targets[0], ...`. name: of the meta function that the only head calls, "" for any other."""
+    """`with heads[0] as targets[0], ..`. name: "meta_if", "meta_elif", "meta_else" or "meta_for", if its only head is a
+    call of one of these; "" for any other `with`."""
 
     name: str
     heads: tuple[ExpressionNode, ...]
@@ -435,23 +438,23 @@ class MetaArm(StatementNode):
 
     @property
     def target(self) -> ExpressionNode | None:
-        """The target that the first head is bound to, None if there is none."""
+        """The target of the first head; None if there is none."""
         return self.targets[0]
 
     @property
     def unrolled(self) -> bool:
-        """Whether it is a `meta_for`, a loop that is repeated before the run."""
+        """Whether it is a `meta_for`, whose body is repeated before the run."""
         return self.name == "meta_for"
 
     @property
     def call(self) -> Invocation:
-        """The call of the meta function. Only for an arm with a `name`."""
+        """The call of the meta function; only an arm with a `name` has one."""
         assert isinstance(self.heads[0], Invocation)
         return self.heads[0]
 
 
 class MetaChain(StatementNode):
-    """`with meta_if`, and the `meta_elif` and `meta_else` behind it; or one other `with`."""
+    """`with meta_if`, with the `meta_elif` and `meta_else` behind it; or any other `with`, alone."""
 
     arms: tuple[MetaArm, ...]
 
@@ -461,7 +464,7 @@ class Skip(StatementNode):
 
 
 class Jump(StatementNode):
-    """`break`, `continue`. how: which."""
+    """`break` or `continue`. how: which of the two."""
 
     how: str
 
@@ -480,14 +483,16 @@ class Assertion(StatementNode):
 
 
 class ImportNames(StatementNode):
-    """`from module import name as other` (aliases), or `import name as other`, where module is None."""
+    """`from module import name as other`, or, with the module None, `import name as other`. aliases: each name, and the
+    name after `as`, or None."""
 
     module: str | None
     aliases: tuple[tuple[str, str | None], ...]
 
 
 class FormalParameter(SyntaxNode):
-    """A parameter of a function. form: as Python's grammar names it: posonlyargs, args, vararg, kwonlyargs, kwarg."""
+    """A parameter of a function. form: "posonlyargs", "args", "vararg", "kwonlyargs" or "kwarg", as in Python's
+    grammar."""
 
     name: str
     form: str
@@ -496,7 +501,7 @@ class FormalParameter(SyntaxNode):
 
 
 class FunctionDefinition(StatementNode):
-    """A function, or with `coroutine` an `async` one."""
+    """A function. coroutine: whether it is an `async` one."""
 
     name: str
     parameters: tuple[FormalParameter, ...]
@@ -507,8 +512,8 @@ class FunctionDefinition(StatementNode):
 
 
 class ForeignStatement(StatementNode):
-    """A statement of Python that the language does not have. form: what Python's grammar calls it. text: as Python
-    writes it. inside: what is in it."""
+    """A statement of Python that this language does not have. form: its name in Python's grammar, such as "Try". text:
+    as Python writes it. inside: the nodes in it."""
 
     form: str
     text: str

@@ -44,7 +44,7 @@ UNARY = {ast.USub: "-", ast.UAdd: "+", ast.Not: "not", ast.Invert: "~"}
 
 
 class UnreadableError(Exception):
-    """A text is no Python. place: None if it is not known where."""
+    """A text that is no Python. place: of the mistake; None if it is not known."""
 
     def __init__(self, message: str, place: Place | None) -> None:
         super().__init__(message)
@@ -52,9 +52,8 @@ class UnreadableError(Exception):
 
 
 def parsed(text: str) -> n.Block:
-    """Return the statements of a text, whose lines end with a line feed. Raises `UnreadableError` if it is no Python,
-    or nested too deeply for Python's parser.
-    """
+    """Return the statements of a text; lines must end with a line feed. Raises `UnreadableError` for a text that is no
+    Python, or that is nested too deeply for Python's parser."""
     lines = text.split("\n")
     try:
         with warnings.catch_warnings():
@@ -70,8 +69,8 @@ def parsed(text: str) -> n.Block:
 
 
 def parsed_expression(text: str, place: Place | None = None) -> n.ExpressionNode | None:
-    """Return the expression that a text is, None if it is none. place: of all its parts, if it stands in a file as a
-    text."""
+    """Return the expression in a text; None if it holds none. place: that all its nodes get, if the text stands in a
+    file as a string; None to count places in the text."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         return _Parser(text.strip().split("\n"), place).expression(tree)
@@ -268,9 +267,8 @@ class _Parser:
 
 
 def executable(text: str, kept: Any) -> ast.Module:
-    """Return the statements of a text that may be executed, as Python's own tree. kept: called with the node of each
-    statement at the top, it says whether the statement may be. Raises `SyntaxError` for a text that is no Python.
-    """
+    """Return those statements of a text that may be executed, as Python's own tree. kept: is called with the node of
+    each statement at the top, and returns whether it may be. Raises `SyntaxError` for a text that is no Python."""
     tree, parser = ast.parse(text), _Parser(text.split("\n"))
     tree.body = [node for node in tree.body if kept(parser.block([node])[0])]
     return tree

@@ -40,7 +40,7 @@ Piece = str | n.SyntaxNode | tuple[n.SyntaxNode, int]
 
 
 class PrintedProgram(NamedTuple):
-    """A program as text. tree: the same, with the places of this text."""
+    """A program as text. tree: its statements, with the places in this text."""
 
     text: str
     tree: n.Block
@@ -58,16 +58,13 @@ def shown(node: n.SyntaxNode) -> str:
 
 
 def laid_out(node: n.ExpressionNode) -> str:
-    """Return the text of an expression as it stands in a program that is printed, with the brackets that it asks
-    for.
-    """
+    """Return the text of an expression as a printed program has it, with the brackets that its nodes ask for
+    (`ExpressionNode.bracketed`)."""
     return _text(n.copied(node), True)
 
 
 def printed(body: Sequence[n.StatementNode]) -> PrintedProgram:
-    """Return the statements of a program as text, and the tree with the places of this text. The given nodes are
-    copied.
-    """
+    """Return the statements of a program as text, with a copy of the tree that has the places in this text."""
     tree, writer = n.copied(tuple(body)), _Writer(True)
     writer.block(tree, 0)
     return PrintedProgram("".join(f"{line}\n" for line in writer.lines), tree)
