@@ -20,19 +20,21 @@ LONGEST = 1 << 60
 
 
 class TooLong(Exception):
-    """The beats of a program take more than `LONGEST` cycles."""
+    """The beats of a program take more than `LONGEST` clock cycles together."""
 
 
 @dataclass(frozen=True)
 class Bytecode:
-    """The code of all instances of a program.
+    """The operations of all instances of a program as arrays of integers, for compiled code. An instruction is a row;
+    [rows], [instances] and so on are the shapes of arrays.
 
-    rows: `loop.KIND` and so on, one row an instruction. ops: stream * 2 + (1 for a put). first: row of each instance.
-    nesting: number of loops around each row. base: first counter of each instance. cycles: of one execution of each
-    instance without waiting. streams: numbers of the streams that have ends; `ops` counts them from 0. tokens: that one
-    execution puts on each of them. writer, reader: instance at each end of each stream. packing: elements of a transfer
-    of each. fixed: cycles of each row that kernels with more units would take as well.
-    """
+    rows: [rows, 4], the kind of an instruction (`loop.BEAT`, `LOOP`, `NEXT` or `END`) and the values that its kind has.
+    ops: [operations], the position of the stream in `streams`, times 2, plus 1 for a put. first: [instances], the first
+    row of each. nesting: [rows], the number of loops around a row. base: [instances + 1], the first loop counter of
+    each instance, and at last the number of counters. cycles: for each instance, those of one execution in which
+    nothing waits. streams: the numbers of the streams that have ends. tokens: elements that one execution puts on each
+    of these. writer, reader: [streams], the instance at each end. packing: [streams], elements that move together.
+    fixed: [rows], the cycles of a beat that higher rates would not shorten."""
 
     rows: Ints
     ops: Ints
@@ -54,12 +56,12 @@ class Bytecode:
 
     @cached_property
     def owner(self) -> Ints:
-        """The number of the instance of each row, an array [rows]."""
+        """The number of the instance of each row, [rows]."""
         return np.repeat(np.arange(self.instances), np.diff([*self.first, len(self.rows)]))
 
     @cached_property
     def fired(self) -> Ints:
-        """How often each row fires in an execution, an array [rows]; 0 for a row that is no beat."""
+        """How often each row fires in one execution, [rows]; 0 for a row that is no beat."""
         times: list[int] = []
         loops = [1]
         for kind, _, trips, _ in self.rows:
@@ -71,10 +73,8 @@ class Bytecode:
         return np.array(times, np.int64)
 
     def sped_up(self, units: Floats) -> Bytecode:
-        """Return the same program with instances that take less time. units: how many units each instance has, an array
-        [instances]. The cycles of a beat that are not fixed are divided by that number and rounded up; a beat takes at
-        least one cycle.
-        """
+        """Return the same program with more units in its instances. units: by what factor, [instances]. The cycles of a
+        beat that are not fixed are divided by the factor and rounded up; a beat takes at least one cycle."""
         beats = self.rows[:, 0] == BEAT
         cycles = self.rows[:, 3]
         less = self.fixed + np.ceil((cycles - self.fixed) / units[self.owner])
@@ -85,11 +85,9 @@ class Bytecode:
 
 
 def encode(bodies: Sequence[Body], packing: Mapping[int, int]) -> Bytecode:
-    """Encode bodies of beats, or of single operations, without branches on data.
-
-    packing: elements of a transfer, of every stream. Every stream must have one writer and one reader. Raises `TooLong`
-    for more than `LONGEST` cycles.
-    """
+    """Return the operations of bodies as arrays. bodies: one for each instance, of beats or of single operations,
+    without branches on data; every stream has one writer and one reader. packing: how many elements each stream moves
+    together, by its number. Raises `TooLong` for more than `LONGEST` cycles."""
     writers: dict[int, int] = {}
     readers: dict[int, int] = {}
     counts: dict[int, int] = {}

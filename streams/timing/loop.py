@@ -46,25 +46,29 @@ def run(
     own: Ints,
     limits: Ints,
 ) -> Any:
-    """Run all instances until they end or wait. rows, ops, nesting, base, first, writer, reader, packing: as of
-    `Bytecode`. depth: of each stream, 0 for endless. ring: first place of its ring buffer in `times`, size of it (a
-    power of two) less 1, and the elements that fit on it; a put on an endless stream that finds its buffer full is
-    taken up later, without effect on time. counters, instances, streams: the state, which is changed. ends: [execution,
-    instance] its end, in cycles. queue: the instances that may move. skips: whole periods are skipped. own: cycles of
-    the beats of each instance in one execution. executions: how many, back to back. limits: of each execution, a cycle;
-    the run stops once it is sure that an instance ends an execution after its limit.
+    """Run all instances until each has ended or waits. Return the number of instances that have ended, the number of
+    periods skipped, the number of beats walked, and whether the run was stopped by a limit. Times are in clock cycles.
 
-    Instances move in generations: each of the queue goes as far as it can, which makes the next queue. What the next
-    generation does follows from places, counters, tokens, the queue, and from times relative to each other. If all of
-    these are as they were some generations ago, but for one counter of a loop in each instance, then what has happened
-    since happens again, later by the same time, as long as no such loop ends. If a stream without end is never waited
-    for, and its writer advances no faster than its reader gets later, each of the two has its own period of time.
+    rows, ops, nesting, base, first, writer, reader, packing: as for `Bytecode`. depth: [streams], in elements; 0 for no
+    limit. ring: [streams, 3], for the ring buffer of each stream its first place in `times`, its size (a power of two)
+    less 1, and the elements that fit on it; a put on a stream without limit that finds the buffer full is done later,
+    without effect on times. times: [3, places], the ring buffers, with the rows `VISIBLE`, `BEGUN` and `FREED`.
+    executions: how many, one right after another. own: [instances], the cycles of all beats of one execution. limits:
+    [executions], the cycle after which no instance may end that execution, or no limits at all; the run stops once it
+    is sure that one does. skips: whether equal periods are skipped, which changes no result.
 
-    Returns the number of instances that have ended, the number of periods skipped, the number of beats walked, and
-    whether the run was stopped.
+    State, which is changed: counters: [base[-1]], of loops. instances: [instances, 4], with the columns `PC` and so on.
+    streams: [streams, 7], with the columns `PUT` and so on. ends: [executions, instances], the cycle in which each
+    ends. queue: the instances that may move.
 
-    This is one function because every function that it calls would have to be compiled and cached too.
-    """
+    Instances move in generations: each of the queue goes as far as it can, and those that it lets move are the next
+    queue. What the next generation does follows from instructions, counters, tokens and the queue, and from times
+    relative to each other. If all of these are as they were some generations ago, but for one loop counter in each
+    instance, then what has happened since happens again, later by the same time, until one of these loops ends. If the
+    writer of a stream without limit advances no faster than its reader falls behind, and the reader never waits for it,
+    each of the two may have its own time from one period to the next.
+
+    This is one function because every function that it calls would have to be compiled and cached too."""
     count, links = len(instances), len(streams)
     now = queue.copy()
     length = len(now)

@@ -15,7 +15,7 @@ OUTCOMES = 64
 
 
 class ByDataError(Exception):
-    """The time depends on data at `place`, in more ways than can be told apart."""
+    """The time of a program depends on data, in more ways than can be told apart. place: of the branch."""
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -24,18 +24,17 @@ class ByDataError(Exception):
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Bodies without branches. bodies: for each outcome, those of all instances. exact: the outcomes are all that there
-    are, each with the same branches in every execution; otherwise they are the fastest and the slowest arm at every
-    branch, beat by beat, between which the time of every outcome is."""
+    """The ways in which data may decide branches, each as bodies without branches. bodies: for each way, those of all
+    instances. exact: whether these are all ways, each with the same branches in every execution. If not, they are two:
+    the fastest and the slowest arm at every branch, beat by beat, between which the time of every way lies."""
 
     bodies: tuple[tuple[Body, ...], ...]
     exact: bool
 
 
 def outcomes(bodies: Sequence[Body]) -> Outcomes:
-    """Return the outcomes of the branches on data. bodies: trees of beats, one for each instance. Raises `ByDataError`
-    where there are more than `OUTCOMES`, and the arms of a branch differ in more than cycles.
-    """
+    """Return the outcomes of the branches on data. bodies: of beats, one for each instance. Raises `ByDataError` if
+    there are more than `OUTCOMES` and the arms of a branch differ in more than cycles."""
     nodes = Nodes()
     if prod(_ways(body) for body in bodies) <= OUTCOMES:
         each = [list(_each(body, nodes)) for body in bodies]

@@ -40,19 +40,18 @@ before."""
 
 
 class TooManyTokens(Exception):
-    """More than `TOKENS` tokens wait on streams at the same time."""
+    """More than `TOKENS` tokens are on streams at the same time."""
 
 
 @dataclass(frozen=True)
 class BeatTiming:
-    """A run. Times are in clock cycles.
+    """The times of a run, in clock cycles.
 
-    ends: the cycle in which each execution ends. busy, last: of each instance, the cycles of its beats and the end of
-    its last one. empty, full: of each stream, the cycles that its reader waits for a token, and its writer for a free
-    slot; of several reasons for one wait the one that ends last counts. peak: of each stream, the most slots that are
-    in use at once, from the begin of a put to the end of the get; not of endless streams. skipped: periods that were
-    not walked.
-    """
+    ends: the cycle in which each execution ends. busy, last: for each instance, the cycles of its beats, and the end of
+    its last one. empty, full: for each stream, the cycles for which its reader waits for a token, and its writer for a
+    free slot; a wait for several reasons counts for the one that ends last. peak: for each stream of limited depth, the
+    most slots that are in use at once; a slot is in use from the beginning of a put to the end of the get. skipped: how
+    many equal periods were skipped."""
 
     ends: tuple[int, ...]
     busy: tuple[int, ...]
@@ -80,27 +79,27 @@ class BeatTiming:
 
 @dataclass(frozen=True)
 class EndlessWait:
-    """Instances wait for ever. waits: of each of them, the first operation that cannot be done: stream, whether put."""
+    """Instances wait for ever. waits: for each of them, by its number, the first operation that it cannot do: the
+    number of the stream, and whether it is a put."""
 
     waits: Mapping[int, tuple[int, bool]]
 
 
 @dataclass(frozen=True)
 class Late:
-    """An execution ends later than its limit. full: streams whose writers have waited for a free slot: with these
-    depths of theirs it does so however deep all others are, because on a path of waits to that end there are no other
-    waits for slots."""
+    """An execution ends after its limit. full: the streams on whose free slots the waits that delay it depend. While
+    these have their depths, the execution is late however deep all other streams are."""
 
     full: frozenset[int]
 
 
 class TimedProgram:
-    """The instances of a program, ready to be run with different depths.
+    """The instances of a program, ready to run with different depths.
 
-    bodies: trees of beats, or of single operations, which take a cycle each, without branches on data; every stream has
-    one writer and one reader, another instance, and as many puts as gets. packing: elements of a transfer of every
-    stream. executions: how many, back to back. walked: beats that all runs so far have walked. Raises `TooLong`.
-    """
+    bodies: one for each instance, of beats, or of single operations, which take a cycle each; without branches on data.
+    Every stream has one writer, one reader in another instance, and as many puts as gets. packing: how many elements
+    each stream moves together, by its number. executions: how many run one right after another. The attribute `walked`
+    counts the beats of all runs. Raises `TooLong` for more than `LONGEST` cycles."""
 
     _interpreted: ClassVar[int] = 0
     """Beats that this process has walked without the compiler."""
@@ -124,9 +123,8 @@ class TimedProgram:
         return {s: n * self.executions for s, n in zip(self.code.streams, self.code.tokens, strict=True)}
 
     def sped_up(self, units: Sequence[float]) -> TimedProgram:
-        """Return the same program with instances that take less time. units: as for `Bytecode.sped_up`, one number for
-        each instance.
-        """
+        """Return the same program with more units in its instances. units: by what factor, for each instance, as for
+        `Bytecode.sped_up`."""
         made = copy(self)
         made.code = self.code.sped_up(np.array(units, np.float64))
         return made
@@ -134,11 +132,12 @@ class TimedProgram:
     def run(
         self, depths: Mapping[int, int], skips: bool = True, limits: Sequence[int] = ()
     ) -> BeatTiming | EndlessWait | Late:
-        """Run with these depths, in elements by the number of the stream; a stream that is not among them, that has 0,
-        or that holds more than `COUNTED` and all tokens, is endless. skips: whole periods are skipped, which changes no
-        result. limits: the cycle in which each execution should have ended; the run stops once it is sure that one of
-        them ends later. Returns the times, who waits for ever, or that an execution is late. Raises `TooManyTokens` for
-        more than `TOKENS` tokens on streams at once."""
+        """Run; return the times, which instances wait for ever, or that an execution is late.
+
+        depths: in elements, by the number of the stream. A stream has no limit if it is missing, if its depth is 0, or
+        if its depth is at least `COUNTED` and enough for all tokens. skips: whether equal periods are skipped, which
+        changes no result. limits: the cycle by which each execution should have ended; () for none; the run stops once
+        it is sure that one ends later. Raises `TooManyTokens` for more than `TOKENS` tokens on streams at once."""
         try:
             return self._run(depths, skips, limits)
         except TooManyTokens:
