@@ -33,7 +33,8 @@ _BLOCKS = re.compile(r"[1-9]\d{0,5}x[1-9]\d{0,5}")
 
 
 class KernelTable(NamedTuple):
-    """What a file states. rates: work in a cycle. variants: in the order of the file."""
+    """What a file of kernels states. rates: work in a clock cycle, by kernel, as for `Datapath`. variants: in the order
+    of the file."""
 
     rates: Rates
     variants: tuple[KernelVariant, ...]

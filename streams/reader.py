@@ -47,13 +47,14 @@ def read(
     variants: tuple[KernelVariant, ...] = (),
     sizes: Mapping[str, int] = STATED,
 ) -> Region:
-    """Return the region that the text of a program declares. file: its name in findings. region: one function with
-    `@region()` of the file, its parameters at their defaults; None for the file itself. A file without tasks of its own
-    that holds a single region is that region. timed: the operations of instances are also given in beats, with cycles.
-    rates: work of library kernels in a cycle. float_add: cycles of an addition of floats on the device. variants: of
-    library kernels. sizes: values of sizes that each run gives, by name; others have the stated ones. Mistakes are in
-    `source.findings` of the result.
-    """
+    """Return the region that the text of a program declares.
+
+    file: the name of the file in findings. region: the name of a function with `@region()`, which is read with its
+    defaults; None for the file itself, or, if the file has no tasks and a single region, for that region. timed:
+    whether the operations of instances are also given in beats, with cycles. rates: work of library kernels in a clock
+    cycle, as for `Datapath`. float_add: clock cycles of an addition of floats on the device. variants: kernel variants
+    that may be called. sizes: the values of sizes that a run gives, by name; others have the value in the file.
+    Mistakes are in `source.findings` of the result; nothing is raised for them."""
     return read_source(Source(text, file), region, timed, rates, float_add, variants, sizes=sizes)
 
 
@@ -66,9 +67,8 @@ def read_file(
     variants: tuple[KernelVariant, ...] = (),
     sizes: Mapping[str, int] = STATED,
 ) -> Region:
-    """Return the region that a program in a file declares; the file may state its encoding as Python's do. The other
-    arguments are those of `read`. Raises `OSError` if the file cannot be read.
-    """
+    """Return the region that a program in a file declares; a comment may state the encoding of the file, as in Python.
+    region, timed, rates, float_add, variants, sizes: as for `read`. Raises `OSError` if the file cannot be read."""
     with path.open("rb") as file:
         data = file.read(4 * LETTERS + 1)
     try:
@@ -105,10 +105,9 @@ def read_source(
     buffered: Collection[str] = (),
     sizes: Mapping[str, int] = STATED,
 ) -> Region:
-    """Return the region of a program whose text is at hand, or its tree. buffered: names of tasks that get double
-    buffering, beside those that ask for it. The other arguments are those of `read`, and mistakes go to
-    `source.findings` as there.
-    """
+    """Return the region of a program whose text, or tree, is given. buffered: the names of tasks that are double
+    buffered although they do not ask for it. region, timed, rates, float_add, variants, sizes: as for `read`. Mistakes
+    become findings of `source`."""
     tree = parse(source)
     if tree is None:
         return Region(source, (), (), (), (), region or "")
@@ -178,15 +177,14 @@ def _refuse_sizes(declared: Declared, buffered: Collection[str]) -> None:
 
 
 def beats_of(region: Region) -> list[Body]:
-    """Return the bodies of a region's instances in beats, in the order of the instances. A region that was not read
-    with them is read again.
-    """
+    """Return the bodies of a region's instances in beats, in the order of the instances. A region that was read without
+    beats is read again."""
     return [instance.beats for instance in (region if region.timed else read_again(region, region.buffered)).instances]
 
 
 def read_again(region: Region, buffered: Collection[str], sizes: Mapping[str, int] | None = None) -> Region:
-    """Return a region that is read once more, in beats. buffered: as for `read_source`. sizes: values of sizes that
-    each run gives, by name; None for those that the region has."""
+    """Return a region that is read once more, with beats. buffered: as for `read_source`. sizes: the values of sizes
+    that a run gives, by name; None for those that the region has."""
     values = {size.name: size.value for size in region.sizes} if sizes is None else sizes
     source = Source(region.source.text, region.source.file, tree=region.source.tree)
     name, rates, variants = region.name or None, region.rates, region.variants
@@ -196,11 +194,10 @@ def read_again(region: Region, buffered: Collection[str], sizes: Mapping[str, in
 def declare(
     declared: Declared, tree: Block, region: str | None, constants: Mapping[str, Value] | None = None
 ) -> str | None:
-    """Collect in `declared` what a file declares, or one of its regions; return the name of the region, None for the
-    file itself. tree: statements of the file. region: name of a region, also one that does not exist; None for the file
-    or, if it has no tasks, its only region that no other one calls. constants: values of names that are known before;
-    None for none. Mistakes become findings of the source of `declared`, also a region that does not exist.
-    """
+    """Add to `declared` what a file, or one of its regions, declares; return the name of the region, None for the file
+    itself. tree: the statements of the file. region: the name of a region; None for the file, or, if it has no tasks,
+    for its only region that no other one calls. constants: the values of names that are known before; None for none.
+    Mistakes, and a region that does not exist, become findings of the source."""
     root = Scope(declared, wanted=None if region is None else names_below(tree, region))
     root.constants.update(constants or {})
     root.read(tree)
@@ -213,9 +210,8 @@ def declare(
 
 
 def parse(source: Source) -> Block | None:
-    """Return the statements of a file, which is parsed once, or None after a finding: no Python, or more than `LETTERS`
-    characters.
-    """
+    """Return the statements of a file, which is parsed once. None, and a finding, for a text that is no Python or has
+    more than `LETTERS` characters."""
     if len(source.text) > LETTERS:
         source.add("limit", f"the file has more than {LETTERS} characters", None)
     elif source.tree is None:

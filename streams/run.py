@@ -40,18 +40,19 @@ REMEMBERED = 4096
 
 
 class Unending(Exception):
-    """A run exceeds `MOVES` or `STATES`, or would: if no period was found in the first `LOOKED` moves, and these passed
-    too few of its tokens."""
+    """A run takes more than `MOVES` moves or `STATES` states, or would take more: the first `LOOKED` moves did not
+    repeat themselves, and moved too few of its tokens."""
 
 
 class Effort:
-    """How much all runs of one check may do. moves: how many are left, `MOVES` at first unless fewer are given."""
+    """The moves that all runs of one check may make together; a move is a step of an instance. moves: how many are
+    left."""
 
     def __init__(self, moves: int = MOVES) -> None:
         self.moves = moves
 
     def spend(self, moves: int) -> None:
-        """Count moves. Raises `Unending` if more were made than allowed."""
+        """Count moves. Raises `Unending` if more were made than there were."""
         self.moves -= moves
         if self.moves < 0:
             raise Unending
@@ -59,11 +60,9 @@ class Effort:
 
 @dataclass(frozen=True)
 class InstanceWait:
-    """An instance that waits for ever at `op` on a stream with `used` tokens of `depth`. instance: its number in the
-    region.
-
-    node: the operation, or the beat that it is part of. held: all operations of the beat that cannot be done.
-    """
+    """An instance that waits for ever. instance: its number in the region. op: the operation that it waits to do. used:
+    the tokens on the stream of that operation. depth: of that stream, in elements. node: the operation, or the beat
+    that it is part of. held: all operations of the beat that cannot be done."""
 
     instance: int
     op: Op
@@ -75,9 +74,9 @@ class InstanceWait:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ends. waits: empty if all instances end. left: tokens left on each stream at the end, by its number.
-    by_data: a branch on data was taken in one arm before, so that other runs may end otherwise.
-    """
+    """How a run ends. waits: the instances that wait for ever; () if all instances end. left: the tokens that are left
+    on each stream, by its number. by_data: whether the run took one arm of a branch on data, so that other runs may end
+    otherwise."""
 
     waits: tuple[InstanceWait, ...]
     left: Mapping[int, int]
@@ -114,10 +113,11 @@ class _RunState:
 
 
 class BodyRun:
-    """A run of bodies. bodies: one for each instance. depths: of every stream that has ends, by its number, in
-    elements. packing: elements of a transfer of those streams that move more than one; the reader sees a transfer once
-    it is full. effort: what it may do; a new one unless stated.
-    """
+    """A run of the bodies of a program's instances, without time.
+
+    bodies: one for each instance. depths: of every stream that has ends, in elements, by its number. packing: how many
+    elements a stream moves together, by its number, for those that move several; the reader sees them once all are put.
+    effort: the moves that it may make; None for a new `Effort`."""
 
     def __init__(
         self,
@@ -137,9 +137,8 @@ class BodyRun:
                 self._ends[s].append(k)
 
     def outcome(self) -> RunEnd:
-        """Run; return the first outcome in which an instance waits for ever or tokens are left, or a good one if there
-        is none. Raises `Unending` beyond the limits of `effort` and `STATES`.
-        """
+        """Run; return the first way to end in which an instance waits for ever or tokens are left, or, if there is
+        none, a way in which all is well. Raises `Unending` if it takes too many moves or states."""
         stacks = [[_BodyPlace(body)] if body else [] for body in self.bodies]
         todo = [_RunState(stacks, dict.fromkeys(self.depths, 0), dict.fromkeys(self.packing, 0))]
         seen: set[object] = set()
@@ -297,9 +296,8 @@ def _skip(state: _RunState, memory: dict[object, list[int]], free: int) -> None:
 
 
 def bridges(ends: Mapping[int, tuple[int, int]]) -> set[int]:
-    """Return the numbers of the streams that are on no circle of instances and streams, whichever way the streams go.
-    ends: the numbers of the two instances of each stream, by its number.
-    """
+    """Return the numbers of the streams that are bridges: no circle of instances and streams, in whichever direction,
+    goes over them. ends: the numbers of the two instances of each stream, by its number."""
     links: dict[int, list[tuple[int, int]]] = {}
     for stream, (a, b) in ends.items():
         links.setdefault(a, []).append((b, stream))
@@ -334,7 +332,7 @@ def bridges(ends: Mapping[int, tuple[int, int]]) -> set[int]:
 
 
 def without(bodies: Sequence[Body], streams: Container[int], nodes: Nodes) -> list[Body]:
-    """Return bodies without the operations on some streams, given by their numbers. nodes: makes the new nodes."""
+    """Return bodies without the operations on some streams. streams: their numbers. nodes: makes the new nodes."""
     done: dict[Node, Body] = {}
 
     def left(node: Node) -> Body:
@@ -366,9 +364,8 @@ def without(bodies: Sequence[Body], streams: Container[int], nodes: Nodes) -> li
 
 @dataclass(frozen=True)
 class Together:
-    """The bodies of all instances, one each in order, at some depths. apart: the beats that were taken apart. live:
-    whether every outcome of the data runs to its end.
-    """
+    """Which beats fire at once. bodies: of all instances, in order, with the other beats divided into operations.
+    apart: the beats that were divided. live: whether every outcome of the data runs to its end."""
 
     bodies: tuple[Body, ...]
     apart: tuple[Beat, ...]
@@ -376,22 +373,21 @@ class Together:
 
 
 def stream_depths(region: Region) -> tuple[dict[int, int], dict[int, int]]:
-    """Return depth and packing of every stream that has ends, in elements, by the stream's number."""
+    """Return two mappings by the number of each stream that has ends: its depth, and how many elements it moves
+    together, both in elements."""
     ends = sorted({s for instance in region.instances for node in instance.body for s, _, _ in node.needs})
     declared = {s: region.stream(s)[0] for s in ends}
     return {s: decl.depth for s, decl in declared.items()}, {s: decl.packing for s, decl in declared.items()}
 
 
 def fire_together(bodies: Sequence[Body], depths: Mapping[int, int], packing: Mapping[int, int]) -> Together:
-    """Take apart the beats that cannot fire at once with these depths, until every instance ends.
+    """Divide the beats that cannot fire at once with these depths, until every instance ends.
 
-    bodies: trees of beats. depths, packing: of every stream that has ends, in elements. All instances run, without
-    time. When they wait for ever, follow from each beat the operations that cannot be done to the instances at the
-    other ends: in each group of instances that wait for each other and for no other instance, the beats whose first
-    operation can be done are taken apart, and the run begins anew. In such a group there is one, unless the program
-    waits for ever with one operation after another too; then the result is not live. The number of runs is at most the
-    number of beats. Raises `Unending` if a run exceeds the limits.
-    """
+    bodies: of beats. depths, packing: as for `BodyRun`. All instances run, without time. If they wait for ever, each
+    beat whose first operation can be done, while another one of it cannot, is a candidate. Instances are grouped by who
+    waits for whom; in each group that waits for no other group, the candidates are divided, and the run begins anew. If
+    such a group has no candidate, the program waits for ever even with single operations; then the result is not
+    `live`. There are at most as many runs as beats. Raises `Unending` if a run takes too many moves or states."""
     now = tuple(bodies)
     writers: dict[int, int] = {}
     readers: dict[int, int] = {}

@@ -54,8 +54,8 @@ NOTES = ("inserted", "inferred", "variant")
 
 @dataclass(frozen=True)
 class Relayout:
-    """A change of the layout of a tensor. before, after: its labels as text, and what is pending. how: a collective, or
-    through the memory off the chip. size: bytes that move, of all instances together."""
+    """A change of the layout of a tensor. tensor: its name. before, after: labels and pending reductions, as text. how:
+    the name of the collective, or "memory" and the two tasks. size: bytes that move, over all instances."""
 
     tensor: str
     before: str
@@ -69,12 +69,12 @@ class Relayout:
 
 @dataclass(frozen=True)
 class SourceFinding:
-    """An error, a warning or a note. message: what it is. notes: further lines.
+    """An error, a warning or a note about a program.
 
-    code: key of `CODES`. place: None if the finding is about the file as a whole. subject: the stream with its indices,
-    or the task instance. uncounted: data decides how many tokens pass, so that nothing more can be told. relayouts: the
-    changes of layouts that it tells of.
-    """
+    code: a key of `CODES`; those in `NOTES` are of notes. message: the first line. place: in the file; None if the
+    finding is about the file as a whole. notes: further lines. warning: whether it is no error. subject: the stream
+    with its indices, or the task instance. uncounted: whether data decide how many tokens pass, so that no more can be
+    said. relayouts: the changes of layouts that it reports."""
 
     code: str
     message: str
@@ -88,9 +88,8 @@ class SourceFinding:
 
 @dataclass
 class Source:
-    """The text of a file, and what is found in it. findings: in the order in which they were added. tree: the text's,
-    once it is parsed or if it was made with it.
-    """
+    """The text of a file, and what was found in it. file: its name. findings: in the order in which they were added.
+    tree: the statements of the text; None until it is parsed, unless the tree was there first."""
 
     text: str
     file: str
@@ -113,18 +112,16 @@ class Source:
         uncounted: bool = False,
         relayouts: tuple[Relayout, ...] = (),
     ) -> None:
-        """Record a finding, once for each code, place and subject. The arguments are those of `SourceFinding`. code:
-        key of `CODES` or in `NOTES`.
-        """
+        """Add a finding; one with the same code, place and subject is added only once. code: a key of `CODES`. The
+        other arguments are those of `SourceFinding`."""
         key = code, place, "" if place is not None and not warning and code == "unsupported" else subject, warning
         if key not in self._seen:
             self._seen.add(key)
             self.findings.append(SourceFinding(code, message, place, notes, warning, subject, uncounted, relayouts))
 
     def render(self, d: SourceFinding) -> str:
-        """Return the finding d as text of several lines: place, code and message, the source line, a caret line,
-        notes.
-        """
+        """Return a finding as several lines of text: its place, code and message; the line of the source; a line with
+        carets; and the notes. d: the finding."""
         notes = [f"note: {n}" for n in (*d.notes, *d.relayouts)]
         kind = "note" if d.code in NOTES else "warning" if d.warning else "error"
         if d.place is None:
@@ -141,7 +138,9 @@ class Source:
 
 
 class Refusal(Exception):
-    """A mistake that ends the reading of a task instance or of a declaration. It never leaves the package."""
+    """A mistake that ends the reading of a task instance or of a declaration; whoever reads it makes a finding of it.
+    code, message, notes: as for `SourceFinding`. node: where the mistake is; None if only its reader knows the
+    place."""
 
     def __init__(self, code: str, message: str, node: SyntaxNode | None, *notes: str) -> None:
         super().__init__(message)

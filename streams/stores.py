@@ -25,9 +25,10 @@ from .values import FUNCTIONS, Data, Static, Value, distribution_of, joined, ten
 
 
 class Stores(KernelExpressions):
-    """Reads expressions of a task instance, its parameters, and its stores. shown: the order that each end of a stream
-    shows. several: the statement assigns to several targets.
-    """
+    """Reads expressions of a task instance, its parameters, and its stores. context, task, name, tid: as for
+    `CostExpressions`. Attributes: shown: the order that statements show at each end of a stream, by the number of the
+    stream and whether the end puts; None if they show different ones. several: whether the statement that is read
+    assigns to several targets."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -35,9 +36,8 @@ class Stores(KernelExpressions):
         self.several = False
 
     def shard(self, parameter: TaskParameter) -> Data:
-        """Return what this instance holds of a parameter: its shard of the tensor. A layout that does not fit is a
-        finding; then the shard's type is unknown.
-        """
+        """Return the value of a parameter in this instance: its shard of the tensor. A layout that does not fit becomes
+        a finding, and then the type of the shard is unknown."""
         if parameter.type is None:
             return Data(tensor=parameter.name)
         shape = parameter.type.shape
@@ -55,9 +55,9 @@ class Stores(KernelExpressions):
         return Data(kind, dist=Distribution(labels), tensor=parameter.name)
 
     def annotated(self, statement: syn.Declaration) -> tuple[Data, bool]:
-        """Return the value of `x: f32[4, 4] = value`, and whether collectives made it. A layout states what the shards
-        of all instances are together. A value that does not fit is a finding. Raises `Refusal` for what is no type.
-        """
+        """Return the value of a declaration such as `x: f32[4, 4] = value`, and whether collectives made it. A layout
+        in the annotation says how the values of all instances make up a tensor. A value that does not fit becomes a
+        finding. Raises `Refusal` for an annotation that is no type."""
         stated = tensor_type(statement.annotation, self.eval)
         value: Value = Data() if statement.value is None else self.eval(statement.value)
         kind, given = stated.type, value
@@ -98,9 +98,9 @@ class Stores(KernelExpressions):
             self.report(r, statement.value)
 
     def returned(self, source: syn.ExpressionNode) -> None:
-        """Check the value that a task returns, which is a store of it: it must be complete, and have the layout that
-        `->` states; otherwise a finding is added. source: the expression. Raises `Refusal` as `eval`.
-        """
+        """Check the value that a task returns, which counts as a store: its reductions must be complete, and it must
+        have the layout behind `->`; a mistake becomes a finding. source: the expression of the value. Raises `Refusal`
+        as `eval`."""
         value = self.whole(source)
         operand, note, made = self.operand(source, value), self.task.body.returns, value
         self.by_layout |= operand.dist.local or self._branches > 0 or "get_tid" in self.task.body.facts.names
@@ -143,9 +143,8 @@ class Stores(KernelExpressions):
         self.shown[stream, put] = found if known is self or known == found else None
 
     def enter(self, target: syn.ExpressionNode | None, values: range | Grid | Sequence[Static]) -> None:
-        """Add a loop to those around the statements that follow. target: its index or indices, None for none. values:
-        those of the index.
-        """
+        """Add a loop to those around the statements that follow. target: its index or indices; None for none. values:
+        the values that the index, or the indices, go through."""
         parts = target.items if syn.is_listed(target) else [target]
         names = [part.name if isinstance(part, syn.Identifier) else "" for part in parts]
         if isinstance(values, Grid):
@@ -185,9 +184,9 @@ class Stores(KernelExpressions):
     # -- stores ------------------------------------------------------------------------------------------------------
 
     def store(self, target: syn.Subscript, value: Value, source: syn.ExpressionNode) -> None:
-        """Read `target = source`, for a part of a tensor or of a tile in a variable. value: of `source`. What does not
-        fit, or is not complete, is a finding. Raises `Refusal` if the target cannot be assigned to.
-        """
+        """Read an assignment to a part of a tensor, or of a tile in a variable. target: the part. value: of the
+        assigned expression `source`. A value that does not fit, or has pending reductions, becomes a finding. Raises
+        `Refusal` for a target that cannot be assigned to."""
         base = self.whole(target.base)
         if not isinstance(base, Data):
             self.fail(target, f"{short(target.base)} cannot be assigned to")
@@ -261,13 +260,13 @@ class Stores(KernelExpressions):
     def relaid(
         self, value: Value, labels: layouts.Labels | None, name: str, where: str, source: syn.ExpressionNode
     ) -> Value:
-        """Return a value with other labels and nothing pending, if collectives make it so; they are recorded and noted,
-        and the cycles of a load that the value needs are charged. Return the value as it is where collectives do not,
-        in loops, in branches on data, and in statements that assign to several targets.
+        """Return a value with other labels and without pending reductions, if collectives can make it so. They are
+        recorded, with a note, and the cycles of a load that the value needs are counted. The value is returned as it is
+        if no collectives do, and in loops, in branches on data and in statements that assign to several targets.
 
-        labels: wanted, None if any will do. name: of the tensor or variable whose layout asks for it. where: the
-        collectives stand, for the note, such as "the store". source: the expression of the value.
-        """
+        labels: the wanted ones; None if any will do. name: the tensor or variable whose layout asks for it. where: in
+        front of which statement the collectives stand, for the note, such as "the store". source: the expression of the
+        value."""
         operand = self.operand(source, value)
         steps = steps_to(operand, labels, self.mesh)
         if not isinstance(value, Data) or not steps or self._loops or self._branches or self.several:
@@ -300,9 +299,8 @@ class Stores(KernelExpressions):
         return replace(value, type=made.type, dist=made.dist, tensor="")
 
     def settled(self, operand: KernelOperand, what: str, source: syn.ExpressionNode) -> None:
-        """Add a finding if a value that is stored in a tensor, or returned (`operand`), is not complete. what: stores
-        it, for the message. source: its expression.
-        """
+        """Add a finding if a value that is stored in a tensor, or returned, has pending reductions. operand: the value.
+        what: the subject of the message, such as "the task". source: the expression of the value."""
         if operand.dist.pending:
             self.incomplete(operand, source, f"{what} stores {operand.text}")
 
@@ -335,8 +333,8 @@ class Stores(KernelExpressions):
     # -- variables and control ---------------------------------------------------------------------------------------
 
     def localise(self, node: syn.Block) -> None:
-        """Make local each variable that the statements `node` assign: some instances run these statements and others do
-        not, so nothing is known of what other instances hold of the variable."""
+        """Make all variables that some statements assign local to the instance. Other instances may not run these
+        statements, so nothing is known of the values that they have. node: the statements."""
         # Loops that stand for a grid are made here; what they hold are statements of the body.
         todo = [*node]
         names: set[str] = set()
@@ -354,9 +352,8 @@ class Stores(KernelExpressions):
 
 
 class PathState(NamedTuple):
-    """What a path has come to: variables by name (`env`), unread futures by number (`pending`), and how other futures
-    were taken (`tokens`).
-    """
+    """The state of the reading at the end of a path. env: the values of variables. pending: the futures that are not
+    read, by number. tokens: how the other futures were taken, by number."""
 
     env: dict[str, Value]
     pending: dict[int, Future]
@@ -364,8 +361,8 @@ class PathState(NamedTuple):
 
 
 class Paths(Stores):
-    """Follows the paths through a task instance. before: number of the last future that was made before the innermost
-    branch on data began."""
+    """Follows the paths through the branches of a task instance. context, task, name, tid: as for `CostExpressions`.
+    The attribute `before` is the number of the last future that was made before the innermost branch on data."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -419,9 +416,10 @@ class Paths(Stores):
         self.env, self.pending, self.tokens = env, pending, tokens
 
     def key(self, without: Container[str] = ()) -> object:
-        """Return the variables as a key, with futures numbered as they appear: equal keys mean that nothing differs
-        from here on. without: names of variables that are left out; if one of them holds an unread future, the key
-        equals no other. Raises `Refusal` as `RegionContext.step`."""
+        """Return a key of the values of variables: if two states have equal keys, the statements that follow do the
+        same from either. Futures are numbered in the order in which variables hold them. without: names of variables
+        that are left out; if one of them holds a future that is not read, the key equals no other. Raises `Refusal` as
+        `RegionContext.step`."""
         self.context.step(self.task.body, len(self.env) // 8)
         numbers: dict[int, int] = {}
         out: list[object] = []
@@ -454,9 +452,8 @@ class Paths(Stores):
             self.unread(self.pending.keys() - held)
 
     def unread(self, numbers: set[int]) -> None:
-        """Add a finding for each of these futures, which nothing reads, or some paths only; they are forgotten.
-        numbers: of the futures.
-        """
+        """Add a finding for each of some futures, which nothing reads, or some paths only, and forget them. numbers: of
+        the futures."""
         source = self.context.source
         for number in sorted(numbers):
             future = self.pending.pop(number)

@@ -41,11 +41,13 @@ class _ComingMatrices(NamedTuple):
 
 
 class TileExpressions(CostExpressions):
-    """Reads expressions of a task instance. varying: variables whose static values differ between instances. asking:
-    tensors whose layouts ask for collectives. by_layout: what is computed or stored depends on how tensors are cut by
-    more than the rules of layouts, so that other labels may give another result. nest, bound: the loops around what is
-    read, and the value of each one's index. entered: how many of these the innermost statement made.
-    """
+    """Reads expressions of a task instance, with tiles and tensors.
+
+    context, task, name, tid: as for `CostExpressions`. Attributes: varying: the variables whose static values differ
+    between instances. asking: the parameters whose layouts ask for collectives ("!"). by_layout: whether a result may
+    depend on the labels of layouts beyond what the rules of layouts check, so that other labels might change it. nest:
+    the loops around the statement that is read. bound: the value of the index of each of these. entered: how many of
+    them the innermost loop statement made."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -65,12 +67,13 @@ class TileExpressions(CostExpressions):
     # -- values ------------------------------------------------------------------------------------------------------
 
     def report(self, refusal: Refusal, node: syn.SyntaxNode) -> None:
-        """Add a refusal as a finding, at its own place or else at the node. The reading goes on."""
+        """Add a refusal as a finding, at its own place, or at the node if it has none. Reading goes on."""
         place = refusal.place or node.place
         self.context.source.add(refusal.code, refusal.message, place, *refusal.notes, subject=self.task.name)
 
     def varies(self, node: syn.SyntaxNode) -> bool:
-        """Return whether the value of an expression may differ between instances, judged by the static names in it."""
+        """Return whether the value of an expression may differ between instances, because a static name in it does
+        (`varying`)."""
         if isinstance(node, syn.Identifier | syn.Literal):
             return isinstance(node, syn.Identifier) and node.name in self.varying
         known = self.context.varies.get(node)
@@ -79,25 +82,23 @@ class TileExpressions(CostExpressions):
         return known
 
     def taken(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression, and take its tokens and cycles. The value may have a pending reduction.
-        Raises `Refusal` as `eval`.
-        """
+        """Return the value of an expression, read its tokens and count its cycles. A reduction of it may be pending.
+        Raises `Refusal` as `eval`."""
         value = self.whole(node)
         self.loaded(value, node)
         return value
 
     def whole(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression of which a part is taken, or that is stored into; take its tokens, but no
-        cycles. Raises `Refusal` as `eval`.
-        """
+        """Return the value of an expression of which a part is taken, or into which a value is stored. Read its tokens,
+        but count no cycles. Raises `Refusal` as `eval`."""
         value = self.eval(node)
         self.read(value, node)
         return value
 
     def argument(self, name: str, node: syn.ExpressionNode) -> Value:
-        """Return the value of an operand of a kernel, and take its tokens and cycles. A kernel on elements, and one
-        that combines them, may take an expression that lies in no tile yet; for another kernel the value is kept as a
-        tile first. name: of the kernel. Raises `Refusal` as `eval`."""
+        """Return the value of an operand of a kernel, read its tokens and count its cycles. A kernel on single
+        elements, and a reduction, may compute an expression in their own loop; for any other kernel it is written into
+        a tile first. name: of the kernel. Raises `Refusal` as `eval`."""
         value = self.taken(node)
         found = value.unwritten if isinstance(value, Data) else None
         by_product = name == "matmul" and found is not None and (found.turned or found.in_place)
@@ -106,11 +107,10 @@ class TileExpressions(CostExpressions):
         return value if where_read else self.kept(value, node)
 
     def factor(self, node: syn.ExpressionNode, left: Value, at: syn.ExpressionNode) -> Value:
-        """Return the value of the right operand of a product, the expression `node`. A tile comes over its stream while
-        the product is computed, if each step of the sum takes a part of one of its rows, or each word has whole columns
-        of a transpose, and no variant of the kernel needs all of it. left, at: the value and the expression of the left
-        operand. Raises `Refusal` as `eval`.
-        """
+        """Return the value of the right operand of a product. A tile may come over its stream while the product is
+        computed, if each step of a sum needs a part of one row of it, or each word has whole columns of a transpose,
+        and no kernel variant needs the whole tile. node: the operand. left, at: the value and the expression of the
+        left operand. Raises `Refusal` as `eval`."""
         shape = left.type.shape if isinstance(left, Data) and left.type is not None else ()
         found = self._matrices(node)
         comes = False
@@ -157,17 +157,15 @@ class TileExpressions(CostExpressions):
         return _ComingMatrices(stream, node) if stream is not None and len(stream.type.shape) == 2 else None
 
     def given(self, node: syn.ExpressionNode, stream: StreamDecl) -> Value:
-        """Return the value that a put takes, as `Expressions.given`, and note in `by_layout` if it may depend on how
-        tensors are cut: who gets it does not know that.
-        """
+        """Return the value of the argument of a put, as `Expressions.given`. Set `by_layout` if the value depends on
+        how tensors are cut, since the instance that gets it may assume another cut."""
         value = super().given(node, stream)
         self.by_layout |= isinstance(value, Data) and not value.dist.uniform
         return value
 
     def data(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression that is read, and take its tokens. Add a finding if a reduction of it is
-        pending. Raises `Refusal` as `eval`.
-        """
+        """Return the value of an expression, and read its tokens. A pending reduction becomes a finding. Raises
+        `Refusal` as `eval`."""
         value = self.taken(node)
         if isinstance(value, Data) and value.dist.pending:
             self.incomplete(self.operand(node, value), node, f"{short(node)} is read here")
@@ -175,9 +173,8 @@ class TileExpressions(CostExpressions):
         return value
 
     def incomplete(self, operand: KernelOperand, node: syn.SyntaxNode, what: str) -> None:
-        """Add a finding at a node: an operand is read while a reduction of it is pending. The note gives the call that
-        completes it. what: how the message begins.
-        """
+        """Add a finding about an operand that is read while a reduction of it is pending; a note has the call that
+        completes it. node: where it stands. what: the beginning of the message."""
         pending = operand.dist.pending
         message = f"{what}, and its {layouts.described(pending)} is pending"
         note = f"complete it: {collective(operand.text, pending)}"
@@ -194,10 +191,9 @@ class TileExpressions(CostExpressions):
     def kernel(
         self, name: str, nodes: Sequence[syn.ExpressionNode], at: syn.SyntaxNode, options: Options | None = None
     ) -> Value:
-        """Return the result of a library kernel, and take its tokens and cycles. name: of the kernel. nodes: the
-        operands. at: the node at which findings stand. options: such as axis. On a mistake, add a finding and return
-        data of unknown type.
-        """
+        """Return the result of a library kernel, read the tokens of its operands and count its cycles. name: of the
+        kernel. nodes: the operands. at: the place of findings. options: such as axis, by name. A mistake becomes a
+        finding, and the result is data of unknown type."""
         values = [self.argument(name, node) for node in nodes]
         return self._applied(name, nodes, values, at, options)
 
@@ -220,15 +216,12 @@ class TileExpressions(CostExpressions):
         return Data(result.type, dist=result.dist, unwritten=unwritten)
 
     def stated(self, node: syn.SyntaxNode, kind: ElementType | None) -> None:
-        """Record the type that stands at a node, from which machines take it. kind: None if it is no type of this
-        language.
-        """
+        """Record the type that stands at a node, for the machine. kind: None if it is no type of this language."""
         self.context.reading.types.setdefault((self.task.name, node.place), set()).add(kind)
 
     def sized(self, node: syn.SyntaxNode, known: Static) -> None:
-        """Record what `x.shape` or `x.ndim` is at a node, from which machines take it; None where instances or
-        iterations differ.
-        """
+        """Record the value of `x.shape` or `x.ndim` at a node, for the machine; None if it differs between instances or
+        iterations. known: the value in this instance."""
         shapes, at = self.context.reading.shapes, (self.task.name, node.place)
         shapes[at] = known if shapes.get(at, known) == known else None
 
@@ -290,10 +283,9 @@ class TileExpressions(CostExpressions):
     # -- slices ------------------------------------------------------------------------------------------------------
 
     def select(self, base: Data, node: syn.Subscript) -> Data:
-        """Return the part of a tile or of a tensor that `node` selects; data of unknown type if its size is not known.
-        base: the value of what is indexed. An index outside its axis is a finding. Raises `Refusal` for more indices
-        than axes.
-        """
+        """Return a part of a tile or of a tensor; data of unknown type if its size is not known. base: the value of
+        which the part is taken. node: the subscript. An index outside of its axis becomes a finding. Raises `Refusal`
+        for more indices than axes."""
         parts = list(node.indices)
         unknown = Data(None, dist=layouts.localised(base.dist), tensor=base.tensor)
         if base.type is None:
@@ -418,9 +410,9 @@ class TileExpressions(CostExpressions):
         return None, same
 
     def extent(self, low: int, high: int, bounds: Sequence[int | None], size: int) -> int:
-        """Return how many elements of an axis a slice has. low, high: where it begins and ends. bounds: first, end and
-        step as written, None for each that is not. size: of the axis.
-        """
+        """Return how many elements of an axis a slice has. low, high: the element at which it begins, and the one
+        behind its last. bounds: begin, end and step as the program states them; None for each that it does not. size:
+        elements of the axis."""
         return len(range(*slice(*bounds).indices(size)))
 
     def _loop_index(self, name: str) -> Value | None:
@@ -429,18 +421,17 @@ class TileExpressions(CostExpressions):
         return found[-1] if found and self.env.get(name) is found[-1] else None
 
     def sum_of(self, source: syn.ExpressionNode | None) -> dict[str, int] | None:
-        """Return an expression, `source`, as a sum of indices of loops: the factor of each by its name, and the
-        constant under "". Return None if it is no such sum, or if data decide whether it is evaluated.
-        """
+        """Return an expression as a sum of indices of loops: the factor of each index by its name, and the constant
+        under "". None if it is no such sum, or if data decide whether it is evaluated. source: the expression; None for
+        none."""
         if source is None or self._branches:
             return None
         terms = self._terms(source)
         return terms if all(not name or self._loop_index(name) is not None for name in terms) else None
 
     def note_sum(self, name: str, terms: dict[str, int] | None) -> None:
-        """Note that the variable `name` is a sum of indices of loops, from here to its next assignment; or that it is
-        none. terms: what `sum_of` returned.
-        """
+        """Note that a variable is a sum of indices of loops until it is assigned again. name: of the variable. terms:
+        as `sum_of` returns them; None if it is no such sum."""
         self._sums.pop(name, None)
         value = self.env.get(name)
         if terms is not None and isinstance(value, Data) and value.type == INT:

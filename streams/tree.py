@@ -38,10 +38,11 @@ def bytes_of(type_: ElementType) -> int:
 
 @dataclass(frozen=True)
 class StreamDecl:
-    """A declared stream or array of streams. depth: capacity in elements. packing: elements of one transfer. shape: of
-    the array, empty for a single stream. first: number of its first element among all streams of the region. order: in
-    which it carries the tokens of a tensor, None if it is not stated. buffer_of: the name of the task between whose
-    parts it is (`double_buffer`), "" for a stream of the program."""
+    """A declared stream or array of streams. name: with the calls of regions around it. type: of an element. depth: in
+    elements. packing: elements that move together. shape: of the array; () for a single stream. place: of the
+    declaration. first: the number of its first stream among all of the region. order: in which it carries the tokens of
+    a tensor; None if that is not stated. buffer_of: for a stream between the parts of a double buffered task, the name
+    of the task; "" for a stream of the program."""
 
     name: str
     type: ElementType
@@ -59,11 +60,12 @@ class StreamDecl:
         return prod(self.shape)
 
     def element(self, number: int) -> str:
-        """Return the name of an element with its indices. number: counted from `first`, row-major."""
+        """Return the name of one stream of the array with its indices. number: of the stream among all of the
+        region."""
         return self.name + (f"[{','.join(map(str, self.index(number)))}]" if self.shape else "")
 
     def index(self, number: int) -> tuple[int, ...]:
-        """Return the indices of an element. number: as in `element`."""
+        """Return the indices of one stream of the array, row-major. number: of the stream among all of the region."""
         index = []
         for size in reversed(self.shape):
             number, i = divmod(number, size)
@@ -73,14 +75,17 @@ class StreamDecl:
 
 @dataclass(frozen=True)
 class Collective:
-    """An exchange of tiles among the instances of a task, at one place of the program. Instances that differ along
-    `axes` of its grid only are a group. what: the function of the language. op: that combines tiles, "" for an
-    all-gather. axis: of the tile, along which it is gathered or cut; None for an all-reduce. inserted: it stands before
-    a store or an assignment, whose layout asks for it.
+    """An exchange of tiles among instances of a task, at one place of the program. Instances that differ only along
+    some axes of the grid are a group.
 
-    arrays: of streams, one row a group. Of an all-reduce there are two, one column for each instance of the group but
-    the first: the first one gets the values of the others, and puts the result to them. Of others there is one, one
-    column for each instance of the group, which puts there to each other one, in order."""
+    what: the function of the language. task: the name of the task. op: "+" or "max", by which tiles are combined; ""
+    for an all-gather. axes: the axes of the grid. axis: of the tile, along which it is gathered or cut; None for an
+    all-reduce. place: where it stands. inserted: whether it is no call in the program, but stands before a store or an
+    assignment whose layout asks for it.
+
+    arrays: its streams, in arrays [groups, columns]. An all-reduce has two arrays with a column for each instance of a
+    group but the first: from the others to the first one, and the results back. Any other collective has one array with
+    a column for each instance of a group; on it the instance puts to each other instance in turn."""
 
     what: str
     task: str
@@ -93,21 +98,20 @@ class Collective:
 
     @property
     def size(self) -> int:
-        """Bytes that one execution moves over streams, in all groups together."""
+        """Bytes that pass its streams in one execution, in all groups together."""
         return sum(array.size * bytes_of(array.type) for array in self.arrays)
 
 
 def peers(member: int, others: int) -> list[tuple[int, int]]:
-    """Return from which streams an instance of a group gets in an exchange in which each one puts to each other one:
-    the number of the one that puts, and the column of its stream (`Collective.arrays`). member: the number of the
-    instance in its group, from 0. others: how many other instances the group has.
-    """
+    """Return from which streams an instance gets its tiles, in an exchange in which each instance of a group puts to
+    each other one: for each, the number of the instance that puts, and the column of its stream (`Collective.arrays`).
+    member: the number of the instance in its group, from 0. others: the number of other instances in the group."""
     return [(source, member - (source < member)) for source in range(others + 1) if source != member]
 
 
 @dataclass(frozen=True)
 class SizeDecl:
-    """A size that each run gives. value: in this reading. largest: its largest value; the least is 1."""
+    """A size that a run gives. value: in this reading. largest: its largest value; the smallest is 1."""
 
     name: str
     value: int
@@ -117,8 +121,8 @@ class SizeDecl:
 
 @dataclass(frozen=True)
 class TensorDecl:
-    """A tensor off the chip: an argument of the region. sized: its axes whose sizes each run gives, each with its size
-    as an expression of them."""
+    """A tensor off the chip, an argument of the region. sized: the axes whose sizes a run gives: the number of the
+    axis, and its size as an expression of the sizes."""
 
     name: str
     type: ElementType
@@ -128,9 +132,9 @@ class TensorDecl:
 
 @dataclass(frozen=True)
 class TaskParameter:
-    """A parameter of a task. tensor: what args= binds to it, None without args=. type: element type and shape of the
-    whole tensor, None if neither a tensor nor an annotation states them. layout: the text of `Layout(...)`, None if it
-    is not stated: a copy everywhere. place: of the annotation, or of the name without one."""
+    """A parameter of a task. tensor: that `args=` binds to it; None without. type: element type and shape of the whole
+    tensor; None if neither a tensor nor an annotation states them. layout: the text in `Layout(..)`; None if there is
+    none, which means a copy in every instance. place: of the annotation, or of the name."""
 
     name: str
     tensor: TensorDecl | None
@@ -140,17 +144,18 @@ class TaskParameter:
 
     @property
     def is_open(self) -> bool:
-        """Whether the layout asks for labels, by ?."""
+        """Whether its layout has a ?, for which a label is to be found."""
         return OPEN in (self.layout or "")
 
 
 @dataclass(frozen=True)
 class TaskDecl:
-    """A declared task. name: with the regions around it, such as pair.producer. mapping: sizes of its grid of
-    instances. body: its function. rates: work that its datapath does in a cycle, by kernel, as stated. double_buffer:
-    it asks for parts that load and store while it computes (`double_buffer`). whole, part: of such a part, the task,
-    and which part it is; None and "" for a whole task.
-    """
+    """A declared task.
+
+    name: with the calls of regions around it, such as pair.producer. mapping: the sizes of its grid. body: its
+    function. parameters: in order. rates: what its datapath does in a clock cycle, by kernel, as the task states it.
+    double_buffer: whether it asks for parts that load and store while it computes. whole, part: for such a part, the
+    task that it is a part of, and which part it is; None and "" for a task of the program."""
 
     name: str
     mapping: tuple[int, ...]
@@ -168,8 +173,8 @@ Needs = tuple[tuple[int, bool, int], ...]
 
 
 class Node:
-    """A node of a tree. needs: of all operations below. even: they hold for every outcome of its branches;
-    otherwise they are the largest of each arm."""
+    """A node of the tree of operations. needs: the tokens that all operations below it put and get. even: whether these
+    numbers hold for every outcome of branches on data; if not, they are the largest of the arms."""
 
     __slots__ = ("even", "needs")
 
@@ -188,9 +193,9 @@ class Op(Node):
 
 
 class Beat(Node):
-    """Puts and gets that fire together, and the clock cycles that they take. A beat without operations takes its time
-    only. place: of its first operation or statement of cycles. fixed: those of its cycles that kernels with more units
-    would take as well."""
+    """Puts and gets that fire together, and the clock cycles that they take. ops: () for a beat that only takes time.
+    place: of the first operation, or of what takes cycles. fixed: how many of the cycles higher rates would not
+    shorten."""
 
     __slots__ = ("cycles", "fixed", "ops", "place")
 
@@ -200,7 +205,7 @@ class Beat(Node):
 
 
 class FixedLoop(Node):
-    """A loop with a fixed number of iterations, all of which have the same operations. once: needs of one of them."""
+    """A loop of `times` iterations with the same operations. body: these. once: the needs of one iteration."""
 
     __slots__ = ("body", "once", "times")
 
@@ -211,7 +216,7 @@ class FixedLoop(Node):
 
 
 class Choice(Node):
-    """A branch that data decides. place: of its condition."""
+    """A branch that data decide. arms: the operations of each arm. place: of its condition."""
 
     __slots__ = ("arms", "place")
 
@@ -230,9 +235,8 @@ Body = tuple[Node, ...]
 
 
 def total(body: Iterable[Node]) -> tuple[Needs, bool]:
-    """Return how many tokens all operations of a body put on and get from each stream, sorted, and whether these counts
-    hold for every outcome of its branches.
-    """
+    """Return the numbers of tokens that a body puts on and gets from each stream, sorted, and whether these hold for
+    every outcome of its branches on data."""
     counts: dict[tuple[int, bool], int] = {}
     even = True
     for node in body:
@@ -248,7 +252,7 @@ def branches(body: Body) -> bool:
 
 
 class Nodes:
-    """Makes nodes, each distinct one once."""
+    """Makes the nodes of trees, each distinct one once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], Node] = {}
@@ -261,16 +265,13 @@ class Nodes:
         return made
 
     def beat(self, ops: tuple[Op, ...], cycles: int, place: Place, fixed: int = 0) -> Node:
-        """Return a beat. ops: puts and gets that fire together. cycles: clock cycles that they take. place, fixed: as
-        of `Beat`.
-        """
+        """Return a beat. ops, cycles, place, fixed: as for `Beat`."""
         key = ("beat", ops, cycles, place, fixed)
         return self._made.get(key) or self._made.setdefault(key, Beat(ops, cycles, place, fixed))
 
     def repeat(self, times: int, body: Body) -> Body:
-        """Return a body that repeats `body` so many times, an empty one for 0; a loop that holds nothing but a loop is
-        one loop.
-        """
+        """Return a body that repeats another one; an empty one for 0 times. A loop whose body is a single loop becomes
+        one loop."""
         if times <= 0 or not body:
             return ()
         if times == 1:
@@ -281,18 +282,16 @@ class Nodes:
         return (self._made.get(key) or self._made.setdefault(key, FixedLoop(times, body)),)
 
     def choice(self, arms: Sequence[Body], place: Place) -> Body:
-        """Return a branch on data as a body. place: of its condition. At least one arm is needed; arms with the same
-        operations in the same order are no branch.
-        """
+        """Return a branch on data as a body. If all arms have the same operations in the same order, they are returned
+        without a branch. arms: at least one. place: of the condition."""
         if all(same(arm, arms[0]) for arm in arms[1:]):
             return arms[0]
         key = ("choice", place, *arms)
         return (self._made.get(key) or self._made.setdefault(key, Choice(tuple(arms), place)),)
 
     def loop(self, iterations: Sequence[tuple[int, Body]]) -> Body:
-        """Return the body of all iterations. iterations: (how often in a row, operations of one of these iterations).
-        Iterations that repeat with a period of at most `PERIOD` become one loop.
-        """
+        """Return the body of all iterations of a loop; iterations that repeat with a period of at most `PERIOD` become
+        one loop. iterations: for each run of equal iterations, their number, and the operations of one of them."""
         runs: list[tuple[int, Body]] = []
         for times, body in iterations:
             if not body:
@@ -311,9 +310,8 @@ class Nodes:
 
 
 def same(a: Body, b: Body) -> bool:
-    """Return whether the bodies a and b have the same operations, with the same cycles, in the same order, wherever
-    they are written.
-    """
+    """Return whether two bodies have the same operations, with the same cycles, in the same order; their places may
+    differ."""
     if a == b:
         return True
     if len(a) != len(b):
@@ -336,11 +334,13 @@ def same(a: Body, b: Body) -> bool:
 
 @dataclass(frozen=True)
 class Instance:
-    """A task instance with its operations (`body`). tid: its point of the grid. whole: they are all of them; otherwise
-    a mistake ended the reading. ran: the statements that it runs, each as (line, column), and of loops with known trips
-    also (line, column, trips). orders: of the ends of streams that show one, by stream and whether it is put on. beats:
-    the operations in beats, if the reading is timed.
-    """
+    """A task instance with its operations.
+
+    name: such as `gemm[0,1]`. task: its task. tid: its indices in the grid of the task. body: the operations. whole:
+    whether these are all; if not, a mistake ended the reading. ran: the statements that it runs, each as (line,
+    column); of loops with a known number of iterations also (line, column, iterations). orders: the orders that
+    statements show at the ends of streams, by the number of the stream and whether the end puts. beats: the operations
+    in beats, if the reading is timed; else ()."""
 
     name: str
     task: TaskDecl
@@ -354,14 +354,14 @@ class Instance:
 
 @dataclass(frozen=True)
 class Region:
-    """A region that is read: its streams, its task instances, its arguments, and the source with what the reader found.
-    Streams and tasks of the regions that it calls are among them. tensors: its arguments off the chip. name: of the
-    function, "" for a whole file. contexts: the names that each task sees, by its name. by_data: loops that take time,
-    and whose trips data decides; found if the reading is timed. collectives: their streams are the last ones of
-    `streams`. rates: of library kernels. float_add: cycles of an addition of floats. variants: of library kernels.
-    timed: instances have their beats. buffered: names of tasks that have double buffering although they do not ask for
-    it. sizes: that each run gives.
-    """
+    """A region that was read, with the regions that it calls.
+
+    source: the text and its findings. streams, tasks, instances: of this region and of those that it calls. tensors:
+    off the chip, its arguments. name: of the function; "" for a whole file. contexts: what each task sees, by the name
+    of the task. by_data: the places of loops that take time and whose number of iterations data decide, if the reading
+    is timed. collectives: their streams are the last ones of `streams`. rates, float_add, variants: as for `Datapath`.
+    timed: whether instances have beats. buffered: the names of tasks that are double buffered although they do not ask
+    for it. sizes: those that a run gives."""
 
     source: Source
     streams: tuple[StreamDecl, ...]
@@ -380,9 +380,8 @@ class Region:
     sizes: tuple[SizeDecl, ...] = ()
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:
-        """Return the declaration of a stream, and its name with indices. number: of the stream, among all of the
-        region, from 0.
-        """
+        """Return the declaration of a stream, and the name of the stream with its indices. number: of the stream among
+        all of the region, from 0."""
         decl = self.streams[bisect_right(self._firsts, number) - 1]
         return decl, decl.element(number - decl.first)
 

@@ -28,12 +28,13 @@ ELEMENTS = 1 << 12
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Return whether a static value is a whole number; one that stands for many is used as one."""
+    """Return whether a static value is a whole number; a `SymbolicNumber` that is one counts."""
     return isinstance(value, int) or (isinstance(value, SymbolicNumber) and value.element is INT)
 
 
 class Limit(int):
-    """A limit of the check. Numbers that stand for many are not compared with it: it is no rule of the language."""
+    """A limit of the check, such as a largest number of loops. A `SymbolicNumber` is not compared with it, since the
+    limit is no rule of the language."""
 
 
 BOOLEAN = ElementType("boolean")
@@ -42,7 +43,8 @@ FLOAT = ElementType("float")
 
 
 class SymbolicNumber:
-    """Base of numbers that stand for many at once (`symbolic.domain`). They are static. element: their type."""
+    """Base of numbers that stand for many values at once, in a proof for all sizes (`symbolic.domain`). element: their
+    type."""
 
     __slots__ = ()
     element = INT
@@ -58,10 +60,10 @@ class Static:
 
 @dataclass(frozen=True)
 class Data:
-    """A value that is known in the run only. type: of a tile or a tensor that of its shard; None if it is not known
-    either. futures: the gets whose tokens it is, each until something reads it; several after a branch. dist: what the
-    shards of all instances are together. tensor: the parameter whose elements it names, "" for a value of its own.
-    unwritten: of an expression of tiles that what reads it computes, None for a value that is kept."""
+    """A value that only the run knows. type: of a tile or tensor that of its shard; None if it is not known. futures:
+    the numbers of the gets whose token it may be; several after a branch; () once it is read. dist: what is known about
+    the values on all instances. tensor: the parameter of which it names elements; "" for a value of its own. unwritten:
+    for an expression that is computed where it is read, its work; None for a value in a tile."""
 
     type: ElementType | None = None
     futures: frozenset[int] = frozenset()
@@ -121,7 +123,7 @@ def type_of(value: Value) -> ElementType | None:
 
 
 def distribution_of(value: Value, varies: bool) -> Distribution:
-    """Return the distribution of a value. varies: a static value differs between instances; not read for data."""
+    """Return what is known about a value on all instances. varies: whether a static value differs between instances."""
     if isinstance(value, Data):
         return value.dist
     return LOCAL if varies else constant(value.value if isinstance(value.value, int | float) else None)
@@ -159,9 +161,8 @@ Evaluate = Callable[[syn.ExpressionNode], Value]
 
 
 def element_type(node: syn.ExpressionNode, constants: Evaluate) -> ElementType:
-    """Read a type, such as `i32` or `f32[4, 4]`. constants: evaluates sizes and names. Raises `Refusal` for what is no
-    element type, and for sizes that are not known before the run or below 1.
-    """
+    """Return the type that an expression such as `i32` or `f32[4, 4]` names. constants: evaluates sizes and names.
+    Raises `Refusal` for anything that is no type, and for sizes that are not known before the run or below 1."""
     if isinstance(node, syn.Infix) and node.op == "@":
         return element_type(node.left, constants)
     if isinstance(node, syn.Identifier):
@@ -179,9 +180,8 @@ def element_type(node: syn.ExpressionNode, constants: Evaluate) -> ElementType:
 
 
 def sizes(node: syn.ExpressionNode, constants: Evaluate) -> tuple[int, ...]:
-    """Read positive sizes: one, several separated by commas, or a constant that is a tuple. constants: evaluates them.
-    Raises `Refusal` for what is no whole number of at least 1.
-    """
+    """Return the sizes in an expression: one, several separated by commas, or a constant that is a tuple. constants:
+    evaluates them. Raises `Refusal` for any size that is no whole number of at least 1."""
     if syn.is_listed(node):
         return tuple(positive(part, constants) for part in node.items)
     value = constants(node)
@@ -194,7 +194,8 @@ def sizes(node: syn.ExpressionNode, constants: Evaluate) -> tuple[int, ...]:
 
 
 def positive(node: syn.ExpressionNode, constants: Evaluate) -> int:
-    """Read a whole number of at least 1. constants: evaluates it. Raises `Refusal` for anything else."""
+    """Return the whole number, at least 1, that an expression is. constants: evaluates it. Raises `Refusal` for any
+    other value."""
     return _positive(constants(node), node)
 
 
@@ -206,9 +207,8 @@ def _positive(value: Value, node: syn.ExpressionNode) -> int:
 
 
 def integer(node: syn.ExpressionNode, constants: Evaluate) -> int:
-    """Read a whole number. constants: evaluates it. Raises `Refusal` for what is no integer that is known before the
-    run.
-    """
+    """Return the whole number that an expression is. constants: evaluates it. Raises `Refusal` if it is no integer that
+    is known before the run."""
     return _integer(constants(node), node)
 
 
@@ -223,9 +223,9 @@ def _integer(value: Value, node: syn.ExpressionNode) -> int:
 
 
 class StreamAnnotation(NamedTuple):
-    """What `Stream[T, N, P][shape] @ Order("...")` states. type: T. depth: N, in elements. packing: P, elements of a
-    transfer. shape: of the array of streams, () for a single one. depth, packing, order: None if they are not written.
-    """
+    """What `Stream[T, N, P][shape] @ Order("...")` states. type: T. depth: N, in elements. packing: P, elements that
+    move together. shape: of the array of streams; () for a single one. order: of the tokens. depth, packing, order:
+    None if they are not written."""
 
     type: ElementType
     depth: int | None
@@ -235,8 +235,8 @@ class StreamAnnotation(NamedTuple):
 
 
 class TensorType(NamedTuple):
-    """What `f32[64, 64] @ Layout("S0R")` states. type: None if the annotation is not one of this language. layout: the
-    text, None if there is none."""
+    """What `f32[64, 64] @ Layout("S0R")` states. type: None if the annotation is no type of this language. layout: the
+    text in `Layout(..)`; None if there is none."""
 
     type: ElementType | None
     layout: str | None
@@ -255,23 +255,21 @@ def unquoted(node: syn.ExpressionNode) -> syn.ExpressionNode:
 
 
 def last_name(node: syn.ExpressionNode) -> str:
-    """Return the name of what an expression calls, subscripts or names: `Stream` for `Stream[i32, 4][3]` and
-    `x.Stream`; "" for other expressions.
-    """
+    """Return the last name of what an expression calls, subscripts or names: `Stream` for `Stream[i32, 4][3]` and for
+    `x.Stream`; "" for other expressions."""
     while isinstance(node, syn.Subscript | syn.Invocation):
         node = node.base if isinstance(node, syn.Subscript) else node.function
     return node.name if isinstance(node, syn.Attribute | syn.Identifier) else ""
 
 
 def is_stream(node: syn.ExpressionNode) -> bool:
-    """Return whether an expression is meant to be the type of a stream: whether it has the name `Stream`. Raises
-    `Refusal` as `unquoted`.
-    """
+    """Return whether an annotation is meant to be the type of a stream, because its last name is `Stream`. Raises
+    `Refusal` as `unquoted`."""
     return last_name(_parted(node)[0]) == "Stream"
 
 
 def is_size(node: syn.ExpressionNode) -> bool:
-    """Return whether an annotation declares a size that each run gives: whether it has the name `Size`."""
+    """Return whether an annotation declares a size that a run gives, because its last name is `Size`."""
     return last_name(node) == "Size"
 
 
@@ -284,9 +282,9 @@ def _parted(node: syn.ExpressionNode) -> tuple[syn.ExpressionNode, syn.Expressio
 
 
 def stream_type(node: syn.ExpressionNode, constants: Evaluate) -> StreamAnnotation:
-    """Read `Stream[T, N, P]` or `Stream[T, N, P][shape]`, alone or with an order. constants: evaluates sizes. Raises
-    `Refusal` for what is no such type, and for numbers that are not known before the run.
-    """
+    """Return what an annotation `Stream[T, N, P]` or `Stream[T, N, P][shape]`, alone or with an order, states.
+    constants: evaluates sizes. Raises `Refusal` for anything that is no such type, and for numbers that are not known
+    before the run."""
     shape: tuple[int, ...] = ()
     node, added = _parted(node)
     if isinstance(node, syn.Subscript) and isinstance(node.base, syn.Subscript):
@@ -325,10 +323,10 @@ def _order(node: syn.ExpressionNode, kind: ElementType, constants: Evaluate) -> 
 
 
 def tensor_type(node: syn.ExpressionNode, constants: Evaluate) -> TensorType:
-    """Read the annotation of a tensor or of a parameter: an element type, alone, with `@ Layout(...)`, or in
-    `Annotated[..., Layout(...)]`. An annotation by names of other modules, or by Python's own types, states nothing:
-    both fields of the result are None. constants: evaluates sizes and names. Raises `Refusal` for what is no type or no
-    layout."""
+    """Return what the annotation of a tensor or of a parameter states: an element type, alone, with `@ Layout(...)`, or
+    in `Annotated[..., Layout(...)]`. An annotation by names of other modules, or by Python's own types, states nothing:
+    both fields of the result are None. constants: evaluates sizes and names. Raises `Refusal` for anything that is no
+    type or no layout."""
     node = unquoted(node)
     kind, layout = node, None
     if isinstance(node, syn.Infix) and node.op == "@":

@@ -27,7 +27,7 @@ PORT_BITS = 512
 
 
 class TileWord(NamedTuple):
-    """Elements of a tile that one cycle takes: rows and columns, which divide those of the tile."""
+    """Elements of a tile that one cycle takes, as a block of rows and columns; both divide those of the tile."""
 
     rows: int
     columns: int
@@ -47,22 +47,22 @@ def matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def divisor(size: int, most: float) -> int:
-    """Return the largest divisor of a size that is at most `most`, and at least 1."""
+    """Return the largest divisor of `size` that is at most `most`; 1 if `most` is less than 1."""
     return next(n for n in range(max(1, min(size, int(most))), 0, -1) if size % n == 0)
 
 
 def word(shape: Sequence[int], most: float) -> TileWord:
-    """Return the largest word of whole rows, or of a part of a row, with at most `most` elements. shape: of the
-    tile.
-    """
+    """Return the largest word of a tile that is a part of one row, or several whole rows. shape: of the tile. most: the
+    most elements of the word."""
     rows, columns = matrix(shape)
     part = divisor(columns, most)
     return TileWord(divisor(rows, most / columns) if part == columns else 1, part)
 
 
 def block_word(shape: Sequence[int], block: tuple[int, int], most: float) -> TileWord:
-    """The largest word that a loop over blocks takes of a tile, with at most `most` elements: of a part of a row of a
-    block, of rows of several blocks beside each other, or of several such rows. block: rows and columns of a block."""
+    """Return the largest word of a tile that lies in blocks: a part of a row of one block, a row of several blocks side
+    by side, or several such rows. shape: of the tile. block: rows and columns of a block. most: the most elements of
+    the word."""
     rows, columns = block
     if columns > most:
         return TileWord(1, divisor(columns, most))
@@ -72,21 +72,21 @@ def block_word(shape: Sequence[int], block: tuple[int, int], most: float) -> Til
 
 
 def row_word(shape: Sequence[int], most: float) -> TileWord:
-    """Return the word of a kernel that combines the elements of each row pair by pair: its columns are a power of 2.
-    shape: of the kernel's operand. most: elements of the word.
-    """
+    """Return the word of a kernel that combines the elements of each row pair by pair, so that it has a power of 2
+    columns. shape: of the operand. most: the most elements of the word."""
     rows, columns = matrix(shape)
     part = gcd(columns, 1 << max(0, min(columns, int(most)).bit_length() - 1))
     return TileWord(divisor(rows, most / part), part)
 
 
 def product_word(shape: Sequence[int], most: float, turned: int = 0) -> TileWord:
-    """Return the word of sums of a product that are added to in a cycle: the largest one of at most `most` sums, and of
-    several that with most columns. shape: of the product, its last two sizes rows and columns. turned: the length of
-    the sum, if the right operand is read as the transpose of a tile, else 0. Then a word takes a row of a tile for each
-    of its columns too, and streams cut each row into its elements: of several ways that with fewest rows and columns is
-    taken, and none with all rows of a tile of more than `REGISTERS` elements.
-    """
+    """Return the sums of a matrix product to which one cycle adds: the largest word of the result with at most `most`
+    elements, and of several the one with most columns.
+
+    shape: of the result; its last two sizes are rows and columns. turned: the length of a sum if the right operand is
+    read as the transpose of a tile, else 0. If it is, each column of the word reads a row of that tile, and streams cut
+    each row of it into its elements. So of several words the one with the fewest rows and columns is taken, and none
+    with all rows of a tile of more than `REGISTERS` elements."""
     rows, columns = shape[-2:]
     most = max(1, most)
     if not turned:
@@ -99,17 +99,15 @@ def product_word(shape: Sequence[int], most: float, turned: int = 0) -> TileWord
 
 
 def comes_by_row(dtype: str, shape: Sequence[int], taken: TileWord) -> bool:
-    """Return whether a product can take its right operand from a stream while it is computed: a row for each step of
-    the sum. dtype, shape: of the operand. taken: the word of sums that are added to in a cycle.
-    """
+    """Return whether a product can take its right operand from a stream while it is computed, one row for each step of
+    the sums. dtype, shape: of the operand. taken: the sums to which one cycle adds."""
     return len(shape) == 2 and stream_word(dtype, shape).columns % taken.columns == 0
 
 
 def comes_by_column(dtype: str, shape: Sequence[int]) -> bool:
-    """Return whether a product can take the transpose of its right operand from a stream while it is computed: each
-    word has whole columns of the operand, with which sums of integers, in any order, are complete. dtype, shape: of the
-    tokens.
-    """
+    """Return whether a product can take the transpose of its right operand from a stream while it is computed. It can
+    if a word of the stream has whole columns of the operand, so that complete sums come one after another, and the
+    elements are integers, whose sums may be added in any order. dtype, shape: of the tokens."""
     return len(shape) == 2 and SCALARS[dtype].integer and stream_word(dtype, shape).columns == shape[-1]
 
 
@@ -119,9 +117,8 @@ def part_of(part: TileWord, whole: TileWord) -> TileWord:
 
 
 def stream_word(dtype: str, shape: Sequence[int]) -> TileWord:
-    """Return the word in which a tile goes over a stream: as `word`, of at most `STREAM_BITS` bits, or of a longer row
-    of integers at most `WIDE_BITS`. dtype, shape: of the tile.
-    """
+    """Return the word in which a tile goes over a stream: as `word`, with at most `STREAM_BITS` bits; for rows of
+    integers of 4 or 8 bits that are longer, at most `WIDE_BITS`. dtype, shape: of the tile."""
     most = STREAM_BITS // CPP_BITS[dtype]
     if SCALARS[dtype].integer and BITS[dtype] in (4, 8):
         most = max(most, min(shape[-1], WIDE_BITS // CPP_BITS[dtype]))
@@ -129,23 +126,20 @@ def stream_word(dtype: str, shape: Sequence[int]) -> TileWord:
 
 
 def port_elements(dtype: str, *ends: int) -> int:
-    """Return how many elements a port to the memory off the chip moves in a cycle, at most `PORT_BITS` bits. dtype: of
-    the elements. ends: numbers of elements, at multiples of which all accesses begin and end.
-    """
+    """Return how many elements a memory port moves in a cycle, at most `PORT_BITS` bits. dtype: of the elements. ends:
+    numbers of elements; all accesses begin and end at multiples of each."""
     return gcd(PORT_BITS // CPP_BITS[dtype], *ends)
 
 
 def round_elements(dtype: str, channels: int) -> int:
-    """Return the elements of a round of words: one word of `PORT_BITS` bits in each memory channel of a tensor. dtype:
-    of the elements. channels: how many there are.
-    """
+    """Return the elements of a round: one word of `PORT_BITS` bits in each memory channel of a tensor. dtype: of the
+    elements. channels: how many memory channels the tensor has."""
     return channels * port_elements(dtype)
 
 
 class MovedRounds(NamedTuple):
-    """What an iteration of the loop moves that sends a tile of a tensor to a stream in rounds of words, or receives it,
-    in elements, and the interval of the loop in cycles.
-    """
+    """How a loop moves a tile, in rounds, between a tensor in several memory channels and a stream. elements: moved in
+    one iteration. interval: clock cycles from one iteration to the next."""
 
     elements: int
     interval: int
@@ -155,20 +149,19 @@ class MovedRounds(NamedTuple):
 
 
 def moved_rounds(dtype: str, channels: int, taken: int) -> MovedRounds:
-    """Return how a tile moves between a tensor in several memory channels and a stream: each port moves a word in a
-    cycle at most, and the stream one too. dtype: of the elements. channels: how many there are. taken: elements of a
-    word of the stream (`stream_word`). The tile has a whole number of rounds (`round_elements`) and of words.
-    """
+    """Return how a tile moves in rounds between a tensor in several memory channels and a stream. Each memory port, and
+    the stream, moves at most one word in a cycle. dtype: of the elements. channels: how many there are. taken: elements
+    of a word of the stream (`stream_word`). The tile must be a whole number of rounds (`round_elements`) and of
+    words."""
     each = round_elements(dtype, channels)
     elements = lcm(each, taken)
     return MovedRounds(elements, max(elements // each, elements // taken))
 
 
 def round_word(dtype: str, shape: Sequence[int], channels: int) -> TileWord | None:
-    """Return the part of a tile that is a round of words, which a cycle takes where the tile is loaded or stored in one
-    piece; None if it is not a part of a row, or whole rows. dtype, shape: of the tile. channels: memory channels of the
-    tensor.
-    """
+    """Return the part of a tile that one round moves in a cycle, as rows and columns, where the tile is loaded or
+    stored in one piece; None if a round is neither a part of a row nor whole rows. dtype, shape: of the tile. channels:
+    memory channels of the tensor."""
     rows, columns = matrix(shape)
     count = round_elements(dtype, channels)
     taken = TileWord(max(1, count // columns), min(count, columns))
