@@ -245,9 +245,8 @@ def _shapes(readings: Sequence[Region]) -> Iterable[tuple[tuple[int, ...], ...]]
 
 
 def unit_names(instances: Sequence[str]) -> list[str]:
-    """Return names of units for the names of task instances, in order, each name once: letters, digits and underscores,
-    such as `gemm_1_2` of `gemm[1,2]`.
-    """
+    """Return names of units for task instances, in order, no two the same. They have letters, digits and underscores
+    only, such as `gemm_1_2` for `gemm[1,2]`. instances: the names of the instances."""
     names: list[str] = []
     taken: set[str] = set()
     for instance in instances:

@@ -33,7 +33,8 @@ LIMITS = f"the check makes at most {MOVES} moves of task instances, and {BEATS} 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a check of `region`. findings: errors first, then warnings, in the order of causes."""
+    """The result of a check of `region`. findings: errors first, then warnings; among errors, causes come before what
+    follows from them (the order of `source.CODES`)."""
 
     region: Region
     findings: tuple[SourceFinding, ...]

@@ -165,7 +165,8 @@ class KernelVariant:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The names of the sizes in `tile`, in order."""
+        """The names of the sizes in `tile`, in order: rows, depth and columns of a product; rows and columns of other
+        kernels."""
         return ("rows", "depth", "columns") if self.kernel == "matmul" else ("rows", "columns")
 
     def layout(self, number: int) -> str:
@@ -174,7 +175,7 @@ class KernelVariant:
         return self.layouts[number] if self.layouts else ROWS
 
     def vector(self, number: int) -> int:
-        """Return the elements of an operand that are taken in a cycle. number: of the operand, from 0."""
+        """Return how many elements of a row of an operand are taken in a cycle. number: of the operand, from 0."""
         return self.vectors[number] if self.vectors else 1
 
     def call_tile(self, number: int) -> tuple[int, ...]:
@@ -313,7 +314,7 @@ class Datapath:
         return block_word(shape, block, most) if block else word(shape, most)
 
     def lanes(self, kernel: str) -> float:
-        """Return how many elements a kernel takes in a cycle. kernel: its name."""
+        """Return how many elements a kernel takes in a clock cycle: its rate. kernel: its name."""
         return self.rates.get(kernel, TURNED if kernel == "transpose" else self.rates.get(ELEMENTS, 1.0))
 
     def product_word(self, kind: ElementType, turned: int = 0) -> TileWord:
@@ -417,9 +418,8 @@ class Datapath:
         return self._interval(kind.dtype, 1 if sums <= MOVED else sums // taken.elements)
 
     def rows(self, kernel: str, kind: ElementType) -> LoopCycles:
-        """Return the cycles of a kernel on rows. kernel: softmax, layernorm or rmsnorm; `KeyError` for another. kind:
-        the type of the operand.
-        """
+        """Return the clock cycles of a kernel on whole rows. kernel: softmax, layernorm or rmsnorm; `KeyError` for
+        another. kind: the type of the operand."""
         taken = self.row_word(kernel, kind.shape)
         columns = kind.shape[-1]
         mean = 1 if columns & (columns - 1) == 0 else DEPTHS["div"]  # a power of 2 divides as a product

@@ -67,7 +67,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class RegionDecl:
-    """A region function, and the scope in which it stands."""
+    """A region function of a file. body: the function. scope: the names that it sees."""
 
     body: syn.FunctionDefinition
     scope: Scope

@@ -126,7 +126,7 @@ class RegionContext:
 
     @property
     def nodes(self) -> Nodes:
-        """What makes the nodes of trees, for all regions of the file."""
+        """Makes the nodes of bodies, for all regions of the file."""
         return self.reading.nodes
 
     def step(self, node: syn.SyntaxNode, count: int = 1) -> None:

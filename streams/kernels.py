@@ -56,7 +56,7 @@ class KernelOperand:
 
     @property
     def text(self) -> str:
-        """What the program writes for it, or what it is called; for messages."""
+        """Its expression in the program, or what messages call it."""
         return self.written if isinstance(self.written, str) else short(self.written)
 
     @property
@@ -71,7 +71,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a kernel. mesh: size of each axis of the task's grid. options: such as axis, by name."""
+    """A call of a kernel. operands: in order. mesh: the size of each axis of the task's grid. options: such as axis, by
+    name."""
 
     kernel: LibraryKernel
     operands: Sequence[KernelOperand]

@@ -45,7 +45,7 @@ class Distribution:
 
     @property
     def local(self) -> bool:
-        """Whether nothing is known about what other instances hold of the value."""
+        """Whether nothing is known about the values on other instances."""
         return self.labels is None and not self.uniform
 
     @property

@@ -130,9 +130,8 @@ class Stores(KernelExpressions):
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def shows(self, stream: int, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
-        """Note the order that an end of a stream shows, as `Expressions.shows` says; none if two of its statements show
-        different ones.
-        """
+        """Record in `shown` the order in which an end of a stream goes through a tensor. If two statements show
+        different orders, the end shows none. The arguments are those of `Expressions.shows`."""
         found, known = None, self.shown.get((stream, put), self)
         if known is None:
             return
@@ -158,9 +157,8 @@ class Stores(KernelExpressions):
         self.bound = (*self.bound, *(None for _ in names))
 
     def bind_indices(self) -> None:
-        """Note in `bound` the values that the indices of the innermost loop have now, at the beginning of an iteration.
-        A later statement compares them, to see whether the body has given an index another value.
-        """
+        """Record in `bound` the values that the indices of the innermost loop have at the beginning of an iteration.
+        Later statements compare them, to see whether the body has assigned another value to an index."""
         depth = len(self.nest) - self.entered
         self.bound = (*self.bound[:depth], *(self.env.get(name) for name, _ in self.nest[depth:]))
 
@@ -442,8 +440,8 @@ class Paths(Stores):
         return tuple(out)
 
     def prune(self) -> None:
-        """Forget futures that no variable holds any more, and report those of them that nothing has read. Inside an arm
-        of a branch none is reported, because the other arm may still hold it."""
+        """Forget futures that no variable holds any more; add a finding for each of them that nothing has read. Inside
+        an arm of a branch none is added, because the other arm may still hold the future."""
         if not self.pending and not self.tokens:
             return
         held = {f for v in self.env.values() if isinstance(v, Data) for f in v.futures}

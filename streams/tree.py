@@ -183,7 +183,8 @@ class Node:
 
 
 class Op(Node):
-    """A put or a get of one token. stream: its number. put: whether it is a put."""
+    """A put or a get of one token. stream: the number of the stream. put: whether it is a put. place: of the
+    statement."""
 
     __slots__ = ("place", "put", "stream")
 
@@ -258,7 +259,8 @@ class Nodes:
         self._made: dict[tuple[object, ...], Node] = {}
 
     def op(self, stream: int, put: bool, place: Place) -> Op:
-        """Return a put or a get of one token. stream: its number. put: whether it is a put."""
+        """Return a put or a get of one token. stream: the number of the stream. put: whether it is a put. place: of the
+        statement."""
         key = (stream, put, place)
         made = self._made.get(key) or self._made.setdefault(key, Op(stream, put, place))
         assert isinstance(made, Op)

@@ -90,9 +90,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def compute(function: Callable[..., Any], arguments: list[Any], node: syn.SyntaxNode) -> Static:
-    """Return the result of `function` for the static values `arguments`. Raises `Refusal`, at the node, if it fails or
-    is not a number, or if an integer exceeds `LARGEST`.
-    """
+    """Return the result of a function of static values. node: whose place an error gets. Raises `Refusal` if the
+    function fails or its result is not a number, and for an integer beyond `LARGEST`."""
     bad = isinstance(node, syn.Infix) and not all(isinstance(a, int | float | SymbolicNumber) for a in arguments)
     if function in (operator.pow, operator.lshift) and not any(isinstance(a, float) for a in arguments):
         shortest = -64 if function is operator.pow and isinstance(arguments[0], int) else 0
@@ -130,9 +129,8 @@ def distribution_of(value: Value, varies: bool) -> Distribution:
 
 
 def joined(a: ElementType | None, b: ElementType | None) -> ElementType | None:
-    """Return the type of a value that is of the type a or of b, or of arithmetic with both; None if there is no such
-    type.
-    """
+    """Return the type of a value that has the type a or b, depending on the path, or of the result of arithmetic with
+    both; None if there is no such type."""
     if a == b:
         return a
     if a is None or b is None:
@@ -146,9 +144,9 @@ def joined(a: ElementType | None, b: ElementType | None) -> ElementType | None:
 
 
 def accepts(stream: ElementType, value: ElementType | None) -> bool:
-    """Return whether a stream of the type `stream` takes a value of the type `value`. Numbers without a stated type fit
-    any number type that has their kind. A value of unknown type is taken.
-    """
+    """Return whether a value may be put on a stream. stream: the type of its elements. value: the type of the value;
+    None, for an unknown type, is accepted. An integer without a stated type fits any type of numbers, a float without
+    one any floating-point type."""
     if value is None or value == stream:
         return True
     if stream.shape or value.shape:

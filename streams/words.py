@@ -34,7 +34,7 @@ class TileWord(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many elements a word has: rows times columns."""
+        """How many elements it has: rows times columns."""
         return self.rows * self.columns
 
     def __str__(self) -> str:

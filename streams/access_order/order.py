@@ -138,7 +138,8 @@ class ProgramOrder:
         return self._of(body)[stream][1][-1] if stream in self._of(body) else 0
 
     def before(self, body: Body, moment: Moment, stream: int) -> int:
-        """Return how many tokens of a stream, given by its number, a body moves before a moment in it."""
+        """Return how many tokens of a stream a body has moved at a moment. body: with the moment in it. stream: the
+        number of the stream."""
         places, counts = self._of(body).get(stream, ([], []))
         k = bisect_right(places, moment[0] - 1)
         found = counts[k - 1] if k else 0
@@ -241,5 +242,6 @@ def counters(moment: Moment) -> tuple[int, ...]:
 
 
 def nodes_of(moment: Moment) -> tuple[int, ...]:
-    """Return the index of the node in each body that a moment goes through, outermost first."""
+    """Return the indices of the nodes through which a moment goes: in the body of the instance, and in that of each
+    loop in it, the outermost first."""
     return moment[::2]

@@ -119,11 +119,11 @@ def _part(space: FusionSpace, nodes: Sequence[int]) -> FusionSpace:
 
 
 def improved(space: FusionSpace, limit: int, group: Sequence[int]) -> list[int]:
-    """Merge groups and move nodes, best gain first, while more bytes stay on chip, and return the group of each node.
+    """Return the group of each node after merges of groups and moves of nodes that keep more bytes on chip; the change
+    that gains most is made first, until none gains.
 
-    limit: in bytes. group: the number of the group of each node, to begin with; groups within the limit, without a
-    cycle.
-    """
+    limit: the most memory of a group in bytes. group: the number of the group of each node, at first; groups within the
+    limit that do not wait for each other."""
     now = list(group)
     while True:
         kept = space.kept_bytes(now)

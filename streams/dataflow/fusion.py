@@ -21,12 +21,11 @@ from .topology import topological_order
 
 @dataclass(frozen=True)
 class FusedStream:
-    """A stream as fusion sees it.
+    """A stream between two nodes, with the memory that it takes if it stays on chip.
 
-    source, target: positions of nodes. tensor_bytes: of the tensor that it moves, once. converter: index of the
-    converter that it goes through, None without one; streams of one source may share a converter (common
-    subexpression). fifo_bytes: of its FIFO. Both take memory if the stream stays on chip.
-    """
+    source, target: positions of nodes. tensor_bytes: of the tensor that it moves, each element once. converter: index
+    of the converter that it goes through; None without one; streams of one source may share a converter (common
+    subexpression). fifo_bytes: of its FIFO. FIFO and converter take memory if the stream stays on chip."""
 
     source: int
     target: int
@@ -37,12 +36,11 @@ class FusedStream:
 
 @dataclass(frozen=True)
 class FusionSpace:
-    """What fusion decides about.
+    """The numbers by which nodes are fused into groups.
 
     names: of the nodes, in topological order. own_bytes: memory of each node. streams: between the nodes.
     converter_bytes: memory of each converter. Raises `ProgramError` for sizes that do not fit together or are negative,
-    streams that lead backwards or to nodes that do not exist, and converters that streams of several sources share.
-    """
+    streams that lead backwards or to nodes that do not exist, and converters that streams of several sources share."""
 
     names: tuple[str, ...]
     own_bytes: tuple[int, ...]
@@ -156,11 +154,10 @@ class FusionSpace:
         return sum(s.tensor_bytes for s in self.streams if group[s.source] == group[s.target])
 
     def quotient_order(self, group: Sequence[int]) -> list[int]:
-        """Return the numbers of the groups so that each comes after all that it reads; of several, that with the first
-        node first. group: the number of the group of each node.
+        """Return the numbers of the groups in an order in which each comes after all groups that it reads from; where
+        several could be next, the one with the first node is. group: the number of the group of each node.
 
-        Raises `CycleError`, which names the groups of a cycle by their nodes.
-        """
+        Raises `CycleError`, which names the groups of a cycle by their nodes."""
         members = self.groups_of(group)
         title = {number: self.title(nodes) for number, nodes in members.items()}
         number_of = {name: number for number, name in title.items()}
@@ -176,12 +173,12 @@ class FusionSpace:
 
 @dataclass(frozen=True)
 class Fusion:
-    """Groups of a space.
+    """A fusion: the nodes of a space in groups.
 
-    group: of each node, counted from 1 in the order in which the groups run. limit: in bytes (C_max). bound: the most
-    bytes that any fusion under this limit can keep on chip, as far as is known. method: how it was made.
-    Raises `BudgetError` for a group over the limit, `CycleError` for groups that wait for each other.
-    """
+    group: the number of the group of each node, from 1, in the order in which the groups run. limit: the most memory of
+    a group in bytes (C_max). bound: bytes that no fusion under this limit is known to exceed on chip. method: how it
+    was found: "exact", "windows" or "printed" (the functions `exact`, `fuse` and `printed`). Raises `BudgetError` for a
+    group over the limit, `CycleError` for groups that wait for each other."""
 
     space: FusionSpace
     group: tuple[int, ...]
@@ -204,15 +201,15 @@ class Fusion:
 
     @classmethod
     def ordered(cls, space: FusionSpace, group: Sequence[int], limit: int, bound: int, method: str) -> Fusion:
-        """Return a fusion of groups with any numbers, which are numbered anew in the order in which they run. group:
-        the number of the group of each node. limit: in bytes. bound, method: as of the class. Raises as `Fusion`.
-        """
+        """Return a fusion of groups with any numbers; they are numbered again, in the order in which they run. group:
+        the number of the group of each node. limit: the most memory of a group in bytes. bound, method: as for the
+        class, and so are the errors."""
         number = {old: k for k, old in enumerate(space.quotient_order(group), 1)}
         return cls(space, tuple(number[old] for old in group), limit, bound, method)
 
     def resized(self, space: FusionSpace) -> Fusion:
-        """Return the same groups in a space with other sizes, for example with the depths of FIFOs that were found
-        later. Its bound is the bytes of all tensors, as if no group were cut. Raises `BudgetError` if a group no longer
+        """Return the same groups in a space with other sizes, for example after the depths of FIFOs were found. Its
+        bound is the bytes of all tensors, as if all could stay on chip. Raises `BudgetError` if a group no longer
         fits."""
         return replace(self, space=space, bound=space.tensor_bytes)
 
@@ -240,12 +237,13 @@ class Fusion:
 
     @property
     def off_chip_bytes(self) -> int:
-        """Bytes of the tensors that leave the chip, counted once for each stream; each is written and read."""
+        """Bytes of the tensors that leave the chip. Each stream counts once, though its tensor is both written and
+        read."""
         return self.space.tensor_bytes - self.kept_bytes
 
     @property
     def gap_bytes(self) -> int:
-        """Bytes that a better fusion could keep on chip at most; 0 if this one is proved to be the best."""
+        """How many more bytes a better fusion could keep on chip at most; 0 if this one is proved to be the best."""
         return self.bound - self.kept_bytes
 
     def __str__(self) -> str:

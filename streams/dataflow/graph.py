@@ -43,12 +43,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class KernelNode:
-    """A kernel.
+    """A kernel of a dataflow graph.
 
-    op: what it computes, such as "matmul" or "softmax"; attributes: its parameters. memory_bytes: its own memory on
-    chip, such as accumulators, without converters and FIFOs. timing: None if not known yet. Raises `ProgramError` for
-    less memory than 0 bytes.
-    """
+    op: what it computes, such as "matmul" or "softmax". attributes: parameters of that. memory_bytes: its own memory on
+    chip, such as accumulators, without converters and FIFOs. timing: when it puts its tokens; None if not known yet.
+    Raises `ProgramError` for less memory than 0 bytes."""
 
     name: str
     op: str
@@ -114,9 +113,9 @@ class Dataflow:
 
     @classmethod
     def of(cls, nodes: Iterable[KernelNode], edges: Iterable[Edge]) -> Dataflow:
-        """Return a graph of nodes in any order, and of streams between them (`edges`): among the nodes that could come
-        next, the first given one does. Raises `ProgramError` and `CycleError` as the class.
-        """
+        """Return a graph of nodes that are given in any order. Where several nodes could come next in topological
+        order, the first given one does. edges: the streams between them. Raises `ProgramError` and `CycleError` as the
+        class."""
         given, streams = tuple(nodes), tuple(edges)
         by_name = {node.name: node for node in given}
         order = topological_order([node.name for node in given], [(edge.source, edge.target) for edge in streams])
@@ -153,9 +152,9 @@ class Dataflow:
         return self.nodes[self.index[name]]
 
     def into(self, name: str) -> tuple[Edge, ...]:
-        """Return the streams that a node reads, in the order of its operands. Raises as `node`."""
+        """Return the streams that a node reads, in the order of its operands. Raises `ProgramError` as `node`."""
         return self._into[self.node(name).name]
 
     def outof(self, name: str) -> tuple[Edge, ...]:
-        """Return the streams that a node writes, in the order of the edges. Raises as `node`."""
+        """Return the streams that a node writes, in the order of the edges. Raises `ProgramError` as `node`."""
         return self._outof[self.node(name).name]

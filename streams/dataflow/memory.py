@@ -18,7 +18,8 @@ DEPTH = 2
 
 
 class Counted(Flag):
-    """What counts as memory on chip. StreamTensor's C_max is all memory on chip, but its costs are converters alone."""
+    """What counts as memory on chip: buffers of converters, the kernels' own memory, FIFOs. StreamTensor's C_max is all
+    memory on chip, but its costs are converters alone."""
 
     CONVERTERS = auto()
     KERNELS = auto()
@@ -33,14 +34,13 @@ def fusion_space(
     shared: bool = True,
     depths: Mapping[int, int] | None = None,
 ) -> FusionSpace:
-    """Return what fusion of a graph decides about: bytes of kernels, converters, FIFOs, and of the tensors that streams
-    move.
+    """Return the numbers by which the nodes of a graph are fused: bytes of kernels, converters and FIFOs, and of the
+    tensors that streams move.
 
-    counted: what takes memory. shared: streams of one kernel that need equal converters share one. depths: of FIFOs in
-    tokens, by position of the edge, 2 where none is given; an edge with a converter has two FIFOs of this depth, one on
-    each side, and streams that share a converter share the one before it, the deepest. Raises `ProgramError` for a
-    depth below 1.
-    """
+    counted: what takes memory. shared: whether streams of one kernel that need equal converters share one. depths: of
+    FIFOs in tokens, by position of the edge; 2 where none is given. An edge with a converter has two FIFOs of this
+    depth, one on each side; streams that share a converter share the FIFO before it, which has the largest of their
+    depths. Raises `ProgramError` for a depth below 1."""
     converters: list[int] = []
     numbers: dict[tuple[object, ...], int] = {}
     streams: list[FusedStream] = []
@@ -87,19 +87,18 @@ class MemoryUse:
 
     @property
     def ratio(self) -> float:
-        """Bytes of converters over those of whole tensors; 0 for a graph without streams."""
+        """Bytes of converters divided by those of whole tensors; 0 for a graph without streams."""
         return self._of_whole(self.converters)
 
     @property
     def shared_ratio(self) -> float:
-        """Bytes of shared converters over those of whole tensors; 0 for a graph without streams."""
+        """Bytes of shared converters divided by those of whole tensors; 0 for a graph without streams."""
         return self._of_whole(self.shared)
 
     @property
     def fused_ratio(self) -> float:
-        """Bytes of shared converters and FIFOs, which streams take on chip after fusion, over those of whole tensors,
-        which they take before it; 0 for a graph without streams.
-        """
+        """Bytes of shared converters and FIFOs, which streams take on chip after fusion, divided by those of whole
+        tensors, which they take before it; 0 for a graph without streams."""
         return self._of_whole(self.shared + self.fifos)
 
     def _of_whole(self, size: int) -> float:

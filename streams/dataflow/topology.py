@@ -9,12 +9,11 @@ from ...base.errors import CycleError, ProgramError
 
 
 def topological_order(names: Sequence[str], links: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the names so that each comes after all that lead to it; where several could come next, the first in
-    `names` does.
+    """Return names in an order in which each comes after all names that have a link to it; where several could be next,
+    the first in `names` is.
 
-    links: (from, to). Raises `ProgramError` for a name that is given twice or that a link has and `names` has not, and
-    `CycleError`, which names a shortest cycle.
-    """
+    links: pairs (from, to). Raises `ProgramError` for a name that is given twice, or that is in a link but not in
+    `names`; `CycleError`, which names a shortest cycle."""
     position: dict[str, int] = {}
     for name in names:
         if name in position:

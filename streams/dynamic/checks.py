@@ -266,5 +266,5 @@ def checked_values(
 
 
 def flops_symbol(node: OperatorNode) -> sympy.Symbol:
-    """Return the symbol of a node's operations, for a node whose number of operations is known only after a run."""
+    """Return the symbol that stands for the number of operations of a node, if only a run can count them."""
     return sympy.Symbol(f"flops of {node.name}", integer=True, nonnegative=True)

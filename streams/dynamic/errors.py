@@ -15,9 +15,8 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 def users_line() -> str:
-    """Return `file:line` of the innermost call that is not of this package; the file as seen from the working
-    directory, or with its whole path if it lies elsewhere.
-    """
+    """Return `file:line` of the innermost call from outside of this package. The file is relative to the working
+    directory if it lies in it."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame):
         frame = frame.f_back
@@ -35,11 +34,10 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 class StepError(ProgramError):
-    """An operator does not take its inputs or parameters.
+    """An operator does not take its inputs or parameters, or a program is wrong.
 
-    operator: the paper's name of it. text: what is wrong. where: file:line of the user's code; None for the call that
-    is under way.
-    """
+    operator: the name of the operator in the papers, or of the method. text: what is wrong. where: `file:line` of the
+    user's code; None for the call that is under way."""
 
     def __init__(self, operator: str, text: str, where: str | None = None) -> None:
         self.operator, self.text, self.where = operator, text, where or users_line()
@@ -56,11 +54,11 @@ class TokenError(ProgramError):
 
 
 class StreamFault(ProgramError):
-    """A run met tokens that the program must not meet.
+    """A run met tokens that do not fit the program.
 
-    node: the operator's name in the program. where: its line. stream: such as "input 0". position: of the token at
-    fault in that stream, counted from 0, stops included; None if no token is at fault.
-    """
+    node: the name of the operator in the program. where: the line of the user's code that added it. stream: such as
+    "input 0". text: what is wrong. position: of the token at fault in that stream, from 0, stops included; None if no
+    token is at fault."""
 
     def __init__(self, node: str, where: str, stream: str, text: str, position: int | None) -> None:
         at = stream if position is None else f"{stream}, token {position}"

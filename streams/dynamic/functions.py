@@ -97,8 +97,9 @@ class Function(Base, ABC):
 
 
 def tiles_in(name: str, of: Sequence[DataType], count: int) -> list[TileType]:
-    """Return the operand types, which must be exactly `count` tile types. Raises `InputRefused` otherwise. name: of the
-    function, for the message."""
+    """Return the types of the operands of a function, which must be tiles. name: of the function, for the message. of:
+    the types. count: how many there must be. Raises `InputRefused` for another number, and for other types than
+    tiles."""
     tiles = [one for one in of if isinstance(one, TileType)]
     if len(tiles) != len(of) or len(of) != count:
         raise InputRefused(f"{name} takes {count} tile{'s' * (count > 1)}, not {' and '.join(map(str, of))}")

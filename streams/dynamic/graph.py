@@ -153,10 +153,9 @@ class Program:
         return made
 
     def ragged(self, name: str, at_most: int | None = None, static: bool = False) -> Dimension:
-        """Return a dimension whose size varies from group to group. name: of its symbol. at_most: the largest value, in
-        elements, which a run checks; None for none. static: the values do not depend on data. Raises `StepError` as
-        `symbol`.
-        """
+        """Return a dimension whose size differs from group to group. name: of its symbol. at_most: the largest size, in
+        elements, which a run checks; None for none. static: whether the sizes do not depend on data. Raises `StepError`
+        as `symbol`."""
         self._give([name])
         made = ragged(name, static)
         self._bound(symbol(name), at_most)
@@ -172,7 +171,7 @@ class Program:
     def input(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
         """Return a stream whose tokens a run is given. shape: sizes, the outermost dimension first. data: the type of
         its elements. Raises `StepError` if the name is taken, if there is no dimension, if the outermost one is ragged,
-        and for a number that is no size (a whole number from 0 on)."""
+        for a number that is no size (a whole number from 0 on), and for the name of a symbol that an operator made."""
         if name in self.inputs:
             raise StepError("input", f"{name} is there twice")
         self._give(shape)
@@ -194,8 +193,8 @@ class Program:
                         raise
 
     def output(self, name: str, stream: Stream) -> Stream:
-        """Name a stream whose tokens a run returns. Raises `StepError` if the name is taken, and for a stream of
-        another program."""
+        """Name a stream whose tokens a run returns; return the stream. Raises `StepError` if the name is taken, and for
+        a stream of another program."""
         if name in self.outputs:
             raise StepError("output", f"{name} is there twice")
         self._own("output", stream)
@@ -231,9 +230,9 @@ class Program:
             self._readings.setdefault(stream, []).append(StreamReader(stream, reading.node, reading.port))
 
     def add(self, operator: Operator, *streams: Stream) -> Any:
-        """Add an operator that reads `streams`. Returns its output stream, a tuple of several, or None for none. Raises
-        `StepError`, at the user's line, for streams of another program and for what the operator does not take.
-        """
+        """Add an operator that reads some streams. Return its output stream, a tuple of several, or None for none.
+        streams: its inputs, by port. Raises `StepError`, at the user's line, for streams of another program and for
+        inputs that the operator does not take."""
         where = users_line()
         if isinstance(operator, Map) and len(streams) > 1:
             zipped: Stream = self.add(Zip(), *streams)
@@ -295,7 +294,6 @@ class Program:
         return parse(text, dtype, selectors=not hasattr(data, "parts") and not hasattr(data, "dtype"))
 
     def defined(self) -> Mapping[sympy.Symbol, Any]:
-        """Return the symbols that operators made, each with the expression of other symbols that it is equal to, where
-        that is known.
-        """
+        """Return, for the symbols that operators made and of which it is known, the expression of other symbols that
+        each is equal to."""
         return self.symbols.defined

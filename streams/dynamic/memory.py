@@ -18,13 +18,12 @@ _NUMBERS = count()
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor in the memory off the chip; the last two sizes are rows and columns.
+    """A tensor in the memory off the chip; the last two sizes are rows and columns. Its tiles are numbered row-major.
 
-    shape: in elements, outermost first. dtype: of its elements, of whole bytes. data: an array of that shape; None in a
-    program without data. base: address of its first byte. Tiles are numbered in row-major order. name: "" for one with
-    a number, and then `named` is false. Raises `StepError` for elements that are no whole bytes, sizes below 1, a base
-    below 0, and data of another shape.
-    """
+    shape: in elements, the outermost size first. dtype: of its elements, of whole bytes. data: an array of that shape;
+    None in a program without data. base: the address of its first byte. name: "" for a tensor that gets a number as its
+    name; then `named` is False. Raises `StepError` for elements that are no whole bytes, sizes below 1, a base below 0,
+    and data of another shape."""
 
     shape: tuple[int, ...]
     dtype: str = "bf16"
@@ -46,9 +45,9 @@ class Tensor:
 
     @classmethod
     def of(cls, data: Array, dtype: str = "bf16", base: int = 0, name: str = "") -> Tensor:
-        """Return a tensor with this data, an array of the tensor's shape. dtype: of its elements off the chip. base:
-        address of its first byte. name: "" for one with a number. Raises `StepError` as `Tensor`.
-        """
+        """Return a tensor with values. data: an array of the tensor's shape. dtype: of its elements off the chip. base:
+        the address of its first byte. name: "" for a tensor that gets a number as its name. Raises `StepError` as
+        `Tensor`."""
         return cls(tuple(data.shape), dtype, data, base, name)
 
     def tiled(self, tile: Sequence[int]) -> tuple[int, ...]:
@@ -87,9 +86,8 @@ class TensorMemory:
         self._sizes: dict[Tensor, set[tuple[int, int]]] = {}
 
     def read(self, tensor: Tensor, index: int, tile: Sequence[int]) -> Tile:
-        """Return a tile of a tensor. index: of the tile, row-major. tile: its rows and columns. It has no data if some
-        of its elements have none. The caller has checked that the tile exists.
-        """
+        """Return a tile of a tensor; it has no data if any of its elements has none. index: of the tile, row-major.
+        tile: its rows and columns. The caller has checked that the tile exists."""
         rows, columns = tile
         written = self._written.get(tensor, {})
         if self._sizes.get(tensor, set()) <= {(rows, columns)}:

@@ -35,8 +35,8 @@ class NodeMetrics:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The metrics of a program (STeP v2, section 4.2), as expressions over its symbols. nodes: those of each
-    operator."""
+    """The metrics of a program (STeP v2, section 4.2), as expressions over the symbols of its sizes. nodes: those of
+    each operator."""
 
     program: Program
     nodes: Mapping[OperatorNode, NodeMetrics]
@@ -97,20 +97,19 @@ def metrics(
 ) -> Metrics:
     """Return the metrics of a program (STeP v2, section 4.2).
 
-    accounting: "paper", the equations of the text; "figures", what the published figures are made with: operators off
-    the chip hold one tile, not two, products hold nothing, and tiles on chip are f32. on_chip_dtype: the element type
-    of tiles on chip; None for the accounting's own. on_demand: an operator that gets no element holds nothing. Raises
-    as `Rules` and `of_node`.
-    """
+    accounting: "paper" for the equations of the text; "figures" for what the published figures are made with: operators
+    off the chip hold one tile, not two, products hold nothing, and tiles on chip are f32. on_chip_dtype: the element
+    type of tiles on chip; None for the one of the accounting. on_demand: whether an operator that gets no element takes
+    no memory. Raises `StepError` as `Rules` and `of_node`."""
     base = PAPER if accounting == "paper" else FIGURES
     rules = Rules(accounting, on_chip_dtype or base.on_chip_dtype)
     return Metrics(program, {node: of_node(node, rules, on_demand) for node in program.nodes})
 
 
 def of_node(node: OperatorNode, rules: Rules = PAPER, on_demand: bool = False) -> NodeMetrics:
-    """Return the metrics of one operator, over the whole run. rules: how memory on chip is counted. on_demand: an
-    operator whose first input has no element holds nothing. Raises `StepError`, at the user's line, if the user's count
-    of operations fails."""
+    """Return the metrics of one operator, over the whole run. rules: how memory on chip is counted. on_demand: whether
+    an operator whose first input has no element takes no memory. Raises `StepError`, at the user's line, if a user's
+    function that counts operations fails."""
     inputs, outputs = node.input_types, node.output_types
     try:
         flops = node.operator.flops(inputs, outputs)

@@ -46,9 +46,8 @@ OFF_CHIP_UNIT = "memory off the chip"
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Tokens of an input with the cycle in which each comes, in rising order. Raises `StepError` if there are not as
-    many times as tokens, if they do not rise, or for one that is not finite.
-    """
+    """Tokens of an input with the cycle in which each comes. times: rising, one for each token. Raises `StepError` for
+    another number of times than tokens, and for times that fall or are not finite."""
 
     tokens: Sequence[Token]
     times: Sequence[float]
@@ -139,7 +138,7 @@ class TimedRun(Run):
 
     @property
     def depends_on_time(self) -> bool:
-        """Whether results may depend on times: an operator chose by arrival."""
+        """Whether results may depend on times, because an operator chose an input by arrival."""
         return any(name not in self.requests for name in self.engine.chosen)
 
 
@@ -155,13 +154,13 @@ def run(
 ) -> Run:
     """Run a program for its results.
 
-    inputs: by the name of the input its tokens, their text, or tokens with times. depths: tokens that a stream holds
-    for each of its readers, for all streams or some; otherwise there is no bound. durations: the cycles that an
-    operator takes for an element or a transfer; None for none. with_data: whether tensors off the chip have values.
+    inputs: for each input, by its name, its tokens, their text, or tokens with times. depths: tokens that a stream
+    holds for each of its readers: a number for all streams, or a mapping; other streams have no bound, and with None no
+    stream has one. durations: the cycles that an operator takes for an element or a transfer; None for none. with_data:
+    whether tensors off the chip have values.
 
     Raises `StepError` for missing and unknown inputs, a feedback without a writer and a depth below 1, `StreamFault`
-    for tokens that do not fit or are left over, with their position, `StuckError` for a deadlock.
-    """
+    for tokens that do not fit or are left over, with their position, `StuckError` for a deadlock."""
     network = OperatorNetwork("run", program, inputs or {}, depths, None, durations, with_data)
     try:
         engine = network.run()
@@ -182,15 +181,15 @@ def timed(
 ) -> TimedRun:
     """Run a program with clocks (STeP v1, section 4.2; v2, section 4.3).
 
-    inputs: by the name of the input its tokens, their text, or tokens with times. depths: tokens that a stream holds
-    for each of its readers; a stream that a mapping leaves out has no bound, and with None no stream has one. rates: of
-    the memories; None for those of STeP's evaluation. durations: the cycles that an operator takes for an element or a
-    transfer, instead of the rates; a transfer then waits for no other. with_data: whether tensors off the chip have
-    values. order: of the operators' turns, which changes nothing; for tests.
+    inputs: for each input, by its name, its tokens, their text, or tokens with times. depths: tokens that a stream
+    holds for each of its readers: a number for all streams, or a mapping; other streams have no bound, and with None no
+    stream has one. rates: of the memories; None for those of STeP's evaluation. durations: the cycles that an operator
+    takes for an element or a transfer, in place of the rates; then no transfer waits for another one; None for the
+    rates. with_data: whether tensors off the chip have values. order: changes the order in which operators take turns,
+    for tests; no result depends on it. None for the usual order.
 
     Raises `StepError` for missing and unknown inputs, a feedback without a writer and a depth below 1, `StreamFault`
-    for tokens that do not fit or are left over, with their position, and `DeadlockError` with who waits for whom.
-    """
+    for tokens that do not fit or are left over, with their position, and `DeadlockError` with who waits for whom."""
     network = OperatorNetwork("timed", program, inputs or {}, depths, rates or Rates(), durations, with_data)
     engine = network.run(order)
     requests = network.off_chip.requests if network.off_chip is not None else ()

@@ -33,14 +33,13 @@ def symbol(name: str) -> sympy.Symbol:
 
 
 def sum_of(name: str) -> sympy.Symbol:
-    """Return the symbol of the sum of the values of a ragged dimension over the whole stream. name: of the dimension's
-    symbol.
-    """
+    """Return the symbol of the sum of all sizes of a ragged dimension over the stream. name: of the dimension's
+    symbol."""
     return symbol(f"Σ{name}")
 
 
 def largest_of(name: str) -> sympy.Symbol:
-    """Return the symbol of the largest value of a ragged dimension. name: of the dimension's symbol."""
+    """Return the symbol of the largest size of a ragged dimension. name: of the dimension's symbol."""
     return symbol(f"max {name}")
 
 
@@ -53,7 +52,7 @@ class _ShapePrinter(StrPrinter):  # type: ignore[misc]
 
 
 def text_of(expression: Any) -> str:
-    """Return an expression of sizes as text: `1 if B>0 else 0` in place of a Piecewise."""
+    """Return an expression of sizes as text; a choice between two values is written as `1 if B>0 else 0`."""
     return str(_ShapePrinter().doprint(expression))
 
 
@@ -65,9 +64,8 @@ class DimensionKind:
     dynamic: bool
 
     def takes(self, other: DimensionKind) -> bool:
-        """Return whether an operator that takes dimensions of this kind takes those of the other kind: who takes ragged
-        ones takes regular ones, and who takes dynamic ones takes static ones.
-        """
+        """Return whether an operator that takes dimensions of this kind also takes those of another kind: ragged
+        includes regular, and dynamic includes static."""
         return other.ragged <= self.ragged and other.dynamic <= self.dynamic
 
 
@@ -126,9 +124,9 @@ def dimension(size: Size) -> Dimension:
 
 
 def ragged(name: str, static: bool = False, total: Any = None, largest: Any = None) -> Dimension:
-    """Return a ragged dimension. name: of its symbol. static: its values do not depend on data. total, largest: the sum
-    of its values over the stream, and the largest value, numbers or expressions; None gives them symbols of their own.
-    """
+    """Return a ragged dimension. name: of its symbol. static: whether its sizes do not depend on data. total: the sum
+    of its sizes over the stream. largest: its largest size. Both are numbers or expressions; None for symbols of their
+    own."""
     most = largest_of(name) if largest is None else sympy.sympify(largest)
     return Dimension(symbol(name), True, not static, sum_of(name) if total is None else sympy.sympify(total), most)
 
@@ -212,7 +210,8 @@ class SelectorType:
 
 @dataclass(frozen=True)
 class BufferType:
-    """References to buffers. shape: outermost dimension first, in elements of type `element`."""
+    """The type of references to buffers. element: the type of their elements. shape: of a buffer, the outermost
+    dimension first."""
 
     element: DataType
     shape: tuple[Dimension, ...]
@@ -348,9 +347,8 @@ class StreamType:
 
     @classmethod
     def of(cls, shape: Sequence[Size], data: DataType) -> StreamType:
-        """Make a type. shape: outermost size first; sizes may be numbers, names of symbols, expressions or dimensions.
-        data: the type of the elements. Raises `StepError` as `dimension`.
-        """
+        """Return the type of a stream. shape: the outermost size first; a size may be a number, the name of a symbol,
+        an expression or a dimension. data: the type of the elements. Raises `StepError` as `dimension`."""
         return cls(tuple(map(dimension, shape)), data)
 
     @property

@@ -112,9 +112,9 @@ class KernelGraph:
         return found
 
     def pair(self, fifo: Fifo) -> tuple[Timing, Timing]:
-        """Return the timings of both ends of a FIFO. Raises `ProgramError` as `timing`, and if they differ in their
-        tokens, so that equations with one rate for each kernel do not hold.
-        """
+        """Return the timings of the source and the target of a FIFO. Raises `ProgramError` as `timing`, and if the
+        numbers of tokens of the two differ, since the equations hold only for one token put and one got in each
+        interval."""
         source, target = self.timing(fifo.source), self.timing(fifo.target)
         if source.tokens != target.tokens:
             raise ProgramError(
@@ -290,10 +290,9 @@ def _least(graph: KernelGraph, tight: frozenset[int], fixed: Mapping[int, int]) 
 def conservative(graph: KernelGraph) -> KernelGraph:
     """Return a graph in which every kernel has the pace of the slowest one (StreamTensor's conservative equalisation).
 
-    II' = II * max(II * T) / (II * T) of each kernel, rounded down, so that none becomes slower than the slowest. The
-    kernels must then be built with these intervals: FIFOs of these depths do not fit faster ones. Raises `ProgramError`
-    for a kernel without a timing.
-    """
+    The interval II of each kernel becomes II * max(II * T) / (II * T), rounded down, so that none becomes slower than
+    the slowest. The kernels must then be built with these intervals: the depths that follow from them are too small for
+    faster kernels. Raises `ProgramError` for a kernel without a timing."""
     timings = [graph.timing(k) for k in range(len(graph.names))]
     slowest = max((timing.interval * timing.tokens for timing in timings), default=1)
     slowed = tuple(replace(timing, interval=slowest // timing.tokens) for timing in timings)

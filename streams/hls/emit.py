@@ -465,7 +465,7 @@ def held_elements(dtype: str, packed: int) -> int:
 
 
 def tensor_bytes(tensor: OffChipTensor) -> int:
-    """Return the bytes of a tensor in the memory that the C++ function reads and writes."""
+    """Return the bytes that a tensor takes in the memory that the C++ function reads and writes."""
     return -(-prod(tensor.type.shape) * CPP_BITS[tensor.type.dtype] // 8)
 
 

@@ -33,10 +33,9 @@ Affine = tuple[dict[t.Expression, int], int]
 
 
 def indices(owner: ExpressionWriter, node: t.Expression, shape: tuple[int, ...]) -> list[Index]:
-    """Return one index for each axis of a shape. A tuple gives the indices of the first axes; the other axes are taken
-    whole. owner: writes what the indices need. node: the index. Raises `HlsError` for more indices than axes, and for
-    an index or a slice that has no C++.
-    """
+    """Return one index for each axis of a shape. owner: writes the statements that the indices need. node: the index; a
+    tuple gives the indices of the first axes, and the other axes are taken whole. shape: in elements. Raises `HlsError`
+    for more indices than axes, and for an index or a slice that has no C++."""
     given = node.items if isinstance(node, t.Group) else (node,)
     if not shape:  # a tensor without axes: any index is the whole
         return []

@@ -174,7 +174,7 @@ class ItemsKind:
 
     @property
     def known(self) -> tuple[Any, ...]:
-        """The values of the items, if they are known before the run."""
+        """The values of the items; only if `has_known`."""
         return tuple(item.known for item in self.items)
 
 
@@ -202,7 +202,7 @@ class ShardKind:
 
     @property
     def kind(self) -> ValueKind:
-        """The kind of the shard as a tile."""
+        """The type of the part of the tensor, as a tile."""
         return of_element(self.dtype, self.shape)
 
 

@@ -45,7 +45,7 @@ class OpenLoop:
 
 
 class BodyWriter(VariantWriter):
-    """Writes the body of a task instance. given, named: as `VariantWriter` takes them."""
+    """Writes the body of a task instance. given, named: the arguments of `VariantWriter`."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -55,9 +55,8 @@ class BodyWriter(VariantWriter):
         self._header = 0
 
     def write(self) -> list[str]:
-        """Return the C++ lines of the body of a task. Raises `HlsError` for what has no C++, and for more than
-        `LONGEST` lines.
-        """
+        """Return the C++ lines of the body of a task. Raises `HlsError` for anything that has no C++, and for more than
+        `LONGEST` lines."""
         try:
             self.block(fused(self.task.body, self.reads))
         except NeedsUnrolling:

@@ -97,7 +97,8 @@ class ValueWriter:
         self._count = 0
 
     def fail(self, what: str) -> NoReturn:
-        """Raise `HlsError` with the file, line and column of the statement that is being written. what: is wrong."""
+        """Raise `HlsError` with the file, line and column of the statement that is being written. what: what is
+        wrong."""
         raise HlsError(f"{self.file}:{self.place.line}:{self.place.column}: hls: {what}")
 
     def emit(self, line: str) -> None:
@@ -132,8 +133,8 @@ class ValueWriter:
         )
 
     def held(self, value: Val) -> Val:
-        """Return the value; store a tile that is a longer C++ expression in a variable first, so that it is computed
-        once."""
+        """Return a value; if it is a tile with a longer C++ expression, write it into a variable first, so that it is
+        computed once."""
         if not value.kind.shape or value.simple:
             return value
         name = self.tile(value.kind)

@@ -28,7 +28,7 @@ LARGEST = 1 << 50
 
 
 class MeshError(RsnError, ValueError):
-    """A description of a mesh is wrong. The message names the file and the field."""
+    """The description of a mesh is wrong. The message names the file and the field."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,8 @@ class MeshDescription:
         return self.rows * self.columns
 
     def tiled(self, limits: Mapping[str, int]) -> MeshDescription:
-        """Return the same mesh with other limits of its tiles: ports or bytes, by the name of the field. Raises
-        `TypeError` for a name that no field has.
-        """
+        """Return the same mesh with other limits of its tiles. limits: ports or bytes, by the name of the field
+        (`in_ports`, `out_ports` or `memory`). Raises `TypeError` for a name that no field has."""
         return MeshDescription(**{**asdict(self), **limits})
 
 

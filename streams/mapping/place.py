@@ -47,8 +47,7 @@ class Placement:
 
 def place(mapped: Mapped, machine: MeshDescription) -> Placement:
     """Return where the nodes of a mapping are placed on the mesh of a machine. Raises `MappingError` if there are more
-    nodes than tiles, or one needs more ports or bytes than a tile has.
-    """
+    nodes than tiles, or if a node needs more ports or bytes than a tile has."""
     nodes = len(mapped.groups)
     if nodes > machine.tiles:
         largest = max(range(nodes), key=lambda k: len(mapped.groups[k].shots))

@@ -44,9 +44,8 @@ def prove(mapped: Mapped) -> MappingProof:
 
 
 def mapped_region(mapped: Mapped) -> tuple[Region, dict[int, str]]:
-    """Return the mapped program as a region: a task instance for each node, a stream for each physical stream. Return
-    with it the name of the logical stream of each put and get, by the `id` of the operation.
-    """
+    """Return the mapped program as a region, with a task instance for each node and a stream for each physical stream;
+    and the name of the logical stream of each put and get, by the `id` of the operation."""
     source = mapped.graph.region.source
     decls: list[StreamDecl] = []
     names: dict[int, int] = {}

@@ -312,9 +312,8 @@ class DataOrder(Exception):
 
 
 def runs(body: Sequence[Node], streams: Set[int]) -> Iterator[Run]:
-    """Yield the order in which a body moves tokens of some streams, given by their numbers: which stream, and how many
-    of its tokens in a row. Raises `DataOrder` if data decides it.
-    """
+    """Yield the order in which a body moves tokens of some streams: pairs of a stream's number, and how many of its
+    tokens come in a row. streams: their numbers. Raises `DataOrder` if data decide the order."""
     last, count = -1, 0
     for stream, n in _runs(body, streams):
         if stream == last:
@@ -354,9 +353,8 @@ def _short(word: Iterator[Run]) -> Iterator[Run]:
 
 
 def agree(one: Body, two: Body, streams: Set[int]) -> bool:
-    """Return whether two bodies move the tokens of some streams, given by their numbers, in the same order. False if
-    data decides the order, or if it has more than `RUNS` runs.
-    """
+    """Return whether two bodies move the tokens of some streams in the same order; False if data decide the order, or
+    if it has more than `RUNS` runs. streams: their numbers."""
     a, b = runs(one, streams), runs(two, streams)
     try:
         for _ in range(RUNS):

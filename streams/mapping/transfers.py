@@ -152,9 +152,8 @@ Box = tuple[Point, Point]
 
 
 def boxes(tiles: Collection[Point]) -> list[Box]:
-    """Return boxes that cover some tiles, at least one, each once: rows of tiles along the last axis, then equal rows
-    together.
-    """
+    """Return boxes that together have each of some tiles once. Tiles side by side along the last axis are joined to a
+    row, and then equal rows to a box. tiles: at least one."""
     found = [(point, tuple(at + 1 for at in point)) for point in sorted(tiles)]
     for axis in reversed(range(len(found[0][0]))):
 

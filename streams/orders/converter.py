@@ -108,14 +108,14 @@ def _doing(order: Order, loop: int) -> str:
 
 
 def least_elements(put: Order, get: Order) -> int:
-    """Return the number of elements that any converter at all must hold at its fullest, its tokens on their way
-    included: each token is got as soon as all of its elements were put, and an element is held until the last token
-    with it is got.
+    """Return a lower bound of the elements that any converter between two orders holds at its fullest, with the tokens
+    that it is getting and putting. Each token is taken to be got as soon as all of its elements were put, and an
+    element to be held until the last token with it was got.
 
-    A lower bound to quote beside `Converter.ping_pong_elements`, which is for two whole buffers. Takes time in
-    proportion to the tensor and the tokens. Where tokens are put again, their first puts count: a converter that waits
-    for later ones may hold less, and it is no lower bound there. put, get: as for `converter`, which raises the same.
-    """
+    It is to be compared with `Converter.ping_pong_elements`, which is for two whole buffers. If tokens are put several
+    times, their first puts count; a converter that waits for later ones may hold less, so there it is no lower bound.
+    The time of this function grows with the tensor and the tokens. put, get: as for `converter`; raises `ProgramError`
+    as that function."""
     _check_one_tensor(put, get)
     start = tuple(axis.start for axis in put.axes)
     arrival = np.full(put.tensor, -1, np.int64)

@@ -16,19 +16,17 @@ from .order import Axis, Order
 
 
 def fork(order: Order, streams: int) -> tuple[Order, ...]:
-    """Return the orders of `streams` streams that each get every token. Raises `ProgramError` for fewer than one
-    stream.
-    """
+    """Return the orders of several streams that each carry every token. streams: how many. Raises `ProgramError` for
+    less than one."""
     if streams < 1:
         raise ProgramError(f"a fork into {streams} streams; the least is 1")
     return (order,) * streams
 
 
 def chunk(order: Order, axis: int, parts: int) -> tuple[Order, ...]:
-    """Return the orders of the parts of a tensor that is cut along an axis into `parts` equal ones, one stream each: a
-    token goes to the part that it lies in. axis: of the tensor, from 0. Raises `ProgramError` if a cut goes through
-    tokens, and for an axis that the order does not have.
-    """
+    """Return the orders of the parts of a tensor that is cut along an axis into equal parts, each with a stream of its
+    own; a token goes to the part that it lies in. axis: of the tensor, from 0. parts: how many. Raises `ProgramError`
+    if a cut goes through tokens, and for an axis that the order does not have."""
     loop = _loop(order, axis)
     trips = 1 if loop is None else order.trips[loop]
     if parts < 1 or trips % parts:
@@ -39,11 +37,10 @@ def chunk(order: Order, axis: int, parts: int) -> tuple[Order, ...]:
 
 
 def concat(orders: Sequence[Order], axis: int) -> Order:
-    """Return the order of a tensor that is put together along an axis from equal parts, one stream each: the stream to
-    get from is the part that the next token lies in. Without a loop along the axis, the parts come one after the other.
-    axis: of the tensor, from 0. Raises `ProgramError` for no parts, for parts in orders that differ, and for an axis
-    that the order does not have.
-    """
+    """Return the order of a tensor that is joined along an axis from equal parts, each with a stream of its own. Each
+    token is got from the part in which it lies; without a loop along the axis, the parts come one after another. axis:
+    of the tensor, from 0. Raises `ProgramError` for no parts, for parts in orders that differ, and for an axis that the
+    order does not have."""
     order = _same(orders, "concat")
     loop = _loop(order, axis)
     if loop is not None:

@@ -99,7 +99,7 @@ class Order:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the loops give. A token that is given again counts again."""
+        """How many tokens the loops give. A token that comes several times counts each time."""
         return prod(self.trips)
 
     @cached_property
@@ -109,9 +109,8 @@ class Order:
         return tuple(count * size for count, size in zip(trips, self.element, strict=True))
 
     def axis_of(self, loop: int) -> int | None:
-        """Return the data axis, from 0, along which a loop moves; None for a loop that repeats the same tokens. loop:
-        counted from the outermost one as 0.
-        """
+        """Return the axis of the tensor, from 0, along which a loop moves; None for a loop that gives the same tokens
+        again. loop: counted from the outermost one, 0."""
         return next((k for k, axis in enumerate(self.axes) if axis.loop == loop), None)
 
     @property
@@ -124,9 +123,8 @@ class Order:
         return whole_bytes(elements, self.dtype)
 
     def indices(self) -> Iterator[tuple[int, ...]]:
-        """Yield the index of the first element of each token, one number for each data axis, in the order of the
-        tokens.
-        """
+        """Yield the index of the first element of each token, one number for each axis of the tensor, in the order of
+        the tokens."""
         for at in product(*map(range, self.trips)):
             yield tuple(a.start if a.loop is None else a.start + at[a.loop] * self.steps[a.loop] for a in self.axes)
 

@@ -56,9 +56,8 @@ class PackedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape in which the tensor lies: tiles along each axis of `nesting`, vectors of a tile along each axis,
-        and elements of a vector along each axis.
-        """
+        """The shape of the tensor in memory, of three times its rank: the number of tiles along each axis, in the order
+        of `nesting`; the number of vectors of a tile along each axis; and the elements of a vector along each axis."""
         tiles = (self.tensor[axis] // self.tile[axis] for axis in self._nesting)
         vectors = (tile // vector for tile, vector in zip(self.tile, self.vector, strict=True))
         return (*tiles, *vectors, *self.vector)
@@ -81,9 +80,8 @@ class PackedTensor:
         return count
 
     def pack(self, x: Array) -> Array:
-        """Return x, an array of the shape `tensor`, as it lies in memory, an array of `shape`. Raises `ValueError` for
-        another number of elements.
-        """
+        """Return a tensor as it lies in memory, an array of `shape`. x: an array of the shape `tensor`; `ValueError`
+        for another number of elements."""
         split = [n for axis in self._axes for n in axis]
         return np.ascontiguousarray(np.asarray(x).reshape(split).transpose(self._order))
 

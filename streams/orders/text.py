@@ -88,9 +88,8 @@ def store(
     packed: PackedTensor | None = None,
     front: Sequence[Operand] = (),
 ) -> list[StatementNode]:
-    """Return statements that store a tensor from a stream, token by token, in an order. tensor, stream: their names.
-    after: statements behind each get. packed, front: as for `load`. Raises as `load`.
-    """
+    """Return statements that get a tensor from a stream, token by token, in an order, and store it. tensor, stream:
+    their names. after: statements behind each get. packed, front: as for `load`. Raises `ProgramError` as `load`."""
     token = packed_token_of(tensor, order, packed, front) if packed else token_of(tensor, order, (), front)
     return nest(loops_of(order), [assign(token, named(stream).get()), *after])
 

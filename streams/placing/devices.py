@@ -47,7 +47,7 @@ class MemoryChannel:
 
 @dataclass(frozen=True)
 class OffChip:
-    """A memory beside the chip, with its channels. gb: capacity in GB (2**30 bytes)."""
+    """A memory off the chip, with its channels. gb: capacity in GB (2**30 bytes)."""
 
     name: str
     gb: int

@@ -58,13 +58,14 @@ class Memories:
         return cls(device.lutram_bytes, device.total["BRAM"], device.total["URAM"])
 
     def amount(self, kind: str) -> int:
-        """Return how many blocks, or bytes of LUTs, there are. kind: one of `KINDS`; `KeyError` for another."""
+        """Return how many blocks of a kind there are; for LUTs, how many bytes. kind: one of `KINDS`; `KeyError` for
+        another."""
         return {"LUTRAM": self.lutram, "BRAM": self.bram, "URAM": self.uram}[kind]
 
     def needed(self, size: int, kind: str, bits: int = 0) -> int:
         """Return how many blocks of a kind, or bytes of LUTs, a buffer takes. size: in bytes. kind: one of `KINDS`;
-        `KeyError` for another. bits: of a word of the buffer, if it is wider than a block (`BLOCK_BITS`), so that
-        blocks are used side by side; 0 if only the bytes count."""
+        `KeyError` for another. bits: of a word of the buffer; blocks of `BLOCK_BITS` are used side by side for it. 0 to
+        count the bytes alone."""
         if kind == "LUTRAM":
             return size
         of_block = {"BRAM": self.bram_bytes, "URAM": self.uram_bytes}[kind]
@@ -72,7 +73,7 @@ class Memories:
         return -(-size // of_block) if not bits else beside * -(-size * 8 // (bits * (of_block * 8 // BLOCK_BITS)))
 
     def choices(self, size: int) -> tuple[str, ...]:
-        """Return the kinds of memory in which a buffer may be, the best one first. size: in bytes."""
+        """Return the kinds of memory in which a buffer may lie, the best one for its size first. size: in bytes."""
         if size < LUTRAM_BELOW:
             return KINDS
         return ("URAM", "BRAM") if size >= self.uram_bytes else ("BRAM", "URAM")
@@ -80,7 +81,8 @@ class Memories:
 
 @dataclass(frozen=True)
 class BufferPlace:
-    """Where a buffer is. kind: one of `KINDS`. amount: blocks, or bytes of LUTs."""
+    """The memory in which a buffer lies. kind: one of `KINDS`. amount: the blocks that it takes; for LUTs, the
+    bytes."""
 
     kind: str
     amount: int
@@ -88,22 +90,22 @@ class BufferPlace:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Where all buffers are. places: by name of the buffer."""
+    """The places of buffers. places: by the name of the buffer."""
 
     places: Mapping[str, BufferPlace]
 
     def used(self, kind: str) -> int:
-        """Return the blocks of one kind that buffers take, or the bytes of LUTs. kind: one of `KINDS`."""
+        """Return how many blocks of a kind the buffers take; for LUTs, how many bytes. kind: one of `KINDS`."""
         return sum(place.amount for place in self.places.values() if place.kind == kind)
 
 
 def allocate(buffers: Mapping[str, int], memories: Memories, bits: Mapping[str, int] = NO_BITS) -> Allocation:
-    """Return a place in a memory for each buffer (StreamTensor, section 5.3). buffers: bytes by name. memories: what
-    there is. bits: of a word of each buffer that is wide, by name (`Memories.needed`).
+    """Return a place in a memory for each buffer (StreamTensor, section 5.3). buffers: bytes by name. memories: those
+    of the chip. bits: of a word, for buffers with wide words, by name (`Memories.needed`).
 
-    Raises `MemoryFitError` for a buffer that fits nowhere, which names it, what it needs, what is left and who holds
-    the rest; `ProgramError` for sizes below 1, and a search through all ways that takes too long to prove anything.
-    """
+    Raises `MemoryFitError` for a buffer that fits nowhere; the message has what it needs, what is left and which
+    buffers take the rest. Raises `ProgramError` for sizes below 1, and if the search ends before it has proved that
+    there is no way."""
     for name, size in buffers.items():
         if size < 1:
             raise ProgramError(f"buffer {name} has {size} bytes; the least is 1")

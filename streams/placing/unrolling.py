@@ -23,7 +23,7 @@ class Unrolling:
 
     @property
     def interval(self) -> int:
-        """Cycles of the slowest kernel, which bound those of the pipeline."""
+        """Clock cycles of the slowest kernel. The pipeline of all kernels takes at least as many for each execution."""
         return max(self.cycles.values(), default=0)
 
 

@@ -25,7 +25,8 @@ CappedDepths = tuple[tuple[str, int], ...]
 
 
 class TimeError(ProgramError):
-    """The time of a program is not known before the run. The message names the line, with a caret, or the limit."""
+    """The time of a program is not known before the run, or takes too long to find. The message has the line with a
+    caret, or the limit."""
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,8 @@ def records(groups: Sequence[InstanceGroup]) -> list[LoopedOperation]:
 
 
 def joins(groups: Sequence[InstanceGroup]) -> None:
-    """Check that the arms of every branch in these groups leave the same tokens. Raises `Wrong` where they do not,
-    `Undecided` as `tokens`.
-    """
+    """Check that the arms of every branch put and get the same tokens. groups: of the instances. Raises `Wrong` if they
+    do not, and `Undecided` as `tokens`."""
     todo: list[Item] = [node for group in groups for node in group.body]
     while todo:
         node = todo.pop()
@@ -329,7 +328,8 @@ def _at_first(form: Polynomial, cell: Cell) -> Polynomial | None:
 
 
 def restricted(groups: Sequence[InstanceGroup], bodies: Mapping[int, Body]) -> list[InstanceGroup]:
-    """Return the groups with other bodies. bodies: by the number of the group; the others become empty."""
+    """Return groups of instances with other bodies. bodies: by the number of the group; a group that is missing gets an
+    empty body."""
     return [
         InstanceGroup(group.name, group.task, group.tid, group.axes, bodies.get(k, ()))
         for k, group in enumerate(groups)

@@ -100,9 +100,8 @@ class Polynomial:
         return max((power for monomial in self.terms for other, power in monomial if other == name), default=0)
 
     def coefficients(self, name: str) -> list[Polynomial]:
-        """Return the coefficients of the powers of the variable `name`, polynomials in the other variables, from power
-        0 to its degree.
-        """
+        """Return the coefficients of the powers of a variable, from power 0 to its degree; they are polynomials in the
+        other variables. name: of the variable."""
         parts: list[dict[Monomial, Fraction]] = [{} for _ in range(self.degree(name) + 1)]
         for monomial, c in self.terms.items():
             powers = dict(monomial)

@@ -38,7 +38,7 @@ class Term:
         self.node = node
 
     def joined(self, op: str, other: Operand) -> Term:
-        """Return this expression and `other` with an operator of Python, `op`, between them."""
+        """Return this expression and another one, joined by an operator. op: of Python, such as "+" or "<"."""
         return Term(n.Infix(AT, self.node, op, expression(other)))
 
     def __add__(self, other: Operand) -> Term:
@@ -127,7 +127,7 @@ def both(a: Term, b: Term) -> Term:
 
 
 def do(function: str, *arguments: Operand) -> n.StatementNode:
-    """Return a statement that calls a function for what it does, such as `drop` or `cycles`. function: its name."""
+    """Return a call of a function as a statement, such as `drop(x)` or `cycles(4)`. function: its name."""
     return n.Evaluation(AT, call(function, *arguments).node)
 
 
@@ -151,7 +151,7 @@ def declare(target: str, annotation: Term, value: Operand = None) -> n.Statement
 
 
 def when(test: Term, body: Sequence[n.StatementNode]) -> n.StatementNode:
-    """Return the statement `if test:` around other statements."""
+    """Return the statement `if test:` with a body."""
     return n.Branching(AT, test.node, tuple(body), ())
 
 

@@ -162,7 +162,7 @@ def _union(sets: list[frozenset[str]]) -> frozenset[str]:
 
 
 def walk(node: SyntaxNode) -> Iterator[SyntaxNode]:
-    """Yield a node and all nodes below it, those that are nearer to it first."""
+    """Yield a node and all nodes below it, level by level."""
     todo = deque([node])
     while todo:
         found = todo.popleft()

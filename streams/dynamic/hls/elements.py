@@ -52,9 +52,8 @@ def _most_of_symbol(one: sympy.Symbol, program: Program) -> int | None:
 
 
 def size_of(one: Dimension, program: Program) -> int:
-    """Return the largest value of the dimension `one`, in elements, and at least 1. Raises `Unbounded` if it has no
-    bound.
-    """
+    """Return the largest size of a dimension, in elements; at least 1. program: whose bounds limit the symbols. Raises
+    `Unbounded` if the size has no bound."""
     found = most(one.largest, program)
     if found is None:
         raise Unbounded(

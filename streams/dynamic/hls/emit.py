@@ -117,13 +117,13 @@ class _Process:
 def dynamic_cpp(
     program: Program, name: str, depths: int | Mapping[Stream, int] = DEPTH, float_add: int = 1
 ) -> DynamicHls:
-    """Return the C++ of a dynamic program.
+    """Return the C++ of a dynamic program. Its results are the streams that `Program.output` names; other streams
+    without a reader are dropped.
 
-    name: of its top function. depths: tokens that a stream holds for each of its readers, for all streams or some; the
-    others hold 2. float_add: cycles of an addition of floats on the device. Results are the streams that are named by
-    `Program.output`; other streams without a reader are dropped. Raises `HlsError` at the line of the operator that has
-    no C++, for a program without a result and a depth below 1, `StepError` if a feedback has no writer.
-    """
+    name: of its top function. depths: tokens that a stream holds for each of its readers: a number for all streams, or
+    a mapping; streams that it leaves out hold 2. float_add: clock cycles of an addition of floats on the device. Raises
+    `HlsError`, at the line of the operator, for an operator that has no C++, and for a program without a result and a
+    depth below 1; `StepError` if a feedback has no writer."""
     program.check_closed()
     return _DynamicWriter(program, name, depths, float_add).write()
 
@@ -333,9 +333,8 @@ class _DynamicWriter:
 
 
 def native_call(made: DynamicHls) -> tuple[str, int]:
-    """Return the C++ statement that calls a program in a native run (`native_main`), and how many memories there are,
-    all of which are written back.
-    """
+    """Return the C++ statement that calls a program in a native run (`native_main`), and the number of memories; all of
+    them are written back."""
     order = {memory: k for k, memory in enumerate(made.memories)}
     given = []
     for a in made.arguments:

@@ -32,9 +32,8 @@ ELEMENTWISE = {"+": "Add", "-": "Sub", "*": "Mul", "/": "Div"}
 
 
 def cpp_function(function: Base, operands: Sequence[DataType]) -> str:
-    """Return the C++ expression of a function, an update or an expansion. operands: types of its operands. Raises
-    `Unbounded`, with the reason, if there is none.
-    """
+    """Return the C++ expression of a function, an update or an expansion. operands: the types of its operands. Raises
+    `Unbounded`, with the reason, for one that has no C++."""
     write = FUNCTIONS.get(type(function))
     if write is None:
         raise Unbounded(f"{function.name} has no C++")

@@ -53,13 +53,12 @@ class PortWriter:
         return name
 
     def input(self, port: int = 0, element: CppElement | None = None) -> str:
-        """Declare an input, and return the name of its C++ variable. port: its number, from 0. element: as for
-        `port`.
-        """
+        """Declare an input, and return the name of its C++ variable. port: the number of the input, from 0. element: as
+        for `port`."""
         return self.port(f"in{port}", [self.inputs[port]], element)
 
     def output(self, port: int = 0) -> str:
-        """Declare an output, and return the name of its C++ variable. port: its number, from 0."""
+        """Declare an output, and return the name of its C++ variable. port: the number of the output, from 0."""
         return self.port(f"out{port}", [self.outputs[port]])
 
     def pair(self) -> str:
@@ -99,10 +98,9 @@ class ProcessWriter(PortWriter):
         return self.array(name, "std::int32_t", list(reversed(values)))
 
     def off_chip(self, tensor: Tensor, size: tuple[int, int], written: bool) -> str:
-        """Declare a tensor off the chip, which the process accesses in tiles, and return the name of its C++ variable.
-        size: rows and columns of a tile. written: the process stores there. Raises `InputRefused` if the tensor is not
-        whole in such tiles.
-        """
+        """Declare a tensor off the chip, which the process accesses in tiles; return the name of its C++ variable.
+        size: rows and columns of a tile. written: whether the process stores there. Raises `InputRefused` if the sizes
+        of the tensor are no multiples of those of the tile."""
         element = cpp_element(tile(*size, tensor.dtype), self.program)
         self.tensor, self.written = tensor, written
         self.tensor_word = f"{'' if written else 'const '}{element.words[0].cpp}"

@@ -86,8 +86,8 @@ class OperatorCodec(TreeCodec):
         self._tensor_names = {tensor: name for name, tensor in tensors.items()}
 
     def encoded(self, node: Any) -> Any:
-        """Return a node as nested lists. A NumPy number becomes the Python number with the same value. Raises
-        `ProgramError` for what files cannot hold, such as a NumPy number without such a Python number."""
+        """Return a node as nested lists. Booleans, integers and float64 numbers of NumPy become those of Python. Raises
+        `ProgramError` for what files cannot hold, such as other floats of NumPy."""
         if isinstance(node, np.bool_ | np.integer | np.float64):
             return node.item()
         return super().encoded(node)

@@ -30,13 +30,12 @@ Accounting: TypeAlias = Literal["paper", "figures"]
 
 @dataclass(frozen=True)
 class Rules:
-    """How memory on chip is counted (v2, section 4.2, and what the published figures use).
+    """How memory on chip is counted (STeP v2, section 4.2, and what the published figures use).
 
-    accounting: "paper" for the equations of the text; "figures" for what the published points come from: operators off
-    chip hold one tile, not two; products hold nothing of their own; tiles on chip are of `on_chip_dtype`, those of
-    loaders as they are off the chip. on_chip_dtype: None for the type that the tiles have. Raises `StepError` for
-    another accounting, and an unknown element type.
-    """
+    accounting: "paper" for the equations of the text; "figures" for those behind the published points: operators for
+    memory off the chip hold one tile, not two; products hold nothing of their own; tiles on chip have the type
+    `on_chip_dtype`, but those of loads the type that they have off the chip. on_chip_dtype: an element type; None for
+    the type that the tiles have. Raises `StepError` for another accounting, and an unknown element type."""
 
     accounting: Accounting = "paper"
     on_chip_dtype: str | None = None
@@ -133,8 +132,8 @@ class KernelContext:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program allows. ragged_traffic: an operator at the memory off the chip may have ragged dimensions below
-    the two outermost ones (v2; STeP v1, section 4.1, forbids it)."""
+    """What a program allows its operators. ragged_traffic: whether an operator for memory off the chip may have ragged
+    dimensions below the two outermost ones (STeP v2 allows it; v1, section 4.1, does not)."""
 
     ragged_traffic: bool = False
 
@@ -155,17 +154,15 @@ class Operator(ABC):
 
     @abstractmethod
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
-        """Return the types of the outputs, by port. inputs: types of the input streams. limits: what the program
-        allows. symbols: makes new dimensions. Raises `InputRefused`, with the reason, for inputs that the operator does
-        not take.
-        """
+        """Return the types of the outputs, by port. inputs: the types of the input streams. symbols: makes symbols for
+        new sizes. limits: what the program allows. Raises `InputRefused`, with the reason, for inputs that the operator
+        does not take."""
 
     @abstractmethod
     def kernel(self, context: KernelContext) -> Kernel:
-        """Return the generator that runs this operator once, at the place `context`, to the end of its streams: it
-        yields requests, such as `TakeToken`, `DeliverToken` and `Busy`. It raises `StreamFault` for tokens that the
-        operator must not meet.
-        """
+        """Return the generator that runs this operator once, to the end of its streams; it yields requests, such as
+        `TakeToken`, `DeliverToken` and `Busy`. context: the types of its streams and its memory. The generator raises
+        `StreamFault` for tokens that do not fit."""
 
     def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
         """Return the bytes that the operator moves between the chip and off-chip memory in the whole run. inputs,
@@ -216,9 +213,9 @@ def take(inputs: Sequence[StreamType], count: int) -> None:
 
 
 def check_same(a: Sequence[Dimension], b: Sequence[Dimension], what: str = "") -> None:
-    """Raise `InputRefused` unless the shapes a and b, outermost dimension first, are equal for certain. The message
-    counts dimensions from the innermost one, 0. what: begins the message, such as "buffers and reference: ".
-    """
+    """Raise `InputRefused` unless two shapes are equal for certain. a, b: the outermost dimension first; the message
+    counts dimensions from the innermost one, 0. what: the beginning of the message, such as "buffers and reference:
+    "."""
     if len(a) != len(b):
         raise InputRefused(f"{what}rank {len(a) - 1} and rank {len(b) - 1}")
     for number in range(len(a)):
@@ -228,8 +225,8 @@ def check_same(a: Sequence[Dimension], b: Sequence[Dimension], what: str = "") -
 
 
 def check_ragged_traffic(stream: StreamType, limits: Limits) -> None:
-    """Raise `InputRefused` for ragged dimensions below the two outermost ones, for which v1 has no equation of traffic
-    (STeP, section 4.1), unless `limits` allows them."""
+    """Raise `InputRefused` for ragged dimensions below the two outermost ones, unless `limits` allows them. STeP v1,
+    section 4.1, has no equation for the traffic of such streams."""
     if not limits.ragged_traffic and any(one.ragged for one in stream.shape[2:]):
         raise InputRefused("ragged below the two outermost dimensions of its output (the restriction of 4.1)")
 

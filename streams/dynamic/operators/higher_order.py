@@ -171,9 +171,8 @@ class Reduction(ComputeOperator):
         return folded(self.update, self.initial)
 
     def check(self, inputs: Sequence[StreamType]) -> StreamType:
-        """Return the type of the only input. inputs: types of all. Raises `InputRefused` if it carries buffers, has
-        fewer than `rank` dimensions to reduce, or is not the only one.
-        """
+        """Return the type of the only input. inputs: the types of all inputs. Raises `InputRefused` if there are
+        several, if the input carries buffers, or if `rank` is below 1 or above the rank of the input."""
         take(inputs, 1)
         (stream,) = inputs
         no_buffers(stream)

@@ -180,8 +180,8 @@ def static_tile(stream: StreamType, what: str) -> TileType:
 
 
 def check_whole(tensor: Tensor, data: TileType) -> None:
-    """Raise `InputRefused` unless a tensor takes tiles of the type `data`, of static size: it is whole in such tiles,
-    and has the same element type."""
+    """Raise `InputRefused` unless a tensor can be written in tiles of a type. data: that type, of static size. The
+    sizes of the tensor must be multiples of those of the tile, and the element types equal."""
     rows, columns = (int(one.size) for one in data.shape)
     tensor.tiled((rows, columns))
     if data.dtype != tensor.dtype:
@@ -212,9 +212,8 @@ def write(
 
 @dataclass(frozen=True)
 class RandomOffChipLoad(Operator):
-    """Read the tile at each address. An address is the number of a tile of `tensor`, in row-major order. tile: rows and
-    columns. Shape: unchanged.
-    """
+    """Read the tile at each address; an address is the number of a tile of `tensor`, row-major. tile: rows and columns
+    of a tile. The shape stays."""
 
     tensor: Tensor
     tile: tuple[int, int]

@@ -29,11 +29,11 @@ from .off_chip import affine
 
 @dataclass(frozen=True)
 class Bufferize(Operator):
-    """Store tensors of some rank on chip, and put a reference to each.
+    """Store tensors of a rank in buffers on chip, and put a reference to each. rank: b, of a buffer.
 
-    Shape: [D_a .. D_0] -> [D_a .. D_b] of buffers [D_{b-1} .. D_0]. The dimensions of a buffer are regular, static or
-    dynamic, but the outermost one, which may be ragged (v2; v1 has none). Elements are tiles of a static size.
-    """
+    Shape: [D_a .. D_0] -> [D_a .. D_b] of buffers [D_{b-1} .. D_0]. The dimensions of a buffer must be regular, static
+    or dynamic; only the outermost one may be ragged (as in STeP v2; in v1 none may). Elements are tiles of a static
+    size."""
 
     rank: int
 

@@ -46,11 +46,10 @@ from .off_chip import stops_after
 
 @dataclass(frozen=True)
 class Flatten(Operator):
-    """Make one dimension of D_most .. D_least, which are counted from the innermost dimension, 0.
+    """Make one dimension of the dimensions D_most .. D_least, which are counted from the innermost one, 0.
 
-    If all of them are regular, its size is their product. Otherwise it is a new ragged dimension; or, if the outermost
-    dimension of the stream is among them, a regular one whose size is a new symbol.
-    """
+    If all of them are regular, its size is their product. Otherwise it is a new ragged dimension; but if the outermost
+    dimension of the stream is among them, it is a regular one whose size is a new symbol."""
 
     least: int
     most: int

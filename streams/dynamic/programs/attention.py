@@ -57,8 +57,9 @@ class Heads:
 
 @dataclass(frozen=True)
 class Cache:
-    """The tensors of a step. queries [requests, kv, queries, columns]; keys, values [requests, kv, rows, columns], of
-    which a request uses the first `length` rows; `rows` is whole in tiles."""
+    """The tensors of one decoding step. queries: [requests, kv, queries, columns]. keys, values: [requests, kv, rows,
+    columns], of which a request uses as many rows as its length, from the first one; `rows` is a multiple of the rows
+    of a tile."""
 
     queries: Array
     keys: Array

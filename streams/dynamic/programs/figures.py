@@ -84,9 +84,9 @@ def deal(counts: Sequence[int], rows: int, chosen: int) -> list[tuple[int, ...]]
 
 @cache
 def cache_lengths() -> Mapping[str, tuple[int, ...]]:
-    """Return the number of rows of the cache of each request, by batch: "b64.low.rows_2019" are 64 requests whose
-    lengths vary little. From the Azure LLM inference trace 2023 (CC BY 4.0; Splitwise, ISCA 2024).
-    """
+    """Return the number of rows of the cache of each request, by the name of the batch: "b64.low.rows_2019", for
+    example, has 64 requests whose lengths vary little, from row 2019 of the trace on. From the Azure LLM inference
+    trace 2023 (CC BY 4.0; Splitwise, ISCA 2024)."""
     text = resources.files(__package__).joinpath("kv_lengths.toml").read_text(encoding="utf-8")
     return {
         f"{size}.{kind}.{rows}": tuple(batch["lengths"])
