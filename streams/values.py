@@ -90,8 +90,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def compute(function: Callable[..., Any], arguments: list[Any], node: syn.SyntaxNode) -> Static:
-    """Return the result of a function of static values. node: whose place an error gets. Raises `Refusal` if the
-    function fails or its result is not a number, and for an integer beyond `LARGEST`."""
+    """Return the result of a function of static values. arguments: these values. node: whose place an error gets.
+    Raises `Refusal` if the function fails or its result is not a number, and for an integer beyond `LARGEST`."""
     bad = isinstance(node, syn.Infix) and not all(isinstance(a, int | float | SymbolicNumber) for a in arguments)
     if function in (operator.pow, operator.lshift) and not any(isinstance(a, float) for a in arguments):
         shortest = -64 if function is operator.pow and isinstance(arguments[0], int) else 0

@@ -107,8 +107,8 @@ class MoveTile:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """State that the operator holds this many bytes on chip from now on, counted as `Rules` with the accounting "paper"
-    count them."""
+    """Tell the run that the operator holds this many bytes on chip from now on, as the accounting "paper" of `Rules`
+    counts them."""
 
     bytes: int
 

@@ -180,7 +180,7 @@ class ItemsKind:
 
 @dataclass(frozen=True)
 class TextKind:
-    """A text, known before the run."""
+    """A text that is known before the run. known: the text. has_known: always True."""
 
     known: str
     has_known: bool = True

@@ -171,7 +171,7 @@ def walk(node: SyntaxNode) -> Iterator[SyntaxNode]:
 
 
 def copied(value: AnyPart) -> AnyPart:
-    """Return a copy of a tree, or of a tuple of trees, in which no node stands in two places."""
+    """Return a copy of a tree, or of a tuple of trees; a node that stands in two places becomes two nodes."""
     if isinstance(value, tuple):
         return tuple(map(copied, value))  # type: ignore[return-value]
     if not isinstance(value, SyntaxNode):

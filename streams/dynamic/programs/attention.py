@@ -68,9 +68,9 @@ class Cache:
 
 @dataclass(frozen=True)
 class AttentionProgram:
-    """A program for a batch of requests. result: the tensor [jobs * queries, columns] that it stores; `results` gives
-    it a shape. heads: the sizes of attention. requests: how many there are. depths: of its streams, in tokens, for
-    `timed`."""
+    """A program for a batch of requests. result: the tensor [jobs * queries, columns] that it stores, where a job is
+    one KV head of one request; `results` gives it the shape of the batch. heads: the sizes of attention. requests: how
+    many there are. depths: of its streams, in tokens, for `timed`."""
 
     program: Program
     result: Tensor
