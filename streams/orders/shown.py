@@ -31,7 +31,7 @@ Sum = dict[str, int]
 class ShownOrder:
     """The order in which a statement shows that an end of a stream goes through a tensor. order: counted from the first
     element that it moves, without axes along which it moves one element. single: the axes of the order that a token
-    does not have, because the statement has a number as their index. place: of the put or of the store."""
+    does not have, because the statement has a single index there, not a slice. place: of the put or of the store."""
 
     order: Order
     single: tuple[int, ...]

@@ -99,8 +99,8 @@ class AccessBox:
 class SlicePassage:
     """The part of a tensor that a statement puts on a stream, or into which it stores a token. stream: the name of the
     array of streams. put: whether the statement puts. box: the elements in the part that the instance holds; None if it
-    is no part of a tensor. single: for each axis, whether the statement has a number as the index. bound: as for
-    `AccessBox`. place: of the statement."""
+    is no part of a tensor. single: for each axis, whether the statement has a single index there, not a slice. bound:
+    as for `AccessBox`. place: of the statement."""
 
     stream: str
     put: bool
