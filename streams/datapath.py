@@ -92,8 +92,8 @@ class LoopCycles:
 
 def loop(iterations: int, depth: int, interval: int = 1) -> LoopCycles:
     """Return the clock cycles of a pipelined loop. iterations: at least 1. depth: cycles of one iteration beyond its
-    first one. interval: cycles from the beginning of an iteration to that of the next one. `fixed` of the result
-    supposes that higher rates leave fewer iterations."""
+    first one. interval: cycles from the beginning of an iteration to that of the next one. With higher rates a loop has
+    fewer iterations; `fixed` of the result is what stays then."""
     return LoopCycles((iterations - 1) * interval + depth + 1, depth + 1 - interval)
 
 

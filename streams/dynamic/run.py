@@ -253,8 +253,8 @@ class OperatorNetwork:
 
     caller: `run` or `timed`, or the name of a machine, for messages. inputs, depths, with_data: as for `timed`. rates,
     durations: as for `timed`; with both None, nothing takes time. tensors: values of tensors in place of their own.
-    unit_name: returns the name of a unit that is no operator, of the name that it has by itself, which files of
-    machines cannot write. Raises `StepError` as `timed`, and `StreamFault` for a text that is no stream."""
+    unit_name: returns another name for a unit that is no operator; it takes the usual one, such as "input x", which the
+    files of machines cannot hold. Raises `StepError` as `timed`, and `StreamFault` for a text that is no stream."""
 
     def __init__(
         self,
