@@ -41,7 +41,8 @@ def unroll(
     of all kernels together, each times its cost (the paper's overall_unroll_size). most: the limit of the units of each
     kernel; its work if not given. cost: of a unit of each kernel, in units of the budget, at most 1; 1 if not given. Of
     equally slow kernels the first one by name is unrolled. Raises `ResourceError` if the budget is less than one unit a
-    kernel, and `ProgramError` for work or a factor that is too small, and limits of kernels that do not exist."""
+    kernel, and `ProgramError` for work or a factor that is too small, a cost outside of these, and limits of kernels
+    that do not exist."""
     if factor < 2:
         raise ProgramError(f"the factor is {factor}; the least is 2")
     for name, amount in work.items():
@@ -50,6 +51,9 @@ def unroll(
     for name in most or {}:
         if name not in work:
             raise ProgramError(f"a limit for {name}, which is none of the kernels {', '.join(work)}")
+    for name, each in (cost or {}).items():
+        if not 0 < each <= 1:
+            raise ProgramError(f"a unit of kernel {name} costs {each:g}; it is above 0 and at most 1")
     if budget < len(work):
         raise ResourceError(f"{len(work)} kernels need at least one unit each, the budget is {budget}")
     units = dict.fromkeys(work, 1)

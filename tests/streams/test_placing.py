@@ -244,5 +244,7 @@ def test_unrollings_that_are_refused() -> None:
         unroll({"a": 5, "b": 0}, 2)
     with pytest.raises(ProgramError, match="a limit for c, which is none of the kernels a, b"):
         unroll({"a": 5, "b": 1}, 2, {"c": 1})
+    with pytest.raises(ProgramError, match=r"a unit of kernel b costs 1\.5; it is above 0 and at most 1"):
+        unroll({"a": 5, "b": 1}, 2, cost={"b": 1.5})
     assert dict(unroll({"a": 1000, "b": 10}, 64, {"a": 4}).unroll) == {"a": 4, "b": 1}
     assert unroll({}, 4).interval == 0
