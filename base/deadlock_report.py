@@ -22,8 +22,8 @@ WIDTH = 110
 class Imbalance:
     """A stream on which the words sent and the words received differ, counted over the whole program.
 
-    src, dst: the units that send and receive. uop: number of the first uOP of `unit` whose words have no counterpart.
-    where: its place in the source.
+    src, dst: the units that send and receive. sent, received: numbers of words. uop: number of the first uOP of `unit`
+    whose words have no counterpart. where: its place in the source.
     """
 
     stream: str
@@ -119,11 +119,12 @@ class Deadlock:
     """A deadlock; `str` gives the report.
 
     waits: every blocked process, units first, in the overlay's order. cycle: the shortest wait-for cycle: each process
-    waits for the next one, the last for the first. knot: with units that wait for any of several streams, where a cycle
-    does not show why none of these gets a word: processes that wait for one another only. chain: only if there is no
-    cycle: each process waits for the next one, the last for a process that has ended. imbalances: the streams on which
-    sends and receives differ over the whole program, those of the cycle or chain first. uncounted: why some streams
-    were not counted; "" if all were. chosen: so far, how often each stream was chosen among several, by name.
+    waits for the next one, the last for the first. knot: a set of processes that wait only for processes of the set;
+    empty unless a unit waits for a word on any of several streams, so that a cycle alone does not explain the deadlock.
+    chain: only if there is no cycle: each process waits for the next one, the last for a process that has ended.
+    imbalances: the streams on which sends and receives differ over the whole program, those of the cycle or chain
+    first. uncounted: why some streams were not counted; "" if all were. chosen: how often, up to the deadlock, units
+    that wait for any of several streams took their word from each stream, by its name.
     """
 
     waits: tuple[Wait, ...]

@@ -7,7 +7,7 @@ UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9))
 
 
 def unit_of(seconds: float) -> tuple[str, float]:
-    """Return the entry of `UNITS` in which to show a duration with three decimals.
+    """Return the unit in which to show a duration with three decimals: its name, and how many of it make one second.
 
     Less than a nanosecond is shown in nanoseconds; 0, inf and NaN in seconds.
     """

@@ -20,10 +20,13 @@ class ElementType:
 
 @dataclass(frozen=True)
 class ScalarFacts:
-    """What is known of an element type. bits: of an element in a FIFO or off the chip. kept: the type of numpy in which
-    a run keeps it; one that numpy does not have is kept in a wider one (`narrow`), and rounded, or wrapped, when a
-    value becomes it. cpp: its type in C++. integer: it wraps; a Boolean is one. numpy: its name in the programs of
-    users, "" for none."""
+    """What is known of an element type.
+
+    bits: of an element in a FIFO or off the chip. kept: the NumPy type of its values in a run. narrow: that type is
+    wider, because NumPy has none of this width; a value that is converted to the element type is then rounded (floats)
+    or wrapped (integers) to the narrow one. cpp: its type in C++. integer: it is a type of integers, which wrap, or
+    Boolean. numpy: the name of NumPy's type in the programs of users, "" if NumPy has none.
+    """
 
     bits: int
     kept: str
@@ -34,7 +37,7 @@ class ScalarFacts:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The smallest and the largest value of an integer type, or of a Boolean."""
+        """The smallest and the largest value of an integer type, or of a Boolean. They mean nothing for floats."""
         if self.kept.startswith("int"):
             return -(1 << self.bits - 1), (1 << self.bits - 1) - 1
         return 0, (1 << self.bits) - 1

@@ -12,16 +12,18 @@ if TYPE_CHECKING:
 
 
 class RsnError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base of the errors that the command line reports as one message, without a traceback.
 
-    exit_code: 1 the program or an input is at fault, 2 usage, 3 the board or the environment is at fault.
+    Not all errors of this package are of it: functions raise Python's own, such as `ValueError`, `KeyError` or
+    `OSError`, where their docstrings say so. exit_code: of the command line: 1 if the program or an input is at fault,
+    2 for wrong usage, 3 if the board or the environment is at fault.
     """
 
     exit_code = 1
 
 
 class MissingError(RsnError, ImportError):
-    """A Python package is not installed. The message holds the command that installs it."""
+    """A Python package that is needed is not installed. The message holds the command that installs it."""
 
     exit_code = 3
 
@@ -67,9 +69,9 @@ class SourceError(RsnError):
 
 
 class ProgramError(RsnError):
-    """A well-formed program that the machine must not load, or that it cannot finish.
+    """A program, machine or overlay that is wrong: it must not be loaded, or cannot be run to its end.
 
-    left: if a run ends with words in streams, the payloads that each of these streams holds, by its name.
+    left: if a run ends with words in streams, the payloads that each of these streams holds, by its name; else empty.
     """
 
     left: Mapping[str, Sequence[Any]] = {}
@@ -107,7 +109,7 @@ class CycleError(ProgramError):
 
 
 class UndecidedError(ProgramError):
-    """A run without data cannot tell which steps a program takes: data decides."""
+    """A run without data cannot tell which steps a program takes, because they depend on its data."""
 
 
 class ResourceError(RsnError):
@@ -115,7 +117,10 @@ class ResourceError(RsnError):
 
 
 class BudgetError(ResourceError):
-    """What cannot be divided takes more bytes than there are. holder: its name. bytes_needed, budget: in bytes."""
+    """A kernel, or another part that cannot be divided further, needs more bytes of memory than the budget has.
+
+    holder: the name of that part. bytes_needed: what it needs. budget: what there is, in bytes.
+    """
 
     def __init__(self, message: str, holder: str, bytes_needed: int, budget: int) -> None:
         super().__init__(message)
@@ -143,13 +148,14 @@ class UnsupportedError(RsnError):
 
 
 class WrongResultError(RsnError):
-    """A compiled model computed something else than the module that it was compiled from, so that it returns nothing.
-    An error of rsn. The message says by how much, and for each layer where it can."""
+    """A compiled model computed something else than the module that it was compiled from, so its call has no result.
+    This is a mistake of rsn, not of the caller. The message says how large the difference is, for each layer if it is
+    known."""
 
 
 class CompilerError(RsnError):
-    """The compiler made a program that its own checks refuse: an error of rsn, or of a pass that replaces one of its
-    own. The message names the layer."""
+    """The compiler made a program that its own checks refuse: a mistake of rsn, or of a compiler pass of the user that
+    replaces one of rsn's. The message names the layer."""
 
 
 class ScheduleError(RsnError):

@@ -27,8 +27,8 @@ class Finding:
 
 
 def gather(findings: Iterable[Finding], most: int) -> list[Finding]:
-    """Keep at most `most` findings of each code, errors first; the last one kept of a code counts those left out. most:
-    at least 1."""
+    """Return at most `most` findings of each code, errors before warnings. The `times` of the last one of a code counts
+    also those that are left out. most: at least 1."""
     kept: dict[tuple[bool, str], list[Finding]] = {}
     for f in findings:
         same = kept.setdefault((f.warning, f.code), [])

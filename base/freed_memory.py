@@ -12,10 +12,10 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep the memory that it frees, for its next arrays; does nothing without glibc.
+    """Let this process keep the memory that it frees, for its next arrays. Does nothing without glibc.
 
-    For processes that run the simulator again and again: it frees megabytes at the end of each run, which the system
-    would take back, and give again page by page, filled with zeros: a seventh of a run.
+    For processes that run the simulator again and again. The simulator frees megabytes at the end of each run. The
+    system would take them back, and give them again page by page, filled with zeros; that takes a seventh of a run.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

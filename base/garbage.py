@@ -25,8 +25,8 @@ def gc_disabled() -> Iterator[None]:
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Exclude all existing objects, such as PyTorch's modules, from garbage collection in a block (`gc.freeze`). What
-    is garbage already stays in memory until its end.
+    """Exclude all existing objects, such as PyTorch's modules, from garbage collection in a block (`gc.freeze`).
+    Objects that are garbage already stay in memory until the block ends.
 
     Does nothing if the caller has frozen objects already: `gc.unfreeze` would release those too.
     """

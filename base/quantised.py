@@ -25,11 +25,12 @@ ACCUMULATOR_BITS = 32
 def row_scales(
     x: Float32, low: int, high: int, *, is_symmetric: bool, least: float
 ) -> tuple[Float32, npt.NDArray[np.int32]]:
-    """The scale and the zero point of each row, chosen from its numbers so that `low` to `high` cover them.
+    """The scale and the zero point of each row, such that integers from `low` to `high` can stand for all its numbers.
 
-    x: (..., K), K at least 1. least: the smallest scale. is_symmetric: one range for both signs, around the integer in
-    the middle. Returns float32 and int32, (..., 1). As torchao's `choose_qparams_affine` has them with blocks of one
-    row."""
+    x: (..., K), K at least 1. low, high: the smallest and the largest integer. is_symmetric: the zero point is the
+    middle of `low` and `high`, and the range has the same size for both signs. least: the smallest scale that is
+    returned. Returns scales, float32 (..., 1), and zero points, int32 (..., 1), as torchao's `choose_qparams_affine`
+    does for blocks of one row."""
     below = np.minimum(x.min(-1, keepdims=True), np.float32(0))
     above = np.maximum(x.max(-1, keepdims=True), np.float32(0))
     if is_symmetric:
@@ -112,8 +113,9 @@ def _sums(x: Integers, zero: Integers | None, y: Integers, other: Integers | Non
 
 
 def check_accumulator(count: int, largest: int, other: int) -> None:
-    """Check that no sum of `count` products of integers overflows an accumulator. largest, other: the largest
-    magnitudes of the two operands behind their zero points. Raises `UnsupportedError` with the numbers."""
+    """Check that no sum of `count` products of integers overflows an accumulator of `ACCUMULATOR_BITS` bits. largest,
+    other: the largest magnitudes of the two operands after their zero points are subtracted. Raises `UnsupportedError`
+    with the numbers if a sum may overflow."""
     most = count * largest * other
     if most >= 1 << (ACCUMULATOR_BITS - 1):
         raise UnsupportedError(

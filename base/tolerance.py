@@ -9,6 +9,6 @@ FEW_LAYERS, BOUND_OF_FEW = 4, 1e-5
 
 
 def bound_of(layers: int) -> float:
-    """Return the largest allowed difference from PyTorch, relative to the largest magnitude in the tensor. layers: of
-    the transformer."""
+    """Return the largest allowed difference from PyTorch, relative to the largest magnitude in the tensor. layers: how
+    many layers the transformer has."""
     return BOUND_OF_FEW if layers <= FEW_LAYERS else BOUND
