@@ -60,10 +60,10 @@ class Rate:
 class Memory:
     """The on-chip memory of a unit: `slots` buffers of rows x columns float32 elements.
 
-    An operation fills one slot and drains another, and the next one goes on to the next slots: two slots are a double
-    buffer (ping-pong). Filling is at most slots - 1 operations ahead of draining. banks:
-    RAMs that one slot is spread over, so that it takes and gives a word in each cycle. Raises `ProgramError` for sizes
-    below 1, or fewer than 2 slots.
+    An operation fills one slot and drains another; the next operation fills and drains the slots behind these, around
+    the ring. So two slots are a double buffer (ping-pong). Filling is at most slots - 1 operations ahead of draining.
+    banks: RAMs that one slot is spread over, so that the slot takes and gives a word in each cycle. Raises
+    `ProgramError` for sizes below 1, or fewer than 2 slots.
     """
 
     rows: int
@@ -97,10 +97,10 @@ class Where(Enum):
 class Capability:
     """An operation that a unit can do.
 
-    op: its name, such as `matmul`, `softmax`, `gelu_erf`. limits: smallest and largest value of its sizes, by name,
-    such as columns=(1, 1024). rate: name of the machine's rate that it takes time by, None if it takes none of its own.
-    elements: elements of the result that one step at this rate makes; of `matmul`, multiply-adds. For bounds of the
-    time.
+    op: its name, such as `matmul`, `softmax`, `gelu_erf`. where: when the unit applies it. limits: smallest and largest
+    value of its sizes, by name, such as columns=(1, 1024). rate: name of the machine's rate that says how long it
+    takes; None if it takes no time of its own. elements: how many elements of the result one step at this rate makes;
+    of `matmul`, how many multiply-adds. Lower bounds of the time are computed from it.
     """
 
     op: str
@@ -167,7 +167,8 @@ class Stream:
 
 @dataclass(frozen=True)
 class Port:
-    """The end of a stream at a unit. receives: the unit reads it; otherwise it writes it."""
+    """The end of a stream at a unit. peer: the unit at the other end. label, token: those of the stream. receives: the
+    unit reads the stream; otherwise it writes it."""
 
     unit: str
     peer: str
@@ -271,7 +272,8 @@ class StreamNetwork:
 
     @cached_property
     def buses(self) -> list[str]:
-        """The rates at which programs move bytes off the chip, by name, in order."""
+        """Names of the rates in GB/s at which programs access off-chip memory, in the order of `rates`; without that of
+        links to other machines."""
         return [name for name, rate in self.rates.items() if rate.unit == "GB/s" and name != LINK]
 
     @cached_property

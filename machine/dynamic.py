@@ -41,7 +41,10 @@ RATES = {CYCLE: Rate(1, "PL cycles", "the kernel says how many", "work")}
 
 class Ports:
     """Makes the steps that the kernel of a unit yields: gets and puts at the streams of the unit. Inputs and outputs
-    have numbers, in the order in which they were connected. An output may go to several units; each gets all tokens."""
+    have numbers, from 0. An output may go to several units; each gets all tokens.
+
+    `DynamicNetwork` makes it. inputs: the stream of each input. outputs: the streams of each output, one for each unit
+    that it goes to. clock: returns the time of the unit, in seconds of `CLOCK_HZ` cycles."""
 
     __slots__ = ("_choices", "_clock", "_gets", "_inputs", "_outputs")
 
@@ -66,7 +69,7 @@ class Ports:
 
     @property
     def now(self) -> float:
-        """The cycle in which the unit is, as its kernel goes on; it may be a fraction."""
+        """The time of the unit, in cycles, at the step that its kernel has reached. It may be a fraction."""
         return self._clock() * CLOCK_HZ
 
     def get(self, port: int = 0) -> Step:
@@ -121,7 +124,8 @@ DynamicKernel: TypeAlias = Callable[[Ports], Steps]
 
 @dataclass(frozen=True)
 class DynamicUop:
-    """The uOP of a unit. inputs: names of streams. outputs: of each, the names of its streams."""
+    """The uOP of a unit. kernel: makes its steps. inputs: the name of the stream of each input. outputs: for each
+    output, the names of its streams, one for each unit that it goes to."""
 
     kernel: DynamicKernel
     inputs: tuple[str, ...]
@@ -129,7 +133,7 @@ class DynamicUop:
 
 
 class DynamicUnit(Unit):
-    """A unit whose uOP is its kernel."""
+    """A unit of a `DynamicNetwork`: each of its uOPs holds the kernel that it executes."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -171,7 +175,8 @@ class DynamicRun:
 
 
 class DynamicNetwork:
-    """Units and streams; `run` may be called again and again."""
+    """A network that is built by calls of `unit` and `connect`. `run` may be called several times. name: of the
+    machine, for messages."""
 
     def __init__(self, name: str = "dynamic") -> None:
         self.name = name

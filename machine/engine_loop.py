@@ -70,9 +70,10 @@ def run(
     rates: number of rates. log (firings, 4), log_start (firings,): filled with the columns LOG_ROW.. and the start in
     seconds; empty if the run is not recorded. jobs, jobs_s, needs, queue, queue_at: as `job_tables` returns them.
 
-    Returns latency in seconds, number of tasks alive, last firing of the critical path, busy seconds by process,
-    amounts by rate, waits in seconds by channel (channels, 2: for words, for room), start clock and firing count by
-    item, channel table, task table, and the jobs in the order taken.
+    Returns latency in seconds, number of tasks that have not ended, last firing of the critical path, busy seconds by
+    process, amounts by rate, waits in seconds by channel (channels, 2: for words, for room), start clock and firing
+    count by item, channel table (a row for each channel, columns FILLED.. above), task table (a row for each task,
+    columns ALIVE.. above), and the jobs in the order taken.
 
     This is one function because every function that it calls would have to be compiled and cached too.
     """

@@ -15,8 +15,10 @@ from .steps import NEVER
 class StepSignature(NamedTuple):
     """A step without its clocks and data.
 
-    gets, puts: channels by index in `ProcessNetwork.channels`. rate: index in `ProcessNetwork.rate_names`. times: in a
-    trace, how often the step repeats; 1 in a log.
+    gets, puts: the channels that it reads and writes, as indices in `ProcessNetwork.channels`. words: how many it takes
+    from each of `gets` and puts on each of `puts`. needs_whole_token: as of `Step`. rate: index in
+    `ProcessNetwork.rate_names`. amount: bytes, tiles or cycles that it takes time for, in the unit of the rate. times:
+    in a trace, how often the step repeats; 1 in a log.
     """
 
     gets: tuple[int, ...]

@@ -45,11 +45,13 @@ TIME_IS_UP = -1
 class RunningProcess:
     """A process or one lane of it: its generator, clock and pending step.
 
-    unit: the process. after: the task that forked this lane, None for a process. firing: its last firing. taken: what
-    the parts so far of a step with several have brought, by stream. children:
-    lanes that have not ended. queued: it is in the queue of tasks to step. busy: seconds in which it did not wait.
-    choice: the streams among which it waits to choose. offer: when it could choose which of them, as far as is known.
-    chosen: the index of the stream, for its kernel.
+    steps: its generator. unit: the process. after: the task that forked this lane, None for a process. number: of the
+    lane among those of one fork. firing: number of its last firing. taken: for each part of the pending step that has
+    been executed, the payloads that it took, one for each stream; cleared when the step ends. children: number of lanes
+    that have not ended. queued: it is in the queue of tasks to step. busy: seconds in which it did not wait. choice:
+    the streams among which it waits to choose; None if it waits for no choice. offer: the earliest choice that is known
+    so far: its time in seconds, and the index of the stream in `choice`, or `TIME_IS_UP`; None if there is none yet.
+    chosen: the index that its kernel gets next.
     """
 
     __slots__ = (
@@ -92,7 +94,8 @@ class RunningProcess:
         self.chosen: int | None = None
 
     def gather(self, payloads: list[Any], ends: bool) -> list[Any]:
-        """Note what a part of a step has brought. payloads: one for each stream of the step. ends: it is the last part.
+        """Keep the payloads that a part of a step took. payloads: one for each stream of the step. ends: the part is
+        the last one.
 
         Returns the payloads of the whole step (`joined`) if the part is the last, else `payloads`.
         """
@@ -152,11 +155,11 @@ class ProcessNetwork(Wiring):
     """One run of a machine: the reference engine, which defines results and times. Methods take names of units, and
     raise `KeyError` for an unknown one.
 
-    workload: the uOPs of each unit. A mapping stands for lists of uOPs by unit name (`UopLists`). banks: off-chip
-    memories by name (float32 vectors); ignored unless `data`. order: permutes the list of processes; for tests. record:
-    keep the event log in `events`. chosen: how often each stream, by name, was chosen among several by arrival
-    (`AnyOf`); if any was, results may depend on times. where: returns the place of a uOP in the source, given unit and
-    origin; default: the workload's `where`."""
+    workload: the uOPs of each unit. A mapping stands for lists of uOPs by unit name (`UopLists`). data: kernels compute
+    data; otherwise the run gives times only. banks: off-chip memories by name (float32 vectors); ignored unless `data`.
+    order: permutes the list of processes; for tests. record: keep the event log in `events`. chosen: how often each
+    stream, by name, was chosen among several by arrival (`AnyOf`); if any was, results may depend on times. where:
+    returns the place of a uOP in the source, given unit and origin; default: the workload's `where`."""
 
     def __init__(
         self,
@@ -619,7 +622,8 @@ class Workload(ABC):
 
 
 class UopLists(Workload):
-    """Lists of uOPs by unit name, without an instruction path. Units without a list do nothing."""
+    """A workload without an instruction path. uops: a list of uOPs for each unit, by its name; units without a list do
+    nothing."""
 
     def __init__(self, uops: Mapping[str, Iterable[Any]]) -> None:
         self.uops = uops

@@ -45,8 +45,8 @@ def engine() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` compiled if numba is loaded already, else `function` itself: loading numba takes too long.
+    """Return `function` compiled if numba is loaded already, else `function` itself, because to load numba takes long.
 
-    It computes the same either way.
+    What is returned computes the same either way.
     """
     return compiled(function) if "numba" in sys.modules and loads() else function

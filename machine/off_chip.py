@@ -77,12 +77,12 @@ class Sharing:
 
 
 class OffChipMemory:
-    """A unit of a network that stands for a memory off the chip.
+    """A unit of a network that stands for a memory off the chip. It is added to `network` under `name`.
 
     access: bytes of one access; a part of it takes a whole one. channels, per_client: accesses a cycle, of all clients
     and of each. latency: cycles from the last access to its arrival. The defaults are 64 B accesses, 1024 B a cycle
     shared, 64 B a cycle of each client. Transfers are done in whole cycles. Raises `ProgramError` for accesses of less
-    than 1 byte, for a latency below 0, and as `Sharing`.
+    than 1 byte, for a latency below 0, for a name that a unit of the network has, and as `Sharing`.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def trace_workload(
 class TimedWorkload(Generic[M]):
     """A workload that can be timed repeatedly with other rates or FIFO depths; its traces are made once.
 
-    The arguments are those of `ProcessNetwork`.
+    machine, workload, where: as of `ProcessNetwork`.
     """
 
     def __init__(

@@ -48,7 +48,8 @@ class Guidelines:
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip. capacities: by name of the resource. routed_hz: the clock of the implementation that they tell of."""
+    """A chip. capacities: by name of the resource. guidelines: what its vendor says of full devices. routed_hz: the
+    clock, in Hz, at which the published implementation was routed, the one of `Capacity.post_route`."""
 
     name: str
     capacities: Mapping[str, Capacity]
@@ -154,8 +155,9 @@ FAR_ABOVE = 1.25
 class ClockPlan:
     """What a router would be limited by, and the clock to plan with.
 
-    average: the mean share of the hard blocks. used: share by guideline of each resource that has one, and of the
-    hard blocks. routed: the largest of these of the published implementation. clock_hz: an estimate. reason: why.
+    average: the mean used share of the hard blocks. used: by resource that has a guideline, and for `HARD_BLOCKS`: the
+    used share divided by the guideline, so that 1 is just within it. routed: the largest such number of the published
+    implementation. clock_hz: the clock to plan with, in Hz, an estimate. reason: why this clock, as text.
     """
 
     average: float

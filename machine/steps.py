@@ -34,10 +34,10 @@ class Issue:
 class Channel:
     """A stream at run time: a FIFO of tokens with one writer and one reader. All sizes are in words.
 
-    source, sink: the processes that write and read it. control: it carries instructions, not data. number: its index in
-    `Wiring.channels`. filled, space: words in it, and room. tokens: written and not yet read. credits: freed room and
-    when it was freed. reader, writer: the task that is blocked on it. empty, full: seconds in which the reader waited
-    for words and the writer for room.
+    capacity: how many words it holds. source, sink: names of the processes that write and read it. control: it carries
+    instructions, not data. number: its index in `Wiring.channels`. filled, space: words in it, and room. tokens:
+    written and not yet read. credits: freed room and when it was freed. reader, writer: the task that is blocked on it.
+    empty, full: seconds in which the reader waited for words and the writer for room.
     """
 
     __slots__ = (
@@ -130,8 +130,9 @@ class Step:
     otherwise it streams them through (a Mesh). times: 1; see `Burst`.
 
     parts: the step is so many equal parts, one after the other: each waits for, takes and delivers `words / parts`
-    words, in `amount / parts` times the rate. `do` is called at the end of the last one, and its payloads come with
-    that. So a stream may hold less than a step moves, which then goes on as the other end does.
+    words, in `amount / parts` times the rate. `do` is called at the end of the last part, which delivers the payloads.
+    So a stream may hold fewer words than a step moves: the step then goes on part by part, as the other end takes or
+    gives words.
     """
 
     __slots__ = ("amount", "do", "gets", "needs_whole_token", "parts", "puts", "rate", "send", "times", "words")
@@ -166,7 +167,8 @@ class Burst(Step):
     several of them at once.
 
     do: called with the number n of steps executed at once and, for each of `gets`, the sequence of their n payloads;
-    returns such a sequence for each of `puts`. The caller must not change the returned sequences.
+    returns such a sequence for each of `puts`. The caller must not change the returned sequences. The other arguments
+    are those of `Step`, for each of the steps.
     """
 
     __slots__ = ()
@@ -200,11 +202,11 @@ class Par:
 
 
 class AnyOf:
-    """Wait until a word has come on one of several streams, and choose the stream on which it came first: of equal
-    times, the one that is listed first. The kernel gets its index; the word stays there for a `Step` to take. It
-    takes no time but that of waiting: what the unit does next is not before the word has come. With one stream it only
-    waits. until: a time in seconds; if no word has come by then, the unit goes on at that time, and its kernel gets
-    None.
+    """Wait until a word has come on one of several streams, and choose the stream on which a word came first; of
+    streams with equal times, the one that is listed first. The kernel gets the index of the stream; the word stays
+    there for a `Step` to take. The choice takes no time: the unit goes on when the word has come. With one stream the
+    unit only waits. until: a time in seconds; if no word has come by then, the unit goes on at that time, and its
+    kernel gets None.
 
     A network with such a unit is no Kahn network: its results may depend on times. They are still a function of the
     program and the rates alone (`ProcessNetwork.run`). Times are sums of floats: for words that come in the same cycle

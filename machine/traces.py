@@ -119,9 +119,10 @@ class TraceItems:
 
 
 class KernelTraces:
-    """Builds traces; equal traces are kept once, by their rows in `numbers`.
+    """Builds traces; equal traces are kept once. numbers: the number of each trace, by its rows.
 
-    most, at_once: the most steps of all kernels, and of one.
+    wiring: the units and streams whose kernels are traced. most, at_once: how many steps all kernels together, and a
+    single kernel, may take; `record` raises `UntraceableError` beyond.
     """
 
     def __init__(self, wiring: Wiring, most: int, at_once: int) -> None:
@@ -315,7 +316,7 @@ class TraceTable(KernelTraces):
 
 
 class KeyedKernels:
-    """The kernels of one unit as traces; uOPs of equal `effect_key` share one."""
+    """The kernels of one unit as traces, which are added to `table`; uOPs of equal `effect_key` share one."""
 
     def __init__(self, table: KernelTraces, unit: Unit) -> None:
         self.table = table
@@ -344,10 +345,11 @@ class KeyedKernels:
 
 
 class UnitTraces(KeyedKernels):
-    """Traces the kernels of one unit.
+    """Traces the kernels of one unit of a run.
 
-    apart: the unit's halves are apart. A uOP is then traced as an index into `halves`, which has the traces of its
-    filling and draining half, or the trace of its kernel if it touches no slot.
+    table: the traces of the run, which it adds to. apart: the unit's halves are apart. A uOP is then traced as an index
+    into `halves`, which has the traces of its filling and draining half, or the trace of its kernel if it touches no
+    slot.
     """
 
     def __init__(self, table: TraceTable, unit: Unit) -> None:

@@ -14,8 +14,8 @@ from .steps import Channel, Steps
 class Wiring:
     """The units of a machine as objects, and its streams as channels.
 
-    data: kernels compute data; otherwise a run decides only time. banks: off-chip memories by name (float32 vectors);
-    ignored unless `data`.
+    data: kernels compute data; otherwise a run gives times only. banks: off-chip memories by name (float32 vectors);
+    ignored unless `data`. channel_type: the class of the channels. units: by name.
     """
 
     channel_type: type[Channel] = Channel
@@ -69,10 +69,10 @@ def draining(unit: str) -> str:
 class Unit:
     """A functional unit: its kernel, and the state that is kept between kernels. Subclass it to define a unit.
 
-    memory: the off-chip bank that its `UnitSpec` names, a float32 vector; None in a run without data.
-    read_only: no unit writes that bank during a run.
-    ahead: uOPs by which filling may be ahead of draining, in a unit whose halves are apart: two processes then execute
-    the `halves` of its uOPs. With 0 one process executes the `kernel`.
+    spec: its description, of which it keeps name and index. net: the units and streams that it is one of. memory: the
+    off-chip bank that its `UnitSpec` names, a float32 vector; None in a run without data. read_only: no unit writes
+    that bank during a run. ahead: uOPs by which filling may be ahead of draining, in a unit whose halves are apart: two
+    processes then execute the `halves` of its uOPs. With 0 one process executes the `kernel`.
     """
 
     read_only = False
@@ -119,7 +119,8 @@ class Unit:
 
     def kernel(self, uop: Any) -> Steps:
         """Execute one uOP: a generator of `Step`, `Par` and `AnyOf`. It is the only definition of what the unit does. A
-        subclass defines it; this class raises `NotImplementedError`.
+        subclass defines it, and may raise `ProgramError` for a uOP that cannot be executed; this class raises
+        `NotImplementedError`.
         """
         raise NotImplementedError
 
