@@ -23,6 +23,7 @@ Visit = Callable[[Any], None]
 class Blocks:
     """Holds the blocks of a text and walks through bodies: it unrolls loops and calls and visits every other item.
 
+    names: the names of the text, which loops and calls add to while they are walked through. report: where mistakes go.
     A mistake ends the item in which it occurs; the walk goes on with the next item.
     """
 

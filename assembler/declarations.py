@@ -78,7 +78,8 @@ def _line_of(fault: str, label: str, lines: Sequence[Token]) -> Span | None:
 class Declarations:
     """Takes declarations one by one, loops around them already unrolled, and enters them into the names of the text.
 
-    segments: by name, in the order of the text, without their uOPs.
+    names: those of the text. report: where mistakes go. segments: by name, in the order of the text, without their
+    uOPs.
     """
 
     def __init__(self, names: ScopedNames, report: ErrorReport) -> None:

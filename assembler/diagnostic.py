@@ -37,8 +37,10 @@ class Diagnostic:
 
 
 class Mistake(Exception):
-    """An error in a text. Raised where it is found and caught where the search for further errors can go on; it never
-    leaves the assembler, which raises `SourceError` with all of them."""
+    """An error in a text. It is raised where it is found, and caught where the search for further errors can go on. No
+    caller of the assembler sees it: the assembler raises `SourceError` with all errors.
+
+    span: the part of the text that is wrong. message: what is wrong. notes: further lines that help."""
 
     def __init__(self, span: Span, message: str, *notes: str) -> None:
         super().__init__(message)
@@ -71,7 +73,8 @@ class SourceText:
         return f"{self.file}:{line}:{offset - self._starts[line - 1] + 1}"
 
     def render(self, d: Diagnostic) -> str:
-        """Format an error of this text: place and message, the source line, a caret line, notes.
+        """Return an error of this text (`d`) as the lines to print: place and message, the source line, a caret line,
+        notes.
 
         It has no line end behind the last line.
         """

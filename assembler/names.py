@@ -32,7 +32,7 @@ class _Letters(str):
 
 
 class ScopedNames:
-    """The names of a text and their scopes.
+    """The names of a text for an overlay, and their scopes.
 
     Constants, buffers and run-time parameters are global. Loop variables and block parameters are local: inside a block
     its own are visible and the caller's are not, and they hide globals of the same name.
@@ -87,8 +87,8 @@ class ScopedNames:
         return self._local.get(str(token)) if token.type == "NAME" else None
 
     def argument(self, e: s.Expr | s.UnitSelection) -> Value:
-        """Evaluate an argument of a call in the scope of the caller. Gives units of one kind, a buffer or a number.
-        Raises `Mistake` for any other argument."""
+        """Evaluate an argument of a call in the scope of the caller. Returns units of one kind, a buffer or a number.
+        e: the argument. Raises `Mistake` for any other argument."""
         if isinstance(e, s.UnitSelection):
             return self.units((e,))
         if isinstance(e, Token) and e.type in ("NAME", "STRING"):
@@ -125,8 +125,8 @@ class ScopedNames:
     # -- numbers --------------------------------------------------------------------------------------------------
 
     def integer(self, e: s.Expr, units: tuple[UnitSpec, ...] | None = None) -> int:
-        """Evaluate an expression as `number`. units: as there. Raises `Mistake` as `number`, or if the value is not an
-        integer.
+        """Evaluate an expression, as `number` does with the same arguments. Raises `Mistake` as `number`, or if the
+        value is not an integer.
         """
         value = self.number(e, units)
         if not isinstance(value, int):

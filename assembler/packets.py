@@ -28,8 +28,9 @@ class _First:
 class Code:
     """Collects the code of a text: packets in image order, or instructions per unit (kernels) from sections; op lists.
 
-    places, patches: source lines of packets, and their patches by run-time parameter. kernels, preloaded: lines by
-    unit. first: the first section and the first packet, of which a text has only one.
+    names, blocks: those of the text. report: where mistakes go. places, patches: source lines of packets, and their
+    patches by run-time parameter. kernels, preloaded: lines by unit. first: the first section and the first packet, of
+    which a text has only one.
     """
 
     def __init__(self, names: ScopedNames, blocks: Blocks, report: ErrorReport) -> None:
@@ -46,7 +47,8 @@ class Code:
 
     def take(self, item: s.Item | s.Mop) -> None:
         """Read a section or packet; ignore declarations. Raises `Mistake` for a statement outside of both, and for a
-        section or packet that is wrong as a whole; other mistakes go to the report.
+        section or packet that is wrong as a whole. Other mistakes go to the report; raises `SourceError` once it is
+        full.
         """
         match item:
             case s.Section():

@@ -154,12 +154,13 @@ class LoopNumber(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it depends on no variable."""
+        """Whether the number depends on no variable."""
         return not self.terms
 
     @property
     def single(self) -> bool:
-        """Whether it needs no parentheses behind a sign: a number >= 0, or one positive multiple of a variable."""
+        """Whether the number needs no parentheses behind a sign: it is >= 0 without variables, or one positive multiple
+        of a variable."""
         return self.base >= 0 if not self.terms else not self.base and len(self.terms) == 1 and self.terms[0][1] > 0
 
 

@@ -79,8 +79,8 @@ class RolledLoop(NamedTuple):
 class Candidate(NamedTuple):
     """A possible loop of at most `rounds` rounds.
 
-    each: lines of one round, unrolled. price: lines of the loop. doubt: lines added to the price if it has two rounds.
-    short: whether the loop fits on one line.
+    period: nodes of one round. each: lines of one round, unrolled. price: lines of the loop. doubt: lines added to the
+    price if it has two rounds. short: whether the loop fits on one line.
     """
 
     period: int

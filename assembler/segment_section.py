@@ -41,8 +41,8 @@ def encoded(program: Program) -> bytes:
 
 
 def decoded(parsed: Any) -> tuple[ProgramSegment, ...]:
-    """Return the segments of a parsed section. parsed: what `SEGMENTS` makes of its bytes. Raises `ValueError` with the
-    reason if the ranges are cut short, or of a segment that there is not.
+    """Return the segments of a parsed section. parsed: what `SEGMENTS` makes of its bytes. Raises `ValueError`, with
+    the reason, if the ranges are cut short, or if one is of a segment that does not exist.
     """
     uops: list[dict[str, tuple[tuple[int, int], ...]]] = [{} for _ in parsed.segments]
     for row in parsed.uops:

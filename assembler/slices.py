@@ -36,8 +36,9 @@ class SliceError(ValueError):
 
 
 def grain_of(buffer: Buffer) -> tuple[tuple[int, ...], int]:
-    """Return the size of a grain of a buffer, in each of its dimensions, and how many elements it takes. That of a
-    buffer of integers is 64 columns of all rows of a sequence; where these lie row by row, all columns."""
+    """Return the size of a grain of a buffer in each of its dimensions, and how many float32 elements of memory a grain
+    takes. A grain of a buffer of integers is 64 columns of all rows of a sequence, or all columns of these rows in a
+    layout of integers that lie row by row."""
     if buffer.layout is Layout.INTEGERS:
         rows, _ = buffer.item_shape
         return (rows, BLOCK_COLS), rows * (BLOCK_COLS + 1) // 2

@@ -56,5 +56,5 @@ def quoted(name: str) -> str:
 
 
 def letters(name: str) -> str:
-    """Escape a name, or a part of one, for use between quotes: as in a JSON string, and braces that open too."""
+    """Escape a name, or a part of one, for use between quotes: as in a JSON string, where also `{` is escaped."""
     return json.dumps(name, ensure_ascii=False)[1:-1].replace("{", "\\u007b")  # a brace begins an expression

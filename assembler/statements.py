@@ -23,8 +23,8 @@ from .spelling import Spelling, spelling
 class Site:
     """The section or packet in which statements stand.
 
-    units, kind: the units they are for. record: the format of their mOPs. configs: formats that a statement may name
-    instead, by name. preloaded: whether the statements are ops of an op list.
+    units, kind: the units that the statements are for, and their FU type. record: the format of their mOPs. configs:
+    formats that a statement may name instead, by name. preloaded: whether the statements are ops of an op list.
     """
 
     units: tuple[UnitSpec, ...]
@@ -54,7 +54,7 @@ class UnrolledMop:
 
 
 class Statements:
-    """Reads statements as mOPs; their mistakes go to the report."""
+    """Reads statements as mOPs. names: those of the text. report: where mistakes go."""
 
     def __init__(self, names: ScopedNames, report: ErrorReport) -> None:
         self.names = names

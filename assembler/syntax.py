@@ -29,7 +29,7 @@ class BinaryExpression(NamedTuple):
 
 
 class Negate(NamedTuple):
-    """`-operand`."""
+    """`-operand`. op: the sign."""
 
     op: Token
     operand: Expr
@@ -40,7 +40,8 @@ Expr = Token | BinaryExpression | Negate
 
 
 class Label(NamedTuple):
-    """The name of a run-time parameter: `len`, `len[3]` or a quoted one."""
+    """The name of a run-time parameter: `len`, `len[3]` or a quoted one. number: the index in brackets, None without
+    one."""
 
     token: Token
     number: Expr | None
@@ -66,7 +67,7 @@ class Bare(NamedTuple):
 
 
 class To(NamedTuple):
-    """`-> MemA0` or `-> MemA[k]`."""
+    """`-> MemA0` or `-> MemA[k]`: a unit that the words go to. number: the index in brackets, None without one."""
 
     unit: Token
     number: Expr | None
@@ -74,7 +75,7 @@ class To(NamedTuple):
 
 
 class SourceUnit(NamedTuple):
-    """`<- MemC0` or `<- MemC[k]`."""
+    """`<- MemC0` or `<- MemC[k]`: a unit that the words come from. number: the index in brackets, None without one."""
 
     unit: Token
     number: Expr | None
@@ -248,7 +249,8 @@ class BufferLine(NamedTuple):
 
 
 class SegmentPart(NamedTuple):
-    """A part of a segment's declaration: `kind "..."`, `layers "...", ...` or `outputs x, y`. which: the word."""
+    """A part of a segment's declaration: `kind "..."`, `layers "...", ...` or `outputs x, y`. which: the first word.
+    names: what follows it."""
 
     which: Token
     names: tuple[Token, ...]
@@ -474,8 +476,8 @@ def tree(text: SourceText) -> tuple[Item, ...]:
 
 
 def expression(text: str, at: int, line: int) -> Expr:
-    """Parse an expression from inside a quoted name. text: the expression. at, line: offset in characters and line,
-    from 1, of its beginning in the whole text.
+    """Parse an expression from inside a quoted name. text: the expression. at, line: where it begins in the whole text:
+    an offset in characters, and the number of the line, counted from 1.
 
     Raises `Mistake` if it is not an expression.
     """
