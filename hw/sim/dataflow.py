@@ -22,9 +22,12 @@ streams then takes at most about 60 MB on XNN."""
 
 
 class Queue(Channel):
-    """A stream for data without clocks. An entry is what one step put: the number of words in a payload, and a sequence
-    of payloads. A step that takes the same number of payloads gets the sequence without a copy. A stream of control
-    keeps its depth: that of a memory's slots says which of them may be overwritten."""
+    """A stream for data without clocks, made as a `Channel` is. It is `DEEPER` times as deep as `capacity` says; only a
+    stream of control keeps its depth, because the stream that counts the free slots of a memory says which slots may be
+    overwritten.
+
+    tokens: what each step put: the number of words in a payload, and a sequence of payloads. A step that takes the same
+    number of payloads gets the sequence without a copy."""
 
     __slots__ = ()
 

@@ -46,7 +46,8 @@ class UnitTime:
 
 @dataclass(frozen=True)
 class StreamWait:
-    """Seconds in which the reader of a stream waited for words (empty) and its writer for room (full)."""
+    """Seconds in which the reader of a stream waited for words (empty) and its writer for room (full). name: of the
+    stream."""
 
     name: str
     empty: float
@@ -74,7 +75,8 @@ class SegmentTime:
 
 @dataclass(frozen=True)
 class LineTime:
-    """Seconds on the critical path of one unit and one source line (or packet). cause: the one with most of them."""
+    """Seconds on the critical path of one unit and one source line (or packet), whose place `where` is. cause: the
+    cause with the most of these seconds."""
 
     where: str
     unit: str
@@ -84,7 +86,8 @@ class LineTime:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The latency if one rate were twice as good and all else unchanged. cause: what the rate counts as."""
+    """The latency if one rate were twice as good and all else unchanged. cause: the cause under which steps at this
+    rate count. latency_s: that latency, in seconds."""
 
     rate: str
     cause: str

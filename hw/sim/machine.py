@@ -52,8 +52,8 @@ class Run:
 
 
 def joined(runs: Sequence[Run]) -> Run:
-    """Return runs that took place one after the other as one. runs: at least one. Shares are of the whole latency; the
-    clock and the facts are those of the last one."""
+    """Return runs that took place one after the other as one run. runs: at least one. Shares are of the whole latency;
+    the clock and the facts are those of the last run."""
     if len(runs) == 1:
         return runs[0]
     whole = sum(run.latency_s for run in runs)
@@ -175,8 +175,9 @@ def one_blas_thread() -> Iterator[None]:
     """Context in which BLAS uses one thread, and no other thread of the process is in this context. Tile products are
     too small for more threads of BLAS, which on a loaded computer wait for each other.
 
-    Runs at one time take the interpreter from each other at each of their many short calls of NumPy: three of them took
-    1.5 times the CPU, and at most a fifth less time. The first to end would give BLAS its threads back, too.
+    Runs of several threads take turns for two reasons. Side by side they would take the interpreter from each other at
+    each of their many short calls of NumPy: three runs took 1.5 times the CPU time, and at most a fifth less time. And
+    the first of them to end would give BLAS its threads back while the others still run.
     """
     with _turn, _thread_pools().limit(limits=1, user_api="blas"):
         yield

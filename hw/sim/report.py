@@ -285,7 +285,9 @@ STATES = {
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a roofline: centre x, y and radius r in pixels of its panel; text: its label, at tx, ty."""
+    """A point of a roofline's picture. x, y, r: its centre and its radius, in pixels of its panel. whole: it stands for
+    the whole program, not for one segment. title: what a reader sees who points at it. text: its label, "" for none.
+    tx, ty, anchor: where the label is, in pixels, and which end of it is there, as SVG's text-anchor."""
 
     x: float
     y: float

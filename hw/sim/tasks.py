@@ -35,8 +35,8 @@ def run_on_tensors(program: Program, inputs: Mapping[str, Tensor]) -> tuple[dict
 
 
 class TaskMemory:
-    """The memory of a task machine, which keeps its tensors from run to run; they begin with zeros. program: of the
-    machine."""
+    """The memory of a task machine, which keeps its tensors from run to run; they begin with zeros. program: one of
+    that machine, which `run` executes."""
 
     def __init__(self, program: Program) -> None:
         self._prepared = Prepared(program_of(program.overlay))
@@ -47,8 +47,8 @@ class TaskMemory:
         self._program, self._machine, self._sizes = program, Machine(program), size_values(program)
 
     def with_sizes(self, sizes: Mapping[str, int]) -> TaskMemory:
-        """Return the same memory for runs with other values of sizes that each run gives, by name: what one writes, the
-        other reads. Raises as `overlay.with_sizes`."""
+        """Return an object with the same memory, for runs with other values of sizes that each run gives, by name. What
+        is written by one object can be read by the other. Raises as `overlay.with_sizes`."""
         made = copy(self)
         made._run_with(with_sizes(self._program, sizes))
         return made
@@ -76,9 +76,11 @@ class TaskMemory:
 
 
 def in_room(value: Tensor, tensor: OffChipTensor, sizes: Mapping[str, int]) -> Tensor:
-    """Return the elements of a tensor as they lie in its room, which is that of the largest values of sizes, with zeros
-    behind each axis. value: in its shape in a run with these values of sizes, by name. Raises `ValueError` for another
-    shape."""
+    """Return a tensor as it lies in memory, in an array of `tensor.type.shape`: that shape has room for the largest
+    values of sizes, and is filled up with zeros behind each axis.
+
+    value: the tensor, in its shape in a run with these values of sizes, by name. Raises `ValueError` for another shape,
+    `ProgramError` for values of sizes that are out of range."""
     shape = shape_of(tensor, sizes)
     if np.shape(value) != shape:
         raise ValueError(f"{tensor.name} is given with shape {list(np.shape(value))}; in this run it has {list(shape)}")
@@ -90,6 +92,9 @@ def in_room(value: Tensor, tensor: OffChipTensor, sizes: Mapping[str, int]) -> T
 
 
 def of_room(whole: Tensor, tensor: OffChipTensor, sizes: Mapping[str, int]) -> Tensor:
-    """Return the elements of a tensor that a run with these values of sizes accesses: the inverse of `in_room`."""
+    """Return the elements of a tensor that a run with these values of sizes accesses: the inverse of `in_room`.
+
+    whole: the tensor as it lies in memory, of `tensor.type.shape`. Raises `ProgramError` for values of sizes that are
+    out of range."""
     shape = shape_of(tensor, sizes)
     return whole if shape == tensor.type.shape else np.ascontiguousarray(whole[tuple(map(slice, shape))])

@@ -28,7 +28,7 @@ class Track:
     number: of the uOP (for a decoder, of the mOP group; for the dispatcher, of the packet). origin: packet, or position
     in the op list. start, end: seconds since the first instruction, of its first step's start and its last step's end.
     busy: seconds of its steps' own durations; more than end - start only if lanes run side by side. cause: index into
-    `Timeline.causes` of the cause with most of them. parts: the same seconds by cause, shape (uOPs, causes).
+    `Timeline.causes` of the cause with the most of these seconds. parts: `busy` by cause, shape (uOPs, causes).
     """
 
     name: str
@@ -43,7 +43,8 @@ class Track:
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """The steps that move bytes off chip at one rate: start and end in seconds, and bytes, of each step."""
+    """The steps that move bytes off chip at one rate. cause: the cause under which steps at this rate count. start,
+    end, bytes: of each step, its times in seconds and the bytes that it moves."""
 
     rate: str
     cause: str
@@ -54,7 +55,8 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Runs of words that one step put and one step got. put, got: rows of the steps in the log. words: how many."""
+    """Groups of words of a stream, such that one step put all words of a group, and one step got them. put, got: for
+    each group, the rows of these steps in the log. words: for each group, how many words it has."""
 
     put: Ints
     got: Ints
