@@ -56,7 +56,7 @@ class BundleError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the archive that the command line asks for, and print its size. arguments: None for those of the process.
-    Ends the process after an error."""
+    Raises `SystemExit`, with a message, after an error."""
     parser = argparse.ArgumentParser(description="Make the archive that installs rsn on a board.")
     parser.add_argument("--machine", default="aarch64", choices=DEBIAN_MACHINES, help="of the board [%(default)s]")
     parser.add_argument(

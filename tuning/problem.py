@@ -69,13 +69,13 @@ class Problem(Protocol):
 
 
 def size(knobs: tuple[Knob, ...]) -> int:
-    """How many choices there are: all combinations of the values."""
+    """Return how many choices there are: the product of the numbers of values of all knobs."""
     return prod(len(knob.values) for knob in knobs)
 
 
 def outcome(problem: Problem, choice: Choice) -> Outcome:
-    """What comes of a choice; one that cannot be built is refused with the reason. Other exceptions are mistakes in the
-    problem, and are not caught."""
+    """Return what `problem.evaluate` returns for a choice; if it raises an `RsnError`, an outcome that is refused, with
+    the message as the reason. Other exceptions are mistakes in the problem, and are not caught."""
     try:
         return problem.evaluate(choice)
     except RsnError as e:

@@ -24,7 +24,7 @@ class Workers(Protocol):
 
 
 class InThisProcess:
-    """Evaluates one choice after the other."""
+    """Evaluates choices of a problem in this process, one after the other."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -51,8 +51,8 @@ class Processes:
 
 
 class OnRay:
-    """Evaluates choices as tasks of a Ray cluster. Ray starts a task again when its machine fails; that changes
-    nothing, because an outcome depends on the choice alone."""
+    """Evaluates choices of a problem as tasks of the Ray cluster that this process is connected to. Ray starts a task
+    again when its machine fails; that changes nothing, because an outcome depends on the choice alone."""
 
     def __init__(self, problem: Problem) -> None:
         import ray
