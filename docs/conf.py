@@ -44,12 +44,13 @@ html_css_files = ["site.css"]
 
 
 def link_pages(app: Sphinx, page: str, source: list[str]) -> None:
-    """Lead links to such a file to its page."""
+    """Replace links to the files in `ELSEWHERE`, which lie outside docs/, by links to their pages. Sphinx calls it for
+    each page. source: a list with the page's text, which is changed in place."""
     for file, name in ELSEWHERE.items():
         source[0] = source[0].replace(f"]({file}", f"]({name}")
 
 
 def setup(app: Sphinx) -> None:
-    """Write docs/isa.md, and lead links to files of the repository to their pages. Sphinx calls it."""
+    """Write docs/isa.md, and register `link_pages`. Sphinx calls it once, before it reads the pages."""
     page.main()
     app.connect("source-read", link_pages)

@@ -34,7 +34,9 @@ text { font: 12px sans-serif; fill: #24292f } .paper { fill: #ffffff } .line { s
 
 
 def kept(trials: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of an output of rsn tune --json: the front, and the best trial with the memories that ship."""
+    """Return what docs/fronts.json keeps of an output of rsn tune --json: the numbers of trials and of refused ones,
+    the front, and the fastest trial with the memory sizes of the overlay as it ships. Raises `SystemExit`, with a
+    message, if no trial has these sizes."""
     ships = usual(XNN2)
     shipping = [
         trial
@@ -56,7 +58,8 @@ def _point(trial: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw(fronts: Mapping[str, Mapping[str, Any]]) -> str:
-    """A picture (SVG): side by side, for each model its front as stairs, and the overlay as it ships."""
+    """Return a picture, as the text of an SVG file: side by side, for each model, its front as a line of steps, and the
+    overlay as it ships as a ring. fronts: by title of the model, at least one, each as `kept` returns it."""
     wide = (WIDTH - LEFT - RIGHT - BETWEEN * (len(fronts) - 1)) / len(fronts)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">',
@@ -121,13 +124,13 @@ def _range(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def picture() -> str:
-    """The picture of the fronts that are kept."""
+    """Return the picture of the fronts in docs/fronts.json, as the text of an SVG file."""
     return draw(json.loads(KEPT.read_text(encoding="utf-8")))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Draw the fronts. arguments: TITLE=FILE for each, the files that `rsn tune` wrote as JSON; none draws those that
-    are kept."""
+    """Write the picture. arguments: TITLE=FILE for each model, where `rsn tune --json` wrote the file; docs/fronts.json
+    is then made of them. Without arguments docs/fronts.json is drawn as it is. Raises `SystemExit` as `kept`."""
     fronts = {}
     for argument in arguments:
         title, _, path = argument.rpartition("=")

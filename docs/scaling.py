@@ -25,7 +25,9 @@ Lines = Mapping[str, Mapping[str, float]]
 
 
 def lines_of(text: str) -> dict[str, dict[str, float]]:
-    """Return what is drawn of rows that the benchmark printed, one JSON object a line."""
+    """Return the lines of the picture: by title, "MODEL (OVERLAY)", how many times as many results N boards give as
+    one, by N as text. text: what benchmarks/many_boards.py --json printed, one JSON object a line; only rows with
+    batches of `BATCH` sequences count."""
     found: dict[str, dict[str, float]] = {}
     for row in map(json.loads, text.splitlines()):
         if row["batch"] == BATCH:
@@ -35,7 +37,8 @@ def lines_of(text: str) -> dict[str, dict[str, float]]:
 
 
 def draw(lines: Lines) -> str:
-    """A picture (SVG): a line for each model, and one for N times as many results."""
+    """Return a picture, as the text of an SVG file: a line for each model, and one for N times as many results of N
+    boards. lines: as `lines_of` returns them, at least one."""
     most = max(int(boards) for line in lines.values() for boards in line)
     width, height = LEFT + SIZE + RIGHT, HEAD + SIZE + FOOT
 
@@ -70,12 +73,13 @@ def draw(lines: Lines) -> str:
 
 
 def picture() -> str:
-    """The picture of the lines that are kept."""
+    """Return the picture of the lines in docs/scaling.json, as the text of an SVG file."""
     return draw(json.loads(KEPT.read_text(encoding="utf-8")))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Draw the lines of a file that the benchmark wrote; without an argument those that are kept."""
+    """Write the picture. arguments: empty, to draw docs/scaling.json as it is; or the path of a file that the benchmark
+    wrote, from which docs/scaling.json is made first."""
     if arguments:
         made = lines_of(Path(arguments[0]).read_text(encoding="utf-8"))
         KEPT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")

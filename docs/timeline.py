@@ -57,8 +57,8 @@ text { font: 12px sans-serif; fill: #24292f } .paper { fill: #ffffff } .line { s
 
 
 def draw(program: Program, title: str) -> str:
-    """A picture (SVG): a lane per unit that did something, filled by the share of the time in which it was busy, and
-    the critical path below."""
+    """Return a picture of a run, as the text of an SVG file: a lane per unit that did something, filled by the share of
+    the time in which it was busy, and the critical path below. title: the first line of the picture."""
     machine = Machine(program)
     timeline = Timeline(machine)
     launch, latency = launch_seconds(program.overlay), timeline.seconds + launch_seconds(program.overlay)
@@ -189,7 +189,8 @@ def _axis(latency: float, at: int) -> Iterator[str]:
 
 
 def pictures() -> dict[str, str]:
-    """What docs/pictures holds: name to content."""
+    """Return what docs/pictures holds: the text of each SVG file by its name. Raises `SystemExit`, with the command's
+    output, if a command of rsn that makes a program fails."""
     from click.testing import CliRunner
 
     from rsn.cli.main import main
@@ -217,8 +218,8 @@ def pictures() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Draw the pictures of the pages; or that of a program: arguments are then its file (.bin) and that of the
-    picture."""
+    """Write pictures. arguments: empty, to write all files of docs/pictures; or the path of a program (.bin) and the
+    path of the SVG file to write for it. Raises `SystemExit` as `pictures`, `ValueError` for another number."""
     if arguments:
         program, picture = arguments
         Path(picture).write_text(draw(container.read(program), program), encoding="utf-8")
