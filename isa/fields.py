@@ -24,9 +24,9 @@ from ..base.errors import FieldError
 class Field:
     """One bit field: `width` bits from bit `low` of word `word`.
 
-    doc: its meaning, as text. real: 32 bits that hold an IEEE float32. to, source: for a one-bit field that enables a
-    stream: the unit that it sends to, or receives from; with both it is a route from `source` to `to`; None for any
-    other field.
+    doc: its meaning, as text. signed: the bits are two's complement. real: 32 bits that hold an IEEE float32. to,
+    source: for a one-bit field that enables a stream: the unit that it sends to, or receives from; with both it is a
+    route from `source` to `to`; None for any other field.
     """
 
     name: str
@@ -77,12 +77,13 @@ def bits(
 
 
 class Record:
-    """A record of N 32-bit words, made of bit fields. Declare a format as `class NAME(Record, words=N)`; `name="..."`,
-    if instructions call it otherwise, as another overlay does one of its own.
+    """A record of N 32-bit words, made of bit fields. Declare a format as `class NAME(Record, words=N)`; add
+    `name="..."` if programs name the format otherwise than by its class, for example because two overlays have formats
+    of one name.
 
-    NAME: what instructions call it. WORDS: N. FIELDS: the fields in declaration order. PADDING: for each word, a mask
-    of the bits that belong to no field. A subclass whose fields overlap or leave their word raises `TypeError` when it
-    is defined. An instance takes its fields as keywords, and raises `FieldError` for a value that does not fit.
+    NAME: the name of the format in programs. WORDS: N. FIELDS: the fields in declaration order. PADDING: for each word,
+    a mask of the bits that belong to no field. A subclass whose fields overlap or leave their word raises `TypeError`
+    when it is defined. An instance takes its fields as keywords, and raises `FieldError` for a value that does not fit.
     """
 
     NAME: ClassVar[str] = ""

@@ -14,9 +14,10 @@ from enum import IntEnum
 class RowLanes:
     """The lanes of an overlay.
 
-    weights, activations: the banks that hold them. lanes: their number. columns: column tiles of a bank of X, which
-    has two. scratch: slots of T of an even and of an odd lane. heads: 128x64 blocks that a memory of keys or values
-    holds; memories 0 and 1 are of keys, 2 and 3 of values.
+    weights, activations: names of the off-chip memories that hold weights and activations. lanes: how many lanes there
+    are. columns: how many column tiles one of the two banks of X holds. scratch: how many slots T has, in an even and
+    in an odd lane. heads: how many 128x64 blocks a memory of keys or values holds; memories 0 and 1 are of keys, 2 and
+    3 of values.
     """
 
     weights: str
@@ -29,7 +30,8 @@ class RowLanes:
 
 @dataclass(frozen=True)
 class SentNorm:
-    """A norm of rows, applied as they are sent: (x - mean) / sqrt(variance + eps), `rms`: without mean."""
+    """A norm of rows, applied as they are sent: (x - mean) / sqrt(variance + eps); with `rms` x / sqrt(mean square +
+    eps)."""
 
     eps: float
     rms: bool = False
@@ -37,9 +39,12 @@ class SentNorm:
 
 @dataclass(frozen=True)
 class HeadFunctions:
-    """What is applied to the heads of a tile, `pitch` columns each: a norm over the first `columns` of them (0: none),
-    then a factor of each column (`gains`), then a rotation by the table that Post holds (`rotate`). Gains come before
-    each tile."""
+    """Functions that Post applies to each attention head of a tile, in this order: a norm, factors, a rotation.
+
+    pitch: columns from a head to the next. columns: the norm is over so many leading columns of the head; 0 for no
+    norm. eps: added to the variance. rms: the norm is without mean. gains: each column is multiplied by a factor of its
+    own; Post takes a vector of them before each tile. rotate: pairs of columns are rotated by the table of cosines and
+    sines that Post holds."""
 
     pitch: int
     columns: int = 0
@@ -83,18 +88,23 @@ class TileSource(IntEnum):
 
 
 class TileTarget(IntEnum):
-    """Where T sends tiles to: MMEs of the even lane of its pair, of the odd lane, of both; T of an odd lane X too."""
+    """Where T sends tiles to."""
 
     EVEN = 0
+    """The MME of the even lane of its pair."""
     ODD = 1
+    """The MME of the odd lane of its pair."""
     PAIR = 2
+    """Both MMEs of its pair."""
     ROWS_EVEN = 3
+    """X of the even lane of its pair; only from T of the odd lane, as `ROWS_ODD`."""
     ROWS_ODD = 4
+    """X of the odd lane of its pair."""
 
 
 class SlotPart(IntEnum):
-    """What of a slot is written or sent: all, or 64 columns, which travel as the first ones of a tile. Writing the left
-    ones makes the right ones 0."""
+    """Which columns of a slot of T, 128 rows by 128 columns, are written or sent: all, the first 64 (LEFT) or the last
+    64 (RIGHT). Half a slot travels as the first 64 columns of a tile. A write of LEFT makes the last 64 columns 0."""
 
     WHOLE = 0
     LEFT = 1
@@ -127,10 +137,12 @@ class Weight(IntEnum):
     """What LPDDR sends, and where to."""
 
     W0 = 0
+    """Tiles of weights, to the unit W0; W1 is the same for the unit W1."""
     W1 = 1
     VECTOR = 2
     """To C of the selected lanes: vectors of a column tile, 128 elements each."""
     TABLE = 3
     """To Post of the selected lanes: cosines and sines of 128 rows, in tiles that lie row by row."""
     GAINS = 4
+    """To Post of the selected lanes: vectors of 128 factors, one for each column of a tile."""
     """To Post of the selected lanes: vectors that multiply columns, 128 elements each."""

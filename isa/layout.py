@@ -61,7 +61,8 @@ def padded(n: int, multiple: int) -> int:
 
 
 def scaled(values: Array, scale: Sequence[float] | Array | None, shift: Sequence[float] | Array | None) -> Array:
-    """Return a copy of the values, (..., columns), times scale, plus shift, each (columns,), or None."""
+    """Return a copy of the values, (..., columns), times scale, plus shift. scale, shift: (columns,) each; None for
+    none. Raises `ValueError` for another number of columns."""
     out = np.array(values)
     if scale is not None:
         out *= np.asarray(scale, np.float32)
@@ -71,8 +72,10 @@ def scaled(values: Array, scale: Sequence[float] | Array | None, shift: Sequence
 
 
 def row_units(columns: int, item: int) -> list[int]:
-    """Return the address units of a row of each 512 columns of integers of `item` bytes, with their exponents, which
-    have as many. columns: a multiple of 64."""
+    """Return how many address units a row of integers takes, in a layout of integers that lie row by row: a number for
+    each 512 columns, and one for the columns behind the last 512. Exponents are included, one unit each time.
+
+    columns: of the row, a multiple of 64. item: bytes of an integer."""
     blocks = columns // BLOCK_COLS
     return [item * min(ROW_BLOCKS, blocks - at) + 1 for at in range(0, blocks, ROW_BLOCKS)]
 

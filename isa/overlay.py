@@ -41,7 +41,8 @@ Repeat = Callable[[Any], tuple[int, int] | None]
 
 @dataclass(frozen=True)
 class Fault:
-    """An entry that is no possible repeat. index: of the entry. code: of the finding."""
+    """A repeat in an op list that cannot be executed. index: place of the entry in the list. code: of the finding, such
+    as `M06`. message: what is wrong."""
 
     index: int
     code: str
@@ -196,7 +197,8 @@ class AttentionPipeline:
 
 @dataclass(frozen=True)
 class Patterns:
-    """The patterns of a machine. attention: None if its units form none."""
+    """The patterns of a machine. grid: the units that compute products. attention: those that compute both products of
+    attention at the same time; None if the machine's units form no such pipeline."""
 
     grid: ProductGrid
     attention: AttentionPipeline | None
@@ -211,13 +213,13 @@ def one_uop(mop: Record, iteration: int) -> Iterator[Record]:
 class InstructionFormat:
     """The format of one kind of packet: its opcode, the FU type that it drives, and its expansion (contract 1.3).
 
-    mop: the record of one mOP. loops_window: the decoder stores the window and loops over it; otherwise it repeats each
-    mOP alone. decode_cycles: PL cycles per uOP. uops: given a mOP and an iteration, its uOPs. config: the format sets
-    registers of a unit that another format drives; it never terminates a decoder. max_reuse: the largest `reuse` that
-    the decoder can count. addresses: only for a format whose uOPs are named tuples and differ between iterations in
-    `addr` alone: given a mOP and the number of iterations, the addresses as an array (iterations, uOPs in one), so that
-    checks need not make every uOP; None for any other format. inside: fields that choose a place within the access
-    that `Overlay.transfer` states, whatever their value.
+    kind: the FU type. mop: the record of one mOP. loops_window: the decoder stores the window and loops over it;
+    otherwise it repeats each mOP alone. decode_cycles: PL cycles per uOP. uops: given a mOP and an iteration, its uOPs.
+    config: the format sets registers of a unit that another format drives; it never terminates a decoder. max_reuse:
+    the largest `reuse` that the decoder can count. addresses: only for a format whose uOPs are named tuples and differ
+    between iterations in `addr` alone: given a mOP and the number of iterations, the addresses as an array (iterations,
+    uOPs in one), so that checks need not make every uOP; None for any other format. inside: fields that choose a place
+    within the access that `Overlay.transfer` states, whatever their value.
     """
 
     name: str

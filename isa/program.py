@@ -63,7 +63,8 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """Number of float32 elements, padding included: of integers, words of 32 bits, exponents too."""
+        """Number of float32 elements, padding included. For a layout of integers it is the number of words of 32 bits
+        that the integers and their exponents take."""
         elements = prod(self.shape)
         match self.layout:
             case Layout.INTEGERS:
@@ -153,7 +154,7 @@ class Patch:
 class Parameter:
     """A named integer that is set for each run, for example `len[3]`, and the fields that it is patched into.
 
-    low, high: smallest and largest allowed value.
+    low, high: smallest and largest allowed value. default: the value in a run that sets none.
     """
 
     name: str
@@ -319,7 +320,7 @@ class Program:
 
 @dataclass(frozen=True)
 class KernelPatch:
-    """A `Patch` before packing. index: of the mOP in its unit's sequence."""
+    """A `Patch` before packing: field, base and cap as there. index: of the mOP in its unit's sequence."""
 
     unit: str
     index: int

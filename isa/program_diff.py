@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`. identical: there are no differences and the images are equal too."""
+    """The result of `diff_programs`. identical: there are no differences and the images are equal too."""
 
     differences: tuple[Difference, ...]
     identical: bool

@@ -62,10 +62,10 @@ class Access(NamedTuple):
 class RowStore(NamedTuple):
     """Off-chip memory: take blocks of 128 rows by 64 columns from a peer, and keep rows of them.
 
-    Of each of `blocks` blocks, side by side, for c < `chunks` and i < `rows`: row `source` + c * `rows` + i becomes row
-    d = `row` + i of a matrix; with `entry`, d also counts the row that `SetRow` gave entry `entry` + c. Row 0 of the
-    first block is at `addr` + c * `chunk_stride`, and blocks that lie below each other are `pitch` apart, all in
-    elements. limit: rows of the matrix; a row d beyond is not written.
+    For each of `blocks` blocks, side by side, each c < `chunks` and each i < `rows`: row `source` + c * `rows` + i of
+    the block becomes row d = `row` + i of the matrix of chunk c; with `entry`, the row that `SetRow` gave entry `entry`
+    + c is added to d. Row 0 of that matrix is at `addr` + c * `chunk_stride`, and blocks of the matrix that lie below
+    each other are `pitch` apart, all in elements. limit: rows of the matrix; a row is written only if d < limit.
     """
 
     peer: str
@@ -105,11 +105,12 @@ class SetRow(NamedTuple):
 
 
 class LoadNorm(NamedTuple):
-    """(x - mean) / sqrt(variance + eps) of each row, `rms`: without mean, by statistics that lie off chip.
+    """A norm of rows by statistics that lie off chip: (x - mean) / sqrt(variance + eps); with `rms` x / sqrt(mean
+    square + eps).
 
-    parts: number of parts of the columns; a row tile has statistics of each. fresh: row tiles whose statistics the unit
-    takes before this load, from the same off-chip unit; 0 where it has them. first: the row tile of those statistics
-    that the first row tile of the load takes. same: all row tiles of the load take it.
+    parts: into how many parts the columns are divided; a row tile has statistics of each part. fresh: for how many row
+    tiles the unit takes statistics before this load, from the same off-chip unit; 0 if it has them already. first: the
+    row tile of those statistics that the first row tile of the load takes. same: all row tiles of the load take it.
     """
 
     eps: float
@@ -121,7 +122,8 @@ class LoadNorm(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Fill a slot with rows x columns elements; with `transpose`, these are the numbers behind the transposition.
+    """Fill a slot with rows x columns elements. transpose: they are transposed as they come; `rows` and `columns` are
+    those of the result.
 
     source: the off-chip unit that they come from. norm: is applied to the rows as they come; None for none.
     """
@@ -141,13 +143,16 @@ class LoadVector(NamedTuple):
 
 
 class KeyPart(IntEnum):
-    """What a softmax does with the keys that were received: they are all keys; they are the first ones, or more, of
-    which maxima and sums are kept; or exp is taken by the kept ones."""
+    """Which part of a softmax over many keys is done with the scores of the keys that were received."""
 
     ALL = 0
+    """These are all keys: the whole softmax."""
     FIRST = 1
+    """These are the first keys: the maximum and the sum of exps of each row are kept, and the scores are dropped."""
     MORE = 2
+    """These are further keys: they change the maxima and sums that are kept, and the scores are dropped."""
     APPLY = 3
+    """The scores become probabilities by the maxima and sums that are kept."""
 
 
 class Softmax(NamedTuple):
@@ -155,8 +160,8 @@ class Softmax(NamedTuple):
 
     columns: None for all that were received. alone: the unit holds whole rows; otherwise it shares them with its
     neighbour. causal: column c counts for row r if c <= r + offset. low: it counts only if c >= r + low. first: the
-    leading columns that do not count. cap: scores become cap * tanh(score / cap). part: all keys of the rows are here,
-    or these are the first or more of them and leave maxima and sums, or the softmax is by those.
+    leading columns that do not count. cap: scores become cap * tanh(score / cap). low, cap: None for no such limit.
+    part: which part of the softmax is done.
     """
 
     columns: int | LengthField | None = None
@@ -170,11 +175,12 @@ class Softmax(NamedTuple):
 
 
 class Receive(NamedTuple):
-    """Fill a slot with rows x columns tiles of products, the sum of `rounds` rounds.
+    """Fill a slot with rows x columns tiles of results. Each is the sum of `rounds` products, which come in rounds over
+    the slot.
 
-    bias, residual, scaled: the unit takes a vector that it adds to each row, tiles that it adds, and a vector that it
-    multiplies the columns of these tiles by, in the order bias, scale, products, residual. softmax: applied at the end;
-    None for none. product: the product unit that the tiles are from, whose size they have.
+    bias: the unit takes a vector, and adds it to each row. residual: it takes tiles, and adds them. scaled: it takes a
+    vector of factors for the columns of the residual. They come in this order: bias, factors, products, residual.
+    softmax: applied at the end; None for none. product: the product unit that the tiles are from, whose size they have.
     """
 
     rounds: int
@@ -189,8 +195,8 @@ class Receive(NamedTuple):
 
 class Send(NamedTuple):
     """Drain a slot to product units: the first rows x columns tiles, `times` times (in the order that the product units
-    take them). product: the product unit that they are for, whose size they have. whole: of values, tiles are whole,
-    not only their left half."""
+    take them). product: the product unit that they are for, whose size they have. whole: for attention's values: all
+    128 columns of a tile are sent; otherwise the right half of each tile is sent as 0."""
 
     rows: int
     columns: int
@@ -212,10 +218,11 @@ class RowNorm(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """x * own + partner's x * partner, by the table of the unit.
+    """A rotation of pairs of neighbouring columns, such as rotary embeddings: each element becomes itself times its own
+    factor plus the other element of its pair times a partner factor. The factors are in the table of the unit.
 
-    head: columns from a head to the next; the table has twice as many. fresh: row tiles and column tiles of the table
-    that the unit takes from its product unit before, (0, 0) where it has them.
+    head: columns from a head to the next; the table has twice as many columns. fresh: row tiles and column tiles of the
+    table that the unit takes from its product unit before; (0, 0) if the unit has the table already.
     """
 
     head: int
@@ -225,9 +232,10 @@ class Rotation(NamedTuple):
 class Store(NamedTuple):
     """Drain the first rows x columns elements of a slot to off-chip memory.
 
-    In this order: activation: an operation, such as "gelu_erf" or "identity", that is applied to all elements. gate:
-    its result is multiplied by the `columns` columns behind. norm: is applied. statistics: the norm is not applied; its
-    mean and variance of each row are stored behind the elements. rotation: is applied. None for none.
+    Before that, these are applied, in this order; None for none. activation: an operation on each element, such as
+    "gelu_erf" or "identity". gate: the results are multiplied by the next `columns` columns of the slot. norm: a norm
+    of rows or heads. rotation: of pairs of columns. With `statistics` the norm is not applied, but its mean and
+    variance of each row are stored behind the elements.
     """
 
     rows: int
@@ -293,9 +301,10 @@ Emit = Callable[[UnitSpec, Iterable[Item]], Iterator[Record | Patched]]
 
 
 class Registers:
-    """The registers that one format sets, in the order of the unit's instructions.
+    """The values of the registers that one format sets, followed through the instructions of a unit in their order.
 
-    values: the power-on values that are not the defaults of `record`; then the values of now, by field.
+    record: the format. The arguments by name are power-on values that differ from the format's defaults. values: the
+    present values, by field.
     """
 
     def __init__(self, record: type[Record], **values: Any) -> None:
