@@ -15,7 +15,8 @@ GRAPH = "G"
 
 @dataclass(frozen=True)
 class KernelArgument:
-    """An argument of the kernel that the host sets: a buffer, in one of the platform's memories."""
+    """An argument of the PL kernel that the host sets: a buffer. name: of the argument. memory: the memory of the
+    platform that the buffer lies in, as the linker names it, such as `DDR`."""
 
     name: str
     memory: str
@@ -50,8 +51,8 @@ routing: the design fills most of the device, and its clock is the machine's spe
 
 
 def lanes(overlay: Overlay) -> Iterator[tuple[str, str, bool]]:
-    """Yield each stream between kernel and graph: the kernel's port, the graph's PLIO, and whether it leads to the
-    graph. Raises `KeyError` for an overlay without MMEs."""
+    """Yield each stream between the PL kernel and the AI Engine graph: the kernel's port, the graph's PLIO, and whether
+    the stream leads to the graph. Raises `KeyError` for an overlay without MMEs."""
     for mme in overlay.by_kind["MME"]:
         for operand, inward in (("a", True), ("b", True), ("c", False)):
             for lane in range(LANES):

@@ -97,19 +97,21 @@ def _dispatch_head(overlay: Overlay, units: Sequence[UnitSpec], end: str) -> lis
 
 
 def call(name: str, arguments: Sequence[str], end: str, *, indent: str) -> list[str]:
-    """Return the lines of a call or a declaration."""
+    """Return the lines of a C++ call or declaration, NAME(ARGUMENTS)END, wrapped. end: the text behind the bracket,
+    such as `;`. indent: the blanks before the name."""
     head = f"{indent}{name}("
     text = ", ".join(arguments) + ")" + end
     return wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
 
 
 def words_of(overlay: Overlay, unit: UnitSpec) -> str:
-    """Return the constant with the words of a unit's instructions."""
+    """Return the name of the C++ constant that says how many words an instruction of the unit has. Raises
+    `ProgramError` if packets do not drive the unit."""
     return f"{overlay.format_of(unit.kind).mop.NAME}::words"
 
 
 def snake(name: str) -> str:
-    """Return a name such as XIn0 as x_in0."""
+    """Return a name such as XIn0 in lower case with underscores between its words, such as x_in0."""
     if name.isupper():
         return name.lower()
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

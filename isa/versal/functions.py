@@ -11,7 +11,8 @@ from .tiles import Array
 
 
 class HeadNorm(NamedTuple):
-    """A norm over the first `columns` columns of each head; those behind become 0. rms: without mean."""
+    """A norm over the first `columns` columns of each head; those behind become 0. eps: added to the variance. rms:
+    without mean: x / sqrt(mean square + eps)."""
 
     columns: int
     eps: float

@@ -77,8 +77,8 @@ def block_rams(width: int, depth: int) -> int:
 
 
 def half_block_rams(width: int, depth: int) -> int:
-    """Return the blocks of 18 Kbit of the same memory: halves of those of 36 Kbit, with a port each to write and to
-    read, or with two that read."""
+    """Return the blocks of 18 Kbit, halves of those of 36 Kbit, that a memory of `depth` words of `width` bits takes,
+    with one port to write and one to read, or with two that read."""
     return min(ceil(width / w) * ceil(depth / d) for w, d in ((36, 512), (18, 1024), (9, 2048)))
 
 
@@ -122,7 +122,8 @@ AXI_PORT_FLOPS = 4939
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """DSPs and cells of an operator, and how many of its inputs change from round to round."""
+    """What an operator takes of the device. dsp: DSPs. cells: LUTs and flip-flops. inputs: its number of operands that
+    change from one round of a loop to the next, each of which needs a multiplexer where the operator is shared."""
 
     dsp: int
     cells: Cells
@@ -156,9 +157,10 @@ published implementation has 152 DSPs that are not used as DSPFP32, of 4 * 32 ex
 class LoopWork:
     """What a loop computes of one item, and what it moves.
 
-    loop: its name in the table of loops. part: what it is reported as. operators: how many of each. reads, writes:
-    accesses to a buffer. choices: ways and bits of those that no operator or access has. kept: bits of registers that
-    hold items or parts of them.
+    loop: its name in the table of loops. part: the name under which its resources are reported. operators: how many of
+    each, by the names in `OPERATORS`. reads, writes: how many accesses to a buffer. choices: further multiplexers, each
+    as (ways, bits): those of operators and accesses are not among them. kept: bits of registers that hold items or
+    parts of them.
     """
 
     loop: str
@@ -219,7 +221,8 @@ TILES_PER_MME = 64
 
 
 def axi_ports(ports: Mapping[str, float] = PORTS) -> Iterator[Need]:
-    """Yield the resources of the adapters of the kernel's AXI ports. ports: by where they lead, in ports of 512 bit."""
+    """Yield the resources of the adapters of the kernel's AXI ports. ports: how many ports of 512 bit there are, by the
+    name of the memory that they lead to; a narrower port is a fraction of one."""
     for where, count in ports.items():
         for resource, each in AXI_PORT.items():
             yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
@@ -246,9 +249,9 @@ def instruction_path(overlay: Overlay) -> Iterator[Need]:
 
 
 def instruction_streams(overlay: Overlay, which: int = 1, consumers: Mapping[str, int] | None = None) -> Iterator[Need]:
-    """Yield the resources of the streams of mOPs and uOPs in front of all decoders and units. which: number of bits in
-    each word that number the format of the instruction among those of the unit. consumers: by kind of unit, how many
-    processes get its uOPs; of other kinds it is one."""
+    """Yield the resources of the streams of mOPs and uOPs in front of all decoders and units. which: how many bits of a
+    word say which format of its unit an instruction has. consumers: by FU type, how many processes get the uOPs of one
+    unit; 1 for types that are not listed."""
     for kind, units in overlay.by_kind.items():
         words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
         if words:

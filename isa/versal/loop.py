@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PipelinedLoop:
-    """A loop of the C++ sources. ii: cycles from one round to the next. fill: from the beginning of a round to its end.
-    doc: the item, and what is done to it. rounds: to an item; with more than one, each takes a part of it."""
+    """A loop of the C++ sources. ii: cycles from the beginning of a round to that of the next. fill: cycles from the
+    beginning of a round to its end. doc: what an item is, and what is done to it. rounds: how many rounds an item
+    takes; with more than one, each round takes a part of the item."""
 
     ii: int
     fill: int

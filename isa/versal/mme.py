@@ -26,8 +26,12 @@ Product = Callable[[Array, Array, bool, bool], Array]
 
 
 class TileProducts:
-    """Multiplies pairs of tiles as they arrive. product: multiplies two tiles. bias: (128 * cols,), added to the rows
-    of the first rows x cols products; None for none. In N = 64 mode the other columns are undefined, and here NaN.
+    """Multiplies pairs of tiles as they arrive, and returns the products: a call takes n left and n right tiles, (128,
+    128) float32, in the order of `tile_rows` and `tile_columns`, and returns n tiles, the payloads of one stream.
+
+    product: multiplies two tiles, as `MatrixEngine.product`. bias: (128 * cols,), added to each row of the first rows x
+    cols products; None for none. rows, cols: row and column tiles of the results for one tile of K. full_k, full_n: as
+    for `product`.
     """
 
     def __init__(self, product: Product, bias: Array | None, rows: int, cols: int, full_k: bool, full_n: bool) -> None:
@@ -65,7 +69,8 @@ class TileProducts:
 
 
 class TileSum:
-    """Sums the products of tiles over K inside the MME, and emits one tile. bias: (128,), added once; None for none."""
+    """Sums the products of tiles over K inside the MME, and emits one tile. product: multiplies two tiles, as
+    `MatrixEngine.product`. bias: (128,), added once to each row; None for none. full_k, full_n: as for `product`."""
 
     def __init__(self, product: Product, bias: Array | None, full_k: bool, full_n: bool) -> None:
         self.product = product

@@ -37,7 +37,8 @@ def addresses(mop: Any, reuse: int) -> npt.NDArray[np.int64]:
 
 
 class BankUnit(Unit):
-    """A bank off chip: its bursts, at its rates."""
+    """A unit of an off-chip memory. Makes the bursts that read and write its bank, at the rates `BANK_read_gbs` and
+    `BANK_write_gbs` of the machine."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -94,7 +95,8 @@ class ChunkBankUnit(BankUnit):
     """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
 
     def words(self, piece: int) -> tuple[int, int]:
-        """Return how many words of a stream a piece takes, and in how many parts it moves. piece: float32 elements."""
+        """Return how many words of a stream a piece takes, and in how many parts it moves (`Step`). piece: its number
+        of float32 elements. A subclass defines it; this class raises `NotImplementedError`."""
         raise NotImplementedError
 
     def kernel(self, uop: ChunkTransfer) -> Steps:

@@ -21,8 +21,11 @@ ports.py)."""
 
 @dataclass
 class SlotTokens:
-    """The tokens between the two ports of one memory, counted. Writes and reads must be added in an order in which they
-    could be executed one by one."""
+    """Counts the tokens between the two ports of one memory. Writes and reads must be added in an order in which they
+    could be executed one by one. A new object is a memory in which nothing was written.
+
+    writer_waited: how many operations of the read port the write port has waited for so far. reader_waited: how many
+    tiles the read port has waited for so far."""
 
     written: int = 0
     """Tiles that were written so far."""
@@ -46,17 +49,17 @@ class SlotTokens:
         return wait
 
     def overwrite(self, slots: Iterable[int]) -> int:
-        """Return the number of reads of these slots that an operation waits for, of whose tiles the read port is not
-        told."""
+        """Add an operation that overwrites these slots and puts no tokens for tiles. Returns the number of reads that
+        it waits for."""
         need = max((self._read.get(s, 0) for s in slots), default=0)
         wait = max(need, self.reads - SLACK, self.writer_waited) - self.writer_waited
         self.writer_waited += wait
         return wait
 
     def relieve(self) -> int:
-        """Add an operation that writes nothing, if many reads have not been waited for. Returns the reads that it waits
-        for; 0 if it is not needed. The write port of K or V needs it: while it waits for one of its memories, it takes
-        no tokens of the other."""
+        """Add an operation of the write port that writes nothing, if the write port has not waited for more than `MANY`
+        reads. Returns the number of reads that it waits for; 0 if no operation is added. The write port of K or V needs
+        it: while it waits for one of its memories, it takes no tokens of the other."""
         if self.unwaited <= MANY:
             return 0
         wait = self.unwaited - SLACK
@@ -94,8 +97,9 @@ class SlotTokens:
         return wait
 
     def read_each(self, slots: Iterable[tuple[int, ...]]) -> int:
-        """Add an operation that reads tiles, each in all slots of a tuple, the last ones that were written, and waits
-        for one more before each. Returns the number of tiles that it waits for before that."""
+        """Add an operation that reads the last tiles that were written, one for each tuple, from all slots of the
+        tuple. It waits for one more tile before each of them. Returns the number of tiles that it waits for before all
+        that. The write port must have written at least as many tiles that no read has waited for."""
         tiles = list(slots)
         wait = self.unread - len(tiles)
         assert wait >= 0, "waits for tiles that it has waited for before"
@@ -106,7 +110,8 @@ class SlotTokens:
         return wait
 
     def reread(self, slots: Iterable[int]) -> bool:
-        """Whether a further read of these slots can be part of the last operation of the read port, which read the same
-        ones: nothing was written to them since, and few tokens have to be taken."""
+        """Whether a further read of these slots can be part of the last operation of the read port. It can if that
+        operation read the same slots, nothing was written to them since, and at most `SLACK` tokens of tiles have not
+        been taken."""
         few = self.written - self.reader_waited <= SLACK
         return few and self.needs(slots) == 0 and all(self._read.get(s) == self.reads for s in slots)
