@@ -13,14 +13,20 @@ ROWS = 8
 
 
 class RowPort(IntEnum):
-    """Where Acts moves a row: to X, Route, Sum, or (shares) Post; or from Post, or from Sum."""
+    """Where Acts, the memory of activations, sends a row to, or where it takes a row from."""
 
     X = 0
+    """To X: a row of the left operand."""
     ROUTE = 1
+    """To Route: the logits of a token."""
     SUM = 2
+    """To Sum: a row to add up."""
     SHARES = 3
+    """To Post: a factor for each row of a part."""
     RESULT = 4
+    """From Post: a row of a product, which is stored."""
     TOTAL = 5
+    """From Sum: a sum of rows, which is stored."""
 
     @property
     def stores(self) -> bool:
@@ -46,7 +52,8 @@ class Rows(Record, words=6):
 
 
 class Move(NamedTuple):
-    """Acts: one row. addr: its first element. size: its elements. port: a value of `RowPort`."""
+    """A uOP of Acts: it moves one row. addr: of its first element, in elements. size: its number of elements. port:
+    where to or from, a value of `RowPort`."""
 
     addr: int
     size: int

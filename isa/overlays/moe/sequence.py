@@ -43,8 +43,8 @@ def parts_of(chosen: Sequence[Sequence[int]], experts: int, tile: int, most: int
     part.
 
     chosen: the experts of each token. experts: how many the layer has. tile: the most rows of a part, at least 1. most:
-    rows that one expert may have; None for any number. Raises `TensorError` for an expert that there is not, and for
-    more rows than that."""
+    rows that one expert may have; None for any number. Raises `TensorError` for an expert that the layer does not have,
+    and for an expert with more rows than `most`."""
     pairs: dict[int, list[int]] = {}
     for token, row in enumerate(chosen):
         for place, expert in enumerate(row):
@@ -126,7 +126,8 @@ def followers(overlay: Overlay) -> tuple[UnitSpec, ...]:
 
 
 class SeqUnit(Unit):
-    """Keeps the lines of a template, and issues them for each part that Route names."""
+    """Seq: keeps the lines of a template, and issues their instructions to the other units for each part that Route
+    tells it."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -166,7 +167,8 @@ def following(overlay: Overlay) -> list[Packet]:
 class SequencedPath(InstructionPath):
     """The workload of an image whose decoders may follow Seq.
 
-    parts: what Route decides, for a run without data; in a run with data it decides by the data, and None will do.
+    program: of the machine for experts. packets: those that are run; the packets of the program are not. parts: the
+    parts that Route tells Seq in a run without data; None is enough for a run with data, in which Route finds them.
     most: rows that one expert may have; a run with more raises `TensorError`; None for any number.
     """
 

@@ -30,8 +30,9 @@ def _read(unit: Unit, at: int, size: int) -> tuple[Any]:
 
 
 class Sized(Unit):
-    """A unit of a machine with a tile of (tile_rows, tile) elements, the largest ones that its Mac takes. Raises
-    `ProgramError` for a machine whose Mac multiplies no matrices."""
+    """A unit that knows the sizes of tiles in its machine. tile_rows: the most rows that Mac multiplies at a time.
+    tile: K and columns of a tile of weights, in elements. Raises `ProgramError` for a machine whose Mac has no
+    capability `matmul`."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -40,7 +41,7 @@ class Sized(Unit):
 
 
 class ActsUnit(Unit):
-    """The memory of activations: rows, in the order of its list."""
+    """Acts, the memory of activations: each uOP sends one row to a unit, or stores one row that a unit sends."""
 
     def kernel(self, uop: Move) -> Steps:
         port = RowPort(uop.port)
@@ -62,7 +63,7 @@ class ActsUnit(Unit):
 
 
 class WeightsUnit(Sized):
-    """The memory of weights: tiles in the order in which Mac takes them."""
+    """Weights, the memory of weights: sends Mac the tiles that lie one after the other from an address on."""
 
     read_only = True
 
@@ -78,7 +79,8 @@ class WeightsUnit(Sized):
 
 
 class RowsUnit(Sized):
-    """Sends what it holds as tiles of K to Mac. held: float32 (rows, K), or empty in a run without data."""
+    """A unit that keeps rows, and sends them to Mac in tiles, each some columns of all rows. held: the rows, float32
+    (rows, K); empty in a run without data."""
 
     held: Array
 
@@ -97,7 +99,7 @@ class RowsUnit(Sized):
 
 
 class XUnit(RowsUnit):
-    """Rows of one part."""
+    """X: takes the rows of one part from Acts, and sends them to Mac as left operands."""
 
     def kernel(self, uop: Fill) -> Steps:
         width = uop.depth * self.tile
@@ -115,7 +117,7 @@ class XUnit(RowsUnit):
 
 
 class HiddenUnit(RowsUnit):
-    """What the gate makes of one part."""
+    """Hidden: takes the results of the gate for one part from Post, and sends them to Mac as left operands."""
 
     def kernel(self, uop: Hold) -> Steps:
         words, tile = uop.rows * self.tile, self.tile
@@ -133,7 +135,7 @@ class HiddenUnit(RowsUnit):
 
 
 class MacUnit(Sized):
-    """Multiplies rows by tiles of weights, and adds up over K."""
+    """Mac: multiplies tiles of rows, from X or Hidden, by tiles of weights, adds up over K, and sends Post the sums."""
 
     def kernel(self, uop: Product) -> Steps:
         rows, weights = self.source("Hidden" if uop.hidden else "X"), self.source("Weights")
@@ -157,7 +159,8 @@ class MacUnit(Sized):
 
 
 class GateUnit(Sized):
-    """Gates, and rows with their shares."""
+    """Post: takes blocks of columns from Mac. With `gate` it sends Hidden activation(first) * second of each two
+    blocks. Otherwise it sends Acts whole rows, each multiplied by its share if there are shares."""
 
     def kernel(self, uop: Finish) -> Steps:
         source, words = self.source("Mac"), uop.rows * self.tile
@@ -196,7 +199,7 @@ class GateUnit(Sized):
 
 
 class SumUnit(Unit):
-    """Adds up rows."""
+    """Sum: adds up groups of rows from Acts, and sends the sums back."""
 
     def kernel(self, uop: Add) -> Steps:
         for _ in range(uop.results):
@@ -214,10 +217,11 @@ class SumUnit(Unit):
 
 
 class RouteUnit(Sized):
-    """Chooses the experts of each token by its logits; names the parts to Seq, and sends the shares of their rows.
+    """Route: chooses the experts of each token by its logits, tells Seq the parts that follow from this, and sends Post
+    the shares of their rows.
 
-    parts: what it chooses in a run without data; None in a run with data. most: rows that one expert may have; None for
-    any number.
+    parts: what it chooses in a run without data, in which it raises `ProgramError` if they are None; ignored in a run
+    with data. most: rows that one expert may have, None for any number; a run with data raises `TensorError` for more.
     """
 
     parts: Sequence[ExpertRows] | None = None
@@ -272,9 +276,9 @@ def chosen_of(logits: Array, uop: Choose) -> tuple[npt.NDArray[np.int64], Array]
     """Return the experts of each token, int64, and their shares, float32, both (tokens, each). An expert with a larger
     logit comes first; of equal logits the lower number.
 
-    logits: tokens * size elements, any shape; of each row of `size` the first `experts` count. Raises `ValueError` for
-    another number of elements. uop: has these numbers, and `over_chosen`: the shares are a softmax over the chosen
-    experts, which sums to 1, or else over all of them.
+    uop: gives `tokens`, `size`, `experts` and `each`. With `over_chosen` the shares are a softmax over the chosen
+    experts, so that they sum to 1; otherwise one over all experts. logits: tokens * size elements, of any shape; of
+    each row of `size` the first `experts` count. Raises `ValueError` for another number of elements.
     """
     x = logits.reshape(uop.tokens, uop.size)[:, : uop.experts]
     chosen = np.argsort(-x, axis=1, kind="stable")[:, : uop.each]

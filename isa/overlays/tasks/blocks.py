@@ -53,8 +53,11 @@ ROUNDS = 10_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalStatements:
-    """Statements that touch no stream. action: executes them. reads, writes: names of variables. loops: they end a
-    beat. effects: they change what is no variable.
+    """Statements that touch no stream.
+
+    place: in the file of the task, as of all blocks here. action: executes them. reads, writes: names of the variables
+    that they read and write. loops: there is a loop in them, so that they end a beat. effects: they write to a tensor
+    or tile, or call a function of the host.
     """
 
     place: Place
@@ -67,8 +70,8 @@ class LocalStatements:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Take:
-    """A get. name: the variable that is bound. index: computes the place in the array of streams. reads: names that the
-    index reads.
+    """A get. name: the variable that is bound to the token. stream: name of the array of streams. index: compute the
+    place in that array, a function for each axis. reads: names of the variables that the index reads.
     """
 
     place: Place
@@ -80,7 +83,8 @@ class Take:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Give:
-    """A put. index_reads: what its index reads; reads: what its value reads."""
+    """A put. stream: name of the array of streams. index: compute the place in that array, a function for each axis.
+    value: computes the token. index_reads, reads: names of the variables that the index and the value read."""
 
     place: Place
     stream: str
@@ -92,7 +96,8 @@ class Give:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spend:
-    """Cycles of the beat. count: computes their number. reads: names that it reads."""
+    """A statement that adds clock cycles to the beat. count: computes how many. reads: names of the variables that it
+    reads."""
 
     place: Place
     count: Value
@@ -101,8 +106,12 @@ class Spend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedLoop:
-    """A loop over values that are known when it begins. alike: no index, test, trip or cycles in it depends on what it
-    writes, its own index included: all its iterations take the same steps."""
+    """A loop over values that are known when it begins.
+
+    names: variables that an iteration binds. values: computes the values of all iterations. unrolled: all iterations
+    are one straight run of statements. alike: all iterations take the same steps, since no index of a stream, test,
+    bound of a loop or number of cycles depends on a variable that the loop writes. reads: variables that `values`
+    reads. writes: variables that the loop writes, `names` included."""
 
     place: Place
     names: tuple[str, ...]
@@ -116,7 +125,7 @@ class CountedLoop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Until:
-    """A loop with a test. head: what computes the test."""
+    """A loop with a test (`while`). head: statements before each test. test: computes whether the loop goes on."""
 
     place: Place
     head: tuple[Block, ...]
@@ -126,7 +135,10 @@ class Until:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamBranch:
-    """A branch whose arms touch streams. decided: it is no branch of the machine."""
+    """A branch whose arms touch streams, or one that is decided before the run.
+
+    test: computes whether `body` or `other` is executed. decided: the test is decided before the run (`meta_if`), so
+    that the branch ends no beat. reads: names of the variables that the test reads."""
 
     place: Place
     test: Value
@@ -138,7 +150,7 @@ class StreamBranch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EarlyExit:
-    """`break`, `continue`, `return`."""
+    """A statement that leaves a loop, an iteration or the task. how: `break`, `continue` or `return`."""
 
     place: Place
     how: str
@@ -201,7 +213,8 @@ def deciding(body: tuple[Statement, ...]) -> frozenset[str]:
 
 
 class Compiler:
-    """Compiles the body of a task. file: of its places. types: the element type of each array of streams."""
+    """Compiles the statements of a task (`body`). file: name of the file that its places are in, for messages. types:
+    the element type of each array of streams, by its name."""
 
     def __init__(self, body: tuple[Statement, ...], file: str, types: Mapping[str, ElementType]) -> None:
         self.file, self.types = file, types

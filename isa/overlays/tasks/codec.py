@@ -35,11 +35,12 @@ def schema_of(node: type[Any]) -> tuple[tuple[str, Any], ...]:
 
 
 class WrongTreeError(Exception):
-    """Nested lists are no tree. The text does not say of what."""
+    """Nested lists do not hold a tree. The message says why, but not which tree is meant: the caller adds that."""
 
 
 class TreeCodec:
-    """Nodes as nested lists, and back. nodes: dataclasses that a list may name, by the name."""
+    """Converts nodes of a tree to nested lists, and back. nodes: the dataclasses of nodes that a list may name, by the
+    name that lists have for them."""
 
     def __init__(self, nodes: Mapping[str, type[Any]]) -> None:
         self.nodes = nodes
@@ -66,7 +67,7 @@ class TreeCodec:
 
     def decoded(self, given: Any, hint: Any, depth: int = 0) -> Any:
         """Read what `encoded` returned (`given`). hint: the type of a field that holds it: a node's class, a number, a
-        text, a tuple or a union of these, or what `read_leaf` knows. depth: of the nodes around it. Raises
+        text, a tuple or a union of these, or what `read_leaf` knows. depth: how many nodes there are around it. Raises
         `WrongTreeError` for what is no tree of this type, or is nested too deeply.
         """
         leaf = self.read_leaf(given, hint)

@@ -296,13 +296,18 @@ def _listed(items: tuple[Any, ...]) -> tuple[Any, ...]:
 class LibraryKernel:
     """A library kernel: what it computes, and its contract.
 
-    compute: what it gives, in which order. rule: how the shape of the result follows (key of
-    `streams.kernel_types.RULES`); "" for a function with rules of its own. operands: names of the tiles; optional:
-    how many of the last ones may be left out. options: names of further arguments, known before the run, in order.
-    linear: operands in each of which it is linear if the others are complete. jointly: it is linear in all operands
-    together. increasing: operands in each of which it never decreases; `decreases`: with a negative constant as the
-    other operand it does. joins: it is the maximum itself. floats: it takes
-    floats only. reduces: the operator with which it combines elements of different shards.
+    compute: the function that computes it. rule: how the shape of the result follows (key of
+    `streams.kernel_types.RULES`); "" for a function with rules of its own. operands: names of the tiles, in order.
+    optional: how many of the last operands may be left out. options: names of further arguments, known before the run,
+    in order. floats: it takes floats only.
+
+    The others say which operands may be pending. They name operands by their numbers, from 0. linear: operands in each
+    of which the kernel is linear while the others are fixed, so that this one may be a pending sum. jointly: it is
+    linear in all operands together, so that all may be pending sums. increasing: operands in each of which it never
+    decreases, so that it may be a pending maximum. decreases: with a negative other operand it decreases all the same,
+    so that the other one must be known not to be negative. joins: it takes the maximum of its operands, so that both
+    may be pending maxima. reduces: the operator, such as `+`, that completes the result if the axis that the kernel
+    reduces is cut along the mesh.
     """
 
     name: str
@@ -324,7 +329,7 @@ class LibraryKernel:
 
 
 def no_kernel(*values: Any) -> NoReturn:
-    """Raise `ProgramError`: stands in for kernels that only the type check knows; no machine runs them."""
+    """Raise `ProgramError`. It takes the place of `compute` in kernels that only the type check uses."""
     raise ProgramError("this is no kernel of a machine")
 
 

@@ -26,8 +26,8 @@ def wide(x: Any) -> Any:
 
 
 def exact(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the function of two operands with its tiles of integers widened to 64 bits first. If one tile is signed
-    and one unsigned, both become signed.
+    """Return a function that computes the same as `function`, but exactly where operands are tiles of integers: it
+    widens these to 64 bits first. If one tile is signed and one unsigned, both become signed.
     """
 
     def compute(a: Any, b: Any) -> Any:

@@ -54,8 +54,8 @@ LONGEST = 1 << 16
 
 
 def machine_of(program: TaskProgram, part: type[TensorPart] | None = None) -> Overlay:
-    """Return the machine that runs a task program, with a unit for each of its lists of shots. part: how its instances
-    see tensors; None: as arrays in memory."""
+    """Return the machine that runs a task program, with a unit for each entry of `program.units`. part: the class by
+    which its task instances access tensors; None for `TensorPart`."""
     prepared = Prepared(program, part)
     behaviour = type("TaskUnit", (TaskUnit,), {"prepared": prepared})
     bank = BANK if program.tensors else None
@@ -136,8 +136,8 @@ def program_of(overlay: Overlay) -> TaskProgram:
 
 
 def without_rates(program: TaskProgram) -> list[str]:
-    """Return the names, sorted, of the kernels on tiles that take one beat each, for tiles of any size: they stand in
-    tasks that state neither rates nor cycles."""
+    """Return the names, sorted, of the library kernels on tiles whose time no task states. They are in tasks that state
+    neither rates nor cycles, and take one beat each, whatever the size of their tiles."""
     names = set[str]()
     for task in program.tasks:
         found = list(nodes(task.body))
@@ -213,7 +213,7 @@ def size_values(program: Program) -> dict[str, int]:
 
 def runnable(program: TaskProgram, sizes: Mapping[str, int] | None = None) -> Program:
     """Return the program of a task machine: the task instances that each unit runs, and its tensors as buffers, whose
-    sizes are in 32-bit words. sizes: as for `shots_of`.
+    sizes are in 32-bit words. sizes: as for `shots_of`, with the same errors.
     """
     overlay, prepared = machine_of(program), Prepared(program)
     lists = shots_of(program, overlay, sizes)

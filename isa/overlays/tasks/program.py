@@ -19,8 +19,8 @@ FABRIC = "fabric"
 
 @dataclass(frozen=True)
 class StreamArray:
-    """An array of streams, or a single one (shape empty). type: of an element. depth: in elements. packing: elements of
-    one transfer.
+    """An array of streams, or a single one (shape empty). type: of an element. depth: of each stream, in elements.
+    packing: how many elements move together, in one transfer.
     """
 
     name: str
@@ -32,11 +32,13 @@ class StreamArray:
 
 @dataclass(frozen=True)
 class OffChipTensor:
-    """An array off the chip. type: with its shape, of sizes that each run gives with their largest values: a run
-    accesses the leading part of each axis. output: tasks write it; input: they read it before they write it. channels:
-    of the memory of the device, by their places in its list, in which the array lies; empty if none are chosen. In
-    several of them it lies word by word: word k of 64 bytes is word k // n of channel k % n of the n channels. sized:
-    its axes whose sizes each run gives, each with the size as an expression of them."""
+    """An array off the chip.
+
+    type: its element type and shape. Where a size of the shape depends on sizes that each run gives, it is the one for
+    their largest values, and a run accesses the leading part of the axis. input: tasks read the array before they write
+    it. output: tasks write it. channels: the memory channels in which it lies, as indices in the list of the device;
+    empty if none are chosen. In n channels it lies word by word: its word k, of 64 bytes, is word k // n of channel
+    number k % n. sized: the axes whose sizes each run gives, each with its size as an expression of these sizes."""
 
     name: str
     type: ElementType
@@ -63,9 +65,9 @@ class TensorParameter:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its grid of instances, parameters, and tree. place: of its definition. rates: what its datapath does in a
-    cycle: multiply-adds of `matmul`, elements of another kernel of the library, or of `elements`, which are all
-    others; empty where nothing is stated."""
+    """A task. mapping: its grid of instances. body: its tree. place: of its definition. rates: how much its datapath
+    does in a cycle, by name: multiply-adds for `matmul`, elements for another library kernel; the name `elements`
+    stands for all kernels without a rate of their own. Empty where nothing is stated."""
 
     name: str
     mapping: tuple[int, ...]
@@ -77,7 +79,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Shot:
-    """One run of a task instance."""
+    """One run of a task instance. tid: its point in the task's grid."""
 
     task: str
     tid: tuple[int, ...]
@@ -113,10 +115,13 @@ class Link:
 
 @dataclass(frozen=True)
 class TaskProgram:
-    """Everything that the machine and its run are made of. units: the shots of each unit, in order. apart: by unit, the
-    places of beats whose operations fire one after the other. file: of the places. clock_hz: clock of the machine.
-    device: the name of the device that it is made for, "" for none. sizes: names and largest values of the sizes that
-    each run gives; the least value is 1. Trees have them as names."""
+    """Everything that a task machine and its runs are made of.
+
+    name: of the machine. file: name of the file that all places are in. units: the shots of each unit, in order, by its
+    name. constants: values of names that all tasks may read. apart: by unit, the places of beats whose operations fire
+    one after the other. clock_hz: clock of the machine, in Hz. seed: of the random numbers that tasks may draw. device:
+    the name of the device that it is made for, "" for none. sizes: names and largest values of the sizes that each run
+    gives; the least value is 1. Trees read them as variables."""
 
     name: str
     file: str

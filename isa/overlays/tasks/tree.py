@@ -88,7 +88,7 @@ class Item(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Kernel(Expression):
-    """A library kernel, applied to arguments."""
+    """A library kernel, by its name, applied to arguments. named: arguments by name."""
 
     kernel: str
     arguments: tuple[Expression, ...]
@@ -105,7 +105,8 @@ class Convert(Expression):
 
 @dataclass(frozen=True, slots=True)
 class External(Expression):
-    """A function of the host's language, applied to arguments. Files cannot hold it."""
+    """A Python function, applied to arguments. Files cannot hold it. name: of the function. named: arguments by
+    name."""
 
     name: str
     function: Callable[..., Any]
@@ -125,7 +126,8 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Get(Statement):
-    """Take the next token of an element of an array of streams, and bind it."""
+    """Take the next token of a stream, and bind it to a variable (`name`). stream: the array of streams. index: the
+    place of the stream in that array, an expression for each axis."""
 
     name: str
     stream: str
@@ -134,7 +136,7 @@ class Get(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Put(Statement):
-    """Put a value on an element of an array of streams, as the type of the stream."""
+    """Put a value on a stream, converted to the type of the stream. stream, index: as of `Get`."""
 
     stream: str
     index: tuple[Expression, ...]
@@ -175,8 +177,9 @@ class Cycles(Statement):
 
 @dataclass(frozen=True, slots=True)
 class For(Statement):
-    """A loop. kind: `range`, `grid`, or `in` for the items of a tuple. unrolled: before the run, so that its iterations
-    are one straight run of statements."""
+    """A loop. names: variables that an iteration binds. kind: `range` or `grid`, with these arguments as `bounds`, or
+    `in`, with the tuple whose items are taken as the only bound. unrolled: the loop is unrolled before the run, so that
+    its iterations are one straight run of statements."""
 
     names: tuple[str, ...]
     kind: str
@@ -196,7 +199,8 @@ class While(Statement):
 
 @dataclass(frozen=True, slots=True)
 class If(Statement):
-    """A branch. decided: before the run (meta_if), so that it is no branch of the machine."""
+    """A branch. decided: the test is decided before the run (`meta_if`), so that the machine executes only one arm and
+    has no branch."""
 
     test: Expression
     body: tuple[Statement, ...]
@@ -206,7 +210,7 @@ class If(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Leave(Statement):
-    """`break`, `continue`, `return`."""
+    """Leave a loop, an iteration or the task. how: `break`, `continue` or `return`."""
 
     how: str
 

@@ -88,7 +88,8 @@ def shape_of(tensor: OffChipTensor, sizes: Mapping[str, int]) -> tuple[int, ...]
 
 
 class Prepared:
-    """A task program with what all its units share. part: how instances see tensors; None for `TensorPart`."""
+    """A task program, and the tables of it that all units of its machine share. part: the class by which task instances
+    access tensors; None for `TensorPart`."""
 
     def __init__(self, program: TaskProgram, part: type[TensorPart] | None = None) -> None:
         self.program = program
@@ -123,7 +124,11 @@ class Prepared:
 
 
 class TensorPart:
-    """The part of a tensor off the chip that a task instance sees. It reads and writes copies."""
+    """The part of a tensor off the chip that a task instance sees, to be indexed like an array. An access reads or
+    writes the memory: what is read is a copy, and unknown in a run without data.
+
+    unit: the unit that runs the instance, whose memory holds the tensor. offset: of the tensor in that memory, in
+    32-bit words. cut: the part, a slice for each axis of the tensor."""
 
     off_chip = True
 

@@ -26,7 +26,8 @@ WORDS = {name: 2 if dtype.itemsize == 8 else 1 for name, dtype in DTYPES.items()
 
 
 class Symbolic:
-    """A tile that stands for what it was computed from. A run with such tiles finds what a program computes."""
+    """A tile without numbers, which keeps from what it was computed, by which kernel. A run of a program on such tiles
+    shows which expression of its inputs the program computes. Subclasses say what is kept."""
 
     __slots__ = ()
 
@@ -37,7 +38,8 @@ class Symbolic:
 
 
 class Unknown:
-    """The value of what only data tells, in a run without data. Whatever is computed with it is unknown."""
+    """The value, in a run without data, of everything that depends on data. A result that is computed with an unknown
+    value is unknown. Its use as a condition or an index raises `ByData`."""
 
     __slots__ = ()
 
@@ -52,7 +54,7 @@ UNKNOWN = Unknown()
 
 
 class ByData(Exception):
-    """A run without data needs a value that only data tells."""
+    """A run without data needs the value of something that depends on data, as a condition or an index."""
 
 
 def is_absent(value: Any) -> bool:
