@@ -57,7 +57,7 @@ class Write(Record, words=2):
 
 
 class FU1(Unit):
-    """Source."""
+    """Reads elements from off-chip memory, and sends them to FU2 or FU3, one at a time."""
 
     def kernel(self, uop: Read) -> Steps:
         sink = self.sink("FU2" if uop.to_fu2 else "FU3")
@@ -69,7 +69,7 @@ class FU1(Unit):
 
 
 class FU2(Unit):
-    """Increment."""
+    """Adds 1 to each element from FU1, and sends it to FU3."""
 
     def kernel(self, uop: Add) -> Steps:
         source, sink = self.source("FU1"), self.sink("FU3")
@@ -81,7 +81,7 @@ class FU2(Unit):
 
 
 class FU3(Unit):
-    """Sink."""
+    """Writes elements from FU1 or FU2 to off-chip memory, one at a time."""
 
     def kernel(self, uop: Write) -> Steps:
         source = self.source("FU2" if uop.from_fu2 else "FU1")

@@ -85,7 +85,8 @@ class PingPong(Unit):
     """Two 10x10 buffers (paper Fig. 7). A kernel fills one and empties the other at the same time; then they change
     places.
 
-    The flag that says which is which lives for the whole run. What was never filled is NaN: sending it shows."""
+    current: the buffer that the next kernel empties, 0 or 1. It is kept from kernel to kernel. Elements that were never
+    filled are NaN, so that a result shows that they were sent."""
 
     def __init__(self, spec: UnitSpec, net: ProcessNetwork) -> None:
         super().__init__(spec, net)
@@ -121,7 +122,8 @@ class PingPong(Unit):
 
 
 class OperandUnit(PingPong):
-    """What LHS and RHS have in common; they differ in where and in which order they send."""
+    """What LHS and RHS units have in common: they load a tile into one buffer while they send the other. Subclasses say
+    to which unit, and in which order, the elements are sent."""
 
     def kernel(self, uop: Operand) -> Steps:
         return self.lanes(self._load(uop) if uop.load else None, self._send() if uop.send else None)
@@ -156,7 +158,7 @@ class RHSUnit(OperandUnit):
 
 
 class ComputeUnit(Unit):
-    """A multiplier and a sum."""
+    """A multiplier that adds up: takes pairs of elements, and sends the sum of `accum_k` products at a time."""
 
     def kernel(self, uop: Compute) -> Steps:
         pair = (self.source("LHS1" if self.index == 1 else "Mesh"), self.source(f"RHS{self.index}"))
@@ -175,7 +177,7 @@ class ComputeUnit(Unit):
 
 
 class SwitchUnit(Unit):
-    """A switch in front of Compute2."""
+    """Passes elements from OUT1 or from LHS2 on to Compute2."""
 
     def kernel(self, uop: Mesh) -> Steps:
         source, sink = self.source("OUT1" if uop.from_out1 else "LHS2"), self.sink("Compute2")
@@ -187,7 +189,7 @@ class SwitchUnit(Unit):
 
 
 class OutUnit(PingPong):
-    """Results, on their way off chip or to the Mesh."""
+    """Takes a tile of results into one buffer while it stores the other off chip, or sends it to Mesh."""
 
     def kernel(self, uop: Result) -> Steps:
         empty = self.send_rows(self.sink("Mesh")) if uop.send else self._store(uop) if uop.store else None

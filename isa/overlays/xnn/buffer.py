@@ -16,8 +16,8 @@ TABLE_LANES = 8
 
 
 class SlotData:
-    """rows x cols float32 elements in `x`, (rows, cols); what has never been written is NaN, so that reading it shows
-    in the result.
+    """The data of a buffer: float32 elements `x`, (rows, cols). Elements that were never written are NaN, so that a
+    result shows that they were read.
 
     Tiles that were sent may still be on their way: they are views of `x`, so `x` is replaced before it changes. A list
     of `places` holds the row and column, in elements, of the first element of each 128x64 block, or, where tiles are
@@ -138,8 +138,9 @@ class SlotData:
         part[:] = activation(part, which) * self.x[:rows, cols : 2 * cols]
 
     def rotate(self, rows: int, cols: int, head: int, table: SlotData) -> None:
-        """Replace x by x * own + partner's x * partner, where the partner of column c is c ^ 1, in the first `rows` x
-        `cols` elements. head: columns from a head to the next.
+        """Rotate pairs of neighbouring columns, 2k and 2k + 1, in the first `rows` x `cols` elements, in place. Each
+        element becomes the sum of two products: itself times its own factor, and the other element of its pair times
+        the partner factor. head: columns from a head to the next; all heads have the same factors.
 
         table: (rows, 2 * head): for every eight columns of a head their eight own factors, then their eight partner
         factors.

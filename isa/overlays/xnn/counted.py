@@ -31,8 +31,9 @@ From = tuple[str, int]
 
 
 class UopFault(NamedTuple):
-    """What a uOP does wrong. code: of the finding, such as `X03`. text: what is wrong. help: what to do. warning: it
-    may be meant. sender: the token that shows it; `{sender}` in the text stands for who sent it.
+    """What a uOP does wrong. code: of the finding, such as `X03`. text: what is wrong. help: what to do. warning: the
+    program may be right all the same. sender: where the token that shows the fault came from, None if there is none;
+    `{sender}` in the text is replaced by the place of the uOP that sent it.
     """
 
     code: str
@@ -66,8 +67,8 @@ WHOLE = ValidTile()
 class Exchange:
     """A post-op in which a MemC takes part with its neighbour.
 
-    what: its name, `softmax` or `layernorm`. says: the values of fields on which both must agree. puts, gets: what it
-    sends and expects, each as (what the numbers are, number of words).
+    what: the post-op, `softmax` or `layernorm`. says: the values of fields on which both must agree. puts, gets: what
+    this MemC sends and expects, each as (what the numbers are, number of words).
     """
 
     what: str
@@ -77,7 +78,8 @@ class Exchange:
 
 
 class RowNumbers:
-    """A token between neighbours: a number a row. Where the reader does not see the sender's, it says what it reads."""
+    """A token between neighbouring MemCs: one number for each row. what: what the numbers are, such as "maxima"; in a
+    token that a MemC takes it is what that MemC expects, because neighbours are followed apart from each other."""
 
     def __init__(self, what: str = "") -> None:
         self.what = what
@@ -96,9 +98,10 @@ LOST = UopFault(
 class SlotContents(NamedTuple):
     """What a buffer holds.
 
-    tiles: (row, column) in tiles, and how far the tile is valid, for each tile with anything valid. groups: of the
-    vector that it holds instead, of 32 floats each. used: some of it was sent or stored. done: it was changed in place.
-    spent: a softmax has kept maxima and sums of it, and left the rest undefined.
+    tiles: for each tile with anything valid, its (row, column) in tiles, and how far it is valid. groups: if the buffer
+    holds a vector instead of tiles, the number of its groups of 32 floats; else 0. used: some of the contents were sent
+    or stored. done: a post-op has changed the contents in place. spent: a softmax has taken maxima and sums of the
+    contents, which are then undefined.
     """
 
     tiles: tuple[tuple[tuple[int, int], ValidTile], ...] = ()
@@ -120,7 +123,8 @@ class SlotContents(NamedTuple):
 
 
 class CountedBuffer(SlotData):
-    """Which tiles of a buffer are valid, and how far."""
+    """A buffer without numbers. It knows, in `held`, which of its tiles are valid, and how many rows and columns of
+    each. unit: the unit that has the buffer; faults are reported to it."""
 
     def __init__(self, unit: CountingUnit) -> None:
         self.unit = unit
@@ -272,7 +276,11 @@ class CountedBuffer(SlotData):
 
 
 class CountingUnit(Unit):
-    """A unit that reports problems, and whose state can be kept and set: it is hashable."""
+    """A unit on counts: the tokens of its streams carry no numbers, only how many of their rows and columns are valid
+    (`ValidTile`).
+
+    problems: the faults of the uOPs since `clear`, by code and text. exchanges: the post-ops with a neighbour since
+    then. `state` is a hashable value that can be kept, and set again later."""
 
     fill = "load"
     problems: dict[tuple[str, str], UopFault]
@@ -291,7 +299,7 @@ class CountingUnit(Unit):
         self.problems, self.exchanges = {}, []
 
     def tiles(self, rows: int, cols: int) -> str:
-        """Return how a message names a send of `rows` x `cols` tiles. A class that sends columns says so."""
+        """Return the text by which messages name `rows` x `cols` tiles that the unit sends, such as `2 row tiles`."""
         return f"{rows} row tiles"
 
     @property
@@ -392,7 +400,7 @@ class CountedNorm(NormData):
 
 
 class CountedFactors(RowFactors):
-    """Statistics of rows that count row tiles: `tiles` of them, without numbers."""
+    """Statistics of rows (mean and factor) without numbers: `tiles` counts the row tiles that have them."""
 
     tiles = 0
 
@@ -407,7 +415,7 @@ class CountedFactors(RowFactors):
 
 
 class CountedMem(CountingUnit, RingUnit):
-    """A Mem whose buffers count."""
+    """A MemA, MemB or MemC on counts: its slots are `CountedBuffer`s."""
 
     buffers: list[CountedBuffer]  # type: ignore[assignment]
 
@@ -427,7 +435,8 @@ class CountedMem(CountingUnit, RingUnit):
 
 
 class CountedMemA(CountedMem, MemAUnit):
-    """A MemA; its statistics of rows count as row tiles."""
+    """A MemA on counts. In place of the statistics of rows (mean and factor) it keeps how many row tiles have them,
+    `held.tiles`. A load that normalises more row tiles than that is reported as fault X11; nothing is raised."""
 
     factors = CountedFactors
 
@@ -449,7 +458,7 @@ class CountedMemA(CountedMem, MemAUnit):
 
 
 class CountedMemB(CountedMem, MemBUnit):
-    """A MemB0 or MemB1 whose buffers count."""
+    """A MemB0 or MemB1 on counts."""
 
     @property
     def state(self) -> Hashable:
@@ -465,7 +474,8 @@ class CountedMemB(CountedMem, MemBUnit):
 
 
 class CountedMemB2(CountedMemB, MemB2Unit):
-    """A MemB2 whose buffers count."""
+    """A MemB2 on counts. A send of whole tiles that does not suit its registers is reported as fault X11; nothing is
+    raised."""
 
     def tiles(self, rows: int, cols: int) -> str:
         return f"{rows} row tiles" if cols == 1 else f"{rows}x{cols} tiles"
@@ -475,7 +485,8 @@ class CountedMemB2(CountedMemB, MemB2Unit):
 
 
 class CountedMemC(CountedMem, MemCUnit):
-    """A MemC whose buffers count, that of the table included."""
+    """A MemC on counts; the buffer of its table of a rotation counts too. Where registers and uOP do not go together,
+    fault X11 is reported; nothing is raised."""
 
     tables: list[CountedBuffer]  # type: ignore[assignment]
     fill = "recv"
@@ -517,8 +528,11 @@ class CountedMemC(CountedMem, MemCUnit):
 
 
 class CountedVector:
-    """A bias, or previous-layer weights, of an MME. tile: what it was loaded from; None if it never was. loaded: the op
-    that uses it has loaded it."""
+    """A bias, or the previous-layer weights, of an MME on counts. Reports fault X04 if an op loads it from a tile that
+    is no vector.
+
+    unit: the MME. what: the name of the vector, for messages. tile: the B tile that it was loaded from; None if it
+    never was loaded. loaded: the op that uses the vector has also loaded it."""
 
     def __init__(self, unit: CountedMme, what: str, tile: ValidTile | None, loaded: bool) -> None:
         self.unit, self.what, self.tile = unit, what, tile

@@ -27,9 +27,10 @@ TABLE_BANKS = 2
 class Extension:
     """A capability and what it adds to each unit of a kind.
 
-    name: what its resources are reported as. kind: of the units that have it. works: what its loops do. arrays: of a
-    number per row, as (banks, depth) each. softmax: only units that compute one have it. table: it brings a third
-    buffer. cells: further ones, with no loop of the table.
+    name: the name under which its resources are reported. kind: the FU type of the units that have it. works: what its
+    loops compute and move. arrays: on-chip arrays with one number for each row, each as (banks, depth in words).
+    softmax: only units that compute a softmax have it. table: the unit gets a third buffer, for the table of a
+    rotation. cells: LUTs and flip-flops that belong to none of `works`.
     """
 
     name: str

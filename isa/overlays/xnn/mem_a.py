@@ -60,7 +60,9 @@ def capabilities(memory: Memory) -> tuple[Capability, ...]:
 
 
 class MemAUnit(RingUnit):
-    """LHS scratchpad: sends the current slot, loads the next one."""
+    """LHS scratchpad: sends the current slot, loads the next one.
+
+    factors: the class that keeps what rows are normalised by."""
 
     factors: type[RowFactors] = RowFactors
 

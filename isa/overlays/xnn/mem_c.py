@@ -105,7 +105,7 @@ class MemCStore(Record, words=1):
 
 
 class MemCTable(Record, words=1):
-    """Fill a MemC's table from its MME (our opcode 11). It does not go on to the other buffer."""
+    """Fill a MemC's table from its MME (our opcode 11). The MemC stays at its current buffer."""
 
     recv_a: int = bits(0, 0, 3, "row tiles to receive")
     recv_b: int = bits(0, 3, 3, "column tiles to receive")
@@ -182,8 +182,9 @@ def _store_capabilities(memory: Memory) -> Iterator[Capability]:
 
 
 class MemCUnit(RingUnit):
-    """Result scratchpad: receives and accumulates; applies softmax before its flip, activation and norm before its
-    store. Neighbours are 0-1, 2-3 and 4-5."""
+    """Result scratchpad: receives tiles and adds them up. It applies a softmax when all tiles have been received, and
+    an activation and a norm before it stores. MemC0 and MemC1 are neighbours, as are MemC2 and MemC3, and MemC4 and
+    MemC5."""
 
     softmax: type[SoftmaxData] = SoftmaxData
     norm: type[NormData] = NormData
@@ -221,8 +222,9 @@ class MemCUnit(RingUnit):
         return super().kernel(uop) if isinstance(uop, MemC) else self._configure(uop)
 
     def halves(self, uop: MemC | Configuration) -> Halves | None:
-        """Return the halves, None for a configuration (`Unit.halves`). They keep the registers of now: a configuration
-        is for later uOPs, though it may be executed before the draining half of this one begins."""
+        """Return the halves, None for a configuration (`Unit.halves`). They use the values that the registers have when
+        this is called: a configuration is for later uOPs, though it may be executed before the draining half of this
+        one begins. Raises `ProgramError` if the uOP and the registers do not go together (`refuse`)."""
         if not isinstance(uop, MemC):
             return None
         first = self._multiplies_first(uop)
@@ -651,8 +653,8 @@ def legal_table(unit: UnitSpec, uop: MemCTable) -> Iterator[str]:
 
 def check_memory(unit: UnitSpec, *, registers: bool) -> None:
     """Raise `ProgramError` if a unit has no memory, or one that is not a whole number of tiles, or one that is too
-    large for the fields of `MemC`. registers: the unit has registers; their fields must then hold the sizes too.
-    `recv_a` has 3 bits; a MemC that sends reads two of them."""
+    large for the fields of `MemC`. registers: the unit has registers; their fields must then hold the sizes too. Of the
+    3 bits of `recv_a`, a MemC that sends reads only two."""
     rows = [SizeField(MemC, "dim1"), SizeField(MemC, "recv_a", TILE), SizeField(MemC, "send_a", TILE)]
     columns = [SizeField(MemC, "dim2"), SizeField(MemC, "recv_b", TILE)]
     if registers:

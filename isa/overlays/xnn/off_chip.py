@@ -49,8 +49,9 @@ class Ddr(Record, words=4):
 class DdrRows(Record, words=6):
     """Keep some rows of blocks that a MemC stores, as rows of a matrix in DDR; or set an entry of the table of rows.
 
-    Of each of `blocks` blocks of 128x64, for c < `chunks` and i < `rows`: row `source` + c * `rows` + i becomes row d =
-    `row` + i, with `table` plus the row in entry `entry` + c. d is written only below `limit`.
+    For each of `blocks` blocks of 128x64, each c < `chunks` and each i < `rows`: row `source` + c * `rows` + i of the
+    block becomes row d = `row` + i of the matrix of chunk c; with `table`, entry `entry` + c of the table is added to
+    d. Rows are written only if d < `limit`.
     """
 
     addr: int = bits(0, 0, 32, "row 0 of the matrix, in units of 64 bytes")
@@ -119,7 +120,9 @@ class Transfer(NamedTuple):
 
 
 class RowTransfer(NamedTuple):
-    """A uOP of `DdrRows`: one block of 128x64 from a peer, or an entry of the table; fields as there."""
+    """A uOP of `DdrRows`: it keeps rows of one block of 128x64 from a peer, or sets an entry of the table. peer: the
+    name of the unit that sends the block, "" for none. The other fields are those of `DdrRows`, with `addr` that of the
+    block's first column."""
 
     addr: int
     peer: str
@@ -323,8 +326,8 @@ def lint_lpddr(mop: Lpddr) -> Iterator[str]:
 
 
 def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
-    """Return the off-chip access of a uOP; None if it makes none. Of kept rows it covers all from the first to the last
-    row that they may be.
+    """Return the off-chip access of a uOP; None if it makes none. The access of a uOP that keeps rows goes from the
+    first to the last element that such a uOP can write.
     """
     if isinstance(uop, RowTransfer):
         if not uop.peer or not uop.limit:

@@ -42,8 +42,8 @@ class SoftmaxData:
         self.left = 0
 
     def begin(self) -> None:
-        """Take the scores, (rows, cols) float32, from the buffer; they are replaced in place. Multiplies them by
-        `scale`."""
+        """Take the scores, (rows, cols) float32, as a view of the buffer, and multiply them by the register `scale`, in
+        place."""
         self.x = self.unit.buffers[self.side].x[: self.rows, : self.cols]
         if self.reg.scale != 1.0:
             self.x *= np.float32(self.reg.scale)
@@ -87,7 +87,8 @@ class SoftmaxData:
         return (self.top,)
 
     def other_max(self, top: Array) -> None:
-        """Take the neighbour's maxima `top`, (rows,) float32: both go on with the larger one of each row."""
+        """Take the neighbour's maxima `top`, (rows,) float32. The maximum of a row is then the larger one of its own
+        and the neighbour's."""
         self.top = np.maximum(self.top, top)
 
     def own_sum(self) -> tuple[Array]:
@@ -183,10 +184,10 @@ def reciprocal(total: Array, *, masked: bool) -> Array:
 
 
 class NormData:
-    """The data of one norm on one MemC. A sum travels with its column count.
+    """The data of one norm on one MemC, between its exchanges with the neighbour.
 
-    A token to or from the neighbour is a pair: a vector (rows,) float32, and the number of columns that it is summed
-    over.
+    unit: whose buffer `side` has the rows. reg: the registers. rows: how many rows there are. A token to or from the
+    neighbour is a pair: a vector (rows,) float32 of sums, and the number of columns that each is a sum of.
     """
 
     def __init__(self, unit: MemCUnit, side: int, reg: MemCConfig, rows: int) -> None:
@@ -220,8 +221,8 @@ class NormData:
         return ((self.squares, self.count),)
 
     def other_squares(self, token: Any) -> None:
-        """Take the neighbour's squares and its number of columns (`token`), and make the variance of each row, (rows,)
-        float32, and the number of columns of both.
+        """Take the neighbour's sums of squared deviations and its number of columns (`token`). Makes the variance of
+        each row, (rows,) float32, over the columns of both, and their number.
         """
         total, count = token
         self.columns = max(self.count + count, 1)
@@ -232,7 +233,8 @@ class NormData:
         return packed(self.mean[:, 0], self.variance, self.columns)
 
     def normalise(self, token: Any) -> None:
-        """Take the neighbour's squares (`token`), then replace the rows in the buffer by normalised ones."""
+        """Take the neighbour's sums of squared deviations (`token`, as for `other_squares`), then replace the rows in
+        the buffer by normalised ones."""
         self.other_squares(token)
         self.scale()
 

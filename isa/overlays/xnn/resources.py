@@ -140,7 +140,7 @@ registers."""
 
 
 def computes_softmax(overlay: Overlay, unit: UnitSpec) -> bool:
-    """Whether a MemC computes softmax: it has a stream of numbers of rows to a neighbour."""
+    """Whether a MemC computes softmax: it has a stream to a neighbour, for one number of each row."""
     return any(s.src == unit.name and s.token is ROW_TOKEN for s in overlay.streams)
 
 

@@ -20,12 +20,13 @@ MAX_SLOTS = 64
 
 
 class RingUnit(Unit):
-    """A memory of `slots` buffers. `cur` goes on to the next one with every uOP, the empty ones included, and lives for
-    the whole run. It says which buffer a step touches, not which steps there are: it takes no part in any `effect_key`.
+    """A unit with a memory of several slots, each a buffer. Raises `ProgramError` for a unit without a memory.
 
-    size: the sizes of the memory. A `side` of a method is the number of a slot; without data there are no buffers. With
-    two slots, a double buffer, the two halves of a uOP run as lanes of one kernel; with more they are apart
-    (`Unit.ahead`).
+    cur: the number of the current slot. Every uOP goes on to the next slot, around the ring, also a uOP that does
+    nothing. The number says which buffer a step touches, not which steps there are, and so is no part of any
+    `effect_key`. size: the sizes of the memory. buffers: the data of each slot; empty in a run without data. A `side`
+    of a method is the number of a slot. With two slots, a double buffer, the two halves of a uOP run as lanes of one
+    kernel; with more slots two processes execute them (`Unit.ahead`).
     """
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
@@ -55,7 +56,7 @@ class RingUnit(Unit):
             yield from lanes[0]
 
     def halves(self, uop: Any) -> Halves | None:
-        """The two halves of a uOP (`Unit.halves`), which each Mem has of its own; this class raises
+        """Return the two halves of a uOP, as `Unit.halves` says. A subclass defines them; this class raises
         `NotImplementedError`.
         """
         raise NotImplementedError
@@ -83,9 +84,9 @@ class RingUnit(Unit):
         self, source: Channel, side: int, rows: int, cols: int, *, rate: str = "mem_word", quarters: bool = False
     ) -> Burst:
         """Return the burst that fills a buffer with rows x cols elements, in 128x64 blocks. source: the stream that
-        they come from. side: number of the buffer, 0 or 1. rate: name of the rate of a word. quarters: take each block
-        as four quarters. They are needed where single quarter blocks came before, as statistics do, so that blocks do
-        not begin at whole words of the stream."""
+        they come from. side: number of the slot. rate: name of the rate of a word. quarters: take each block as four
+        quarters. This is needed behind statistics, which are single quarter blocks: the blocks that follow do not begin
+        at whole words of the stream."""
         places = blocks_of(rows, cols)
         self.renew(side, rows, cols)
         at = 0
@@ -108,8 +109,9 @@ class RingUnit(Unit):
         return Burst(len(places), rate, BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
 
     def drain(self, sink: Channel, side: int, rows: int, cols: int, *, quarters: bool = False) -> Burst:
-        """Return the burst that stores the first rows x cols elements of a buffer, in 128x64 blocks. quarters: store
-        each block as four quarters, for the reason that `load` has."""
+        """Return the burst that stores the first rows x cols elements of a buffer, in 128x64 blocks. sink: the stream
+        that they go to. side: number of the slot. quarters: store each block as four quarters, for the reason that
+        `load` has."""
         places = blocks_of(rows, cols)
         at = 0
         made: list[Pieces] = []
@@ -132,8 +134,8 @@ class RingUnit(Unit):
         return Burst(len(places), "mem_word", BLOCK_WORDS, puts=(sink,), words=BLOCK_WORDS, do=blocks)
 
     def send(self, sink: Channel, side: int, index: Places, first: int = 0) -> Burst:
-        """Return the burst that sends tiles of a buffer. index: row and column of each, in tiles, counted from row tile
-        `first` on."""
+        """Return the burst that sends tiles of a buffer. sink: the stream that they go to. side: number of the slot.
+        index: row and column of each, in tiles, counted from row tile `first` on."""
         at = 0
 
         def tiles(n: int) -> tuple[Sequence[Array]]:
@@ -160,7 +162,8 @@ def blocks_of(rows: int, cols: int) -> Places:
 
 
 class SizeField(NamedTuple):
-    """A field that says how much of a memory an operation uses, in steps of `step` rows or columns."""
+    """A field of uOPs that says how many rows or columns of a memory an operation uses. record: the format that has the
+    field. step: rows or columns that the value 1 of the field stands for."""
 
     record: type[Record]
     field: str

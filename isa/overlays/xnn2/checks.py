@@ -48,7 +48,8 @@ def rules(expansion: ExpandedProgram, balanced: bool) -> Iterator[Finding]:
 
 
 class HeadSlots(MemoryPorts):
-    """One of the memories of a K or V: cells are its slots."""
+    """The checks of one memory of keys or values. kv: its number, 0 to 3 for K0, K1, V0, V1. A cell (`Written`) is a
+    slot of that memory."""
 
     kind = "Kv"
     earlier = "uOPs before it that write the same memory"
@@ -76,7 +77,8 @@ class HeadSlots(MemoryPorts):
 
 
 class Scratch(MemoryPorts):
-    """T: cells are halves of slots, and behind them the ends of heads, by the slot of their first tile."""
+    """The checks of a memory T. Its cells (`Written`) are the halves of its slots, left and right in turn, and behind
+    these one cell for each slot: it is written when a head of probabilities ends whose first tile is in that slot."""
 
     kind = "T"
 

@@ -45,8 +45,8 @@ LOOPS: Mapping[str, PipelinedLoop] = {
 
 
 def costs(overlay: Overlay) -> Iterator[OperationTime]:
-    """Yield the cycles of each kind of work by these loops, beside the seconds that the simulator charges. Raises
-    `KeyError` if the overlay lacks a rate of xnn2.
+    """Yield the cycles of each kind of work by the loops of hw/versal/xnn2, beside the seconds that the simulator
+    charges. overlay: xnn2, with any rates. Raises `KeyError` if it lacks a rate of xnn2.
     """
     rate, clock_hz = overlay.seconds, overlay.clock_hz
     loop = {name: x.cycles for name, x in LOOPS.items()}

@@ -37,7 +37,8 @@ from .scratch import TIn, TOut
 
 @dataclass(frozen=True)
 class ProductSums:
-    """Products of an MME: `results` sums over `depth` products."""
+    """Products of an MME: `results` sums, each over `depth` products of two tiles. k64, n64: 1 for a mode with K = 64,
+    or with 64 columns of results; 0 for 128."""
 
     results: int
     depth: int
@@ -50,12 +51,12 @@ class Emission:
     piece after the other; in a run units work side by side, as far as their streams and the tiles that they wait for
     allow.
 
-    segment: number of the segment to which the work belongs that is added now. accesses: those of the bank of
-    activations, each behind those that it depends on. patches: fields that depend on run-time lengths, by parameter.
-    made: instructions by unit. x, t, kv: the tokens of each memory. Addresses, sizes and strides are in float32
-    elements. A lane is its number, 0 to 5; lanes of several are bits, bit i for lane i; numbers of lanes, pairs and
-    memories are not checked. Methods without a result add to the instructions of one unit, and raise `FieldError` for a
-    value that does not fit its field."""
+    overlay: one with lanes. segment: number of the segment of the work that is added now; set it before. accesses:
+    those of the bank of activations, each behind those that it depends on. patches: fields that depend on run-time
+    lengths, by parameter. made: instructions by unit. x, t, kv: the tokens of each memory X, T, and K or V, by its
+    number. Addresses, sizes and strides are in float32 elements. A lane is its number, 0 to 5; lanes of several are
+    bits, bit i for lane i; numbers of lanes, pairs and memories are not checked. Methods without a result add to the
+    instructions of one unit, and raise `FieldError` for a value that does not fit its field."""
 
     def __init__(self, overlay: Overlay) -> None:
         assert overlay.lanes is not None
@@ -103,8 +104,9 @@ class Emission:
     # -- lanes
 
     def send_rows(self, lane: int, slots: Sequence[int], to: RowTarget, *, norm: SentNorm | None = None) -> None:
-        """Let X of a lane send the tiles of consecutive slots to `to`, normalised if there is a norm. A repetition of
-        the send before it becomes one more of its `times`. Raises `IndexError` without slots.
+        """Let X of a lane send the tiles of consecutive slots to `to`, normalised if there is a norm. A send that is
+        equal to the one before it adds 1 to the `times` of that instruction, in place of a new one. Raises `IndexError`
+        without slots.
         """
         fields = _norm(norm)
         fields |= {"slot": slots[0], "tiles": len(slots), "to": int(to)}
@@ -172,8 +174,9 @@ class Emission:
     def store_rows(
         self, lane: int, parts: Sequence[Sequence[int]], norm: SentNorm | None = None, *, joined: bool = False
     ) -> None:
-        """Let X of a lane store parts of consecutive slots, each part on its own. It waits for all tiles that were
-        taken before; joined: it waits for joined statistics as well. norm: applied to the rows; None for none.
+        """Let X of a lane store parts of consecutive slots, each part by an instruction of its own. The stores wait for
+        all tiles that X has taken before. joined: they wait also for statistics that were joined. norm: applied to the
+        rows; None for none.
 
         Raises `IndexError` for a part without slots, and for a lane that has taken nothing, unless `joined`."""
         unit = f"XIn{lane}"
@@ -318,8 +321,8 @@ class Emission:
         self._add(f"Post{lane}", Post(table=1, activation=IDENTITY))
 
     def softmax(self, pair: int, tiles: int, softmax: Softmax) -> None:
-        """Let the Softmax of a pair (0 to 2) make the probabilities of a head from `tiles` tiles of scores. A number of
-        columns that depends on a length becomes a patch.
+        """Let the Softmax of a pair (0 to 2) make the probabilities of a head from `tiles` tiles of scores. softmax:
+        which columns count, and the cap of the scores. A number of columns that depends on a length becomes a patch.
         """
         unit = f"Soft{pair}"
         fields: dict[str, Any] = {"cap": softmax.cap or 0.0}
@@ -388,8 +391,8 @@ class Emission:
         return {unit: ops_of(made)[0] for unit, made in self.made.items() if unit.startswith("MME") and made}
 
     def ranges(self, order: Sequence[int]) -> list[dict[str, tuple[tuple[int, int], ...]]]:
-        """Return for each segment, by unit, the instructions that are for it, as half-open ranges (first, end); of an
-        MME the ops.
+        """Return for each segment, by unit, the numbers of the instructions that are for it, as half-open ranges
+        (first, end); for an MME those of its ops.
 
         order: indices of the accesses, as they are executed. Raises `ValueError` if there are not as many of them as
         accesses.

@@ -22,7 +22,8 @@ from .scratch import TOut
 
 
 class Sent(NamedTuple):
-    """The tiles that a unit sends to a lane: of each its operation, and whether it is half a tile."""
+    """The tiles that a unit sends to a lane, in order. op: for each tile, the number of the operation that sends it.
+    half: for each tile, whether it is half a tile."""
 
     op: Ints
     half: Flags

@@ -36,13 +36,14 @@ def left_sources(lane: int) -> tuple[str, ...]:
 
 def right_sources(lane: int) -> tuple[str, ...]:
     """Return the units that MeshB of a lane selects from, in the order of its field. Even lanes compute scores, so they
-    take keys; odd lanes compute values, and in mode P3 have weights of their own, from W1."""
+    take keys. Odd lanes multiply by values, and have weights of their own, from W1, if the lanes of a pair share the
+    columns (mode P3, docs/xnn2.md)."""
     heads = tuple(f"KvOut{i}" for i in range(KV) if lane in lanes_of_heads(i))
     return ("W0", "W1", *heads) if lane & 1 else ("W0", *heads)
 
 
 class LaneMeshUnit(Unit):
-    """Passes tiles on from one of its sources."""
+    """MeshA or MeshB of a lane: an operation passes tiles from one of its sources on to the MME of the lane."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)

@@ -39,7 +39,7 @@ def repeat(op: LaneMme) -> tuple[int, int] | None:
 
 
 class LaneMmeUnit(MatrixEngine):
-    """Matrix multiplication engine."""
+    """Matrix multiplication engine: 64 AIE tiles that multiply tiles of 128x128, and add the products up over K."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)

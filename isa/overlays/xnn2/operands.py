@@ -113,7 +113,8 @@ class WUnit(Unit):
 
 
 class KvInUnit(Unit):
-    """Write port of the two memories of K or V."""
+    """Write port of the two memories of K or V: takes blocks from DDR, or tiles from Post of a lane, into slots of one
+    of them."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -139,14 +140,15 @@ class KvInUnit(Unit):
 
 
 class HeadMemory(FilledMemory):
-    """One of the two memories of K or V."""
+    """One of the two memories of K or V, as its write port fills it. port: the write port. kv: number of the memory, 0
+    to 3 for K0, K1, V0, V1. slots: its number of slots, each a block."""
 
     def __init__(self, port: Unit, kv: int, slots: int) -> None:
         super().__init__(port, f"KvOut{kv}", slots)
 
     def keep(self, slot: int, number: int, piece: Array) -> None:
-        """Keep a block (`piece`), (128, 64) float32, in a slot. number: that of the block in its operation,
-        always 0.
+        """Keep a block (`piece`), (128, 64) float32, in a slot. number: of the block among those that the step takes;
+        ignored, since a step takes one block.
         """
         self.slots[slot] = piece
 
@@ -157,7 +159,8 @@ class HeadMemory(FilledMemory):
 
 
 class KvOutUnit(ReadPort):
-    """Read port of K0, K1, V0 or V1."""
+    """Read port of K0, K1, V0 or V1: sends tiles, made of one or two blocks, to the lanes that the operation
+    selects."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net, writer_of(spec.index))

@@ -40,8 +40,8 @@ def fields_of(expansion: ExpandedProgram, unit: str, record: type[Record]) -> Co
 
 
 def spread(counts: Ints) -> tuple[Ints, Ints]:
-    """Number the pieces of operations that have `counts` pieces. Returns two int64 vectors with an element per piece:
-    the operation of the piece, and its number in that operation, from 0.
+    """Number the pieces of operations. counts: how many pieces each operation has. Returns two int64 vectors with an
+    element per piece: the number of its operation, and its number in that operation, from 0.
     """
     of = np.repeat(np.arange(len(counts)), counts)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -51,10 +51,10 @@ def spread(counts: Ints) -> tuple[Ints, Ints]:
 class Written:
     """What the write port of a memory writes.
 
-    waited: by operation, the operations of the read port that it and those before it waited for. ends: the tiles that
-    are written when it has ended. op: by tile, its operation; number 0 stands for no tile. cell, tile: the writes,
-    sorted by cell, then by number of the tile. A cell is what is written and read as a whole: a slot, or half of one.
-    All are int64 vectors.
+    waited: by operation, how many operations of the read port it and those before it waited for. ends: by operation,
+    how many tiles are written when it has ended. op: by number of the tile, its operation; number 0 stands for no tile.
+    cell, tile: of each write, its cell and the number of its tile, sorted by cell, then by tile. A cell is what is
+    written and read as a whole: a slot, or half of one. All are int64 vectors.
     """
 
     waited: Ints
@@ -74,7 +74,7 @@ class Written:
 
     def last(self, cells: Ints, bounds: Ints) -> Ints:
         """Return, for each cell, the position of its last write among those of the tiles up to a bound; -1 if there is
-        none. cells, bounds: arrays of one shape, or of shapes that numpy broadcasts; the result has it too.
+        none. cells, bounds: arrays of shapes that NumPy broadcasts to one; the result has that shape.
         """
         most = len(self.op)
         found = np.searchsorted(self.cell * most + self.tile, cells * most + bounds, side="right") - 1
@@ -98,11 +98,13 @@ class Written:
 
 @dataclass(frozen=True, eq=False)
 class Reads:
-    """What a read port reads. name, verb: the unit, and what it does with a slot.
+    """What a read port reads. name, verb: the unit, and what it does with a slot, such as "sends".
 
-    low: by operation, the tiles that are certainly written before it begins; high: those that may be written when it
-    ends. waited: the counts of tokens that `low` comes from, which may be of more tiles than there are. op, cell: the
-    reads. free: by operation of the write port, the operations of this port that it has waited for.
+    low, high: by operation, how many tiles are certainly written before it begins, and how many may be written when it
+    ends. waited: by operation, how many tiles the tokens stand for that it and those before it took; this may be more
+    tiles than there are, while `low` never exceeds `high`. op, cell: of each read, its operation and its cell
+    (`Written`). free: by operation of the write port, how many operations of this port it and those before it waited
+    for. All are int64 vectors.
     """
 
     name: str
@@ -125,8 +127,9 @@ def first_behind(free: Ints, count: int) -> Ints:
 
 
 def reads_of(name: str, written: Written, waits: Ints, op: Ints, cell: Ints) -> Reads:
-    """Return the reads of a port whose tokens stand for tiles. name: the port. waits: by operation, the tiles that it
-    waits for. op, cell: of each read, two vectors of equal length.
+    """Return the reads of a port that waits for tiles of the write port. name: of the port. written: what the write
+    port writes. waits: by operation, how many more tiles it waits for. op, cell: of each read, two vectors of equal
+    length.
     """
     waited = np.cumsum(waits)
     high = written.before(first_behind(written.waited, len(waits)))
@@ -136,21 +139,25 @@ def reads_of(name: str, written: Written, waits: Ints, op: Ints, cell: Ints) -> 
 
 @dataclass
 class Told:
-    """A finding, and how many like it there are."""
+    """A finding, and the numbers of the uOPs (`uops`) that break the same rule."""
 
     finding: Finding
     uops: set[int] = field(default_factory=set)
 
 
 class MemoryPorts(ABC):
-    """The two ports of a memory, and what is wrong with the order of their operations."""
+    """Checks the order of the operations of a memory's two ports. A subclass says, in `check`, what these read and
+    write.
+
+    kind: the name of the memory, such as `T`, with which the names of its ports begin. index: of the read port. writer:
+    name of the write port; None for the one with the same index. Raises `KeyError` if the overlay has no such write
+    port."""
 
     kind: str
     earlier = "uOPs before it"
     """Operations of the write port that may wait instead of a later one."""
 
     def __init__(self, expansion: ExpandedProgram, index: int, writer: str | None = None) -> None:
-        """index: of the read port. writer: the write port, if that has another index."""
         self.x = expansion
         self.writer, self.reader = writer or f"{self.kind}In{index}", f"{self.kind}Out{index}"
         memory = expansion.overlay.by_unit[self.writer].memory
@@ -160,11 +167,13 @@ class MemoryPorts(ABC):
         self.told: dict[tuple[str, str, str], Told] = {}
 
     def slot(self, cell: int) -> int:
-        """Return the slot of a cell, as the read port counts. A class whose cells are no slots overrides it."""
+        """Return the slot of a cell, by the number that the read port has for it. A class whose cells are no slots
+        overrides this."""
         return cell
 
     def writer_slot(self, cell: int) -> int:
-        """Return the slot of a cell, as the write port counts."""
+        """Return the slot of a cell, by the number that the write port has for it. It is that of the read port, unless
+        the write port has several memories."""
         return self.slot(cell)
 
     def findings(self) -> Iterator[Finding]:
@@ -221,8 +230,9 @@ class MemoryPorts(ABC):
         return [np.where(a == b, a, -1) for a, b in zip(firsts, lasts, strict=True)]
 
     def undecided(self, written: Written, port: Reads, i: int, first: int, last: int, clean: Flags) -> None:
-        """Report read i of a port: it gets write `first`, or any up to `last`, of the same cell (positions, -1 for
-        none). clean: for each write, whether another read certainly gets it.
+        """Report that it is not decided what read number `i` of a port gets: write `first`, or any later one up to
+        `last`, of the same cell. first, last: positions in `written`, -1 for none. clean: for each write, whether
+        another read certainly gets it.
         """
         uop, slot = int(port.op[i]), self.slot(int(port.cell[i]))
         verb = port.verb[:-1]

@@ -49,8 +49,9 @@ def has_fifo(stream: Stream) -> bool:
 
 
 class SlotValues:
-    """What a memory holds, by slot. A tile is replaced, never changed in place: one that was sent may still be on its
-    way."""
+    """The tiles of a memory by slot, (128, 128) float32 each; NaN where none was written. count: number of slots; an
+    index beyond goes round the ring. Tiles are replaced, never changed in place, since a tile that was sent may still
+    be on its way."""
 
     def __init__(self, count: int) -> None:
         self.tiles: list[Any] = [None] * count
@@ -67,7 +68,10 @@ class SlotValues:
 
 
 class FilledMemory:
-    """What a write port knows of a memory that it fills: its slots, and the tokens between it and the read port."""
+    """A memory that a write port fills: its `slots`, and the two streams of tokens between it and the read port.
+
+    port: the write port. reader: name of the read port. slots: number of slots. Raises `ProgramError` if the machine
+    has no such streams."""
 
     def __init__(self, port: Unit, reader: str, slots: int) -> None:
         self.slots = SlotValues(slots)
@@ -84,7 +88,8 @@ class FilledMemory:
 
 
 class WritePort(Unit):
-    """Writes tiles into the slots of a memory. peer: the kind of its read port."""
+    """A unit that writes tiles into the slots of a memory. peer: the FU type of the read port, which has the same
+    index."""
 
     peer: str
 
@@ -96,12 +101,12 @@ class WritePort(Unit):
 
 
 class ReadPort(Unit):
-    """Sends tiles from the slots of a memory. peer: the kind of its write port, which has the same index."""
+    """A unit that sends tiles from the slots of a memory. peer: the FU type of the write port. writer: name of the
+    write port; None for the one with the same index."""
 
     peer: str
 
     def __init__(self, spec: UnitSpec, net: Wiring, writer: str | None = None) -> None:
-        """writer: the write port, if that has another index."""
         super().__init__(spec, net)
         self._writer = writer = writer or f"{self.peer}{spec.index}"
         self.filled, self.free = self.source(writer, FILLED), self.sink(writer, FREE)

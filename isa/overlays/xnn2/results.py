@@ -112,8 +112,9 @@ class CUnit(Unit):
 
 
 class PostUnit(Unit):
-    """Applies functions to the results of a lane. A tile is taken into a buffer, where its heads are normalised and
-    rotated. Then it leaves through activation and gate; to DDR by way of the buffer, because blocks have another order.
+    """Post of a lane: applies functions to the tiles from C. It takes a tile into a buffer, normalises and rotates its
+    heads there, and then sends it on with the activation, and the gate, applied. A tile for DDR goes through the buffer
+    once more, because it leaves in blocks.
     """
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
@@ -195,7 +196,8 @@ class PostUnit(Unit):
 
 
 class SoftUnit(Unit):
-    """exp(score - running maximum), by the maximum of the keys so far, in groups of 32 columns."""
+    """Softmax of a pair: takes the scores of a head, and sends exp(score - running maximum) of each. The running
+    maximum of a row is that of its columns so far, and grows from each group of 32 columns to the next."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -214,7 +216,7 @@ class SoftUnit(Unit):
 
 
 class Head:
-    """The softmax of one head and row tile."""
+    """The softmax of one head for 128 rows, as its tiles of scores come. uop: which columns count for each row."""
 
     def __init__(self, uop: Soft) -> None:
         self.uop = uop

@@ -13,7 +13,8 @@ from .rows import BANKS, XIn, XOut, XStore
 
 
 class RowMemory(MemoryPorts):
-    """X: cells are slots. It has two read ports, and statistics of each bank."""
+    """The checks of a memory X, whose number is `index`. It has two read ports, XOut and XStore, and statistics of the
+    rows of each bank. A cell (`Written`) is a slot."""
 
     kind = "X"
 
@@ -178,10 +179,10 @@ class RowMemory(MemoryPorts):
 class CountedTiles:
     """The tiles that the statistics of a bank count.
 
-    tiles: their numbers. starts: of each, the number of the tile with which its statistics begin; 0 is power-on.
-    columns: those that its statistics count up to it. Each is an int64 vector with an element per tile. The methods
-    take vectors, or matrices, of counts of these tiles (`counts`), or of numbers of tiles (`bounds`), and return one of
-    the same shape.
+    tiles: their numbers. starts: for each, the number of the tile with which its statistics begin; 0 is power-on.
+    columns: for each, how many columns its statistics count, its own included. Each is an int64 vector with an element
+    per tile. The methods take vectors, or matrices, of counts of these tiles (`counts`), or of numbers of tiles
+    (`bounds`), and return one of the same shape.
     """
 
     bank: int
@@ -212,8 +213,8 @@ class CountedTiles:
 class Joined:
     """Operations of XOut that join statistics of a bank.
 
-    uops, tiles: the number of each, and how many tiles its lane had counted then. before: for each operation that
-    normalises, how many of them precede it.
+    uops, tiles: for each of them, its number, and how many tiles its lane had counted then. before: for each operation
+    of a read port that normalises, how many of them precede it.
     """
 
     uops: Ints

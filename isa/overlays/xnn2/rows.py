@@ -92,9 +92,9 @@ class RowStatistics:
         self.count = total
 
     def add(self, tile: Array) -> None:
-        """Add those of the columns of a tile, (128, columns) float32, 32 columns at a time. It sums the differences
-        from the first of these columns, not the columns themselves: a mean far from 0 then costs few digits, because
-        the first is at most sqrt(32) standard deviations from the mean of the 32."""
+        """Add the statistics of the columns of a tile, (128, columns) float32, 32 columns at a time. The differences of
+        the 32 columns from the first of them are summed, not the columns themselves: a mean far from 0 then costs few
+        digits, because the first is at most sqrt(32) standard deviations from the mean of the 32."""
         for start in range(0, tile.shape[1], BEAT):
             part = tile[:, start : start + BEAT]
             count, first = np.float32(part.shape[1]), part[:, 0]
@@ -121,7 +121,8 @@ def columns_of(spec: UnitSpec) -> int:
 
 
 class XInUnit(WritePort):
-    """Write port of X."""
+    """Write port of X: takes tiles from C or T into slots, or adds them to what these hold, and makes statistics of the
+    rows."""
 
     peer = "XOut"
 
@@ -174,7 +175,7 @@ class XInUnit(WritePort):
 
 
 class XOutUnit(ReadPort):
-    """Read port of X."""
+    """Read port of X: sends the tiles of slots to MMEs or to C, normalised if the operation says so."""
 
     peer = "XIn"
 
@@ -230,7 +231,7 @@ class XOutUnit(ReadPort):
 
 
 class XStoreUnit(Unit):
-    """Second read port of X. DDR applies the norm, as words come to it."""
+    """Second read port of X: sends the tiles of slots to DDR, normalised if the operation says so."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)

@@ -69,7 +69,7 @@ class TOut(Record, words=1):
 
 
 class TInUnit(WritePort):
-    """Write port of T."""
+    """Write port of T: takes tiles from Post, Softmax or DDR into slots, or into halves of them."""
 
     peer = "TOut"
 
@@ -120,7 +120,8 @@ class TInUnit(WritePort):
 
 
 class TOutUnit(ReadPort):
-    """Read port of T."""
+    """Read port of T: sends the tiles of slots, or halves of them, to MMEs or to X. It applies the last factor to
+    probabilities, if the operation says so."""
 
     peer = "TIn"
 
