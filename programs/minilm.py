@@ -144,8 +144,8 @@ def machine_table(compiled: Compiled) -> Table:
 
 def main(steps: Steps | None = None) -> int:
     """Run the example. Returns 0 if every embedding agrees with PyTorch within `TOLERANCE`, else 1. steps: the steps
-    that are printed; the first, the import of this module, is running. Raises `BoardError` and `MissingError` as
-    `model_folder` and `load`."""
+    that are printed; the first, the import of this module, is running. Raises `BoardError`, `MissingError` and
+    `OSError` as `model_folder` and `load`."""
     console = Console()
     if steps is None:
         steps = Steps(4)

@@ -40,8 +40,8 @@ def synthesised() -> Mapping[str, Mapping[int, Cells]]:
 
 @cache
 def piece(name: str, size: int) -> Cells:
-    """Return the cells of the piece of this name and size: as synthesised where the table has the size, else on a line
-    through its neighbours; beyond the largest size through the two largest. Raises `KeyError` for an unknown piece.
+    """Return the cells of the piece of this name and size: as synthesised if the table has the size, else interpolated
+    between its neighbours, or extrapolated from the two largest sizes. Raises `KeyError` for an unknown piece.
     """
     row = synthesised()[name]
     if size in row:

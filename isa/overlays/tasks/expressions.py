@@ -151,8 +151,9 @@ def within(base: Any, index: Any) -> Any:
 
 
 def converted(kind: ElementType, value: Any) -> Any:
-    """Return a value as an element type. A number type converts each element of a tile; a `Symbolic` value stays as it
-    is. Raises `ProgramError` for a tile of another shape."""
+    """Return a value as an element type. A number type converts each element of a tile; an unknown or `Symbolic` value
+    stays as it is. Raises `ProgramError` for a tile of another shape, and for NaN and infinities that become
+    integers."""
     if isinstance(value, Symbolic):
         return value
     if isinstance(value, np.ndarray) and not kind.shape:

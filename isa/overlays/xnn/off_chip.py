@@ -121,8 +121,8 @@ class Transfer(NamedTuple):
 
 class RowTransfer(NamedTuple):
     """A uOP of `DdrRows`: it keeps rows of one block of 128x64 from a peer, or sets an entry of the table. peer: the
-    name of the unit that sends the block, "" for none. The other fields are those of `DdrRows`, with `addr` that of the
-    block's first column."""
+    name of the unit that sends the block, "" for none. addr: of row 0 of the matrix at the 64 columns that the block is
+    of, in units of 64 bytes. The other fields are those of `DdrRows`."""
 
     addr: int
     peer: str

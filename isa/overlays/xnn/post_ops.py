@@ -229,7 +229,8 @@ class NormData:
         self.variance = (self.squares + total) / np.float32(self.columns)
 
     def statistics(self) -> Array:
-        """Return mean and variance of the rows as they lie off chip, (rows / 128, 2048) float32 (`packed`)."""
+        """Return mean and variance of the rows, and over how many columns they are, as they lie off chip: (rows / 128,
+        2048) float32, as `packed` makes it."""
         return packed(self.mean[:, 0], self.variance, self.columns)
 
     def normalise(self, token: Any) -> None:

@@ -43,7 +43,9 @@ TOKEN = np.zeros(1, np.float32)
 
 
 def has_fifo(stream: Stream) -> bool:
-    """Whether a stream is a FIFO: it holds more than the units at its ends need to hand a tile, block or table over."""
+    """Whether a stream is built as a FIFO of its depth: it carries tokens smaller than a block, or holds more than one
+    tile or `PIECE` words of blocks and tables. Any other stream only hands these over, and is built with `STREAM_BEATS`
+    beats."""
     beats = stream.depth * stream.token.word_elements // BEAT
     return stream.token.rows * stream.token.columns < BLOCK_WORDS * BEAT or beats > PIECE
 
