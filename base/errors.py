@@ -78,7 +78,7 @@ class ProgramError(RsnError):
 
 
 class DeadlockError(ProgramError):
-    """No unit can move.
+    """A run has come to a point at which no unit can move: a deadlock.
 
     The message is the report: which process waits for which (unit, uOP, stream, source line), and the first stream on
     which sends and receives differ. explain: called once, when the report is first read, because counting streams is

@@ -32,7 +32,8 @@ ONCE = Header(window=1, reuse=1)
 
 
 class ExpertRows(NamedTuple):
-    """Rows of one expert that are computed together. pairs: of token and selector, each token * k + selector."""
+    """Rows of one expert that are computed together. pairs: for each row, its token and its selector as one number,
+    token * k + selector, where k is the number of selectors of a token."""
 
     expert: int
     pairs: tuple[int, ...]
