@@ -72,13 +72,13 @@ def attend(
     causal: bool = False,
     cap: float | None = None,
 ) -> Abstract:
-    """Make an attention layer, softmax(factor * q @ k^T + masks) @ v, or with cap * tanh(factor * q @ k^T).
+    """Return the value of a new attention layer, softmax(scores + masks) @ v, where the scores are factor * q @ k^T.
 
     values, node: as for a `values.LoweringPattern`. q, k, v: shape (batch, heads, rows, columns of a head); k and v may
-    have other rows than q, and fewer heads, or repeat each for a group of queries. factor: a number, or one per head,
-    shape (heads,); it is folded into the weights of the keys. masks: nodes that broadcast to the scores. causal: also
-    mask out the keys behind each row. cap: None for none. Raises `UnsupportedError` for attention that the machine
-    cannot run.
+    have another number of rows than q, and fewer heads, each of which serves a group of heads of q. factor: a number,
+    or one per head, shape (heads,); it is folded into the weights of the keys. masks: nodes that broadcast to the
+    scores. causal: the keys behind each row are hidden too. cap: the scores become cap * tanh(scores) before the masks
+    are added; None leaves them. Raises `UnsupportedError` for attention that the machine cannot run.
     """
     k, v = _apart(k), _apart(v)
     shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
@@ -178,8 +178,9 @@ def _projection(values: AbstractState, node: Node, name: str, x: Abstract, rows:
 
 @dataclass(frozen=True)
 class Masks:
-    """The masks of an attention. fields: of its `AttentionLayer`, by name. counted: the mask that hides keys of
-    padding, of which the host tells the machine the lengths; None without."""
+    """The masks of an attention. fields: values for the fields of its `AttentionLayer` that describe masks, by the name
+    of the field. counted: the node of the mask that hides keys of padding, from which the host computes run-time
+    lengths; None if no mask does."""
 
     fields: dict[str, Any]
     counted: Node | None
@@ -188,11 +189,12 @@ class Masks:
 def masks_of(
     values: AbstractState, node: Node, masks: Sequence[Node], full: tuple[int, int, int, int], causal: bool
 ) -> Masks:
-    """Divide the masks of an attention, whose sum is added to the scores, by what the machine does with them.
+    """Return how the machine applies the masks of an attention: by run-time lengths, a causal order, a window, a
+    constant bias, or an input that is added to the scores.
 
-    values, node: as for a `values.LoweringPattern`. masks: nodes that broadcast to the scores. full: the shape of the
-    scores, (batch, heads, rows, keys). causal: keys behind each row are hidden besides. Raises `UnsupportedError` for
-    masks that the machine cannot take.
+    values, node: as for a `values.LoweringPattern`. masks: nodes that broadcast to the scores; their sum is added to
+    these. full: the shape of the scores, (batch, heads, rows, keys). causal: the keys behind each row are hidden too.
+    Raises `UnsupportedError` for masks that the machine cannot apply.
     """
     keys = full[3]
     mask, constant = _divided(values, node, masks, keys)

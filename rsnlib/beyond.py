@@ -35,9 +35,9 @@ def check_rows_beyond(host: HostPart, arguments: Environment) -> bool:
     """Check that results of the host part do not depend on rows beyond the lengths of sequences. Raises
     `UnsupportedError`, naming the operator, if one does.
 
-    host: with `lengths`. arguments: of a call, by placeholder, as `Interface.bind` returns them, with masks that fit
-    the lengths. Returns whether the check holds for other arguments too: not if the host part behind the machine reads
-    arguments other than masks.
+    host: its `lengths` are not empty. arguments: of a call, by placeholder, as `Interface.bind` returns them; their
+    masks fit the lengths. Returns whether the check holds for all other arguments too. It does not if the host part
+    behind the machine reads arguments that are not masks.
     """
     batch, seq = host.batch, host.seq
     beyond = torch.arange(seq) >= torch.tensor(host.rows)[:, None]

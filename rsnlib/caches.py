@@ -34,10 +34,14 @@ ONLY = "only rows of a cache in float32 of (batch, heads, rows, columns) can be 
 
 @dataclass(frozen=True)
 class Append:
-    """New rows of a cache. cache, index: tensors of the host, (batch, heads, rows of the cache, columns of a head) and
-    the rows that are replaced, integers (new rows,); None: the rows move up, and the new one is the last. new: the
-    projection that they come from, as (batch, heads, rows, columns). is_step: it is one row, or a chunk, for an
-    argument of the module, which becomes exactly that."""
+    """New rows of a cache of keys or values.
+
+    cache: the host's tensor, (batch, heads, rows of the cache, columns of a head). index: the host's tensor with the
+    numbers of the rows that are replaced, integers (new rows,); None if all rows move up by one and the new row becomes
+    the last. new: the projection whose rows are the new ones, as (batch, heads, new rows, columns). is_step: the cache
+    is an argument of the module, the call adds one row or one chunk of rows to it, and the module writes the result
+    back to this argument.
+    """
 
     cache: Node
     index: Node | None
@@ -129,13 +133,15 @@ def _is_chunk(values: AbstractState, index: Node | None) -> bool:
 def attended(
     values: AbstractState, node: Node, x: Abstract, rows: int, masks: Sequence[Node], causal: bool
 ) -> Abstract:
-    """Return what an attention reads of a key or value. For a prompt these are the new rows alone.
+    """Return what an attention reads of a key or value that is a cache with new rows: for a prompt, only the new rows.
 
-    values, node: as for a `values.LoweringPattern`. x: the key or value, (batch, heads, keys, columns). rows: of each
-    sequence of its queries. masks: nodes, whose sum is added to the scores. causal: keys behind each row are hidden.
-    The attention sees only new rows if it takes the first rows of the cache alone, or if it is causal. A mask over all
-    rows of the cache must hide the others; this is checked where the mask is read. Raises `UnsupportedError` for any
-    other attention.
+    values, node: as for a `values.LoweringPattern`. x: the key or value, (batch, heads, keys, columns); returned as it
+    is if it is no such cache. rows: number of query rows of each sequence. masks: nodes, whose sum is added to the
+    scores. causal: keys behind each row are hidden.
+
+    An attention sees only the new rows if it takes only the first rows of the cache, or if it is causal. A mask over
+    all rows of the cache must hide the other rows; this is checked where the mask is read. Raises `UnsupportedError`
+    for any other attention.
     """
     append = values.appends.get(x.base) if isinstance(x, Value) and isinstance(x.base, Gemm) else None
     if append is None or append.is_step or not isinstance(x, Value):

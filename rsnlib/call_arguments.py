@@ -35,9 +35,9 @@ class CallForms(Generic[K]):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> dict[K, Any]:
-        """Return the arguments of a call, `args` by position and `kwargs` by name, as `arrange` does. That is called
-        once for each form, with objects in place of the arguments, and must place each argument by the form alone.
-        Raises what it raises."""
+        """Return the arguments of a call, `args` by position and `kwargs` by name, as `arrange` does. `arrange` is
+        called once for each form of a call, with objects in place of the arguments, and must place each argument by the
+        form alone. Raises whatever `arrange` raises."""
         form: tuple[int | str, ...] = (len(args), *kwargs)
         places, values = self._known.get(form), (*args, *kwargs.values())
         if places is None:
@@ -131,8 +131,9 @@ def results_in_common(program: ExportedProgram) -> tuple[Layouts, ...]:
 
 
 def put_in_common(results: list[Any], groups: Iterable[Layouts]) -> None:
-    """Make the results of each group views of one memory again, in place. results: of a call, in order. groups: as
-    `results_in_common` returns them. Results that the machine computed have memory of their own before."""
+    """Make the results of each group views of one memory again, in place; results that share memory already stay.
+    results: of a call, in order. groups: as `results_in_common` returns them. This is needed for results that the
+    machine computed, because each has memory of its own."""
     for group in groups:
         if len({results[i].untyped_storage().data_ptr() for i in group}) == 1:
             continue
@@ -152,7 +153,8 @@ of the argument to that of the result."""
 
 
 def results_in_arguments(program: ExportedProgram) -> ViewsOfArguments:
-    """Return the results that are views of an argument, by position. A result that is the argument itself is none."""
+    """Return which results are views of an argument, and where in its memory each begins (`ViewsOfArguments`). A result
+    that is the argument itself does not count."""
     given = [x for x in program.graph.find_nodes(op="placeholder") if isinstance(x.meta.get("val"), torch.Tensor)]
     owners = {x.meta["val"].untyped_storage()._cdata: x for x in given}
     found: ViewsOfArguments = {}

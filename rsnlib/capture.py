@@ -217,9 +217,10 @@ def copied(model: nn.Module, others: Mapping[int, torch.Tensor] = MappingProxyTy
 
 
 def without_values(model: object) -> nn.Module | None:
-    """Return a copy of a module with tensors on the meta device, which has all tensors on the CPU; None for a module
-    without. All elements of such a tensor are one number: it takes no memory, and what is compiled of it has the right
-    shapes, in float32. It is for models that are larger than this computer's memory."""
+    """Return a copy of a module in which tensors without values (on the meta device) have values on the CPU; None if
+    the module has no such tensor. All elements of such a tensor become the same number, stored once, so that it takes
+    no memory; floating-point tensors become float32. The copy serves to compile programs for models that are larger
+    than this computer's memory."""
     others = {}
     for x in tensors_of(model) if isinstance(model, nn.Module) else ():
         if x.is_meta:
@@ -230,7 +231,8 @@ def without_values(model: object) -> nn.Module | None:
 
 
 def cloned(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor. Where all elements along an axis are one in memory, they are in the copy."""
+    """Return a copy of a tensor. An axis with stride 0, along which all elements are one in memory, has stride 0 in the
+    copy too."""
     ones = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())
     return x[ones].clone().expand(x.shape) if 0 in x.stride() else x.clone()
 
@@ -381,9 +383,10 @@ class Interface:
     def restricted(
         self, arguments: Sequence[Node], writes: Sequence[tuple[Node, Node]], returned: Sequence[Any]
     ) -> Interface:
-        """Return the interface of a part of a module with one parameter for each tensor (`of_tensors`). arguments:
-        those that it takes, in order. writes: as in `writes`, those that it does. returned: all that the module
-        returns, or nothing."""
+        """Return the interface of a part of the module, with one parameter for each tensor. Call it on the result of
+        `of_tensors`. arguments: the placeholders that the part takes, in order. writes: the arguments that the part
+        writes to, each with the node of its new value. returned: all that the module returns if the part returns it,
+        else empty."""
         names = dict(zip(self.arguments, self.signature.parameters.values(), strict=True))
         return replace(
             self,
@@ -505,11 +508,13 @@ class Interface:
         return "the arguments differ in number or structure from those the module was traced with"
 
     def unbind(self, environment: Environment, rows: RowsOfCaches | None = None) -> Any:
-        """Return the module's result, in its original structure, and write what the module writes to its arguments.
+        """Return the module's result, in its original structure, and write to the arguments of the call what the module
+        writes to them.
 
-        environment: the values of the arguments and of the nodes that the module returns or writes; new rows of a cache
-        may stand for all of it. rows: the rows of caches that new ones become, instead of those that the module says;
-        None for those.
+        environment: the values of the arguments, and of the nodes that the module returns or writes. Where the node of
+        a cache's new value is missing, the node of its new rows must be there: only these rows are then written. rows:
+        the numbers of the rows of caches that the new rows replace; None takes those that the module computes. Raises
+        `TensorError` as `rows_of` does.
         """
         memory = [environment[argument] for argument in self.written]
         new: Environment = {}

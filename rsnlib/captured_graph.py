@@ -37,9 +37,9 @@ class CompiledWeights:
 
 
 class CapturedGraph:
-    """A captured graph, and the pipeline that compiles it. whole: do not split the graph; either all of its products
-    run on the machine, or none. title: where the graph begins in the user's code. end: why torch broke the graph; "" if
-    it did not."""
+    """A captured graph of torch.compile, and the pipeline that compiles it. whole: do not split the graph; either all
+    of its products run on the machine, or none. title: where the graph begins in the user's code. end: why torch broke
+    the graph; "" if it did not."""
 
     def __init__(self, graph: GraphModule, pipeline: Pipeline, whole: bool) -> None:
         self._graph = graph
@@ -73,9 +73,13 @@ class CapturedGraph:
         return tuple(_facts(args[i]) for i in others if i not in counters), _wants_gradients(args)
 
     def with_counters(self, results: Any, args: Sequence[Any]) -> Any:
-        """Return the results of a call, with those numbers computed again from `args` that are made of counters and
-        constants alone. results: from a program that may have been compiled with other values of the counters. args: as
-        for `in_pytorch`. A counter is an argument that nothing but such numbers uses."""
+        """Return the results of a call, with right values of those results that are computed only from counters and
+        constants.
+
+        A counter is a number among the arguments from which only such results are computed, such as how many rows a
+        cache has; calls with other values of it share a program. results: of the program, which may have been compiled
+        with other values of the counters. args: as for `in_pytorch`.
+        """
         numbers = self._counters.results(args)
         return [numbers.get(i, x) for i, x in enumerate(results)] if numbers else results
 

@@ -176,8 +176,8 @@ def _is_plain(value: object) -> bool:
 
 
 class Snapshot:
-    """The state of a module, to detect later changes. checksums: as for `Numbers`. known: modules whose states are
-    looked at elsewhere."""
+    """The state of a module, to detect later changes. checksums: as for `Numbers`. known: modules that other snapshots
+    cover, which this one leaves out."""
 
     def __init__(self, module: nn.Module, checksums: bool = False, known: frozenset[nn.Module] = frozenset()) -> None:
         # Keep the attributes but not the module, so that a snapshot does not keep it alive.

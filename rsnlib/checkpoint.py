@@ -211,9 +211,10 @@ def _matches(path: str, module: nn.Module, targets: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class LinearScheme:
-    """How some linear layers are stored. targets: which, as `_matches` has them. is_packed: several integers a word.
-    group: how many columns share a scale, 0 for a row, -1 for the tensor. are_rows_symmetric: as for
-    `QuantisedLinear`."""
+    """How a checkpoint stores some linear layers. targets: which layers: module paths, names of classes, or "re:" and a
+    regular expression for the begin of a module path. is_packed: an int32 word holds several integers. bits: of each
+    integer. is_symmetric: there are no zero points. group: how many columns share a scale; 0 for all columns of a row,
+    -1 for the whole tensor. are_rows_symmetric: as for `QuantisedLinear`."""
 
     targets: tuple[str, ...]
     is_packed: bool

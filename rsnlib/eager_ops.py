@@ -20,9 +20,9 @@ TORCH = Path(torch.__file__).parent
 
 
 class Uncaptured(TorchDispatchMode):
-    """Context that records products computed outside of `graph`. found: names of their operators, by the caller's file,
-    line and function. flops: of those that PyTorch can count, 2 for each multiply and add. uncounted: whether there are
-    others."""
+    """Context that records the products that PyTorch computes outside of captured graphs, that is, outside of the
+    context `graph()`. found: names of their operators, by file, line and function of the caller. flops: of those that
+    PyTorch can count, 2 for each multiply and add. uncounted: whether there are products that it cannot count."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -313,11 +313,13 @@ def reordered(rotary: Rotary, order: Sequence[int]) -> Rotary:
 
 
 class LaidOut:
-    """A graph with products with the identity matrix inserted where a consumer needs another column layout, or an
-    attention reads a result whose scale or shift is not applied yet.
+    """A graph of layers with a layout for the columns of each activation. Products with the identity matrix are
+    inserted where a consumer needs another column layout, and where an attention reads a result whose scale or shift is
+    not applied yet.
 
     A product stores its columns in the head layout of an attention if no consumer needs another layout; products of its
-    result can read any layout. pitch: from the columns of a head to the stored columns from one head to the next.
+    result can read any layout. pitch: a function from the number of columns of a head to the number of stored columns
+    from one head to the next.
     """
 
     def __init__(self, graph: LayerGraph, pitch: Callable[[int], int]) -> None:

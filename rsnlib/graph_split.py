@@ -198,8 +198,9 @@ def split(
     """Trace a module as a whole, or else split it into pieces. All parts for the machine can be lowered.
 
     example_inputs: by position or by name. lower: checks that the scheduler can lower a network. whole: do not split,
-    raise the error instead. passes: of the compiler. again: of the module as a whole, as for `trace`. Raises
-    `UnsupportedError`, `TensorError` or `ScheduleError` if no piece could run on the machine.
+    raise the error instead. passes: of the compiler. again: if the module is traced as a whole, the result can be
+    traced again with new weights (as for `trace`). Raises `UnsupportedError`, `TensorError` or `ScheduleError` if no
+    piece could run on the machine.
     """
     try:
         return _lowered(trace(model, example_inputs, passes, again=again), lower)
@@ -212,9 +213,10 @@ def split(
 def split_again(
     model: nn.Module, example_inputs: Examples, lower: Lower, passes: Passes = USUAL, refused: Exception | None = None
 ) -> Split:
-    """Split a module into pieces; a single one, if it could run as a whole.
+    """Split a module into pieces; into a single one, if it could run as a whole.
 
-    refused: why it cannot run as a whole, if that is known. The others, and what is raised: as for `split`.
+    refused: the error that says why it cannot run as a whole, if that is known. The other arguments, and what is
+    raised: as for `split`.
     """
     program, interface, environment = _captured(refused, model, example_inputs, passes.experts)
     _check_dropout(program)

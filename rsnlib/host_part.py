@@ -34,8 +34,8 @@ from .view import View
 class RotaryTable:
     """An input of the network with the factors of a rotation, which the host computes in each call. factors: the host's
     tensors with them. rotary: constant factors by which they are multiplied, in the order of the machine's columns.
-    pitch: half of the columns of the input: of stored ones, those from one head to the next. paired: the input has a
-    sine and a cosine for each pair of columns (`integers.paired_table`)."""
+    pitch: number of stored columns from one head to the next; the input has twice as many. paired: the input has one
+    sine and one cosine for each pair of columns (`integers.paired_table`), in place of a factor for each column."""
 
     factors: Factors
     rotary: Rotary
@@ -43,9 +43,9 @@ class RotaryTable:
     paired: bool = False
 
     def rows(self, environment: Environment, batch: int, seq: int) -> Array:
-        """Return the factors as the machine takes them: float32 (batch, seq, 2 * pitch), of which seq rows are those of
-        each of `batch` sequences. environment: holds the host's tensors that `factors` names. Raises `TensorError` for
-        factors that pairs of columns do not share, if they have to."""
+        """Return the factors as the machine takes them: float32 (batch, seq, 2 * pitch), with `seq` rows for each of
+        `batch` sequences. environment: holds the host's tensors that `factors` names. Raises `TensorError` if the table
+        is `paired`, and a pair of columns has factors that are not one sine and one cosine."""
         columns = self.rotary.head_dim
         own, partner = (
             _four(environment[x]).select(self.factors.heads, 0).broadcast_to((batch, seq, columns))
@@ -300,8 +300,9 @@ class HostPart:
         return self.interface.unbind(environment, rows)
 
     def of_columns(self, joined: Mapping[str, tuple[str, ...]], network: LayerGraph) -> HostPart:
-        """Return the same host part of a network in which some outputs are divided into columns. joined: of each the
-        names of these. network: has them."""
+        """Return the same host part for a network in which some outputs are divided into several outputs, each with
+        some of their columns. joined: for each divided output, by its name, the names of its parts, in the order of the
+        columns. network: the network with the parts."""
         if not joined:
             return self
         parts = {part: name for name, found in joined.items() for part in found}
@@ -327,8 +328,9 @@ class HostPart:
         return origins
 
     def of_tables(self, names: Collection[str]) -> HostPart:
-        """Return the part that makes some inputs with factors of rotations, and nothing else: its `made_tables` are
-        those. names: of them. `interface` has the arguments that they need."""
+        """Return a smaller host part that only computes inputs with factors of rotations (`tables`), by its method
+        `made_tables`. names: of the inputs that it computes. Its `interface` has only the arguments that they depend
+        on."""
         origins = self._origins()
         tables = {name: table for name, table in self.tables.items() if name in names}
         roots = (x for table in tables.values() for x in (table.factors.own, table.factors.partner))

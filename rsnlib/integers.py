@@ -36,8 +36,8 @@ aten = torch.ops.aten
 
 @replacing(INTEGER_LINEAR)
 def rows_in_float(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`rewriter.Rewrite`) a product of rows that each call quantises: the machine does that its own way, with
-    the weights as they are."""
+    """Rewrite (`rewriter.Rewrite`) a product whose rows each call quantises into a product of the rows before that. The
+    machine quantises rows in its own way; the weights stay as they are."""
     a = arguments(node)
     quantised, shape = a["x"], shape_of(a["x"])
     while packet(quantised) is aten.reshape:
@@ -52,7 +52,9 @@ def rows_in_float(graph: Rewriter, node: Node) -> Node | None:
 
 
 def for_integers(passes: Passes) -> Passes:
-    """Passes for an overlay that computes in integers: scales of norms stay apart from weights."""
+    """Return passes for an overlay that computes in integers: products take the rows before a model quantises them,
+    scales of norms are not folded into weights, the machine also normalises inputs, and a rotation has two factors for
+    each pair of columns. passes: those that are changed."""
     return replace(
         passes,
         rewrites=(rows_in_float, *passes.rewrites),
@@ -69,11 +71,13 @@ ROWS = 256
 
 class IntegerModel:
     """A module whose products and attention are computed in integers; PyTorch computes what the machine does not. Call
-    it as the module; it returns what the module returns."""
+    it as the module; it returns what the module returns.
+
+    traced: the module, traced with the passes that `for_integers` returns. borders: data types of arguments and results
+    of a model in half precision; None for float32. Raises `UnsupportedError` as `IntegerNetwork.of` does.
+    """
 
     def __init__(self, traced: Traced, borders: precision.Borders | None = None) -> None:
-        """traced: with `PASSES`. borders: data types of arguments and results of a model in half precision. Raises as
-        `IntegerNetwork.of`."""
         self._host, self.network = traced.host, IntegerNetwork.of(traced.network)
         self._borders = borders
         self.visible: Visible | None = None
@@ -86,7 +90,8 @@ class IntegerModel:
         return self._called(args, kwargs, None)
 
     def step(self, rows: RowsOfCaches, *args: Any, **kwargs: Any) -> Any:
-        """The same, but new rows of caches become `rows`, as for `Compiled.step`. Raises as that."""
+        """The same as a call, but new rows of caches replace the rows that `rows` says, as for `Compiled.step`. Raises
+        as that does."""
         return self._called(args, kwargs, rows)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowsOfCaches | None) -> Any:
@@ -166,8 +171,9 @@ def check_told(traced: Traced) -> None:
 
 
 def computed(numbers_of: IntegerNetwork, inputs: Mapping[str, Array], spans: KeySpans | None) -> dict[str, Array]:
-    """Compute the outputs of a network: float32 (batch, rows, columns) by name. inputs: the same. spans: the valid keys
-    of each sequence, or None."""
+    """Compute the outputs of a network in integers. Returns them by name, float32 (batch, rows, columns). inputs: its
+    inputs, by name, of the same form. spans: the valid keys of each sequence; None for a network without masks and
+    caches."""
     network = numbers_of.network
     step = max(1, ROWS // max(network.seq_of(name) for name in inputs))
     parts = []
@@ -318,9 +324,9 @@ class _Run:
 
 
 def with_rows16(traced: Traced, patterns: Sequence[str]) -> Traced:
-    """Return a traced module of which the rows of products have up to 16 bits. patterns: their module paths, part by
-    part, in which `*` stands for one part or some of it; a text is one. Raises `ScheduleError` for one that matches no
-    product."""
+    """Return the same traced module, but with up to 16 bits for the rows of some products. patterns: module paths of
+    these products, or a text for a single path; `*` stands for one part of a path, or for some of its characters.
+    Raises `ScheduleError` for a pattern that matches no product."""
     products = (x for x in traced.network.layers if isinstance(x, Gemm) and is_product(x))
     paths = {x.y: (x.path, *(x.fused if x.gated else ())) for x in products}
     found: set[str] = set()
@@ -334,8 +340,8 @@ def with_rows16(traced: Traced, patterns: Sequence[str]) -> Traced:
 
 
 def smoothed(traced: Traced, calls: Iterable[Examples]) -> Traced:
-    """Return a traced module with factors of SmoothQuant. calls: as for `in_integers`, which may be in half precision.
-    Raises `TensorError` for calls that do not fit."""
+    """Return a traced module with factors of SmoothQuant. calls: as `smooth` of `in_integers`; they may be in half
+    precision. Raises `TensorError` for calls that do not fit."""
     return replace(traced, network=replace(traced.network, smooth=_smoothing(traced, calls)))
 
 

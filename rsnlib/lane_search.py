@@ -191,8 +191,8 @@ class LaneSearch:
 
     @property
     def start(self) -> tuple[Choice, ...]:
-        """The choices to try first: the overlay as it ships, in mode R6 and in mode P3, and in mode P3 with half of the
-        memory X. Raises as `base` does."""
+        """The choices to try first: the overlay as it ships in mode R6 (each lane has rows of its own), in mode P3 (two
+        lanes share rows), and in mode P3 with half of the memory X. Raises as `base` does."""
         ships = usual(self.base)
         return ({**ships, "mode": "R6"}, {**ships, "mode": "P3"}, {**ships, "mode": "P3", "x": 4})
 

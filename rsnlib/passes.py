@@ -29,13 +29,16 @@ keep their order."""
 
 @dataclass(frozen=True, kw_only=True)
 class Passes(build.SchedulerPasses):
-    """All passes of the compiler. rewrites: of the captured graph, in their order (`rewrites`). rules: the lowering
-    rule of each PyTorch operator (`rules`). fold: from matched layers to folded ones (`fold`). experts: how experts
-    that data choose are computed; None leaves them to PyTorch. norms_of_inputs: the machine also computes a norm of one
-    of its inputs if only products read the result; False: the host does, and sends the input and its norm.
-    keeps_caches: the machine keeps caches of keys and values between runs, and takes the factors of rotary positions
-    from the host. pairs_factors: of these it takes two for each pair of columns, not two for each column. The other
-    passes are those of the scheduler."""
+    """All passes of the compiler.
+
+    rewrites: of the captured graph, in their order (`rewrites`). rules: the lowering rule of each PyTorch operator
+    (`rules`). fold: from matched layers to folded ones (`fold`). experts: how experts that data choose are computed;
+    None leaves them to PyTorch. norms_of_inputs: the machine also computes a norm of one of its inputs if only products
+    read the result; False: the host does, and sends the input and its norm. keeps_caches: the machine keeps caches of
+    keys and values between runs, and takes the factors of rotary positions from the host. pairs_factors: the machine
+    takes two factors of a rotation for each pair of columns; False: two for each column. The other passes are those of
+    the scheduler.
+    """
 
     rewrites: Sequence[Rewrite] = REWRITES
     rules: Mapping[Any, LoweringPattern] = field(default_factory=lambda: RULES)

@@ -156,7 +156,8 @@ class Pipeline:
 
     def divide(self, model: nn.Module, example: Examples, *, whole: bool, again: bool = False) -> Traced | Split:
         """Trace a module as a whole or, unless `whole`, split it into pieces. example: inputs, by position or by name.
-        again: of the whole, as for `trace.trace`. No argument becomes a constant. Raises like `graph_split.split`."""
+        again: if the module is traced as a whole, the result can be traced again with new weights (as for
+        `trace.trace`). No argument becomes a constant. Raises like `graph_split.split`."""
         return split(model, example, self.check, whole=whole, passes=self._passes, again=again)
 
     def split_again(self, model: nn.Module, example: Examples) -> Split:

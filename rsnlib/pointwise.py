@@ -23,9 +23,10 @@ Function = Callable[[Float64], Float64]
 
 @dataclass(frozen=True)
 class PointwiseFunction:
-    """function(x) of each element x of `view` of an open product. base: the product. function: computes on arrays of
-    float64 of any shape. nodes: the operators that the function stands for. square: makes a layer that computes the
-    function, if it is x * x; None if it is another one."""
+    """A function of each element of a product, before it is known which activation it is. base: the product, which can
+    still take an activation (`Gemm.is_open`). view: the function is of the elements that this view of its result shows.
+    function: computes on arrays of float64 of any shape. nodes: the operators that the function stands for. square:
+    makes a layer that computes the function, if it is x * x; None for any other function."""
 
     base: Gemm
     view: View

@@ -48,7 +48,8 @@ def lines(placed: Iterable[tuple[str, str, Node]]) -> list[str]:
 
 
 def counted(paths: Iterable[str]) -> tuple[str, str]:
-    """Return the number of some products as text, and the names of their modules. paths: of these, in order."""
+    """Return the number of products as text, and the names of their modules as text, of which only the first few are
+    named. paths: the module path of each product, in order."""
     all_of_them = [path or TOP for path in paths]
     named = list(dict.fromkeys(all_of_them))
     more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""

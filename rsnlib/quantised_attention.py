@@ -60,12 +60,14 @@ def quantised_rows(x: Tensor) -> QuantisedRows:
 
 
 def dequantised(x: QuantisedRows) -> Tensor:
-    """Return what rows stand for, float32."""
+    """Return the numbers that quantised rows stand for, integers * scale: float32 (..., columns)."""
     return dequantize_affine(x.integers, _block(x.integers), x.scale, None, torch.int8, *SYMMETRIC)
 
 
 def carrying(integers: Tensor, scale: Tensor) -> Tensor:
-    """Return what rows stand for, float32, as a tensor beside which `quantised_attention` finds the rows."""
+    """Return the numbers that quantised rows stand for, float32 (..., columns). The tensor also has the rows as its
+    attribute `quantised_rows`, which `quantised_attention` reads. integers: int8 (..., columns). scale: of each row,
+    float32 (..., 1)."""
     rows = QuantisedRows(integers, scale)
     made = dequantised(rows)
     made.quantised_rows = rows  # type: ignore[attr-defined, unused-ignore]

@@ -62,7 +62,8 @@ class _OfIntegers:
 
 
 class QuantisedLayer(_OfIntegers, DynamicLayer):  # type: ignore[misc, unused-ignore]
-    """A layer that grows. keys, values: int8 (batch, heads, rows, columns)."""
+    """One layer of a cache, which grows with each call. keys, values: int8 (batch, heads, rows, columns). scales: a
+    layer with their scales, float32 (batch, heads, rows, 1)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +71,8 @@ class QuantisedLayer(_OfIntegers, DynamicLayer):  # type: ignore[misc, unused-ig
 
 
 class QuantisedStaticLayer(_OfIntegers, StaticLayer):  # type: ignore[misc, unused-ignore]
-    """A layer of fixed capacity. max_cache_len: in rows. keys, values: int8 (batch, heads, max_cache_len, columns)."""
+    """One layer of a cache, of fixed capacity. max_cache_len: the capacity in rows. keys, values: int8 (batch, heads,
+    max_cache_len, columns). scales: a layer with their scales, float32 (batch, heads, max_cache_len, 1)."""
 
     def __init__(self, max_cache_len: int) -> None:
         super().__init__(max_cache_len)
@@ -79,7 +81,8 @@ class QuantisedStaticLayer(_OfIntegers, StaticLayer):  # type: ignore[misc, unus
 
 class QuantisedCache(Cache):  # type: ignore[misc, unused-ignore]
     """A cache of int8 keys and values, with a scale for each row of a head. config: of the model. max_cache_len: its
-    capacity in rows; None for a cache that grows. Raises `UnsupportedError` for layers that are no full attention."""
+    capacity in rows; None for a cache that grows. Raises `UnsupportedError` for a model whose layers do not all attend
+    to all earlier rows."""
 
     def __init__(self, config: Any, max_cache_len: int | None = None) -> None:
         decoder = config.get_text_config(decoder=True)

@@ -31,7 +31,8 @@ class StreamQuantizer(Quantizer):  # type: ignore[misc, unused-ignore]
     stays in float32."""
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Note what is quantised in the meta of a graph's nodes."""
+        """Mark in the meta of a graph's nodes which operands PT2E shall quantise. Returns the graph, which is changed
+        in place."""
         for node in model.graph.nodes:
             if node.target is aten.linear.default:
                 _note(node, WEIGHTS if node.args[1].op == "get_attr" else ROWS)
@@ -40,7 +41,7 @@ class StreamQuantizer(Quantizer):  # type: ignore[misc, unused-ignore]
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """All products that `annotate` notes can be computed."""
+        """Do nothing: machines can compute every product that `annotate` marks."""
 
 
 def _note(node: Node, other: QuantizationSpec) -> None:

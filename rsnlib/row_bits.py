@@ -31,15 +31,19 @@ def choose_rows16(
     smooth: Sequence[Examples] | None = None,
     overlay: str = "xnn8",
 ) -> list[str]:
-    """Return module paths of products whose rows get 16 bits, for `rows16` of `rsn.compile`, `rsn.in_integers` and
-    `Decoder`: one after the other the one that gains most for the time that it costs.
+    """Choose the products whose rows get 16 bits, and return their module paths, for `rows16` of `rsn.compile`,
+    `rsn.in_integers` and `Decoder`. Products are chosen one after the other, always the one that gains most for the
+    time that it costs.
 
-    calls: data by which is chosen, all of the shapes of the first one, by position or by name. until: from 1 on, the
-    number of products, at most; below 1, the worst cosine of a row of the result and the model's own, over all calls,
-    that is reached. smooth: as for `rsn.in_integers`. What a product gains is the mean cosine that is lost if all
-    others have rows of 16 bits and it has not; what it costs is estimated, beside those that were chosen before it. A
-    product that the overlay has no room for is not chosen. Raises `ScheduleError` for no calls, for a number that is
-    not positive, and if all products that fit do not reach the cosine; and as `rsn.in_integers` and `rsn.quality`.
+    calls: example inputs by which is chosen, by position or by name, all of the shapes of the first one. until: when to
+    stop. A number from 1 on is the largest number of products. A number below 1 is a cosine: products are chosen until
+    the cosine of each row of the results with the same row of the model's results is at least that, in all calls.
+    smooth: as for `rsn.in_integers`. overlay: name of an overlay that computes in integers.
+
+    The gain of a product is the mean cosine that is lost if its rows have 8 bits and those of all others 16; its cost
+    is the estimated time that it adds to the products chosen before. A product is not chosen if the overlay has no room
+    for it. Raises `ScheduleError` for no calls, for an `until` that is not positive, and if all products that fit do
+    not reach the cosine; and as `rsn.in_integers` and `rsn.quality`.
     """
     if not calls or not until > 0:
         raise ScheduleError("rows16 by data take calls, and a number of products or a cosine above 0")

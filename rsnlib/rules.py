@@ -168,8 +168,8 @@ def product(
 
 
 def open_product(values: AbstractState, x: Node) -> tuple[Gemm, View] | None:
-    """Return the product into which an operator on x can be fused, and the view of it that x is; None if there is
-    none."""
+    """Return the product into which an operator on x can be fused (`Gemm.is_open`), and the view of its result that x
+    is; None if there is none."""
     found = product_of(values, x)
     return found if found is not None and found[0].is_open else None
 
@@ -367,9 +367,10 @@ def _is_same(values: AbstractState, x: Any, y: Any) -> bool:
 
 
 def with_bias(values: AbstractState, before: Gemm, view: View, other: Node) -> Gemm | None:
-    """Return the product `before` with a constant vector added to its bias. view: how the sum shows the product. other:
-    node of the vector, (columns of the product,). None if `other` is no such vector, or `view` does not show whole
-    rows."""
+    """Return the product `before` with a constant vector added to its bias, as a new layer. view: where each element of
+    the sum lies in the product's result. other: the node of the vector, (columns of the product,). Returns None if
+    `other` is no such vector, if the product has a factor, or if the last dimension of `view` is not all of the
+    product's columns."""
     shape = shape_of(other)
     bias = values.vector(other, before.width, 0.0)
     if bias is None or shape[-1:] != (before.width,) or before.factor != 1 or not in_rows(view, before.width):
@@ -378,9 +379,9 @@ def with_bias(values: AbstractState, before: Gemm, view: View, other: Node) -> G
 
 
 def with_residual(values: AbstractState, before: Gemm, view: View, other: Node) -> Gemm | None:
-    """Return the product `before` with a tensor of the same shape as its residual (previous-layer term). view: how the
-    sum shows the product. other: node of the tensor. None if the product has a residual already, or if the tensor does
-    not fit or depends on the product."""
+    """Return the product `before` with a tensor as its residual (previous-layer term), as a new layer. view: where each
+    element of the sum lies in the product's result. other: the node of the tensor. Returns None if the product has a
+    residual already, or if the tensor has another view or width, or depends on the product."""
     if before.residual is not None:
         return None
     residual = values.operand(other, lambda shown, width: (shown, width) == (view, before.width))
@@ -426,9 +427,10 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def multiplied(values: AbstractState, x: Node, factor: float, path: str) -> Abstract | str:
-    """Return the value of x, a result of the machine, times a number: a factor of scores, of a product or of what
-    follows it, else a pass. path: the module path of the pass. Returns a reason for a factor that is 0 or not finite,
-    and for an x that is no whole activation."""
+    """Return the value of x times a number. x: a result of the machine. The number becomes a factor of scores or of a
+    product, or is multiplied into the scale behind an activation or a norm; where neither is possible, a pass (a layer
+    without a product) multiplies. path: the module path of that pass. Returns a reason (text) for a factor that is 0 or
+    not finite, and for an x that is no whole activation."""
     if not (isfinite(factor) and factor):
         return f"a factor of {factor:g} is not supported"
     value = values.of[x]
@@ -449,10 +451,10 @@ def multiplied(values: AbstractState, x: Node, factor: float, path: str) -> Abst
 def changed(
     values: AbstractState, x: Node, path: str, scale: float | Float64 = 1.0, shift: float | Float64 = 0.0
 ) -> Abstract | str:
-    """Return the value of x, a result of the machine, times `scale` plus `shift`: with those of a norm or a pass, else
-    as a pass. scale, shift: a number, or one for each column, (columns,), if columns are the last dimension of x. path:
-    the module path of the pass. Returns a reason for numbers that are not finite, and for an x that is no whole
-    activation."""
+    """Return the value of x times `scale` plus `shift`. x: a result of the machine. The numbers are joined with the
+    scale and shift of x if x is a norm or a pass (a layer without a product), else a new pass applies them. scale,
+    shift: a number, or one for each column, (columns,), if columns are the last dimension of x. path: the module path
+    of the pass. Returns a reason (text) for numbers that are not finite, and for an x that is no whole activation."""
     sizes = [np.size(each) for each in (scale, shift) if np.ndim(each)]
 
     def fits(view: View, width: int) -> bool:

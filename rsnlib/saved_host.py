@@ -89,9 +89,10 @@ def is_allowed(target: object) -> bool:
 
 
 def encode(host: HostPart, keep: Callable[[torch.Tensor], str], *, writes: bool = False) -> Json:
-    """Return a host part as JSON. keep: stores a tensor and returns its name. writes: the model may write to its
-    arguments. Raises `UnsupportedError`, naming operator and module path, for anything that cannot be written: other
-    operators, other constants than tensors, and a model that writes to its arguments otherwise."""
+    """Return a host part as JSON. keep: stores a tensor and returns its name. writes: whether the model may write to
+    its arguments. Raises `UnsupportedError`, naming operator and module path, for anything that a file cannot hold: an
+    operator that is not allowed (`is_allowed`), a constant that is no tensor, a model that writes to its arguments
+    without `writes`, and one that writes in place to arguments that are not contiguous."""
     interface = host.interface
     made = {*interface.arguments, *host.constants, *host.before, *host.results, *host.after}
     in_place = [value for _, value in interface.writes if value not in made]
@@ -128,7 +129,8 @@ def described_interface(
     interface: Interface, keep: Callable[[torch.Tensor], str], *, writes: bool = False
 ) -> dict[str, Json]:
     """Return how a module is called, as JSON. keep, writes: as for `encode`. Raises `UnsupportedError` for a module
-    that writes to its arguments otherwise, and for structures that cannot be written."""
+    that writes to its arguments without `writes`, for one that writes in place to arguments that are not contiguous,
+    and for structures that cannot be written."""
     if interface.written and not writes:
         names = ", ".join(node.name for node in interface.written)
         raise UnsupportedError(f"the model writes to its arguments ({names}); a file cannot hold that")
@@ -205,8 +207,8 @@ def constants(values: Environment, keep: Callable[[torch.Tensor], str]) -> Json:
 
 
 class SavedGraphReader:
-    """Makes a graph from JSON. nodes: those so far, by name. tensor: returns a stored tensor by its name. Methods raise
-    any `Exception` for a wrong description."""
+    """Makes a graph from JSON, node by node. nodes: those made so far, by name. tensor: returns a stored tensor by its
+    name. All methods raise some `Exception` for a wrong description, of any class."""
 
     def __init__(self, tensor: Callable[[str], torch.Tensor]) -> None:
         self.nodes: dict[str, Node] = {}
@@ -220,21 +222,25 @@ class SavedGraphReader:
         return node
 
     def outside(self, name: Json, value: Any) -> Node:
-        """Add a value that no operator computes. value: what it must be (`of_described`), None for a constant."""
+        """Add the node of a value that no operator computes, and return it. name: of the node. value: an example of the
+        value, as `of_described` returns it; None for a constant."""
         node = self._add(name, self._graph.placeholder(as_str(name)))
         node.meta["val"] = value
         return node
 
     def arguments(self, description: Json) -> tuple[Node, ...]:
-        """Add the arguments of an interface."""
+        """Add the nodes of a module's arguments, and return them in order. description: as `described_interface`
+        returns it."""
         return tuple(self.outside(name, of_described(x)) for name, x in as_list(description["arguments"]))
 
     def constants(self, description: Json) -> Environment:
-        """Add constants. Returns their values."""
+        """Add the nodes of constants. Returns their values by node. description: as `saved_host.constants` returns
+        it."""
         return {self.outside(name, None): self.tensor(as_str(stored)) for name, stored in as_list(description)}
 
     def operators(self, lines: Json) -> tuple[Node, ...]:
-        """Add operators."""
+        """Add the nodes of operators, and return them in order. lines: as `saved_host.operators` returns them. Their
+        operands must have been added before."""
         made = []
         for name, target, args, kwargs in as_list(lines):
             by_position = tuple(_read(x, self.nodes) for x in as_list(args))
@@ -246,7 +252,8 @@ class SavedGraphReader:
         return tuple(made)
 
     def interface(self, description: Json, arguments: tuple[Node, ...]) -> Interface:
-        """Read an interface, when all nodes are there. arguments: those of `arguments`."""
+        """Return the interface of a module, all of whose nodes have been added. description: as `described_interface`
+        returns it. arguments: the nodes that the method `arguments` has returned."""
         values = _read(description["result"], self.nodes)
         if not isinstance(values, list | tuple):
             raise ValueError(f"the values of the result are a {type(values).__name__}")

@@ -31,7 +31,6 @@ class Dim:
     exact: bool
 
     def __init__(self, *sizes: int, exact: bool = False) -> None:
-        """Raises `TensorError` unless there is at least one size and all are whole numbers from 1 on."""
         if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
             raise TensorError(f"{type(self).__name__}{sizes}: sizes must be whole numbers")
         if not sizes or min(sizes) < 1:

@@ -35,13 +35,17 @@ compilations to look for a cut, and several times the bytes of a link."""
 
 @dataclass(frozen=True)
 class ChainPart:
-    """A part of a chain of layers. seconds: modelled. kept: bytes by bank of what a board holds for it all the time:
-    caches, inputs and outputs of the network, and weights beside them. shared: bytes by bank of its other activations,
-    whose memory equal parts share. kind: equal for equal parts. link_s: seconds of the link for what comes before it
-    into its stage. exchange_s: of its seconds, those of exchanges between shards. weights: bytes by bank that holds
-    weights alone, which all programs of a model have in common. beside: the same part of each other program of the
-    model that the boards hold; None of one that has ended before. sets: how often a board has what is no weight of such
-    a bank, but those of other programs once."""
+    """A part of a chain of layers: what it takes of a board's time and memory.
+
+    seconds: modelled time. kept: bytes by bank that a board holds for this part all the time: caches, inputs and
+    outputs of the network, and weights in banks that also hold other data. shared: bytes by bank of its other
+    activations; equal parts of a stage share this memory. kind: a number that is the same for equal parts. link_s:
+    seconds that the link takes to bring what this part and later ones read, if a stage begins here. exchange_s: how
+    many of `seconds` are exchanges between shards. weights: bytes by bank of weights in banks that hold weights alone;
+    all programs of a model share them. beside: the same part of each other program of the model on the same boards;
+    None for a program that has ended before it. sets: how many times a board holds `kept` and `shared`, one set of
+    slots each; those of the parts in `beside` are there once.
+    """
 
     seconds: float
     kept: Mapping[str, int]
@@ -55,7 +59,7 @@ class ChainPart:
 
 
 def needed(parts: Sequence[ChainPart]) -> dict[str, int]:
-    """Return the bytes that a stage of these parts needs, by bank."""
+    """Return the bytes of memory that a stage of these parts needs on its board, by bank."""
     sizes: dict[str, int] = defaultdict(int)
     programs = [parts, *([x for x in of if x is not None] for of in zip(*(part.beside for part in parts), strict=True))]
     for number, own in enumerate(programs):
@@ -73,9 +77,12 @@ def needed(parts: Sequence[ChainPart]) -> dict[str, int]:
 def least_slowest(
     parts: Sequence[ChainPart], boards: int, banks: Mapping[str, int], launch_s: float
 ) -> tuple[int, ...] | None:
-    """Return where to cut a chain for so many boards: numbers of parts, ascending; None if no cut fits. Of all cuts
-    into stages that fit their boards it has the least slowest stage, and of these the one whose links take least time
-    together. banks: bytes of each. launch_s: seconds of a launch."""
+    """Return where to cut a chain into `boards` stages: the number of the first part of each stage but the first,
+    ascending; None if no cut fits the memory of the boards.
+
+    Of all cuts that fit, it takes one whose slowest stage takes least time, and of these the one whose links take least
+    time together. banks: bytes of a board's memory, by bank. launch_s: seconds of the launch of each stage.
+    """
     ends = [0.0, *accumulate(part.seconds for part in parts)]
     fits: dict[tuple[int, int], bool] = {}
 
@@ -121,16 +128,16 @@ def least_slowest(
 
 
 def slowest_seconds(parts: Sequence[ChainPart], cuts: Sequence[int], launch_s: float) -> float:
-    """Return the seconds of the slowest stage of a chain, or of a link if that takes longer. cuts, launch_s: as for
-    `least_slowest`."""
+    """Return the seconds of the slowest stage of a chain, launch included, or of a link if that takes longer. cuts,
+    launch_s: as for `least_slowest`, which returns such cuts."""
     ends = (0, *cuts, len(parts))
     stages_s = (launch_s + sum(part.seconds for part in parts[first:end]) for first, end in pairwise(ends))
     return max([*stages_s, *(parts[cut].link_s for cut in cuts)])
 
 
 def is_uneven(parts: Sequence[ChainPart], cuts: Sequence[int], launch_s: float) -> bool:
-    """Whether the slowest stage of a chain takes over a twentieth more than its share, so that places within
-    feed-forwards are worth a look. cuts, launch_s: as for `least_slowest`."""
+    """Return whether the slowest stage of a chain takes over a twentieth more than an equal share of the time. If so,
+    cuts within feed-forwards are worth trying. cuts, launch_s: as for `slowest_seconds`."""
     share = launch_s + sum(part.seconds for part in parts) / (len(cuts) + 1)
     return slowest_seconds(parts, cuts, launch_s) > UNEVEN * share
 
@@ -143,8 +150,9 @@ def link_seconds(overlay: Overlay, size: int) -> float:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """A round of shards. run_s: modelled seconds of the slowest shard, with its launch. moved: bytes on the link of the
-    first board, to and from the others. link_s: seconds that these take."""
+    """The times of a round of shards: the programs that run between two exchanges. run_s: modelled seconds of the
+    slowest shard, with its launch. moved: bytes on the link of the first board, to and from the others. link_s: seconds
+    that these take."""
 
     run_s: float
     moved: int
@@ -152,7 +160,7 @@ class RoundTimes:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the round and what moves before and behind it, one after the other."""
+        """Seconds of the round: first `run_s`, then `link_s`."""
         return self.run_s + self.link_s
 
 
@@ -181,10 +189,13 @@ def chain(
     shards: int = 1,
     known: dict[object, ChainPart] | None = None,
 ) -> list[ChainPart]:
-    """Return the parts of a folded network between places where it can be cut. build: makes the program of a part; each
-    kind of part is built once. shards: how many boards compute each part; with more than one, its time has all launches
-    and exchanges. known: of the network, by form, which a call with other places takes again. Raises what `build`
-    raises."""
+    """Return the parts of a folded network between places where it can be cut, in order.
+
+    places: numbers of layers, ascending, as `scheduler.stages.cut_places` returns them. build: makes the program of a
+    part, once for each kind of part. shards: how many boards compute each part; with more than one, the time of a part
+    includes all launches and exchanges. known: parts that were built before, by their form; it receives the new ones,
+    so that a later call with other places need not build them again. Raises what `build` raises.
+    """
     ends = {*network.inputs, *(out.name for out in network.outputs)}
     known = {} if known is None else known
     made = []
@@ -270,7 +281,8 @@ def _form(part: LayerGraph, ends: set[str]) -> object:
 
 
 def fewest(parts: Sequence[ChainPart], banks: Mapping[str, int]) -> int | None:
-    """Return the fewest boards that hold a chain; None if one of its parts alone is too large. banks: bytes of each."""
+    """Return the fewest boards that hold a chain; None if one of its parts alone is too large for a board. banks: bytes
+    of a board's memory, by bank."""
     boards, first = 1, 0
     for end in range(1, len(parts) + 1):
         if not _fits(parts[first:end], banks):
@@ -288,16 +300,19 @@ def plan(
     shards: int = 1,
     beside: Sequence[LayerGraph] = (),
 ) -> tuple[int, ...]:
-    """Return the places where a folded network is cut for so many boards; None: for the fewest that hold it. build: as
-    for `chain`. shards: how many boards compute each stage; the network is then one that `scheduler.shards.opened`
+    """Return the places where to cut a folded network into stages, numbers of layers as `scheduler.stages.stages` takes
+    them.
+
+    boards: how many boards compute all stages; None for the fewest that hold the network. build: as for `chain`.
+    shards: how many boards compute each stage; with more than one, the network is one that `scheduler.shards.opened`
     returned.
 
     beside: the networks of other programs of the model, which lie on the same boards and are cut behind the same
-    layers: those of prompts beside the step of a decoder. As many sets of slots as there are stages then have room, as
-    `rsn serve` decodes them, or one set if these boards hold no more.
+    layers: those of prompts beside the step of a decoder. The boards then have room for as many sets of slots as there
+    are stages, because `rsn serve` decodes one set in each stage, or for one set if they hold no more.
 
-    Raises `RoomError` if so many boards cannot hold it, or a part of it is too large for one, with what it needs;
-    `UnsupportedError` for more boards than parts; and what `build` raises.
+    Raises `RoomError`, with the bytes that are needed, if so many boards cannot hold the network, or a part of it is
+    too large for one board; `UnsupportedError` for more boards than parts; and what `build` raises.
     """
     more = "shards=2 (--shards 2) or more divides each layer among boards" if shards == 1 else "take more shards"
     if beside:

@@ -32,7 +32,8 @@ CACHES = ("transformers.cache_utils", "StaticCache"), (f"{__package__}.quantised
 
 
 def register() -> None:
-    """Register the static cache of transformers, and that of integers, with PyTorch, once, if its class is loaded."""
+    """Register the caches of fixed capacity (transformers' `StaticCache`, and the one of int8) with PyTorch's pytrees,
+    each if its module is imported. Further calls do nothing."""
     for module, name in CACHES:
         cache = getattr(sys.modules.get(module), name, None)
         if cache is not None and cache not in pytree.SUPPORTED_NODES:
@@ -46,7 +47,8 @@ def register() -> None:
 
 
 def parts_of(layer: Any) -> tuple[Any, ...]:
-    """Return what of a layer holds tensors: itself, and of integers the layer of their scales."""
+    """Return the parts of a cache's layer that hold tensors: the layer itself and, if its keys and values are int8, the
+    layer with their scales."""
     return (layer, layer.scales) if hasattr(layer, "scales") else (layer,)
 
 
@@ -109,8 +111,8 @@ def _plain_layer() -> Any:
 
 
 def count_rows(arguments: Any) -> None:
-    """Set the Python counters of rows of the sliding-window layers in the arguments of a call (any structure) to the
-    values of the tensors that the call wrote."""
+    """Set the Python row counters of the sliding-window layers of caches to the values of the tensors that a call
+    wrote. arguments: of the call, in any structure."""
     module = sys.modules.get("transformers.cache_utils")
     if module is None:
         return

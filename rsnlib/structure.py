@@ -30,10 +30,12 @@ TRUSTED = "transformers"
 
 class Record(Mapping[str, Any]):
     """Stands for an instance of a class that this process lacks. Fields can be read by attribute, name or position; a
-    field that does not exist raises `AttributeError`, `KeyError` or `IndexError`."""
+    field that does not exist raises `AttributeError`, `KeyError` or `IndexError`.
+
+    kind: name of the class. fields: values by name, in order. absent: names of further fields, which are None.
+    """
 
     def __init__(self, kind: str, fields: Mapping[str, Any], absent: Sequence[str] = ()) -> None:
-        """kind: name of the class. fields: values by name, in order. absent: names of fields that are None."""
         self._kind, self._fields, self._absent = kind, dict(fields), tuple(absent)
 
     def __getattr__(self, name: str) -> Any:

@@ -76,10 +76,12 @@ def is_host(value: Abstract) -> bool:
 
 
 class RefusedError(UnsupportedError):
-    """The machine cannot run an operator, `node`. left: the operator that left the machine before it, if that is why;
-    the graph could be cut there, else at `node`. captured: graph, interface and example values of a module that is
-    refused as a whole, so that splitting it need not capture it again. tables: names of the arguments that decide by
-    what the operands of `node` were multiplied behind the machine."""
+    """The machine cannot run an operator. node: the operator. left: an earlier operator that the machine cannot run, if
+    `node` is refused because its operands are on the host since then; the graph could then be cut there, else at
+    `node`. captured: graph, interface and example values of a module that is refused as a whole, so that splitting it
+    need not capture it again. tables: names of the arguments from which the host computes the tables, such as those of
+    rotary positions, that the operands of `node` were multiplied by; if these arguments were constants, the machine
+    might run the operator."""
 
     def __init__(self, node: Node, message: str, left: Node | None = None) -> None:
         super().__init__(message)

@@ -136,9 +136,10 @@ class Visible:
 class Verification:
     """Verifies calls of a model.
 
-    mode: which calls. reference: computes them in PyTorch. model: kept alive until a call has passed; with "always" for
-    good. can: tells whether the reference can be computed, after the model may have gone. padded: of a call that is
-    padded, the reference computes what is padded, since its result depends on that in the last bits.
+    mode: which calls. reference: computes a call in PyTorch. model: an object that the reference needs; it is kept
+    alive until a call has passed, with mode "always" for good. can: returns whether the reference can still be
+    computed, because the model may be gone. padded: if a call is padded, the reference computes the padded call,
+    because the last bits of a result depend on the padding.
     """
 
     def __init__(
@@ -152,9 +153,9 @@ class Verification:
     def begin(
         self, program: object, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Hashable = ()
     ) -> VerifiedCall | None:
-        """Begin to verify a call, before it runs; None if that is not its turn. program: an object that changes
-        whenever what it verifies is compiled anew. args, kwargs: the arguments of the call, by position and by name.
-        sizes: those that the program is for, if the model has several programs."""
+        """Begin to verify a call, before it runs; returns None if this call need not, or cannot, be verified. program:
+        an object that changes whenever what it verifies is compiled anew. args, kwargs: the arguments of the call, by
+        position and by name. sizes: those that the program is for, if the model has several programs."""
         is_due = self._mode == "always" or (self._mode == "first" and self.when(program, sizes) is None)
         return VerifiedCall(self._reference, args, kwargs) if is_due and self._can() else None
 

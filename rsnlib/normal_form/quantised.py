@@ -43,7 +43,8 @@ def schema_name(node: Node) -> str:
 
 
 def quantised(graph: Editor) -> None:
-    """Give operators on quantised numbers their one name, and products of them theirs.
+    """Replace operators on quantised numbers, which each library spells its own way, by the operators of the normal
+    form, in place: first those that quantise and dequantise, then products of their results by products of integers.
 
     Raises `UnsupportedError`, with operator and module path, for products whose sums may overflow, for unsigned
     integers beside signed ones, and for groups that do not divide a row.
@@ -372,7 +373,8 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class Following:
-    """An operator, `node`, that uses the result of an earlier one: `operand` leads back to that."""
+    """An operator behind an earlier one. node: the operator. operand: that of its operands which is, or is computed
+    from, the earlier operator's result."""
 
     node: Node
     operand: Node
@@ -384,7 +386,7 @@ class Following:
 
     @property
     def other(self) -> Node | None:
-        """The other one of two operands; None if it is no tensor, or if there are not two."""
+        """The other one of two operands; None if it is no tensor, or if there are not two operands."""
         given = [x for x in self.node.args if x is not self.operand]
         return given[0] if len(given) == 1 and isinstance(given[0], Node) else None
 

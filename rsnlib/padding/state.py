@@ -17,11 +17,11 @@ class PaddingFill:
     """What is known of the elements at padded positions of a dimension.
 
     copies: each equals the element at the last valid position. value: each is this number (bools are 0 or 1); None: not
-    known. most, least: upper and lower bound of each, up to what ordinary numbers add to it; None: not known. finite:
-    none is infinite or NaN; a `value` that is finite without this flag may be NaN in lines whose valid elements are
-    infinite or NaN. shared: one is infinite or NaN only if the element at the last valid position is, e.g. if one mask
-    hides in all rows. others: of an `Atom.ahead`, what is known of the elements that are not ahead, of which each row
-    has one.
+    known. most, least: upper and lower bound of each, to which an ordinary number may have been added; None: not known.
+    finite: none is infinite or NaN. If `value` is finite but `finite` is False, an element may be NaN in a line whose
+    valid elements are infinite or NaN. shared: an element is infinite or NaN only if the element at the last valid
+    position is too, e.g. because one mask hides the same keys in all rows. others: only in `Atom.ahead`: what is known
+    of the elements that are not ahead, of which each row has at least one.
     """
 
     copies: bool = False
