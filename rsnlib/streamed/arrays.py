@@ -36,14 +36,18 @@ OWN = ("rows", "columns", "depth", "unroll", "fabric", "outward", "kernels")
 
 
 def is_of_arrays(name: str) -> bool:
-    """Whether an operand of an epilogue is what its arrays get in its place. name: of the operand."""
+    """Return whether an operand of a product on shared arrays goes to its arrays, and not to its epilogue: the left
+    operand, its zero points, and the weights. name: of the operand."""
     return name in LEFT or name.startswith(WEIGHTS)
 
 
 @dataclass(frozen=True)
 class ArrayProduct:
-    """What arrays compute of one product. name: of its operator. columns: tiles of columns of each of its arrays.
-    groups: of the weight. parts: tiles along the sum of a group. first, count: of its arrays, which follow each other.
+    """A product that shared arrays of multipliers compute. Each of its arrays computes an equal part of its columns.
+
+    name: of its operator. columns: how many tiles of columns each of its arrays computes. groups: into how many groups
+    the rows of the weight are divided, each with scales of its own. parts: how many tiles a sum over one group has.
+    first, count: the number of its first array, and how many arrays it has; their numbers follow each other.
     """
 
     name: str
@@ -55,7 +59,7 @@ class ArrayProduct:
 
     @property
     def tiles(self) -> int:
-        """Tiles of weights of an array for each row tile."""
+        """How many tiles of weights each of its arrays takes for each row tile."""
         return self.columns * self.groups * self.parts
 
     @property
@@ -66,12 +70,13 @@ class ArrayProduct:
 
 @dataclass(frozen=True, eq=False)
 class SharedArrays:
-    """Arrays that products share, each with some columns of many of them.
+    """Arrays of multipliers that several products share.
 
-    names: of the arrays. turns: products in the order in which they are computed; those of one turn have the same left
-    operand, and an array computes them one after the other for each row tile. tile: depth and columns of a tile of
-    weights. types: element types of the two operands as they are multiplied, as `plans.types_of`. behind: turns at the
-    end that are behind the layers of a model, and computed once.
+    names: of the arrays; the number of an array is its place among them, from 0. turns: the products, in the order in
+    which they are computed. The products of one turn have the same left operand; for each row tile an array computes
+    those of them that it has, one after the other. tile: depth and columns of a tile of weights, in elements. types:
+    element types of the two operands as they are multiplied, as `plans.types_of` returns them. behind: how many turns,
+    the last ones, come behind the layers of a model, and are computed once.
     """
 
     names: tuple[str, ...]
@@ -82,7 +87,7 @@ class SharedArrays:
 
     @property
     def parts(self) -> tuple[SharedArrays, SharedArrays]:
-        """What they compute for each layer, and what once behind them."""
+        """The same arrays with the turns of each layer alone, and with the turns behind the layers alone."""
         of_layer = len(self.turns) - self.behind
         return replace(self, turns=self.turns[:of_layer], behind=0), replace(self, turns=self.turns[of_layer:])
 
@@ -92,38 +97,44 @@ class SharedArrays:
         return (product for turn in self.turns for product in turn)
 
     def of_turn(self, turn: Sequence[ArrayProduct], number: int) -> list[ArrayProduct]:
-        """Return what an array computes in a turn, given its number."""
+        """Return the products of a turn of which an array computes columns. number: of the array."""
         return [product for product in turn if number in product.arrays]
 
     def of_array(self, number: int) -> list[ArrayProduct]:
-        """Return all that an array computes, in order, given its number."""
+        """Return all products of which an array computes columns, in order. number: of the array."""
         return [product for turn in self.turns for product in self.of_turn(turn, number)]
 
     def rounds(self, turn: Sequence[ArrayProduct]) -> int:
-        """Return how often the arrays get the left operand of a turn for each row tile: for each tile of columns of the
-        array that has most of them."""
+        """Return how many times the left operand of a turn is sent to the arrays for each row tile: as many times as
+        the array with the most column tiles in this turn has such tiles."""
         numbers = range(len(self.names))
         return max(sum(product.columns for product in self.of_turn(turn, number)) for number in numbers)
 
     def turn(self, name: str) -> tuple[ArrayProduct, ...]:
-        """Return the products of the turn of one of them, given its name."""
+        """Return the products of the turn that has a product of this name. Raises `StopIteration` for an unknown
+        name."""
         return next(turn for turn in self.turns if any(product.name == name for product in turn))
 
     def product(self, name: str) -> ArrayProduct:
-        """Return a product, given its name."""
+        """Return the product of this name. Raises `StopIteration` for an unknown name."""
         return next(product for product in self.turn(name) if product.name == name)
 
 
 def with_shared_arrays(graph: OperatorGraph, knobs: Knobs, carried: str = "") -> OperatorGraph:
-    """Return the graph in which products of the same kind have as many arrays as the knob `arrays` says: each product
-    becomes an operator "epilogue" of the same name, with the attribute `arrays` (`SharedArrays`), and with the weights
-    of the arrays in place of its own. Of one kind are linear operators with the same rows and element types of both
-    operands; with zero points of rows, or with the same one for all, or with none. Left as they are: a product of which
-    there is no second one of its kind, one with zero points of weights, or that dequantises its weight, and one with
-    knobs (`OWN`) of its own. What computes behind layers has no arrays of its own: it has those of layers, if it is of
-    the kind of their products, its columns are those of whole tiles of all arrays, or can be because only the host
-    reads them, and its sums are of whole tiles. knobs: of the operators, by the names before. carried: name of the
-    result that the next layer reads, "" for none."""
+    """Return the graph in which products of the same kind share as many arrays of multipliers as the knob `arrays`
+    says. Each such product becomes an operator "epilogue" of the same name, with the attribute `arrays`
+    (`SharedArrays`), and with the weights of the arrays in place of its own.
+
+    Linear operators are of the same kind if they have equal numbers of rows, equal element types of both operands, and
+    zero points of the left operand that are given row by row in both, one equal number in both, or missing in both. A
+    product is left as it is if no other product is of its kind, if its weight has zero points or is dequantised, or if
+    it has knobs of its own among `OWN`.
+
+    A product behind the layers of a model uses the arrays of the layers if it is of the kind of their products, if its
+    sums are made of whole tiles, and if whole tiles of all arrays divide its columns or columns can be added because
+    only the host reads them. Otherwise it has multipliers of its own. knobs: of the operators, by their names before
+    the change. carried: name of the result of a layer that the next layer reads, "" without layers.
+    """
     layer = of_layer(graph, carried) if carried else graph
     kinds, behind = _kinds(layer.kernels, knobs), dict[object, list[StreamOperator]]()
     if carried:
@@ -283,10 +294,14 @@ def _epilogue(x: StreamOperator, arrays: SharedArrays, weights: Sequence[StreamO
 
 
 def arrays_of(kernels: Iterable[StreamOperator]) -> dict[StreamOperator, list[StreamOperator]]:
-    """Return an operator "array" for each array of kernels, with its epilogues. The array's operands are its weights,
-    those of a layer and those behind the layers; its shape has the columns of all its products, once for each group;
-    the attribute `arrays` is the `SharedArrays`, and `zero` what it subtracts from all left operands, None if that
-    comes with them, or for nothing."""
+    """Return an operator "array" for each shared array, each with the epilogues of all products of its `SharedArrays`.
+    kernels: of a graph that `with_shared_arrays` returned.
+
+    The operands of the "array" are its weights: first those of a layer, then those behind the layers. Its shape is (1,
+    rows, columns), where each product counts the columns that this array computes of it, once for each group of the
+    weight. Its attribute `arrays` is the `SharedArrays`. Its attribute `zero` is the number that it subtracts from all
+    left operands; None if zero points come with the rows, or if there are none.
+    """
     of: dict[SharedArrays, list[StreamOperator]] = {}
     for x in kernels:
         if "arrays" in x.attributes:

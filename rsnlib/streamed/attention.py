@@ -23,9 +23,10 @@ NEVER = -torch.finfo(torch.float32).max / 2
 
 
 def flat_matrices(tensor: torch.Tensor, view: View) -> Array:
-    """Return the matrices of which a tensor, after broadcasting, is `view`: float32, or int8 of int8, (elements,),
-    row-major. Of a Boolean tensor what is false becomes minus infinity, and what is true 0. Raises `RuntimeError` for a
-    tensor that does not broadcast to the view's shape."""
+    """Return the elements of a tensor in the order in which matrices have them, (elements,): float32, or int8 for a
+    tensor of int8. A Boolean tensor is a mask: False becomes minus infinity, True becomes 0. view: where each element
+    of the tensor, after broadcasting to the view's shape, lies in the result. Raises `RuntimeError` for a tensor that
+    does not broadcast to that shape."""
     x = tensor.detach()
     x = torch.where(x, 0.0, -torch.inf) if x.dtype == torch.bool else x
     x = x if x.dtype == torch.int8 else x.to(torch.float32)
@@ -51,12 +52,12 @@ def scores_of(
 ) -> ShownTensor:
     """Return queries @ keys^T * scale + mask for each head.
 
-    reader, node: as for a `reading.Rule`. queries: (..., heads, rows, columns). keys: (..., heads, keys, columns), with
-    as many heads or fewer; without `transposed` already (..., columns, keys). mask: broadcasts to (..., heads, rows,
-    keys); None for none. causal: row i sees keys up to i. of_integers: of a product of integers, scales and zero points
-    of both operands (`IntegerScales`); None for float32. Raises `OperatorRefused` for heads
-    that do not fit or do not stand side by side, for different batches, for a mask that hides all keys of a row, and
-    for both a mask and causal.
+    reader, node: as for a `reading.Rule`. queries: (..., heads, rows, columns). keys: (..., heads, columns, keys), or
+    with `transposed` (..., heads, keys, columns), which this function transposes; as many heads as queries, or fewer.
+    mask: broadcasts to (..., heads, rows, keys); None for none. causal: row i sees keys up to i. of_integers: for a
+    product of integers, scales and zero points of both operands (`IntegerScales`); None for float32. Raises
+    `OperatorRefused` for heads that do not fit or do not stand side by side, for different batches, for a mask that
+    hides all keys of a row, and for both a mask and causal.
     """
     q, k = _read(reader, queries), _read(reader, keys, swapped=not transposed)
     heads = q.count
@@ -97,11 +98,12 @@ def attend(
     values: Node,
     of_integers: IntegerScales | None = None,
 ) -> ShownTensor | None:
-    """Return weights @ values for each head; None if `weights` are no matrix for each head, or `values` are no heads.
+    """Return weights @ values for each head, (..., heads, rows, columns); None if `weights` are not one matrix for each
+    head, or if `values` are not heads of the same number of keys.
 
     reader, node: as for a `reading.Rule`. weights: (..., heads, rows, keys). values: (..., heads, keys, columns), with
-    as many heads or fewer. of_integers: as for `scores_of`. The result is (..., heads, rows, columns). Raises
-    `OperatorRefused` for different batches.
+    as many heads or fewer. of_integers: as for `scores_of`. Raises `OperatorRefused` for different batches, and for
+    scales or zero points of integers that are not one for each row of the weights.
     """
     if isinstance(weights, Node):
         value = reader.of[weights]
@@ -141,10 +143,11 @@ def attend(
 
 
 def scaled_columns(reader: GraphReader, node: Node, weights: Node, scale: Node) -> ShownTensor | None:
-    """Return weights whose columns are multiplied by the scales of the rows of values; None for other operands.
+    """Return attention weights whose columns are multiplied by the scales that the rows of quantised values have; None
+    for other operands.
 
-    weights: (..., heads, rows, keys). scale: (..., heads, 1, keys), that a kernel computes, with as many heads or
-    fewer.
+    reader, node: as for a `reading.Rule`. weights: (..., heads, rows, keys). scale: (..., heads, 1, keys), computed by
+    a kernel, with as many heads as the weights or fewer.
     """
     value, given = reader.of.get(scale), reader.of.get(weights)
     if not isinstance(value, ShownTensor) or not isinstance(given, ShownTensor) or value.operator.op not in OF_ROWS:
@@ -260,9 +263,10 @@ def _band(table: Array) -> dict[str, int] | None:
 
 
 def joined_rows(reader: GraphReader, node: Node, parts: Sequence[Node], dim: int) -> ShownTensor:
-    """Return the cat of the heads of a tensor of the host and of computed ones along their rows. parts: two tensors,
-    (..., heads, rows, columns). dim: must be the last dimension but one. Raises `OperatorRefused` for other parts,
-    other dimensions and different heads."""
+    """Return two tensors joined along their rows, head by head, such as a cache of keys and new keys. reader, node: as
+    for a `reading.Rule`. parts: two tensors, each (..., heads, rows, columns), of the host or computed by a kernel.
+    dim: must be the last dimension but one. Raises `OperatorRefused` for another number of parts, another dimension,
+    and parts with different heads."""
     rank = len(shape_of(node))
     if len(parts) != 2 or dim % rank != rank - 2:
         raise OperatorRefused("kernels join two tensors, along the last dimension but one: a cache and new rows")
@@ -283,10 +287,14 @@ def joined_rows(reader: GraphReader, node: Node, parts: Sequence[Node], dim: int
 
 
 def replaced_rows(reader: GraphReader, node: Node, cache: Node, dim: int, positions: Node, new: Node) -> ShownTensor:
-    """Return a cache of fixed capacity in which new rows replace those at positions that the host gives. cache: (...,
-    heads, rows, columns), an argument. dim: must be the last dimension but one. positions: integers (new rows,), which
-    the host computes. new: (..., heads, new rows, columns). Raises `OperatorRefused` for anything else, and for
-    different heads."""
+    """Return a cache of fixed capacity in which new rows replace those at given positions.
+
+    reader, node: as for a `reading.Rule`. cache: (..., heads, rows, columns), an argument of the module. dim: must be
+    the last dimension but one. positions: integers (new rows,), which the host computes. new: (..., heads, new rows,
+    columns). Raises `OperatorRefused` for another dimension, for a cache that is computed, for positions that the host
+    does not compute or that are not integers, for another number of them than of new rows, and for new rows with other
+    heads than the cache.
+    """
     rank = len(shape_of(cache))
     if dim % rank != rank - 2 or len(shape_of(positions)) > 1:
         raise OperatorRefused("kernels replace rows, along the last dimension but one, at one list of positions")

@@ -96,13 +96,16 @@ class _Holder:
 
 
 def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int, luts: int = 0) -> Streamed:
-    """Return the block with `unroll` or `lanes`, `fabric` and `port` chosen for each operator for which the knobs do
-    not say them, and `together` for all; what the knobs say for all operators is a limit. Products of integers have
-    multiply-adds in LUTs, too, the same part of all, if there are LUTs left and this saves time.
+    """Return the block with the knobs that make it fastest within a number of multipliers: `unroll` (of products) or
+    `lanes` (of other kernels), `fabric` and `port` for each operator that has none of its own, and `together` for all
+    operators. Knobs that are given for all operators are limits.
 
-    made: the block. dsps: multipliers (DSPs) that kernels may use. prefetch: bytes that loads may keep on the chip
-    ahead of their kernels. luts: LUTs that kernels may use. Raises `ResourceError` if kernels with the fewest units
-    need more multipliers, and as `port_shares` does.
+    If there are LUTs left and this saves time, the same part of the multiply-adds of each product of integers is in
+    LUTs.
+
+    made: the block. device: whose memory channels the ports use. dsps: multipliers (DSPs) that kernels may use.
+    prefetch: bytes that loads may keep on the chip ahead of their kernels. luts: LUTs that kernels may use. Raises
+    `ResourceError` if kernels with the fewest units need more multipliers, and as `port_shares` does.
     """
     most = made.knobs.together
     made = made.changed(replace(made.knobs, together=1))

@@ -61,10 +61,11 @@ REWRITES = (aliases, likes, joins, norms, constant_rotations)
 class Streamed:
     """A PyTorch block as a stream program.
 
-    block: its operators. knobs, plans: how each is cut into tiles. groups: the number of each kernel's group, by name;
-    empty for one group. written: the program with what its tensors hold. name: of the program. layers: that the program
-    goes through, of a block that is one of several. ports: on the memory channels of a device, None for no device.
-    lengths: the block with sequences of other lengths, None if the program has one.
+    block: its operators. knobs, plans: how each operator is cut into tiles. groups: the number of each kernel's group,
+    by the kernel's name; empty for one group. written: the stream program, and what its tensors hold. name: of the
+    program. layers: how many layers the program goes through, if the block is one of several equal layers. ports: how
+    its loads and stores use the memory channels of a device, None for no device. lengths: the block for sequences of
+    other lengths, None if the program is for one length.
     """
 
     block: OperatorBlock
@@ -114,7 +115,8 @@ class Streamed:
 
     @cached_property
     def timed_dataflow(self) -> Dataflow:
-        """The same with the times of the tokens of each kernel, in cycles in a program of one group."""
+        """As `dataflow`, with the times of the tokens of each kernel, in clock cycles. All kernels are timed in one
+        group, for one layer."""
         whole = self.changed(groups={}, layers=1) if self.groups or self.layers > 1 else self
         beats = {instance.task.name: instance.beats for instance in whole.report.region.instances}
         nodes = (replace(node, timing=_timing(beats[node.name])) for node in self.dataflow.nodes)
@@ -132,8 +134,8 @@ class Streamed:
 
     @cached_property
     def units(self) -> Mapping[str, int]:
-        """The number of multiply-adds, or elements, in a cycle of each kernel, by name: those of its knobs that its
-        tiles use."""
+        """How many multiply-adds (of a product) or elements (of another kernel) each kernel computes in a clock cycle,
+        by its name. This is what its knobs allow, but no more than its tiles can use."""
         float_add = float_add_of(self.ports)
         most = {x: self.knobs.lanes_of(x.name, x.op) for x in self.plans}
         return {x.name: units_of(x, plan, float_add, most[x]) for x, plan in self.plans.items()}
@@ -148,7 +150,8 @@ class Streamed:
 
     @property
     def fabric(self) -> Mapping[str, int]:
-        """The number of multiply-adds in LUTs of each kernel, by name."""
+        """How many of the multiply-adds of each kernel are in LUTs, by the kernel's name; 0 for kernels that are no
+        products of integers."""
         units = self.units
         return {x.name: fabric_of(x, p, units[x.name], self.knobs.at(x.name).fabric) for x, p in self.plans.items()}
 
@@ -199,9 +202,9 @@ class Streamed:
         return {name: self.tensor(name, at, values) for name in self.written.inputs}
 
     def tensor(self, name: str, at: BlockOfLength, values: Mapping[Node, Any]) -> npt.NDArray[Any]:
-        """Return one input tensor of the stream program, as `tensors`. name: of it. at: the block for the arguments of
-        the run (`of_length`). values: of its host's nodes, as `OperatorBlock.environment` returns them. Raises
-        `TensorError` for masks that hide all keys of a row."""
+        """Return one input tensor of the stream program, as `tensors` returns all. name: of the tensor. at: the block
+        for the arguments of the run (`of_length`). values: of the nodes that the host computes, as
+        `OperatorBlock.environment` returns them. Raises `TensorError` for a mask that hides all keys of a row."""
         return self._tensor(name, self.written.inputs[name], at, values)
 
     def _tensor(self, name: str, data: HeldByTensor, at: BlockOfLength, values: Mapping[Node, Any]) -> npt.NDArray[Any]:
@@ -231,11 +234,13 @@ class Streamed:
         return self.timed_run(*args, **kwargs)[0]
 
     def carrying(self, carried: Mapping[str, int], **state: Any) -> Carrying:
-        """Return steps that carry state: results of a step that are arguments of the next one, such as caches of keys
-        and values. carried: for each such argument, by name, the position in the result of what it is in the next step,
-        from 0 on. state: these arguments of the first step, by name. Raises `ProgramError` for arguments and results
-        that do not exist or do not have the same shapes, `TensorError` if the first state lacks one of them, or has
-        others."""
+        """Return an object that runs steps whose state goes from step to step: some results of a step are arguments of
+        the next one, such as caches of keys and values.
+
+        carried: for each such argument, by name, its position in the result of the step before, from 0 on. state: the
+        values of these arguments for the first step, by name. Raises `ProgramError` for arguments and results that do
+        not exist or do not have the same shapes, `TensorError` for a `state` with other names than `carried`.
+        """
         return Carrying(self, carried, state)
 
     def timed_run(self, *args: Any, **kwargs: Any) -> tuple[Any, Run]:
@@ -250,8 +255,9 @@ class Streamed:
         return at.block.interface.unbind(values), run
 
     def result(self, node: Node, at: BlockOfLength, outputs: Mapping[str, npt.NDArray[Any]]) -> torch.Tensor:
-        """Return what a node of PyTorch that shows a result (`OperatorBlock.results`) is after a run. at: the block for
-        the arguments of the run (`of_length`), of which the node is. outputs: of the run, by name."""
+        """Return the value of a result of the module after a run, in its shape. node: the result's node in the captured
+        graph, a key of `OperatorBlock.results`. at: the block for the arguments of the run (`of_length`); the node
+        belongs to its graph. outputs: the output tensors of the run, by name."""
         shown, repeated = at.block.results[node], at.block.repeated
         tensor = self.written.outputs[shown.operator.name]
         found = outputs[tensor]

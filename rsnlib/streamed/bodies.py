@@ -37,12 +37,15 @@ Statements = list[StatementNode]
 
 @dataclass(frozen=True)
 class BodyNames:
-    """Names that a body uses. gets: streams of the operands, in order; of an epilogue those that its arrays do not get,
-    and behind them the sums of its arrays. puts: streams of the result, of which each gets all of it; of an array one
-    for each product. vectors: tensors of constants, and of positions, by name. stored: the stream to the task that
-    stores new rows of a cache, None for none. beside: streams of the results beside it, in the order of the plan.
-    turns: of an array, the streams of the left operand of each turn in which it computes a product, and of its zero
-    points, None for none."""
+    """The names that the statements of a kernel's task use.
+
+    gets: streams of the operands, in order. An epilogue has no streams of the operands that go to its arrays; the
+    streams of the sums from its arrays come last. puts: streams of the result, each of which gets all of it; an array
+    has one stream for each product. vectors: tensors of constants, and of positions, by name. stored: the stream to the
+    task that stores new rows of a cache, None for none. beside: streams of each further result of the kernel, in the
+    order of the plan. turns: only for an array: for each turn in which it computes a product, the stream of the left
+    operand and that of its zero points, None without these.
+    """
 
     gets: Sequence[Term]
     puts: Sequence[Term]
@@ -81,8 +84,9 @@ def _given(streams: Sequence[Term], name: Term, plan: KernelPlan) -> Statements:
 
 
 def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of a linear operator: the product of a row of tiles and a column of tiles, summed tile by tile;
-    or, outward, sums of a row of tiles, to which each tile of the operand adds."""
+    """Body (`BODIES`) of a linear operator: the product of a row of tiles and a column of tiles, summed tile by tile.
+    With the knob `outward`, the kernel keeps the sums of a row of tiles, and adds to them what each tile of the operand
+    gives."""
     s, n = plan.sizes, plan.loops
     columns = span("j", s["tn"], x.shape[2])
 
@@ -137,8 +141,8 @@ def _quantised_linear(
 
 
 def array(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of an array of multipliers that products share: their sums, one after the other. All products are
-    written alike, so that C++ has one array for all of them."""
+    """Body (`BODIES`) of a shared array of multipliers: the sums of its products, one product after the other. All
+    products are written alike, so that C++ has one array for all of them."""
     shared: SharedArrays = x.attributes["arrays"]
     shape, number = (plan.sizes["tm"], plan.sizes["tn"]), shared.names.index(x.name)
     sums, puts, streams = SUMS if x.multiplies_integers else x.dtype, iter(ends.puts), iter(ends.turns)
@@ -167,8 +171,8 @@ def array(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def epilogue(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of what is left of a product on shared arrays: sums of its arrays side by side, of integers with
-    their scales, and the bias."""
+    """Body (`BODIES`) of the epilogue of a product on shared arrays: it puts the sums of its arrays side by side,
+    multiplies sums of integers by their scales, and adds the bias."""
     n, (tm, tn) = plan.loops, (plan.sizes["tm"], plan.sizes["tn"])
     arrays: SharedArrays = x.attributes["arrays"]
     own = [name for name in x.attributes["operand_names"] if not is_of_arrays(name)]
@@ -212,9 +216,10 @@ def join(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def quantise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of scales, zero points and integers of rows, as `base.quantised` defines them: gather a row of
-    tiles, put its scales, then its integers tile by tile. Several tiles are compared element by element, and rows only
-    once. The least number of a row is the largest one with the sign changed; neither is less than 0."""
+    """Body (`BODIES`) of the quantisation of rows, as `base.quantised` defines it: gather a row of tiles, put the scale
+    and zero point of each row, then its integers tile by tile. Where a row has several tiles, these are first compared
+    element by element, so that only one tile is searched for the largest number of each row. The least number is found
+    as the largest one of the row with changed signs."""
     s, n, a, together = plan.sizes, plan.loops, x.attributes, plan.sizes["together"]
     low, high, rows = a["low"], a["high"], s["tm"] * together
     loop, columns = [("j", n["columns"])], a["columns"]
@@ -267,7 +272,8 @@ def quantise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements
 
 
 def scale_columns(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of columns of weights multiplied by the scales of values."""
+    """Body (`BODIES`) of attention weights whose columns are multiplied by the scales of the rows of quantised
+    values."""
     n, (weights, scales) = plan.loops, ends.gets
     body = ends.put(weights.get() * call("transpose", scales.get()))
     return nest([("h", n["heads"]), ("i", n["rows"]), ("j", n["columns"])], body)
@@ -328,8 +334,8 @@ def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statement
 
 
 def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of softmax and norms: gather a row of tiles, or row tiles of several heads, compute, give it tile
-    by tile."""
+    """Body (`BODIES`) of softmax and norms: gather a row of tiles (or the row tiles of several heads), compute it, and
+    put it tile by tile."""
     s, n, together = plan.sizes, plan.loops, plan.sizes["together"]
     arguments = [ends.vectors[name] for name in ("gamma", "beta") if name in ends.vectors]
     eps = {} if x.op == "softmax" else {"eps": x.attributes["eps"]}
@@ -431,8 +437,8 @@ def _shifted(value: Term, number: int) -> Term:
 
 
 def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of weights times values: their product, summed tile by tile; of integers with exact sums, which
-    are multiplied by their factor."""
+    """Body (`BODIES`) of attention weights times values: their product, summed tile by tile. Integers have exact sums,
+    which are multiplied by their factor at the end."""
     s, n = plan.sizes, plan.loops
     get = {name: stream.get() for name, stream in zip(x.attributes["operand_names"], ends.gets, strict=True)}
     shape, outer = (s["tm"], s["width"]), [("h", n["heads"]), ("i", n["rows"])]
@@ -542,7 +548,8 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def select(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of rows at positions: of each row of tiles the rows that it has of them; then these."""
+    """Body (`BODIES`) of rows at positions, such as the last row of a sequence. Of each row of tiles that comes, the
+    kernel keeps the rows that are wanted; at the end it puts these rows."""
     s, n, (_, count, width) = plan.sizes, plan.loops, x.shape
     row: Operand = "r" if count > 1 else 0
     at, place = named("p"), ends.vectors["positions"][row]
@@ -561,7 +568,8 @@ def select(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def new_row_count(x: StreamOperator) -> int:
-    """Return how many new rows of a cache exist. x: the operator that replaces them."""
+    """Return how many new rows of a cache exist; for sequences of any length a number that each run gives
+    (`NamedNumber`). x: the operator that replaces rows of the cache."""
     _, new = x.attributes["rows"]
     return NamedNumber(new, LENGTH) if x.operands[1].row_tile else int(new)
 
@@ -575,10 +583,14 @@ def stored_rows(
     after: Sequence[StatementNode],
     fronts: tuple[Sequence[Operand], Sequence[Operand]] = ((), ()),
 ) -> Statements:
-    """Return the statements that store rows at their positions in a cache. cache, positions, stream: names of the two
-    tensors, and of the stream that brings the rows. new: how many of these exist. order: of the rows, as those of a
-    tensor like the cache. after: statements behind each get. fronts: indices of axes of the cache, and of the
-    positions, in front of those of the rows."""
+    """Return the statements that store new rows at their positions in a cache.
+
+    cache, positions, stream: names of the tensor with the cache, of the tensor with the positions, and of the stream
+    that brings the rows. new: how many of the rows that come exist; the others are not stored. order: of the stream:
+    that of a tensor with the new rows in the form of the cache. after: statements behind each get. fronts: indices of
+    further axes, such as that of the layers, in front of the axes of the cache, and in front of the axis of the
+    positions.
+    """
     front, axis, columns = len(order.axes) - 2, order.axes[-2], order.axes[-1]
     tn, width = order.element[-2:]
     loops = loops_of(order)
@@ -615,4 +627,5 @@ BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Statement
     "replace": replace,
     "select": select,
 }
-"""The body of each kernel's task: called with the operator, its plan, and the names of what it reads and writes."""
+"""The body of each kernel's task: called with the operator, its plan, and the names of what it reads and writes. It
+returns the statements of the task, in the language of stream programs."""

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class Carrying:
     """A stream program whose state goes from step to step.
 
-    made: the program. carried: for each argument that is carried, by name, the position in the result of what it is in
-    the next step. state: what the carried arguments of the next step are, by name: tensors, or the structures of
-    tensors that the module takes. It changes when a step ends; a step that raises leaves it as it is. It may be read,
-    and set to go on from another state. Errors: as for `Streamed.carrying`.
+    made: the program. carried: for each argument that is carried, by name, its position in the result of the step
+    before, from 0 on. state: the values of the carried arguments for the next step, by name, as tensors or as the
+    structures of tensors that the module takes. A step replaces it when it ends; a step that raises leaves it as it is.
+    It may be read, and replaced to go on from another state. Raises as `Streamed.carrying`.
     """
 
     def __init__(self, made: Streamed, carried: Mapping[str, int], state: Mapping[str, Any]) -> None:

@@ -30,8 +30,9 @@ class _Uncovered(Exception):
 
 
 def covered(size: int, most: int) -> int:
-    """Return the rows of the fewest tiles of at most `most` rows that cover `size` rows. A tile has a multiple of a
-    power of 2, which grows with its root, so that words of several rows divide it."""
+    """Return how many rows the fewest tiles of at most `most` rows have together that cover `size` rows. The rows of a
+    tile are a multiple of a power of 2; that power grows with the square root of the tile's rows, so that words of
+    several rows divide a tile."""
     count = -(-size // most)
     tile = -(-size // count)
     grain = 1 << (tile.bit_length() - 1) // 2
@@ -39,9 +40,10 @@ def covered(size: int, most: int) -> int:
 
 
 def with_whole_tiles(graph: OperatorGraph, rows: int, columns: int) -> OperatorGraph:
-    """Return the graph with the rows that whole tiles cover; the same graph where tiles divide all rows, or where rows
-    cannot be added: one tensor with sequences of several lengths, rows that other operators than softmax combine. rows,
-    columns: of a tile; those of a tile of a cache are columns."""
+    """Return the graph with rows added to each operator so that whole tiles cover its rows. Returns the same graph if
+    tiles divide all rows, or if rows cannot be added: because a tensor has sequences of several lengths, or because an
+    operator other than softmax combines rows. rows, columns: of a tile, at most; the rows of a cache are keys, so tiles
+    of a cache have at most `columns` of them."""
     try:
         return _Covering(graph, rows, columns).covered()
     except _Uncovered:
@@ -49,11 +51,14 @@ def with_whole_tiles(graph: OperatorGraph, rows: int, columns: int) -> OperatorG
 
 
 def with_whole_columns(graph: OperatorGraph, knobs: Knobs, carried: str = "") -> OperatorGraph:
-    """Return the graph with columns that whole tiles of all kernels cover, of products that only the host reads, where
-    divisors of their columns are at most half as large as knobs say, or make narrow words of streams: a vocabulary may
-    have a prime number of words.
-    Columns of weights off the chip are added where they are laid out. carried: name of the result that the next layer
-    reads, "" for none."""
+    """Return the graph with columns added to products whose columns divide badly into tiles, so that whole tiles of all
+    kernels cover them.
+
+    Columns divide badly if their largest divisor that fits a tile is at most half of what the knobs say, or makes
+    narrow words of streams: a vocabulary may have a prime number of words. Only products whose result nothing but the
+    host reads get columns. Their weights get as many, when they are laid out in memory off the chip. knobs: of the
+    operators. carried: name of the result that the next layer reads, "" for none.
+    """
     read = consumers(graph.operators)
     wide: dict[StreamOperator, int] = {}
     for x in graph.results:
@@ -74,8 +79,9 @@ def with_whole_columns(graph: OperatorGraph, knobs: Knobs, carried: str = "") ->
 
 
 def with_columns(x: StreamOperator, columns: int) -> StreamOperator:
-    """Return a product, or a weight off the chip, with columns behind those that exist: of a bias they repeat the last
-    one, and elements off the chip are added where they are laid out."""
+    """Return a product, or its weight off the chip, with columns added behind those that exist. columns: how many there
+    are then. An added element of a bias repeats the last one; added elements off the chip are made when a tensor is
+    laid out in memory (`grown`)."""
     heads, rows, before = x.shape
     existing = x.existing or (heads, 1, rows, before)
     attributes: dict[str, Any] = dict(x.attributes)
@@ -92,8 +98,8 @@ def _divides_badly(size: int, most: int) -> bool:
 
 
 def grown(x: Array, existing: Existing, tensor: tuple[int, ...]) -> Array:
-    """Return elements with rows and columns that repeat the last ones. existing: of x, in any shape. tensor: shape of
-    the result, as an order has it."""
+    """Return elements with added rows and columns, which repeat the last row and column. x: the elements that exist,
+    row-major, of any shape. existing: their sizes. tensor: shape of the result, as the order of a stream has it."""
     heads, sequences, rows, columns = existing
     wide = tensor[-1]
     more = prod(tensor) // (heads * sequences * wide) - rows
@@ -102,7 +108,8 @@ def grown(x: Array, existing: Existing, tensor: tuple[int, ...]) -> Array:
 
 
 def cropped(x: Array, existing: Existing, columns: int) -> Array:
-    """Return the elements that exist, of any shape: the inverse of `grown`. columns: of x."""
+    """Return the elements that exist, in the shape `existing`: the inverse of `grown`. x: all elements, row-major, of
+    any shape. columns: number of columns of x."""
     heads, sequences, rows, kept = existing
     return np.ascontiguousarray(x.reshape(heads, sequences, -1, columns)[:, :, :rows, :kept])
 

@@ -35,8 +35,8 @@ Caches = dict[str, Array]
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """A text and its runs. tokens: of the answer. prompt: the runs of the prompt. steps: the runs of the other tokens,
-    one for each."""
+    """An answer and the runs that made it. tokens: of the answer. prompt: the runs that read the prompt, the last of
+    which gives the first token. steps: the runs of the other tokens, one for each."""
 
     tokens: list[int]
     prompt: list[Run]
@@ -44,7 +44,7 @@ class GeneratedText:
 
     @property
     def ttft_s(self) -> float:
-        """Modelled seconds to the first token, but for what the host does."""
+        """Modelled seconds to the first token, without the time that the host takes."""
         return sum(run.latency_s for run in self.prompt)
 
     @property
@@ -57,16 +57,18 @@ class MachineDecoder:
     """A causal language model of `transformers` on generated machines, for one sequence. Not for several threads.
 
     model: in eval mode, in float32 or quantised from it. place: makes the machine of a model's stream program
-    (`generate.place`, `search.fastest`). capacity: the most tokens of a sequence, its prompt included. rows: of the one
-    machine that reads prompts, that many tokens in a run at most, and takes the steps; None for one machine for the
-    steps, which is made now, and one for prompts of each length, which is made when the first one comes. head: machines
-    compute the last norm and the product with the vocabulary, too. integers: caches hold int8 and scales, which the
-    model's attention must multiply (`rsn.quantised_attention`). Weights are laid out in a machine's memory once;
-    keys and values stay there. The machines have the weights that the model has now: once they change, the next run
-    raises `TensorError`.
+    (`generate.place`, `search.fastest`). capacity: the most tokens of a sequence, its prompt included. rows: a number
+    for one machine that reads prompts, in runs of at most that many tokens, and takes the steps too; None for one
+    machine for the steps, which is made now, and one for prompts of each length, which is made when the first such
+    prompt comes. head: machines also compute the last norm and the product with the vocabulary. integers: caches hold
+    int8 and scales; the model's attention must then be `rsn.quantised_attention`.
+
+    Weights are laid out in a machine's memory once; keys and values stay there. The machines have the weights that the
+    model has now: if these change, the next run raises `TensorError`.
 
     Raises `UnsupportedError` for a model that is no language model of transformers or has no layers that one machine
-    can go through, `PositionError` for a capacity beyond the model's positions, and as `streamed` and `place` do.
+    can go through, `PositionError` for a capacity beyond the model's positions, `TensorError` for a capacity below 2
+    and for `rows` that are not from 1 to the capacity, and as `streamed` and `place` do.
     """
 
     def __init__(
@@ -194,13 +196,14 @@ class MachineDecoder:
 
 
 class DecoderProgram:
-    """A machine with its memory, for a number of tokens.
+    """A machine of a language model with its memory, which reads a number of tokens in a run.
 
-    made: the machine. rows: the tokens of a run; at most, of a program of any length. block, written: of its stream
-    program. given: names of the tensors that the host makes for each run; carried: of them the one with the rows that
-    the layers begin with. result: name of the tensor with those that they end with, or with logits. chosen: of the
-    tensor that says which row's logits these are, "" for none. caches: of each operator that replaces rows of a cache
-    the name of that tensor.
+    made: the machine. arguments: of the model, by name: the example that the machine was made for. rows: how many
+    tokens a run reads; for a machine of any length, how many at most. block, written: the operators and the text of its
+    stream program. given: names of the tensors that the host computes for each run. carried: name of the one among them
+    with the input rows of the first layer. result: name of the tensor with the output rows of the last layer, or with
+    logits. chosen: name of the tensor with the number of the row whose logits are computed, "" if there is none.
+    caches: name of the tensor of each cache, by the name of the operator that replaces its rows.
     """
 
     def __init__(self, made: Generated, arguments: dict[str, Any]) -> None:
@@ -253,9 +256,9 @@ class DecoderProgram:
         return values[logits_of(at.block)][0, -1], run
 
     def host_values(self, tokens: Sequence[int], position: int) -> tuple[BlockOfLength, Environment]:
-        """Return the block for a number of tokens, and the values of its host's nodes before a run on these at
-        positions from `position` on. Raises `TensorError` for no tokens, for more than a run has, and for unknown
-        ones."""
+        """Return what the host computes before a run: the block for this number of tokens, and the values of the nodes
+        that the host computes, by node. position: of the first token in the sequence, from 0. Raises `TensorError` for
+        no tokens, for more than a run has, and for unknown tokens."""
         for layer in self._arguments["past_key_values"].layers:
             for part in parts_of(layer):
                 part.cumulative_length.fill_(position)
@@ -272,7 +275,8 @@ class DecoderProgram:
         return self._memory.read(name)
 
     def read_caches(self) -> Caches:
-        """Return what the caches hold."""
+        """Return the contents of all caches, so that another program of the same model can go on from them
+        (`set_caches`)."""
         found = {}
         for x, tensor in self.caches.items():
             lying = self._memory.read(tensor).reshape(-1, *self.written.shape_of_one(tensor))
@@ -280,7 +284,7 @@ class DecoderProgram:
         return found
 
     def set_caches(self, caches: Caches) -> None:
-        """Set what the caches hold, as another program has left them."""
+        """Replace the contents of all caches. caches: as `read_caches` of a program of the same model returns them."""
         for x, tensor in self.caches.items():
             lying = np.stack([self.written.laid_out(tensor, of_layer) for of_layer in caches[x]])
             self._memory.write(tensor, lying.reshape(self.written.shapes[tensor]))

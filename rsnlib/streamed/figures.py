@@ -19,9 +19,10 @@ MANY = 2
 
 def facts(made: Generated) -> dict[str, Any]:
     """Return the figures of a machine by name, as data for JSON. clock_mhz: MHz. a_cycle: multiply-adds of a product,
-    or elements of another kernel, in a cycle. group: None for arrays that products share. cut_bits: bits that cross a
-    border between dies in a cycle. Names that end in _s, and seconds: seconds. used: as `Generated.used`. Times are
-    modelled, but for the seconds of the generation; DSP and LUT are estimates."""
+    or elements of another kernel, in a clock cycle. group: number of a kernel's group; None for arrays that products
+    share. cut_bits: bits that cross a border between dies in a cycle. used: as `Generated.used`. Names that end in _s,
+    and the values of `seconds`, are times in seconds: modelled, but for `seconds`, which the steps of the generation
+    took. DSP and LUT are estimates."""
     return {
         "device": made.device.name,
         "clock_mhz": made.device.mhz,
@@ -52,13 +53,13 @@ def facts(made: Generated) -> dict[str, Any]:
 
 
 def tiles(knobs: Knobs) -> str:
-    """The tiles of knobs as text."""
+    """Return the sizes of a tile that knobs give, as text."""
     return f"tiles of {knobs.rows} x {knobs.columns} x {knobs.depth}"
 
 
 def warnings(made: Generated) -> Iterator[str]:
-    """A warning if a machine moves many more bytes than each tensor once: which tensor it loads most often, and what
-    changes that."""
+    """Yield a warning, as text, if a machine moves many more bytes than if it moved each tensor once. It names the
+    tensor that takes most bytes, and the knob that changes that."""
     if made.off_chip_bytes <= MANY * made.needed_bytes:
         return
     moved = (

@@ -84,8 +84,9 @@ BALANCE = 64.0
 
 @dataclass(frozen=True)
 class ChannelUse:
-    """What uses a memory channel. shares: bytes a cycle of the ports of tasks, by the name of the task. busy_s: seconds
-    that the channel needs for what they move in an execution, with the begin of each burst."""
+    """How a memory channel is used. channel: the channel. shares: bytes that the port of each task moves in a clock
+    cycle, by the name of the task. busy_s: seconds that the channel is busy in an execution, with the time that each
+    burst takes to begin."""
 
     channel: MemoryChannel
     shares: Mapping[str, int]
@@ -94,8 +95,9 @@ class ChannelUse:
 
 @dataclass(frozen=True)
 class RepeatedLoad:
-    """A load that moves its tensor more than once in an execution. operator: that it is for. times: it moves it. bytes:
-    that it moves. knob: rows or columns of a tile, of which more make it move less."""
+    """A load that moves its tensor more than once in an execution. operator: name of the operator that reads the
+    tensor. tensor: its name. times: how many times the tensor is moved. bytes: that are moved in all. knob: "rows" or
+    "columns": a tile with more of them makes `times` smaller."""
 
     operator: str
     tensor: str
@@ -108,11 +110,12 @@ class RepeatedLoad:
 class Generated:
     """A machine, its program, and what is known about them before they run.
 
-    streamed: the block as a stream program, with the depths that were chosen. machine: with its program, at the clock
-    of the device. fusion: groups of kernels. held: bytes of each kernel, converter and stream, by name. memories: where
-    these are, by name. dies: where each kernel is. cycles: of an execution, modelled. slowest: the kernel with most
-    work, and the cycles that it is busy. off_chip_bytes: that an execution loads and stores. seconds: of each step of
-    the generation, by the names in `STEPS`.
+    streamed: the block as a stream program, with the depths that were chosen. device: that the machine is made for.
+    machine: the machine with its program, at the clock of the device. fusion: groups of kernels. held: bytes of each
+    kernel, converter and stream, by name. memories: in which memories of the chip these are, by name. dies: the die of
+    each kernel. cycles: modelled clock cycles of an execution. slowest: the kernel with most work, and the cycles that
+    it is busy. off_chip_bytes: bytes that an execution loads and stores. seconds: that each step of the generation
+    took, by the names in `STEPS`.
     """
 
     streamed: Streamed
@@ -147,13 +150,13 @@ class Generated:
 
     @cached_property
     def needed_bytes(self) -> int:
-        """Return the bytes of each tensor that loads and stores move, once."""
+        """How many bytes loads and stores would move if they moved each tensor once."""
         written = self.streamed.written
         return sum(map(written.tensor_bytes, {moved.tensor for moved in written.moved.values()}))
 
     @cached_property
     def repeated(self) -> tuple[RepeatedLoad, ...]:
-        """Return the loads that move a tensor more than once."""
+        """The loads that move a tensor more than once."""
         written = self.streamed.written
         operators = {x.name: x for x in self.streamed.plans}
         found = []
@@ -169,9 +172,10 @@ class Generated:
 
     @property
     def bounds_s(self) -> dict[str, float]:
-        """Lower bounds of the latency in seconds, by name: the busiest kernel of this machine, all multipliers that
-        kernels may use, and those that this machine has in LUTs, if products kept them busy, the memory off the chip at
-        its peak bandwidth, and the busiest channel of this machine with its bursts."""
+        """Lower bounds of the latency in seconds, by name: the time of the busiest kernel of this machine; the time of
+        all products if they kept all multipliers busy that kernels may use, and those that this machine has in LUTs;
+        the time of all bytes at the peak bandwidth of the memory off the chip; and the time of the busiest memory
+        channel of this machine, with its bursts."""
         hz = self.device.mhz * 1e6
         dsps = multiply_add_dsps(self.device)
         most = max(1, int(FILL * self.device.total["DSP"]) // dsps)
@@ -221,10 +225,11 @@ def generate(
 ) -> Generated:
     """Generate a machine for a PyTorch block (paper section 4.2, which does it by hand).
 
-    example_inputs, any_length: as for `streamed`; with any length, times are those of the longest sequence. knobs:
-    tiles; `unroll`, `lanes` and `port` are limits, but for operators that they are given for; None for `DEFAULT`. rule:
-    how kernels share multipliers and bandwidth. on_chip_bytes: limit of bytes of kernels, converters and streams; None
-    for `FILL` of the device's. name: of the program. done: called after each step, with its name in `STEPS`.
+    module, example_inputs, any_length: as for `streamed`; with any length, times are those of the longest sequence.
+    device: that the machine must fit on. knobs: sizes of tiles, and limits of `unroll`, `lanes` and `port`; for an
+    operator that has such a knob of its own, that is the value. None for `DEFAULT`. rule: how kernels share multipliers
+    and bandwidth, one of `Rule`. on_chip_bytes: limit of the bytes of kernels, converters and streams; None for the
+    share `FILL` of the device's memories. name: of the program. done: called after each step, with its name in `STEPS`.
 
     Raises as `streamed` does, and `ResourceError` with the numbers if the block does not fit: no group of kernels, no
     memory, no die; `ProgramError` for another rule.
@@ -246,9 +251,10 @@ def place(
     seconds: dict[str, float] | None = None,
     done: Callable[[str], None] = lambda step: None,
 ) -> Generated:
-    """As `generate`, for a block that was captured before. made: the block. knobs: other ones than it has; None for its
-    own. rule, on_chip_bytes, done: as for `generate`. seconds: of the steps so far, by name; receives those of the
-    others. Raises as `generate` does, and `ProgramError` for knobs of operators that the block does not have."""
+    """Generate a machine as `generate` does, for a block that was captured before. made: the block. device: that the
+    machine must fit on. knobs: in place of those of the block; None for its own. rule, on_chip_bytes, done: as for
+    `generate`. seconds: the times of earlier steps of the generation, by name; the times of the other steps are added
+    to it. Raises as `generate` does, and `ProgramError` for knobs of operators that the block does not have."""
     seconds = {} if seconds is None else seconds
     step = _steps(seconds, done)
     if rule not in get_args(Rule):

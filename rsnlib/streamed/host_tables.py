@@ -38,12 +38,14 @@ BEHIND = (
 
 @dataclass(frozen=True)
 class HostTables:
-    """The host's part before and behind the layers, which may be on a machine. float32 all.
+    """What the host needs to compute a language model before and behind the layers that a machine computes: tables in
+    float32.
 
-    embedding: of words, (vocabulary, width). places: what is added to it by position, (capacity, width), None for
-    nothing. gamma, beta: of the last norm, (width,), None for none. centred: it subtracts the mean. eps: of it. head,
-    bias: of the product with the vocabulary, (vocabulary, width) and (vocabulary,), None for no bias, and for a machine
-    that gives logits.
+    embedding: a row for each word, (vocabulary, width). places: a row that is added for each position, (capacity,
+    width); None for none. gamma, beta: scale and shift of the last norm, (width,) each; None for none. centred: the
+    last norm subtracts the mean. eps: of the last norm. head, bias: weight and bias of the product with the vocabulary,
+    (vocabulary, width) and (vocabulary,). bias is None if there is none; head and bias are None for a machine that
+    gives logits.
     """
 
     embedding: Array
@@ -58,16 +60,18 @@ class HostTables:
 
 @dataclass(frozen=True)
 class PositionalTensor:
-    """A tensor that follows from the positions of its rows. rows: of 32-bit numbers, (positions, width). lying: for
-    each element of the tensor in memory the number of the element of a run's rows that it holds, int32."""
+    """An input tensor of a machine whose rows depend only on their positions. rows: a row of 32-bit numbers for each
+    position, (positions, width). lying: for each element of the tensor in the machine's memory, the number of that
+    element among the rows of the run, taken row by row; int32."""
 
     rows: Array
     lying: Array
 
 
 def host_tables(program: DecoderProgram, capacity: int, vocabulary: int) -> HostTables:
-    """Return the tables of a model. program: of a step. capacity: positions. vocabulary: number of words. Raises
-    `UnsupportedError`, naming the operator, for a model that computes anything else before or behind the layers."""
+    """Return the tables from which the host computes a model before and behind its layers. program: of a step.
+    capacity: number of positions. vocabulary: number of words. Raises `UnsupportedError`, naming the operator, for a
+    model that computes anything else before or behind the layers."""
     at, _ = program.host_values([0], 0)
     block = at.block
     (tokens, position) = _arguments(block)
@@ -100,10 +104,13 @@ def host_tables(program: DecoderProgram, capacity: int, vocabulary: int) -> Host
 
 
 def positional_tensors(program: DecoderProgram, positions: int) -> dict[str, PositionalTensor]:
-    """Return each tensor that the host makes for a run, by name, but for the rows that the layers begin with, and the
-    number of the one whose logits are wanted, with its rows for runs that begin at positions from 0 on. Raises
-    `UnsupportedError` for one that depends on the tokens, and, of a program of any length, for one of which a row
-    depends on more than its position."""
+    """Return the input tensors of a machine whose rows depend only on their positions, by name: all that the host
+    computes for a run, without the input rows of the first layer and without the number of the row whose logits are
+    wanted.
+
+    positions: how many positions the tables have, from 0 on. Raises `UnsupportedError` for a tensor that depends on the
+    tokens; and, of a program of any length, for a tensor of which a row depends on more than its position.
+    """
     tokens, _ = _arguments(program.block)
     names = [name for name in program.given if name not in (program.carried, program.chosen)]
     for name in names:

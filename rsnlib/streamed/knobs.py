@@ -32,23 +32,27 @@ for each multiply-add."""
 
 @dataclass(frozen=True, kw_only=True)
 class Knobs:
-    """Knobs of all operators; `of` changes them for single ones. Raises `ProgramError` for values that are no whole
-    numbers from 1 on, or not 0 or 1 where they must be, and for knobs that an operator does not have.
+    """Knobs of all operators; `of` changes them for single operators. Raises `ProgramError` for values that are no
+    whole numbers from 1 on, or not 0 or 1 where they must be, and for knobs that an operator does not have.
 
-    rows, columns: of a tile, at most; depth: of the tiles that a product sums over, in elements. Whole tiles cover the
-    rows (`covering`); of other sizes the largest divisor that is no larger is taken, so all can be cut. unroll:
-    multiply-adds of a product in a clock cycle. fabric: of these, for a product of integers, those that multiply in
-    LUTs. lanes: elements of other operators in a cycle. port: bytes that a load or store moves in a cycle; of an
-    operator, those of its loads. outward: 1 if the loop over the sum of a linear operator is outside the one over
-    columns: it then works on each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of
-    the result is complete before the next. kernels: of a linear operator, which have equal shares of its columns, at
-    most. arrays: of multipliers, which all products with constant weights share (`arrays`), at most; 0 if each of them
-    has its own. together: row tiles of heads that a norm, a softmax or a quantiser takes together, at most: it works on
-    their rows in turn, where with a single row it would wait for its own pipeline. packed: 1 if tensors off the chip
-    lie tile by tile, as they are moved, so that a tile is read in full words of the port; 0 if they are row-major, so
-    that each row of a tile begins a word. ping_pong: 1 if a converter has two buffers, of which one is filled while the
-    other is read; 0 if it has one, which is filled and read in turn. of: knobs of single operators by the name of the
-    operator, by the name of the knob.
+    rows, columns: of a tile, at most. depth: of the tiles that a product sums over, in elements, at most. Whole tiles
+    cover the rows (`covering`); of the other sizes a tile has the largest divisor that the knob allows. unroll:
+    multiply-adds of a product in a clock cycle. fabric: how many of these, of a product of integers, are in LUTs.
+    lanes: elements of other operators in a cycle. port: bytes that a load or store moves in a cycle; of an operator,
+    each of its loads.
+
+    outward: 1 if the loop over the sum of a linear operator is outside the one over columns: the kernel then works on
+    each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of the result is complete
+    before the next one begins. kernels: into how many kernels a linear operator is divided, at most; each has an equal
+    share of its columns. arrays: how many arrays of multipliers all products with constant weights share (`arrays`), at
+    most; 0 if each of them has multipliers of its own. together: how many row tiles of heads a norm, a softmax or a
+    quantiser takes together, at most. It works on their rows in turn; with a single row it would wait for its own
+    pipeline.
+
+    packed: 1 if tensors off the chip lie tile by tile, as they are moved, so that a tile is read in full words of the
+    port; 0 if they are row-major, so that each row of a tile begins a word. ping_pong: 1 if a converter has two
+    buffers, of which one is filled while the other is read; 0 if it has one, which is filled and read in turn. of:
+    knobs of single operators: by the name of the operator, values by the name of the knob.
     """
 
     rows: int = 16
@@ -76,7 +80,7 @@ class Knobs:
                 _check(f"knob {knob} of {operator}", knob, value)
 
     def at(self, name: str) -> Knobs:
-        """Return the knobs of the operator with this name, in which `of` is empty if it has some of its own."""
+        """Return the knobs of one operator: these knobs, with those that `of` has for the operator of this name."""
         return replace(self, of={}, **self.of[name]) if name in self.of else self
 
     def lanes_of(self, name: str, op: str) -> int:
@@ -105,11 +109,15 @@ def _check(name: str, knob: str, value: object) -> None:
 
 
 def elements_beside(types: tuple[str, str], rows: int, units: int, steps: float) -> int:
-    """Return the elements of sums, scales, biases, masks and weights that a product takes in a cycle beside its
-    multiply-adds. A weight that is dequantised in front of the product is used for all rows of a tile; it takes no more
-    cycles than the product. Sums of integers are scaled in passes over a tile: as many elements are taken as make
-    product and passes together take the least time with the multipliers of both. types: element types of the two
-    operands. rows: of a tile. units: multiply-adds in a cycle. steps: those of each sum for a pass."""
+    """Return how many elements a product takes in a clock cycle beside its multiply-adds: of sums, scales, biases,
+    masks and weights.
+
+    A weight that is dequantised in front of the product is used for all rows of a tile, so it is taken as fast as the
+    product needs it. Sums of integers are scaled in passes over a tile: then the number is the one with which product
+    and passes together take the least time for the multipliers of both. types: element types of the two operands. rows:
+    of a tile. units: multiply-adds in a cycle. steps: multiply-adds of each sum for each pass (`plans.steps_of`); 0
+    without passes.
+    """
     if SCALARS[types[0]].integer and steps:
         return min(MOVED, 1 << max(0, round(log2(max(1.0, units * sqrt(SCALED / steps))))))
     is_dequantised = SCALARS[types[1]].integer and not SCALARS[types[0]].integer
@@ -122,6 +130,6 @@ def fit(size: int, most: int) -> int:
 
 
 def fit_words(size: int, most: int) -> int:
-    """Return the largest divisor of `size` that is at most `most`, both from 1 on, of those that `MOVED` divides if
-    there are any: the words of a tile with so many columns have as many elements as a stream moves in a cycle."""
+    """Return the largest divisor of `size` that is at most `most`, both from 1 on. If there are divisors that are
+    multiples of `MOVED`, the largest of these is taken: a tile with so many columns moves in full words of a stream."""
     return MOVED * fit(size // MOVED, most // MOVED) if size % MOVED == 0 and most >= MOVED else fit(size, most)

@@ -31,9 +31,10 @@ ATTENTION = frozenset(("scores", "attend", "scale_columns"))
 
 
 def of_sequence(graph: OperatorGraph) -> list[StreamOperator]:
-    """Return the operators, tensors off the chip among them, whose rows are those of the sequence, in the order of the
-    graph: what results but caches have, and new rows of caches. Raises `UnsupportedError` for several sequences, and
-    for attention over rows of the sequence itself, whose keys have no fixed number."""
+    """Return the operators whose rows are those of the sequence, in the order of the graph, tensors off the chip among
+    them: the results that are not caches, new rows of caches, and all that has the same rows. Raises `UnsupportedError`
+    for several sequences, and for attention over rows of the sequence itself, because its number of keys would not be
+    fixed."""
     near: dict[StreamOperator, list[StreamOperator]] = {x: [] for x in graph.operators}
     for x in graph.computed:
         for operand in _same_rows(x):
@@ -92,9 +93,10 @@ def _of_attention(x: StreamOperator, keys: bool) -> list[StreamOperator]:
 
 
 def with_any_length(graph: OperatorGraph, rows: int) -> OperatorGraph:
-    """Return the graph for sequences of any length: operators whose rows are those of the sequence (`of_sequence`) have
-    the rows of their tiles as `row_tile`, and say which rows exist. graph: as `with_whole_tiles` returns it. rows: of a
-    tile, at most, from 1 on; the largest divisor of an operator's rows is taken. Raises as `of_sequence`."""
+    """Return the graph for sequences of any length up to the present one. Operators whose rows are those of the
+    sequence (`of_sequence`) get `row_tile`, the rows of their tiles, and `existing`, which says which rows exist.
+    graph: as `with_whole_tiles` returns it. rows: of a tile, at most, from 1 on; a tile has the largest divisor of an
+    operator's rows that is no larger. Raises as `of_sequence`."""
     found = frozenset(of_sequence(graph))
     made: dict[StreamOperator, StreamOperator] = {}
     for x in graph.operators:
@@ -108,9 +110,10 @@ def with_any_length(graph: OperatorGraph, rows: int) -> OperatorGraph:
 
 
 def row_tiles(x: StreamOperator, rows: int, tile: int) -> int:
-    """Return how many tiles cover the rows of an operator, as a number that each run gives if they are those of a
-    sequence of any length. rows: of x, or of as many of its operand. tile: rows of a tile. Raises `ProgramError` for
-    other tiles than all operators on the sequence have."""
+    """Return how many tiles cover the rows of an operator. If these are rows of a sequence of any length, the result is
+    a number that each run gives (`NamedNumber`). rows: of x, or of its operand if that has as many. tile: rows of a
+    tile. Raises `ProgramError` if the operator is on the sequence and its tiles have another number of rows than
+    `row_tile`."""
     if not x.row_tile:
         return rows // tile
     if tile != x.row_tile:
@@ -121,9 +124,9 @@ def row_tiles(x: StreamOperator, rows: int, tile: int) -> int:
 
 
 def counterparts(graph: OperatorGraph, other: OperatorGraph) -> dict[int, Held]:
-    """Return what tensors off the chip hold with a sequence of another length, by the `id` of what they hold in
-    `graph`. other: the graph of the block, or of the same layer, with a sequence of that length. Raises `TensorError`
-    where the two differ in more than the rows of the sequence."""
+    """Return what each tensor off the chip, and each list of positions, holds when the sequence has another length. The
+    keys are the `id` of what it holds in `graph`. other: the graph of the same block, or of the same layer, captured
+    with that length. Raises `TensorError` where the two graphs differ in more than the rows of the sequence."""
     if len(graph.operators) != len(other.operators):
         counts = f"{len(other.operators)} operators, not {len(graph.operators)}"
         raise TensorError(f"with this length the block has {counts}; make a program for it")
@@ -167,9 +170,10 @@ def _alike(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class BlockOfLength:
-    """A block as it is captured with a sequence of one length. block: its interface, results, and what the host
-    computes. length: rows of the sequence. held: what tensors off the chip hold, by the `id` of what they hold with the
-    longest sequence; the same for those that are missing. A program with one length has length 0, and nothing held."""
+    """A block as it is captured with a sequence of one length. block: its interface, its results, and what the host
+    computes. length: rows of the sequence; 0 for a program with one length. held: what tensors off the chip hold with
+    this length, by the `id` of what they hold with the longest sequence (`counterparts`); a tensor without an entry
+    holds the same with both lengths."""
 
     block: OperatorBlock
     length: int = 0
@@ -182,9 +186,10 @@ class BlockOfLength:
 
 
 class BlocksByLength:
-    """A block with sequences of several lengths. Each is captured when it is first called for, so the host computes
-    masks and positions as PyTorch does. longest: the block with the longest sequence. captured: captures the module
-    with positional and keyword arguments. Raises `UnsupportedError` as `of_sequence`."""
+    """The blocks of one module for sequences of several lengths. Each block is captured when the first sequence of its
+    length comes, so that the host computes masks and positions as PyTorch does. longest: the block with the longest
+    sequence. captured: captures the module with positional and keyword arguments, and returns the block. Raises
+    `UnsupportedError` as `of_sequence`."""
 
     def __init__(self, longest: OperatorBlock, captured: Callable[..., OperatorBlock]) -> None:
         self.longest, self.captured = longest, captured

@@ -20,9 +20,9 @@ Matrices = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class FromHost:
-    """A tensor that the host computes before each run. node: of the captured graph. view: which element of the matrices
-    each element of the tensor is, after broadcasting. masks: it is added to scores, or tells with Booleans which of
-    them count."""
+    """A tensor that the host computes before each run. node: of the captured graph. view: where each element of that
+    tensor, after broadcasting, lies in the matrices of the operator. masks: the tensor is a mask, which is added to
+    scores, or whose Booleans say which scores count."""
 
     node: Node
     view: View
@@ -86,15 +86,16 @@ class StreamOperator:
         return self.operands[0] if self.op in BESIDE else self
 
     def operand(self, name: str) -> StreamOperator | None:
-        """The operand with a name, of a product: "x", "weight", "weight_scale" and "weight_zero" of quantised
-        weights, "scale" and "zero" of quantised rows; None if it has none of this name."""
+        """Return the operand of a product by its name; None if there is none. Names: "x"; "weight", "weight_scale" and
+        "weight_zero" of quantised weights; "scale" and "zero" of quantised rows."""
         return dict(zip(self.attributes["operand_names"], self.operands, strict=True)).get(name)
 
     @property
     def multiplies_integers(self) -> bool:
-        """Whether it is a product of integers: its sums are integers, which scales make float32. Of a linear operator
-        "scale" and "weight_scale" are among the operands, or the attribute `scale` is a number; of "scores" and
-        "attend" there are scales of both operands, as operands or as attributes; of an "array" the sums are results."""
+        """Whether it is a product of integers: its sums are integers, which are multiplied by scales to make float32.
+        Scales show this. A linear operator has the operands "scale" and "weight_scale", or a number as its attribute
+        `scale`. "scores" and "attend" have scales of both operands, as operands or as attributes. An "array" has sums
+        of integers as its result."""
         if self.op == "array":
             return bool(SCALARS[self.attributes["arrays"].types[0]].integer)
         if self.op == "linear":
@@ -127,20 +128,21 @@ class OperatorGraph:
         return (operator for operator in self.computed if operator.kernel is operator)
 
     def beside(self, kernel: StreamOperator) -> tuple[StreamOperator, ...]:
-        """Return the results of a kernel beside its own."""
+        """Return the further results of a kernel, beside its own: operators of `BESIDE` that read it."""
         return tuple(x for x in self.computed if x.kernel is kernel and x is not kernel)
 
 
 def vectors_of(x: StreamOperator) -> dict[str, Array]:
-    """Return the constant vectors that a kernel keeps, by name, (elements,) each: bias, gamma, beta, what softmax puts
-    into added columns, and those of an expression, or of a static scale (`ROW_SCALE`)."""
+    """Return the constant vectors that a kernel keeps, by name, (elements,) each: bias, gamma and beta; the numbers
+    that softmax puts into added columns ("hidden"); vectors of an elementwise expression; and the static scale of rows
+    (`ROW_SCALE`)."""
     named = {name: x.attributes.get(name) for name in ("bias", "gamma", "beta", "hidden")}
     named |= x.attributes.get("vectors", {})
     return {name: vector for name, vector in named.items() if vector is not None}
 
 
 def reachable(results: Sequence[StreamOperator]) -> tuple[StreamOperator, ...]:
-    """Return the operators that `results` depend on, and these, operands first, in a fixed order."""
+    """Return `results` and all operators that they depend on, operands first, in a fixed order."""
     seen: dict[StreamOperator, None] = {}
     stack: list[tuple[StreamOperator, bool]] = [(operator, False) for operator in reversed(results)]
     while stack:

@@ -24,12 +24,13 @@ from .sequences import as_order_of, common_tensor, row_units
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """How a kernel computes an operator.
+    """How a kernel computes an operator: the loops of its task, the sizes of its tiles, and the orders of its streams.
 
-    gets: the order of each operand's tokens. put: of the result's. loops: trips of the kernel's loops, by name,
-    outermost first. sizes: of its tiles in elements, by name: tm rows, tn columns, tk elements along the sum, width
-    columns of a head. memory_bytes: its own memory. computed: shape of the tile that its units work on, in elements.
-    beside: the order of each result that it computes beside its own (`operators.BESIDE`).
+    gets: the order of the tokens of each operand. put: the order of the tokens of the result. loops: how many times
+    each of the kernel's loops is run, by name, outermost first. sizes: of its tiles in elements, by name: tm rows, tn
+    columns, tk elements along a sum, width columns of a head. memory_bytes: bytes of its own memory. computed: shape of
+    the tile that its units work on, in elements. beside: the order of each further result that it computes
+    (`operators.BESIDE`).
     """
 
     gets: tuple[Order, ...]
@@ -60,10 +61,10 @@ def tiles(
 ) -> Order:
     """Return an order of tiles of a result.
 
-    of: the operator whose result it is. tile: (rows, columns) of a tile. loops: the trips and the step of each loop,
-    outermost first. shape: of the result as other matrices, (heads, rows, columns); None for its own. head, row,
-    column: index of the loop that drives each axis; None for an axis with one tile. A tensor of one head has no axis
-    for it.
+    of: the operator whose result it is. tile: (rows, columns) of a tile. loops: for each loop, outermost first, how
+    many times it is run, and by how many elements it goes on each time. shape: the result seen as other matrices,
+    (heads, rows, columns); None for its own shape. head, row, column: the index of the loop that goes along each axis;
+    None for an axis with one tile. A tensor of one head has no axis for heads.
     """
     axes = (Axis(head), Axis(row), Axis(column))
     element = (1, *tile)
@@ -141,9 +142,9 @@ def _quantised_linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def array(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of an array of multipliers that products share: for each row tile of a turn the tiles of weights
-    of its products. (The order of weights has those of all turns once for each row tile.) Its sums are tiles of the
-    rows and columns of all products."""
+    """Plan (`PLANS`) of a shared array of multipliers: for each row tile of a turn it takes the tiles of weights of its
+    products in this turn. As the order of the weights says, all tiles of all turns come once for each row tile. Its
+    sums are tiles of the rows, and of the columns of all its products."""
     shared: SharedArrays = x.attributes["arrays"]
     (tk, tn), (_, m, columns) = shared.tile, x.shape
     counts = [weight.shape[1] // tk for weight in x.operands]
@@ -161,8 +162,9 @@ def array(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def epilogue(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of what is left of a product on shared arrays. Loops: row tiles, tiles of columns of all its
-    arrays together, groups of the weight. Arrays get the left operand as often as the one that needs it most often."""
+    """Plan (`PLANS`) of the epilogue of a product on shared arrays. Loops: row tiles, column tiles (each as wide as a
+    tile of all its arrays together), groups of the weight. The left operand is sent to all arrays as often as the array
+    needs it that needs it most often (`SharedArrays.rounds`)."""
     shared: SharedArrays = x.attributes["arrays"]
     product, turn = shared.product(x.name), shared.turn(x.name)
     (tk, each), m = shared.tile, x.shape[1]
@@ -195,8 +197,9 @@ def epilogue(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def join(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of the columns of several products, all of one width, side by side: for each row of tiles the
-    tiles of the first product, then those of the second, and so on. The loop `columns` counts those of one product."""
+    """Plan (`PLANS`) of the columns of several products of equal width, side by side: for each row of tiles the tiles
+    of the first product, then those of the second, and so on. The loop `columns` counts the column tiles of one
+    product."""
     _, rows, columns = x.shape
     width = x.operands[0].shape[2]
     tm, tn = fit(unit, knobs.rows), fit(width, knobs.columns)
@@ -230,8 +233,8 @@ def pointwise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of softmax and norms: the kernel gathers a row of tiles, computes it, and puts it tile by tile. A
-    norm of each head takes the columns of a head as one tile."""
+    """Plan (`PLANS`) of softmax and norms: the kernel gathers a row of tiles, computes it, and puts it tile by tile. In
+    a norm of each head, a tile has all columns of a head."""
     heads, rows, columns = x.shape
     whole = x.attributes.get("columns", columns)
     tm = fit(unit, knobs.rows)
@@ -253,8 +256,9 @@ def _together(loops: Mapping[str, int], along: str, knobs: Knobs) -> int:
 
 
 def quantise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of scales, zero points and integers of rows: the kernel keeps a row of tiles until the scale of
-    each row is known. Of rows of heads that lie side by side the columns of a head are one tile."""
+    """Plan (`PLANS`) of the quantisation of rows to integers with scales and zero points: the kernel keeps a row of
+    tiles until the scale of each row is known. If rows are quantised head by head and the heads lie side by side, a
+    tile has all columns of a head."""
     heads, rows, width = x.shape
     columns: int = x.attributes["columns"]
     tm, tn = fit(unit, knobs.rows), columns if columns < width else fit_words(columns, knobs.columns)
@@ -273,8 +277,8 @@ def _beside(plan: KernelPlan, beside: Sequence[StreamOperator]) -> dict[StreamOp
 
 
 def scale_columns(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of columns of weights multiplied by the scales of values: tile by tile, with the scales of as many
-    values as a tile has columns."""
+    """Plan (`PLANS`) of attention weights whose columns are multiplied by the scales of the rows of values: tile by
+    tile, with as many scales as a tile has columns."""
     heads, rows, keys = x.shape
     tm, tn = fit(unit, knobs.rows), fit(keys, knobs.columns)
     (of_weights,), put = _in_place(x, (tm, tn), x.operands[:1])
@@ -288,8 +292,8 @@ def scale_columns(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Plan (`PLANS`) of rotary positions, and of columns in another order: row tiles of each head. A table of rotary
-    positions has one head, which is used for all heads, and the rows of all sequences, or of one, which are used for
-    all."""
+    positions has one head, which serves all heads; it has the rows of all sequences, or the rows of one sequence, which
+    serve all of them."""
     _, rows, columns = x.shape
     width: int = x.attributes["columns"]
     tm, heads = fit(unit, knobs.rows), columns // width
@@ -374,9 +378,9 @@ def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of a cache with new rows behind it: for each head the rows of the first operand, then those of the
-    second. A tile has as many rows side by side as a stream moves in a cycle. Those with rows of one operand go
-    through; if one has rows of both, the kernel keeps it and those behind it."""
+    """Plan (`PLANS`) of a cache with new rows behind it: for each head the rows of the cache, then the new rows. A tile
+    has as many rows side by side as a stream moves in a cycle. A tile with rows of one operand only is put as it comes.
+    If one tile has rows of both, the kernel keeps that tile and those behind it."""
     heads, rows, width = x.shape
     before, _ = x.attributes["rows"]
     (first, second), (of_first, of_second) = x.operands, x.attributes["sequences"]
@@ -398,8 +402,9 @@ def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of a cache with rows replaced: for each head the new rows, which the kernel keeps, then the tiles
-    of the cache with them in place: tiles as attention reads them, where its own knobs are the same."""
+    """Plan (`PLANS`) of a cache with rows replaced: for each head first the new rows, which the kernel keeps, then the
+    tiles of the cache, in which it puts them. The tiles are those that attention reads, if both kernels have the same
+    knobs."""
     heads, width = x.attributes["heads"], x.attributes["columns"]
     of_cache, of_new = x.attributes["sequences"]
     capacity, new = x.shape[1], prod(x.operands[1].shape[:2]) // of_new
@@ -413,8 +418,8 @@ def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def select(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Plan (`PLANS`) of rows at positions: all tiles of the operand, of which the kernel keeps a row of tiles, and
-    these rows; then the rows themselves."""
+    """Plan (`PLANS`) of rows at positions: the kernel takes all tiles of the operand, and keeps a row of tiles and the
+    wanted rows; then it puts the wanted rows."""
     (operand,) = x.operands
     _, count, width = x.shape
     rows = operand.shape[1]
@@ -427,9 +432,9 @@ def select(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
-    """Return the order in which a kernel that replaces rows of a cache puts the new rows: tiles of a tensor (sequences,
-    new rows, columns of the heads of a sequence), sequence by sequence, head by head. x: the operator. plan: its
-    plan."""
+    """Return the order in which a kernel that replaces rows of a cache puts the new rows on the stream to the task that
+    stores them: tiles of a tensor (sequences, new rows, columns of all heads of a sequence), sequence by sequence, head
+    by head. x: the operator. plan: its plan."""
     heads, width = x.attributes["heads"], x.attributes["columns"]
     sequences, tn, new = x.attributes["sequences"][0], plan.sizes["tn"], plan.loops["new"]
     each = heads // sequences
@@ -457,22 +462,27 @@ PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
     "replace": replace_rows,
     "select": select,
 }
-"""How each operator is cut into tiles: called with the operator, its own knobs, and its unit of rows, which a tile of
-rows divides (`row_units`)."""
+"""The plan of each operator's kernel: called with the operator, its own knobs, and its unit of rows, which the rows of
+a tile divide (`row_units`). It returns how the kernel cuts the operator into tiles."""
 
 
 def puts_of(x: StreamOperator, plan: KernelPlan) -> dict[StreamOperator, Order]:
-    """Return the order of each result of a kernel: its own, then those beside it. x: its operator. plan: its plan."""
+    """Return the order of each result of a kernel, by the operator of the result: first its own, then its further
+    results. x: the operator of the kernel. plan: its plan."""
     return {x: plan.put, **plan.beside}
 
 
 def planned(
     graph: OperatorGraph, knobs: Knobs, carried: Mapping[str, str] | None = None
 ) -> dict[StreamOperator, KernelPlan]:
-    """Plan every kernel of a graph, with orders of one tensor at all ends of a result. carried: tensors off the chip in
-    place of which readers get results of this graph, each with its operator, both by name; None for none. Returns the
-    plan of each operator that computes. Raises `ProgramError` for knobs of operators that the graph does not have, and
-    `UnsupportedError` for kernels that cut the rows of a result into different sequences."""
+    """Return the plan of each operator of a graph that has a kernel, and of each shared array. All kernels at the
+    streams of a result have orders of one and the same tensor.
+
+    carried: for layers that a machine goes through: results that take the place of tensors off the chip in the next
+    layer. By the name of each such tensor, the name of the operator of the result; None without layers. Raises
+    `ProgramError` for knobs of operators that the graph does not have, and `UnsupportedError` for kernels that cut the
+    rows of a result into different sequences.
+    """
     arrays = arrays_of(graph.kernels)
     knobs.check_names([x.name for x in (*graph.kernels, *arrays)])
     units = row_units(graph)
@@ -506,9 +516,10 @@ def planned(
 
 
 def dataflow(plans: Mapping[StreamOperator, KernelPlan]) -> Dataflow:
-    """Return the kernels of a graph and the streams between them. Tensors off the chip are loaded by their kernels.
-    plans: of all kernels, as `planned` makes them. Arrays are no nodes: the products that share them are of several
-    groups."""
+    """Return the dataflow graph of planned kernels: its nodes are the kernels, its edges the streams between them. A
+    kernel loads its operands off the chip by itself, so there are no nodes for these. Shared arrays are no nodes
+    either, because the products that share them may lie in several groups. plans: of all kernels, as `planned` returns
+    them."""
     nodes, edges = [], []
     for x, plan in plans.items():
         if x.op == "array":
@@ -522,7 +533,7 @@ def dataflow(plans: Mapping[StreamOperator, KernelPlan]) -> Dataflow:
 
 
 def node_of(x: StreamOperator, plan: KernelPlan) -> KernelNode:
-    """Return a kernel as a node, without its times."""
+    """Return a kernel as a node of a dataflow graph, without its times. x: its operator. plan: its plan."""
     attributes: dict[str, object] = {"shape": x.shape, **plan.sizes}
     if x.op in PRODUCTS:
         attributes |= {"types": types_of(x), "steps": steps_of(x, plan)}
@@ -535,8 +546,9 @@ def node_of(x: StreamOperator, plan: KernelPlan) -> KernelNode:
 
 
 def types_of(x: StreamOperator) -> tuple[str, str]:
-    """Return the element types of the two operands of a product, as it multiplies them: i8 and i4; i16 for integers
-    from which zero points are subtracted. A weight that the kernel dequantises has the type that it comes in."""
+    """Return the element types of the two operands of a product, as it multiplies them, such as i8 and i4; i16 for
+    integers from which zero points are subtracted. A weight that the kernel dequantises has the type that it comes
+    in."""
     if x.op == "array":
         return x.attributes["arrays"].types  # type: ignore[no-any-return]
     left, right = x.operands[0].dtype, x.operands[1].dtype
@@ -550,8 +562,9 @@ def types_of(x: StreamOperator) -> tuple[str, str]:
 
 
 def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -> int:
-    """Return the multiply-adds of a product, or the elements of another kernel, that it computes in a clock cycle.
-    most: how many of them its knobs allow. float_add: clock cycles of an addition of floats on the device."""
+    """Return how many multiply-adds (of a product) or elements (of another kernel) a kernel computes in a clock cycle.
+    x: its operator. plan: its plan. float_add: clock cycles of an addition of floats on the device. most: the number
+    that its knobs allow."""
     if x.op in PRODUCTS:
         sums = SUMS if x.multiplies_integers else x.dtype
         kind = ElementType(sums, plan.computed)
@@ -565,10 +578,10 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
 
 
 def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> dict[str, int]:
-    """Return the rates of a kernel's datapath, as `Datapath.rates`, per clock cycle. Of a product: "matmul", in
-    multiply-adds, "fabric", those of integers that are in LUTs, and "elements", in elements of sums, biases and masks
-    (`ADDERS`). Of another kernel: "elements", the elements that it computes. knobs: of the operator. float_add: as for
-    `units_of`."""
+    """Return the rates of a kernel per clock cycle, as `Datapath.rates` has them. A product has "matmul":
+    multiply-adds; "fabric": how many of them, of integers, are in LUTs; and "elements": elements of sums, biases and
+    masks (`ADDERS`). Another kernel has "elements": the elements that it computes. knobs: of the operator. float_add:
+    as for `units_of`."""
     units = units_of(x, plan, float_add, knobs.lanes_of(x.name, x.op))
     if x.op in PRODUCTS:
         fabric = fabric_of(x, plan, units, knobs.fabric)
@@ -582,7 +595,7 @@ def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> 
 
 
 def beside(x: StreamOperator, plan: KernelPlan, units: int) -> int:
-    """Return the elements of sums, scales, biases and masks that a product computes in a cycle beside its multiply-adds
+    """Return how many elements of sums, scales, biases and masks a product computes in a cycle beside its multiply-adds
     (`elements_beside`); 0 for an array of integers, which only adds up. units: its multiply-adds in a cycle."""
     if x.op == "array" and x.multiplies_integers:
         return 0
@@ -590,7 +603,8 @@ def beside(x: StreamOperator, plan: KernelPlan, units: int) -> int:
 
 
 def fabric_of(x: StreamOperator, plan: KernelPlan, units: int, most: int) -> int:
-    """Return how many multiply-adds of a product are in LUTs. units: those in a cycle. most: what its knobs say."""
+    """Return how many multiply-adds of a product are in LUTs; 0 for anything but a product of integers. units: its
+    multiply-adds in a cycle. most: how many its knob `fabric` allows."""
     if not (x.op in PRODUCTS and x.multiplies_integers):
         return 0
     path, kind = Datapath({"matmul": units, FABRIC: most}), ElementType(SUMS, plan.computed)
@@ -611,9 +625,10 @@ def _coming(x: StreamOperator, plan: KernelPlan) -> ElementType | None:
 
 
 def steps_of(x: StreamOperator, plan: KernelPlan) -> float:
-    """Return the multiply-adds of each sum of a product of integers for each pass that scales the sums of a tile; 0 for
-    other products, infinity for arrays, which scale nothing. The sums of a group are scaled and added up; then a pass
-    scales the total, which is the same one for a single group."""
+    """Return how many multiply-adds of each sum there are for each pass that scales the sums of a tile, of a linear
+    product of integers. The sums of each group of the weight are scaled in a pass and added up; with several groups,
+    one more pass scales the total. Returns infinity for an array of integers, which scales nothing, and 0 for other
+    products."""
     if x.op == "array" and x.multiplies_integers:
         return inf
     if x.op != "linear" or not x.multiplies_integers:

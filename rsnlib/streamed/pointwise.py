@@ -20,7 +20,7 @@ MOST_OPERANDS = 6
 
 @dataclass(frozen=True)
 class OperandIndex:
-    """Operand number `index`, from 0 on, of an elementwise operator."""
+    """An operand of an elementwise operator. index: its number, from 0 on."""
 
     index: int
 
@@ -34,8 +34,8 @@ class RowConstant:
 
 @dataclass(frozen=True)
 class PointwiseCall:
-    """An operation on expressions. name: of a kernel of the language, or one of + - * /. arguments: one or two
-    expressions."""
+    """An operation on expressions. name: of a library kernel of stream programs, or one of + - * /. arguments: one or
+    two expressions."""
 
     name: str
     arguments: tuple[Expression, ...]
@@ -50,8 +50,8 @@ def call(name: str, *arguments: Expression) -> PointwiseCall:
 
 
 def times(a: Expression, b: Expression) -> Expression:
-    """Return the expression a b. Of (1 + tanh(u)) times another factor, as approximations of GELU have it, 2 / (1 +
-    exp(-2 u)) times that, which is equal: a tanh takes many times the multipliers of an exp."""
+    """Return an expression equal to a * b. If one factor is 1 + tanh(u), as in approximations of GELU, the result is 2
+    * the other factor / (1 + exp(-2 u)), because a tanh takes many times the multipliers of an exp."""
     for factor, other in ((b, a), (a, b)):
         match factor:
             case PointwiseCall("+", (1, PointwiseCall("tanh", (u,))) | (PointwiseCall("tanh", (u,)), 1)):
@@ -98,7 +98,7 @@ def power(x: Expression, exponent: float) -> Expression | None:
 
 
 def mapped(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Expression]) -> Expression:
-    """Return the expression x with its operands and vectors replaced. leaf: gives what takes the place of each."""
+    """Return the expression x with each operand and each vector replaced. leaf: returns what takes its place."""
     if isinstance(x, PointwiseCall):
         arguments = tuple(mapped(argument, leaf) for argument in x.arguments)
         return times(*arguments) if x.name == "*" else PointwiseCall(x.name, arguments)
@@ -106,9 +106,9 @@ def mapped(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Expressio
 
 
 def with_numbers_apart(xs: Sequence[Expression], vectors: dict[str, tuple[float, ...]]) -> Expression | None:
-    """Return the one expression that expressions are, in which numbers that are not the same in all of them are
-    vectors; None if they differ in anything else. vectors: gets the numbers of each, by the name of its vector, which
-    none of the others has."""
+    """Return one expression for several that differ only in numbers: a number that is not the same in all of them
+    becomes a vector, with one element for each expression. Returns None if they differ in anything else. vectors:
+    receives the elements of each new vector, by its name."""
     first = xs[0]
     if isinstance(first, PointwiseCall):
         calls = [x for x in xs if isinstance(x, PointwiseCall)]
@@ -128,8 +128,8 @@ def with_numbers_apart(xs: Sequence[Expression], vectors: dict[str, tuple[float,
 
 
 def term(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Term], inside: bool = False) -> Term:
-    """Return an expression in the language of stream programs. leaf: from an operand or a vector to its name there.
-    inside: of another operator, so that it has brackets."""
+    """Return an expression in the language of stream programs. leaf: returns the name there of an operand or a vector.
+    inside: the expression stands inside another operator, and needs brackets."""
     if isinstance(x, OperandIndex | RowConstant):
         return leaf(x)
     if not isinstance(x, PointwiseCall):

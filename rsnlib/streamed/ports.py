@@ -19,12 +19,12 @@ NONE = ChannelShares({}, {})
 
 @dataclass(frozen=True)
 class ChannelPorts:
-    """The ports of tasks that load and store.
+    """How tasks that load and store use the memory channels of a device.
 
-    device: whose channels they are. shares: channels of tensors by their names, and bytes a cycle of ports by the names
-    of their tasks. A tensor that has no channels counts as alone in the first one, and a port without bytes has those
-    that the knobs say. waits: a load waits for its first word, and a store for the response to its last one; False for
-    models of which the ports are sped up.
+    device: whose channels they are. shares: the channels of each tensor, by the tensor's name, and the bytes a cycle of
+    each port, by the name of its task. A tensor without an entry lies in the first channel; a port without an entry
+    moves as many bytes as the knobs say. waits: whether a load waits for its first word, and a store for the response
+    to its last one; False for models in which ports are faster than on the device.
     """
 
     device: StreamDevice
@@ -41,16 +41,17 @@ class ChannelPorts:
         return max(self.device.channels[k].latency for k in self.channels(tensor)) if self.waits else 0
 
     def cost(self, tensor: str, size: int, apart: int) -> int:
-        """Return what a run of bytes that follow each other costs on each channel of its tensor, in bytes that the
-        channel could move meanwhile: each run begins a burst. tensor: its name. size: bytes of the run, on all channels
-        together. apart: runs begin at multiples of so many bytes, from a begin that is a multiple of a word."""
+        """Return what it costs each channel of a tensor to move bytes that follow each other in memory, as the bytes
+        that the channel could move in that time: they begin a burst. tensor: its name. size: number of bytes, on all
+        channels together. apart: the bytes begin at an address that is a multiple of this, counted from a begin of a
+        word."""
         chosen = self.channels(tensor)
         n = len(chosen)
         return max(burst_bytes(self.device.channels[k], size // n, apart // n) for k in chosen)
 
     def share(self, task: str, tensor: str, port: int) -> int:
-        """Return the bytes a cycle of a task on each channel of its tensor, rounded up. task, tensor: names. port: the
-        bytes a cycle that the knobs say, on all channels of the tensor together."""
+        """Return how many bytes a task moves in a cycle on each channel of its tensor, rounded up. task, tensor: their
+        names. port: the bytes a cycle that the knobs say, on all channels of the tensor together."""
         return -(-self.shares.bytes.get(task, port) // len(self.channels(tensor)))
 
 
@@ -60,25 +61,26 @@ def float_add_of(ports: ChannelPorts | None) -> int:
 
 
 def pieces(token_bytes: int) -> int:
-    """Return the words (of `PORT_BYTES`) of a token that lies in one piece; 1 for a token of no whole words.
-    token_bytes: its size. Its tensor can lie in any number of channels that divides this one, so that each token begins
-    in the first channel."""
+    """Return the number that the number of channels of a tensor must divide, so that each of its tokens begins in the
+    first channel: the words (of `PORT_BYTES`) of a token. It is 1 if a token is not made of whole words. token_bytes:
+    bytes of a token, which lie one after the other."""
     return token_bytes // PORT_BYTES if token_bytes % PORT_BYTES == 0 else 1
 
 
 def mover(made: Streamed, task: str) -> str:
-    """Return the name of the operator for which a task loads, or of the task itself if it stores."""
+    """Return the name by which the knob `port` of a task is set: the operator for which the task loads, or the task
+    itself if it stores. task: name of the task."""
     return made.written.loads.get(task, task)
 
 
 def port_shares(
     made: Streamed, device: StreamDevice, wanted: Mapping[str, float], most: int
 ) -> Iterator[ChannelShares]:
-    """Yield ways to share the channels of a device, those with fewer ports first.
+    """Yield ways to share the channels of a device among the tensors of a program, those with fewer ports first.
 
-    made: the program whose tensors move. wanted: bytes a cycle of loads and stores, by their `mover`; others get what
-    the knobs say. most: of any of these. All tensors get channels, also
-    those that kernels read themselves. Raises as `placing.channels.shares` does.
+    made: the program. wanted: the bytes a cycle that a load or store should have, by its `mover`; others get what the
+    knobs say. most: the largest number of bytes a cycle of any port. All tensors get channels, also those that kernels
+    read themselves. Raises as `placing.channels.shares` does.
     """
     written = made.written
     ports: dict[str, dict[str, float]] = {name: {} for name in written.shapes}
@@ -101,8 +103,9 @@ def port_shares(
 
 
 def load_parts(made: Streamed) -> dict[str, float]:
-    """Return, by the name of each load and store, the part of the bytes a cycle of its `mover` that it has: 1, but
-    scales and zero points of a quantised weight come beside it, and are fewer bytes."""
+    """Return, by the name of each task that loads or stores, which part of the bytes a cycle of its `mover` it gets: 1,
+    but less for the scales and zero points of a quantised weight, which are fewer bytes and come at the same time as
+    the weight."""
     written, operators = made.written, {x.name: x for x in made.plans}
     parts = dict.fromkeys(written.moved, 1.0)
     for task, name in written.loads.items():
@@ -114,8 +117,8 @@ def load_parts(made: Streamed) -> dict[str, float]:
 
 
 def widths(made: Streamed) -> dict[str, int]:
-    """Return, by the tensor's name, how many times as wide as `STREAM_BITS` the words of its narrowest stream are,
-    rounded down, and at least 1. A port has as many times the bytes a cycle that the knobs say."""
+    """Return, by the name of each tensor, how many times as wide as `STREAM_BITS` the words of its narrowest stream
+    are, rounded down, and at least 1. Its port moves as many times the bytes a cycle that the knobs say."""
     found: dict[str, int] = {}
     for moved in made.written.moved.values():
         found[moved.tensor] = min(found.get(moved.tensor, WIDE_BITS), max(1, moved.word_bits // STREAM_BITS))
@@ -123,8 +126,8 @@ def widths(made: Streamed) -> dict[str, int]:
 
 
 def widest_ports(made: Streamed, device: StreamDevice) -> dict[str, int]:
-    """Return, by the `mover` of loads and stores, the most bytes a cycle that they can have, as their tensors lie off
-    the chip."""
+    """Return, by the `mover` of loads and stores, the most bytes a cycle that each can have, if its tensor lies in as
+    many channels as it can. Tasks that move the same tensor leave each other at least a byte."""
     written = made.written
     sharing: dict[str, int] = {}
     for moved in written.moved.values():

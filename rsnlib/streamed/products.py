@@ -31,7 +31,8 @@ class ConstantWeight:
 
     @staticmethod
     def of(reader: GraphReader, weight: Node) -> ConstantWeight:
-        """Return a weight (N, K), float32 or dequantised."""
+        """Return the constant weight of a product. weight: its node, (N, K), in float32 or dequantised by operators of
+        the graph."""
         if packet(weight) is not DEQUANTISE:
             return ConstantWeight(reader.array(weight).T)
         a = arguments(weight)
@@ -53,7 +54,8 @@ class ConstantWeight:
         return ConstantWeight(matrix.T, "i4" if bits <= 4 else "i8", of_groups(scale, np.float32), zeros)
 
     def operands(self, name: str) -> dict[str, StreamOperator]:
-        """Return the tensors off the chip by the names of the operands. name: of the product."""
+        """Return the tensors off the chip that hold the weight, as operators, by the names of the product's operands:
+        "weight" and, if it is quantised, "weight_scale" and "weight_zero". name: of the product."""
         found = {"weight": weight_memory(f"{name}_weight", self.matrix, self.dtype)}
         if self.scale is not None:
             found["weight_scale"] = weight_memory(f"{name}_weight_scale", self.scale)
@@ -70,9 +72,13 @@ def product(
     bias: Node | None,
     rows: Mapping[str, Any] | None = None,
 ) -> Value | None:
-    """Return x @ weight + bias as an operator; None if x is constant, so that the host computes it. rows: `scale` and
-    `zero` of quantised x; None for x in float32. Raises `OperatorRefused` for operands that are no matrices, or not
-    stored as such, and as `rows_scaled_by` does."""
+    """Return x @ weight + bias as an operator; None if x is constant, so that the host computes it.
+
+    reader, node: as for a `reading.Rule`. x: the node of the left operand, (..., K). weight: (K, N). bias: a node,
+    (N,); None for none. rows: if x is quantised, its scale and zero point, nodes by the names `scale` and `zero`; None
+    for x in float32. Raises `OperatorRefused` for operands that are no matrices, or not stored as such, and as
+    `rows_scaled_by` does.
+    """
     if x in reader.constants:
         return None
     if weight.matrix.ndim != 2 or len(shape_of(x)) < 2:
@@ -101,8 +107,9 @@ def is_number(reader: GraphReader, x: Node) -> bool:
 
 
 def rows_scaled_by(reader: GraphReader, a: Mapping[str, Any]) -> dict[str, StreamOperator]:
-    """Return the operators of the scales, and zero points if there are any, of the rows of an operand. a: `scale` and
-    `zero`. Raises `OperatorRefused` for what is neither a constant nor computed for each row by a kernel."""
+    """Return the operators that compute the scale of each row of an operand and, if there are any, the zero points, by
+    the names "scale" and "zero". a: the nodes of both, by these names; None for no zero points. Raises
+    `OperatorRefused` for a node that no kernel computes for each row."""
     found = {}
     for name in ("scale", "zero"):
         if a[name] is None:

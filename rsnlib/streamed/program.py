@@ -47,10 +47,9 @@ LEAST_DEPTH = 2
 
 @dataclass(frozen=True)
 class MovedBytes:
-    """What a task moves of a tensor. tensor: its name. share: bytes a cycle of its port on each channel of the tensor.
-    cost: of all tokens of an execution on each channel, in bytes that it could move meanwhile (`ChannelPorts.cost`).
-    word_bits: of a word of the stream.
-    """
+    """What a task moves of a tensor in an execution. tensor: its name. share: bytes a cycle of the task's port on each
+    channel of the tensor. cost: of all tokens on each channel, in bytes that the channel could move in that time
+    (`ChannelPorts.cost`). word_bits: bits of a word of the stream."""
 
     tensor: str
     share: int
@@ -60,20 +59,24 @@ class MovedBytes:
 
 @dataclass(frozen=True, eq=False)
 class StreamProgramText:
-    """A stream program.
+    """A stream program of a block.
 
-    statements: of it, without places. inputs: what each input tensor holds; None for one that tasks fill before they
-    read it; a tuple for one with an axis for the layers in front, and `HeldOneBehindOther` for one of all layers and of
-    what is behind them. outputs: the name of the tensor of each stored
-    operator, by the operator's name. shapes: of all tensors, in elements. layered: the tensors with an axis for the
-    layers. dtypes: their element types. converters: by name of their task. packed_tensors: of tensors that lie tile
-    by tile. loads: the operator that each task that loads a tensor is for, both by name. stores: names of tasks that
-    store one. moved: bytes, by the name of each of these tasks. requests: the streams on which the reading task of a
-    converter asks the filling one for the next buffer, against the direction of the data. existing: of tensors by name,
-    what exists, and the shape of all matrices with what was added (`covering`). row_axes: of tensors by name whose rows
-    are those of a sequence of any length, the axis of `shapes` with its row tiles, and the elements of one along it.
-    row_tile: rows of a tile of these; 0 if the program has one length. rows_together: bytes of a tile of tensors, by
-    name, that lie row by row, and of which the rows of a tile follow each other.
+    statements: of the program, without places in a text. inputs: what each input tensor holds. None: tasks fill it
+    before they read it. A tuple: one value for each layer. `HeldOneBehindOther`: one value for each layer and for what
+    is behind the layers. outputs: the name of the tensor of each stored operator, by the operator's name. shapes: of
+    all tensors, in elements. layered: the tensors with an axis for the layers, which comes first. dtypes: element types
+    of all tensors.
+
+    converters: by the name of their task. packed_tensors: how each tensor lies that lies tile by tile. loads: for each
+    task that loads a tensor, the name of the operator for which it loads, by the name of the task. stores: the names of
+    the tasks that store a tensor. moved: what each of these tasks moves, by its name. requests: names of the streams on
+    which the reading task of a converter asks the filling task for the next buffer, against the direction of the data.
+
+    existing: for each tensor with added rows or columns, what exists of it (`covering`), and its shape with what was
+    added. row_axes: for each tensor whose rows are those of a sequence of any length, the axis of `shapes` that counts
+    its row tiles, and the elements of one row tile along it. row_tile: rows of a tile of these tensors; 0 if the
+    program has one length. rows_together: for each tensor that lies row by row, and of which the rows of a tile follow
+    each other, the bytes of a tile.
     """
 
     statements: Sequence[StatementNode]
@@ -100,8 +103,8 @@ class StreamProgramText:
         return printed(self.statements)
 
     def pieces(self, name: str) -> int:
-        """Return the number that the number of channels of a tensor must divide: 1 if the rows of its tiles do not
-        follow each other. name: of the tensor."""
+        """Return the number that the number of memory channels of a tensor must divide (`ports.pieces`). It is 1 if the
+        rows of a tile do not follow each other in memory. name: of the tensor."""
         packed = self.packed_tensors.get(name)
         if packed is None:
             return pieces(self.rows_together.get(name, 1))
@@ -124,9 +127,10 @@ class StreamProgramText:
         return (*shape[:axis], -(-length // self.row_tile) * size, *shape[axis + 1 :])
 
     def laid_out(self, name: str, x: Array, length: int | None = None) -> Array:
-        """Return the elements of a tensor as they lie in memory, in its `shape`, with those that were added; of one
-        with an axis for the layers those of one layer. name: of the tensor. x: its elements that exist, row-major.
-        length: as for `shape`. Raises `ValueError` for another number of elements."""
+        """Return a tensor's elements in the order in which they lie in memory, in its `shape`, with those that are
+        added (`covering.grown`). If the tensor has an axis for the layers, the elements are those of one layer, and the
+        result has no such axis. name: of the tensor. x: the elements that exist, row-major. length: as for `shape`.
+        Raises `ValueError` for another number of elements."""
         packed, existing = self._at(name, length)
         if existing is not None:
             x = grown(x, *existing)
@@ -134,8 +138,8 @@ class StreamProgramText:
         return lying.reshape(self.shape(name, length)[int(name in self.layered) :])
 
     def elements(self, name: str, x: Array, length: int | None = None) -> Array:
-        """Return the elements that exist of what lies in memory, row-major, (elements,): the inverse of `laid_out`.
-        name: of the tensor. x: in its `shape`, without an axis for the layers. length: as for `shape`."""
+        """Return the elements that exist of a tensor in memory, row-major, (elements,): the inverse of `laid_out`.
+        name: of the tensor. x: the tensor in its `shape`, without an axis for the layers. length: as for `shape`."""
         packed, existing = self._at(name, length)
         whole = np.ascontiguousarray(x if packed is None else packed.unpack(x))
         if existing is not None:
@@ -212,16 +216,16 @@ def program(
     ports: ChannelPorts | None = None,
     repeated: ProgramLayers | None = None,
 ) -> StreamProgramText:
-    """Write the stream program of planned kernels.
+    """Return the stream program of planned kernels.
 
     graph, plans: of the block. knobs: of the program: how its tensors lie off the chip, and how fast they move. title:
-    of the first line. groups: the number of each kernel's group, by name: between groups, results go through memory off
-    the chip. depths: tokens that streams hold, by name; others hold 2, or all that ever go over them if they close a
-    circle of tasks, so that no task waits for ever. ports: on the channels of a device; None for a memory without
-    channels, latency and bursts, in which each row of a tile that does not follow the one before begins a word of its
-    port. repeated: the layers, two or more, of which the block is one; None for a block by itself. Raises
-    `ProgramError` for kernels without a group, and groups and depths of kernels and streams that the program does not
-    have.
+    text for its first line. groups: the number of each kernel's group, by the kernel's name: between groups, results go
+    through memory off the chip. depths: tokens that streams hold, by the stream's name. Another stream holds 2 tokens;
+    if it closes a circle of tasks, it holds all tokens that ever go over it, so that no task waits for ever. ports: how
+    tensors use the memory channels of a device; None for a memory without channels, latency and bursts, in which each
+    row of a tile that does not follow the one before begins a word of its port. repeated: the layers, two or more, of
+    which the block is one; None for a block by itself. Raises `ProgramError` for kernels without a group, and for
+    groups and depths of kernels and streams that the program does not have.
     """
     chosen = groups or {}
     missing = [x.name for x in plans if chosen and x.op != "array" and x.name not in chosen]

@@ -57,7 +57,7 @@ class OperatorRefused(Exception):
 @dataclass(frozen=True)
 class Host:
     """A tensor, or another value, that the host computes before the run. node: of the captured graph. given: it is an
-    argument, behind operators that only rearrange it."""
+    argument of the module, or an argument that operators only rearranged."""
 
     node: Node
     given: bool = False
@@ -78,11 +78,12 @@ Value = ShownTensor | Host | Missing
 class OperatorBlock:
     """A PyTorch module as operators of streams.
 
-    results: for each output node of the captured graph, what it shows of an operator's result; those that the host
-    computes are missing. host: the nodes that the host runs before each run, in order: first those that tell which rows
-    of caches are replaced. lifted: copies of the module's tensors that the host reads. weights: state of each of the
-    module's tensors, by name, when it was captured: operators and `lifted` hold the numbers of that time. repeated:
-    the layers of which the operators are one, None if they are the whole module.
+    graph: the operators. interface: how the module is called. results: for each output node of the captured graph that
+    kernels compute, which elements of which operator's result it is. host: the nodes that the host computes before each
+    run, in order: first those that say which rows of caches are replaced. lifted: copies of the module's tensors that
+    the host reads, by node. weights: the state of each of the module's tensors at the capture, by name: operators and
+    `lifted` hold the numbers of that time. repeated: the layers of which the operators are the first one, None if the
+    operators are the whole module.
     """
 
     graph: OperatorGraph
@@ -136,7 +137,7 @@ kernel computes it."""
 @dataclass(frozen=True)
 class GraphPart:
     """A part of a captured graph that kernels compute, such as a layer. path: of its module. nodes: its operators.
-    given: the node in front of it that it computes from. results: those of its nodes that others read."""
+    given: the node in front of the part that it takes as its input. results: the nodes of the part that others read."""
 
     path: str
     nodes: frozenset[Node]
@@ -152,9 +153,9 @@ def weight_memory(name: str, matrix: npt.NDArray[Any], dtype: str = "f32") -> St
 
 
 class GraphReader:
-    """Reads a captured graph, operator by operator. program: the graph. interface: how its module is called. rules: for
-    each operator of PyTorch. part: that is read, None for all of it. taken: names that operators must not have. of:
-    what each node is, so far."""
+    """Reads a captured graph, operator by operator, and makes operators of streams of it. program: the graph.
+    interface: how its module is called. rules: the rule for each operator of PyTorch. part: the part that is read, None
+    for all of it. taken: names that operators must not get. of: what each node was read as, so far."""
 
     def __init__(
         self,
@@ -176,7 +177,8 @@ class GraphReader:
         self._columns: dict[tuple[StreamOperator, int, int], StreamOperator] = {}
 
     def block(self, values: Environment) -> OperatorBlock:
-        """Read the whole graph. values: of all nodes that are no operators. Raises as `read`."""
+        """Read the whole graph, and return it as a block. values: of all nodes that are no operators, by node. Raises
+        as `read`."""
         graph, results = self.read()
         positions, _ = ahead(self.program, {x.positions.node for x in graph.operators if x.positions is not None})
         needed = {operator.data.node for operator in graph.operators if isinstance(operator.data, FromHost)}
@@ -186,9 +188,9 @@ class GraphReader:
         return block_of(self.program, self.interface, graph, results, host, values)
 
     def read(self) -> tuple[OperatorGraph, dict[Node, ShownTensor]]:
-        """Read the graph, or its part. Returns its operators, and what each node that is a result shows of one of them;
-        results of the host are missing. Raises `UnsupportedError` for an operator on which a result depends and that no
-        kernel computes, and for a module of which nothing can be a kernel."""
+        """Read the graph, or its part. Returns its operators; and, for each node that is a result and that kernels
+        compute, which elements of which operator's result it is. Raises `UnsupportedError` for an operator on which a
+        result depends and that no kernel computes, and for a module of which nothing can be a kernel."""
         part = self._part
         for node in self.program.graph.nodes:
             if node.op == "call_function" and (part is None or node in part.nodes):
@@ -244,8 +246,9 @@ class GraphReader:
     # -- names and operators
 
     def name(self, node: Node, kind: str) -> str:
-        """Return a new name for an operator: the path of its module, and `kind`, which says what it is. kind is left
-        out for modules that are just that operator (`MODULES`), and for a path that is a number only."""
+        """Return a new name for an operator, made of the path of its module and `kind`, a word for what the operator
+        does. `kind` is left out for modules that are just this operator (`MODULES`), and for a path that is a number
+        only. node: the operator of PyTorch."""
         path = module_path(node)
         if self._part is not None:
             path = path.removeprefix(self._part.path).removeprefix(".")
@@ -260,12 +263,13 @@ class GraphReader:
         return StreamOperator(self.name(node, op), op, tuple(operands), shape, attributes, site=site(node))
 
     def again(self, x: StreamOperator, operand: StreamOperator) -> StreamOperator:
-        """Return an operator that computes, of fewer rows, what x does of its operand. operand: with these rows."""
+        """Return an operator that computes of `operand` what x computes of its own operand. operand: with fewer rows,
+        such as the last one of a sequence."""
         return replace(x, name=unique_name(x.name, self._names), operands=(operand,), shape=operand.shape)
 
     def once(self, key: tuple[object, ...], make: Callable[[], StreamOperator]) -> StreamOperator:
-        """Return the operator of a key: what `make` returns when it is first asked for. Layers that quantise the same
-        rows share these kernels. key: all that the operator's numbers depend on."""
+        """Return the one operator for a key: `make` makes it at the first call with this key. So layers that quantise
+        the same rows share one kernel. key: everything that the operator's numbers depend on."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
@@ -313,10 +317,13 @@ class GraphReader:
         masks: bool = False,
         integers: bool = False,
     ) -> StreamOperator:
-        """Return the operator for a tensor of the host that lies off the chip; one for equal arguments. node: the
-        tensor. view: how it shows the matrices of `shape`, (heads, rows, columns); None for a matrix of its own last
-        dimension. masks: it is added to scores, or tells with Booleans which of them count. integers: it may be int8.
-        Raises `OperatorRefused` for a tensor that is not float32, nor one of these."""
+        """Return the operator for a tensor of the host that lies off the chip; the same operator for equal arguments.
+
+        node: the tensor. view: where its elements lie in matrices of `shape`, (heads, rows, columns); None for one
+        matrix, whose columns are the tensor's last dimension. masks: the tensor is a mask, which is added to scores, or
+        whose Booleans say which scores count. integers: the tensor may be int8. Raises `OperatorRefused` for a tensor
+        that is not float32, nor Boolean with `masks`, nor int8 with `integers`.
+        """
         is_integers = integers and dtype_of(node) == torch.int8
         if dtype_of(node) != torch.float32 and not is_integers and not (masks and dtype_of(node) == torch.bool):
             raise OperatorRefused(f"{node.name} is {dtype_of(node)}; kernels compute in float32")
@@ -342,8 +349,9 @@ class GraphReader:
         return ShownTensor(self.memory(node, integers=integers), View.dense(shape_of(node)))
 
     def whole(self, part: ColumnSlice) -> StreamOperator:
-        """Return an operator whose result is exactly the columns of `part`. A product makes them by itself: its other
-        columns become products of their own. Raises `OperatorRefused` for some columns of another operator."""
+        """Return an operator whose result is exactly the columns of `part`. If `part` is some columns of a product, the
+        product is divided: its other columns become other products. Raises `OperatorRefused` for some columns of
+        another operator."""
         operator = part.operator
         if part.is_whole:
             return operator
@@ -373,7 +381,7 @@ class GraphReader:
         return made
 
     def part(self, node: Node) -> ColumnSlice:
-        """Return which columns of which operator's result a node shows, and in which order its rows. A tensor of the
+        """Return which columns of which operator's result a node is, and in which order its rows are. A tensor of the
         host is loaded. Raises `OperatorRefused` for a node that repeats or leaves out elements, or whose columns do not
         stand side by side, and as `shown`."""
         found = part_of(self.shown(node))
@@ -397,8 +405,9 @@ class GraphReader:
 def ahead(
     program: ExportedProgram, nodes: Collection[Node], until: Collection[Node] = ()
 ) -> tuple[list[Node], list[Node]]:
-    """Return operators, and those that they depend on, in order; and the nodes that are no operators among all these.
-    program: the graph. nodes: the operators. until: nodes that are known, with all that they depend on."""
+    """Return operators together with all operators that they depend on, in order; and the arguments and constants that
+    these depend on. program: the graph. nodes: the operators. until: nodes that are known; neither they nor what they
+    depend on is returned."""
     needed = {node for node in nodes if node not in until}
     stack = list(needed)
     while stack:
@@ -420,10 +429,10 @@ def block_of(
     values: Environment,
     repeated: RepeatedLayers | None = None,
 ) -> OperatorBlock:
-    """Return operators that were read as a block.
+    """Return the block of operators that were read from a graph.
 
-    program, interface: of the module. graph, results, host, repeated: as in `OperatorBlock`. host may have what the
-    results do not need. values: of all nodes that are no operators.
+    program, interface: of the module. graph, results, host, repeated: as in `OperatorBlock`; host may have nodes that
+    the results do not need. values: of all nodes that are no operators, by node.
     """
     behind = repeated.behind if repeated else ()
     read = {x for node in (*host, *behind) for x in node.all_input_nodes if x.op in ("placeholder", "get_attr")}

@@ -18,7 +18,8 @@ HeldByLayers = tuple[Held, ...]
 
 @dataclass(frozen=True, eq=False)
 class HeldOneBehindOther:
-    """What a tensor holds of each layer, and what behind these: matrices, of which the rows follow each other."""
+    """What a tensor holds that has rows for each layer and for what is behind the layers. parts: the matrix of each
+    layer, then that of what is behind them; the rows of each follow those of the one before."""
 
     parts: HeldByLayers
 
@@ -28,10 +29,10 @@ class ProgramLayers:
     """The layers that a program goes through.
 
     count: of the layers. carried: name of the tensor off the chip that is the input of the first layer. result: name of
-    the operator whose result is the input of the next layer, and of the last layer the result of all. held: what
-    differs between layers, for each layer: of tensors off the chip by their name and "", of vectors of kernels, and of
-    positions, by the names of the kernel and the vector. behind: names of operators that compute behind the layers,
-    once.
+    the operator whose result is the input of the next layer; for the last layer it is the result of all layers. held:
+    what differs between layers: for each key one value for each layer. The key of a tensor off the chip is its name and
+    ""; the key of a vector or of positions of a kernel is the names of the kernel and of the vector. behind: names of
+    the operators that compute behind the layers, once.
     """
 
     count: int
@@ -43,11 +44,12 @@ class ProgramLayers:
 
 @dataclass(frozen=True, eq=False)
 class RepeatedLayers:
-    """Layers of which the operators of a block are the first one, and those that compute behind them.
+    """The other layers of a model, of which a block has the operators of the first, and perhaps of what comes behind
+    all layers.
 
-    count, carried, result: as in `ProgramLayers`. others: the operators of the other layers, in the order of the
-    first. results: for each node of PyTorch that shows a result of a layer, such as a cache, the number of the layer.
-    behind: nodes that the host runs behind the layers, in order.
+    count, carried, result: as in `ProgramLayers`. others: the operators of the other layers, in the same order as those
+    of the first. results: for each node of the captured graph that is a result of a layer, such as a cache, the number
+    of the layer. behind: nodes that the host computes behind the layers, in order.
     """
 
     count: int
@@ -58,8 +60,8 @@ class RepeatedLayers:
     behind: Sequence[Node] = ()
 
     def layers(self, count: int, graphs: Sequence[OperatorGraph]) -> ProgramLayers:
-        """Return the first `count` layers. graphs: their operators, and in the first one those behind the layers, all
-        changed in the same way, such as by `covering`."""
+        """Return the first `count` layers as a program has them. graphs: the operators of each layer, all changed in
+        the same way, such as by `covering`; the first one also has the operators behind the layers."""
         first = of_layer(graphs[0], self.result)
         behind = frozenset(x.name for x in graphs[0].operators) - {x.name for x in first.operators}
         held = held_by_layers([first, *graphs[1:]], self.carried)
@@ -73,15 +75,16 @@ class RepeatedLayers:
 
 
 def of_layer(graph: OperatorGraph, result: str) -> OperatorGraph:
-    """Return the operators of a layer, without those behind it. result: name of the layer's result."""
+    """Return the operators of a layer, without those behind it. graph: of the first layer and of what is behind the
+    layers. result: name of the layer's result."""
     roots = *(x for x in graph.results if x.op == "replace"), next(x for x in graph.operators if x.name == result)
     kept = frozenset(reachable(roots))
     return OperatorGraph(tuple(x for x in graph.operators if x in kept), roots)
 
 
 def held_by_layers(graphs: Sequence[OperatorGraph], carried: str) -> dict[tuple[str, str], HeldByLayers]:
-    """Return what differs between layers (`ProgramLayers.held`). graphs: of the layers. carried: name of what the first
-    one takes."""
+    """Return what differs between layers, as `ProgramLayers.held`. graphs: the operators of each layer. carried: name
+    of the tensor off the chip that is the input of the first layer; it is left out."""
     held: dict[tuple[str, str], HeldByLayers] = {}
     for of_layers in zip(*(graph.operators for graph in graphs), strict=True):
         first = of_layers[0]

@@ -32,13 +32,14 @@ def repeated_block(
     rules: Mapping[Any, Rule],
     head: bool = False,
 ) -> OperatorBlock:
-    """Return one layer of a captured model as a block, with what differs in the others.
+    """Return the first layer of a captured model as a block, with what differs in the other layers
+    (`OperatorBlock.repeated`).
 
-    model: that was captured. program, interface, rules: as for `GraphReader`. values: of all nodes that are no
-    operators. head: kernels compute what is behind the layers, too. Raises `UnsupportedError` for a model without
-    layers in a `ModuleList`, for layers that are not in a chain, for the first difference between two layers beside
-    constants and tensors of the host, and for what a layer stores beside caches of fixed capacity; and as
-    `GraphReader.read` does.
+    model: the module that was captured. program, interface, rules: as for `GraphReader`. values: of all nodes that are
+    no operators, by node. head: kernels also compute what is behind the layers. Raises `UnsupportedError` for a model
+    without layers in a `ModuleList`, for layers that do not follow each other as a chain, for two layers that differ in
+    anything but constants and tensors of the host, and for a layer that stores anything but caches of fixed capacity;
+    and as `GraphReader.read` does.
     """
     _merge_equal(program)
     parts = _parts(model, program, interface)

@@ -133,7 +133,8 @@ def multiplies_integers(types: Types) -> bool:
 
 
 def lane_operations(node: KernelNode) -> Operations:
-    """Return the operations of each element that a kernel which is no product takes in a cycle."""
+    """Return the operations in float32 that a kernel other than a product does for each element: how many additions,
+    multiplications, divisions and exponentials."""
     if node.op == "epilogue" and not node.attributes["scaled"]:
         return (1, 0, 0, 0)
     if node.op != "pointwise":
@@ -145,8 +146,8 @@ def lane_operations(node: KernelNode) -> Operations:
 
 
 def area(node: KernelNode, lanes: int, device: StreamDevice, fabric: int = 0) -> dict[str, int]:
-    """Return the numbers of LUTs and DSPs of a kernel, by the names "LUT" and "DSP"; estimates. lanes: multiply-adds of
-    a product, or elements of another kernel, in a cycle. fabric: of these multiply-adds, those in LUTs."""
+    """Return how many LUTs and DSPs a kernel needs, by the names "LUT" and "DSP"; estimates. lanes: multiply-adds of a
+    product, or elements of another kernel, in a cycle. fabric: how many of these multiply-adds are in LUTs."""
     units, luts = units_of(device), 0
     if node.op in PRODUCTS:
         types: Types = node.attributes["types"]  # type: ignore[assignment]
@@ -191,5 +192,6 @@ def _area_of_product(
 
 
 def fabric_luts(types: Types, steps: int) -> float:
-    """Return the LUTs of a multiply-add of integers in LUTs. types: of its operands. steps: of each sum in a cycle."""
+    """Return how many LUTs a multiply-add of integers takes that is in LUTs. types: element types of its operands.
+    steps: multiply-adds of each sum in a cycle."""
     return FABRIC_LUTS[types[1]] + STEP_LUTS * (steps - 1) / steps + (SUM_LUTS + READ_LUTS) / steps

@@ -292,8 +292,8 @@ def row_scales(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | No
 
 
 def part_of_result(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Rule (`reading.Rule`) of one result of an operator with several: of the scales of rows, and their zero points.
-    Raises as `row_scales` does."""
+    """Rule (`reading.Rule`) of one result of an operator with several results: the scales of rows, or their zero
+    points. Raises as `row_scales` does."""
     source, index = node.args
     assert isinstance(source, Node)
     if packet(source) is not ROW_SCALES or isinstance(reader.of[source], Host):
@@ -373,8 +373,8 @@ def quantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None
 
 
 def dequantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Rule (`reading.Rule`) of what integers stand for, with a constant scale and zero point. Raises `OperatorRefused`
-    for other scales, and as `elementwise` does."""
+    """Rule (`reading.Rule`) of the numbers that integers stand for, with a constant scale and zero point. Raises
+    `OperatorRefused` for other scales, and as `elementwise` does."""
     if isinstance(reader.of[a["x"]], Host):
         return None
     scale, zero = reader.known(a["scale"]), 0.0 if a["zero"] is None else reader.known(a["zero"])
@@ -448,8 +448,9 @@ def index_copy(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | No
 
 
 def index_put(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Rule (`reading.Rule`) as `index_copy`, spelled cache[:, :, positions] = rows. Raises `OperatorRefused` also for
-    more than one list of positions, for sums, and for rows that PyTorch repeats."""
+    """Rule (`reading.Rule`) as `index_copy`, of the spelling cache[:, :, positions] = rows. Raises `OperatorRefused`
+    also for more than one list of positions, for rows that are added to those of the cache, and for rows that PyTorch
+    repeats."""
     cache, rows = a["self"], a["values"]
     if all(isinstance(reader.of[x], Host) for x in (cache, rows)):
         return None
@@ -464,9 +465,9 @@ def index_put(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | Non
 
 
 def chosen_rows(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Rule (`reading.Rule`) of rows that an argument chooses, such as the last one of a sequence. Of a norm they are
-    chosen in front of it. Raises `OperatorRefused` for several sequences, for indices of other dimensions, and for some
-    that are computed."""
+    """Rule (`reading.Rule`) of rows that an argument chooses, such as the last one of a sequence. If they are rows of a
+    norm, they are chosen in front of it, so that the norm computes only these. Raises `OperatorRefused` for several
+    sequences, for indices of other dimensions, and for indices that a kernel computes."""
     x: Node = a["self"]
     if isinstance(reader.of[x], Host):
         return None

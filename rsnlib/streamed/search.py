@@ -97,8 +97,8 @@ class BlockSearch:
         return (START,)
 
     def evaluate(self, choice: Choice) -> Outcome:
-        """Return the costs of a choice: modelled latency in ms, memory on the chip in KiB. Its facts add the cycles and
-        the number of groups of operators. Raises as `made` does."""
+        """Return the costs of a choice in the order of `wanted`: modelled latency in ms, memory on the chip in KiB. The
+        facts of the outcome are its clock cycles and its number of groups of kernels. Raises as `made` does."""
         made = self.made(choice)
         kib = made.on_chip_bytes / 1024
         costs = {"latency": made.latency_s * 1e3, "memory": kib}
@@ -115,9 +115,12 @@ class BlockSearch:
 
 
 def tile_candidates(made: Streamed, knobs: Knobs, fixed: Collection[str]) -> tuple[Knobs, ...]:
-    """Return the knobs that a short search tries: `knobs` with each of `TILES`, of `TILES_OF_INTEGERS` if a product is
-    one, and of those with few rows for sequences of any length, but for those in `fixed`, and for those that cut each
-    operator as others do that come before. If all sizes of a tile are fixed, only `knobs`."""
+    """Return the knobs that a short search tries, each with other sizes of tiles: `TILES`; `TILES_OF_INTEGERS` if a
+    product is of integers; and tiles of few rows if the block is for sequences of any length.
+
+    knobs: the other knobs. fixed: names of knobs whose values in `knobs` stay. Knobs that cut each operator into the
+    same tiles as earlier ones are left out. If all sizes of a tile are fixed, only `knobs` is returned.
+    """
     if {"rows", "columns", "depth"} <= {*fixed}:
         return (knobs,)
     found: list[tuple[Knobs, list[KernelPlan]]] = []

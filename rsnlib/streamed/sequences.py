@@ -28,9 +28,9 @@ OF_KEYS = frozenset(("keys", "other_scale", "other_zero"))
 
 
 def row_units(graph: OperatorGraph) -> dict[StreamOperator, int]:
-    """Return a number of rows for each kernel with one matrix as its result. A tile of its rows must divide that
-    number, so that no tile lies in two sequences, neither here nor in kernels that it gets rows from or gives rows
-    to."""
+    """Return a number of rows for each kernel whose result is one matrix. The rows of its tiles must divide that
+    number, so that no tile has rows of two sequences, neither in this kernel nor in kernels with which it shares a
+    stream."""
     units = {x: x.shape[1] for x in graph.computed if x.shape[0] == 1}
     for x in graph.computed:
         for other, rows in _sequence_rows(x):
@@ -73,9 +73,9 @@ def _sequence_rows(x: StreamOperator) -> Iterator[tuple[StreamOperator, int]]:
 
 
 def common_tensor(x: StreamOperator, ends: Sequence[tuple[str, Order]]) -> tuple[int, ...]:
-    """Return one shape for a result, of which all kernels at its streams can give their orders: (rows, columns), or
-    with heads or sequences in front. x: the operator of the result. ends: the name of each of these kernels, and its
-    order. Raises `UnsupportedError` for kernels that cut the rows into different sequences."""
+    """Return one shape for the result of an operator in which the kernels at both ends of its streams can all give
+    their orders: (rows, columns), or with heads or sequences in front. x: the operator. ends: the name of each of these
+    kernels, and its order. Raises `UnsupportedError` for kernels that cut the rows into different sequences."""
     most = max(len(order.tensor) for _, order in ends)
     found = {order.tensor: name for name, order in ends if len(order.tensor) == most}
     if len(found) > 1:
@@ -93,6 +93,6 @@ def _sequences(tensor: tuple[int, ...]) -> str:
 
 
 def as_order_of(order: Order, tensor: tuple[int, ...]) -> Order:
-    """Return an order of a matrix as one of the same elements with an axis for sequences. tensor: shape of the latter,
-    (rows, columns) or (sequences, rows, columns)."""
+    """Return an order of a matrix as an order of the same elements with an axis for sequences in front. tensor: the
+    shape with that axis, (sequences, rows, columns); with (rows, columns) the order is returned as it is."""
     return order if order.tensor == tensor else expand(order, 0, tensor[:2])

@@ -12,8 +12,8 @@ from .operators import StreamOperator
 
 @dataclass(frozen=True)
 class ShownTensor:
-    """A tensor: elements of an operator's result, which is row-major with all its heads one below the other. view:
-    which element of the result each of the tensor's is."""
+    """A tensor whose elements are elements of an operator's result. That result lies row-major, with its heads one
+    below the other. view: where each element of the tensor lies in the result."""
 
     operator: StreamOperator
     view: View
@@ -26,7 +26,8 @@ class ShownTensor:
 
 @dataclass(frozen=True)
 class ColumnSlice:
-    """The columns start .. start + width - 1 of an operator's result, counted from 0, and the view of them alone."""
+    """The columns from `start` to before `start + width` of an operator's result, counted from 0. view: where each
+    element of a tensor lies in a result that has only these columns."""
 
     operator: StreamOperator
     start: int
@@ -41,12 +42,10 @@ class ColumnSlice:
 
 @dataclass(frozen=True)
 class HeadRead:
-    """Heads of an attention's operand: `count` matrices of rows x columns elements, each of which serves `repeats`
-    heads of queries. part: where they lie.
-
-    The rows of each of `sequences` follow each other in one matrix, and the heads of a sequence lie side by side in the
-    columns: a matrix for each head has as many sequences as heads.
-    """
+    """The heads of an operand of attention: `count` matrices of `rows` x `columns` elements, each of which serves
+    `repeats` heads of queries. part: the columns of an operator's result in which they lie. sequences: how many parts
+    the rows of that result have; the heads of one sequence lie side by side in the columns. A result with one matrix
+    for each head counts as many sequences as heads."""
 
     part: ColumnSlice
     count: int
@@ -57,8 +56,8 @@ class HeadRead:
 
 
 def part_of(x: ShownTensor) -> ColumnSlice | None:
-    """Return the columns that a tensor shows; None if it does not show every row once, and in each the same columns,
-    which stand side by side."""
+    """Return the columns of an operator's result that a tensor has; None unless it has every row once, and in each row
+    the same columns, side by side."""
     heads, rows, columns = x.operator.shape
     found = x.view.columns(heads * rows, columns)
     if found is None:
@@ -71,7 +70,7 @@ def part_of(x: ShownTensor) -> ColumnSlice | None:
 
 
 def is_matrix(part: ColumnSlice) -> bool:
-    """Return whether a part is shown with rows in order and all its columns as the last dimension."""
+    """Return whether a part has its rows in order, and all its columns as the last dimension."""
     return part.view == View.dense(part.view.shape) and part.view.shape[-1] == part.width
 
 

@@ -17,9 +17,10 @@ from .operators import OperatorGraph, StreamOperator, rebuilt
 
 
 def with_split_products(graph: OperatorGraph, knobs: Knobs) -> OperatorGraph:
-    """Return the graph in which each linear operator is as many kernels as its knob `kernels` says, and an operator
-    "join" that puts their columns side by side; the same graph where it says 1. The join has the name of the operator,
-    and its kernels have it with their number behind it. knobs: of the operators, by the names before."""
+    """Return the graph in which each linear operator is divided into as many operators as its knob `kernels` says, each
+    with an equal share of the columns, and an operator "join" that puts their columns side by side; the same graph
+    where the knob is 1. The join has the name of the operator; the parts have that name with their number behind it.
+    knobs: of the operators, by their names before the change."""
 
     def change(x: StreamOperator) -> StreamOperator:
         columns = x.shape[2]
