@@ -332,9 +332,9 @@ def _score_ops(s: Binder, att: AttentionLayer, shapes: Sequence[tuple[tuple[int,
 
 
 def score_op(s: Binder, unit: tuple[int, int], products: int) -> None:
-    """Append `products` tile products with half of K to the product unit at (grid row, grid column). Each emits one
-    tile, so one op counts products of any heads: a new op starts only when the last is full. Raises like `pipeline_of`.
-    """
+    """Append `products` tile products, each over half of K, to a product unit. unit: its (grid row, grid column). Each
+    product gives one tile, whatever head it is of, so that one op can count products of several heads: a new op begins
+    only when the last one has as many as it can count. Raises like `pipeline_of`."""
     i, j = unit
     ops, most_products = s.ops(pipeline_of(s.overlay).scores.products[i][j]), most(s, "matmul", "depth")
     left = products
@@ -354,7 +354,7 @@ def score_op(s: Binder, unit: tuple[int, int], products: int) -> None:
 
 def value_op(s: Binder, i: int, rows: int, keys: int) -> None:
     """Append P V for `rows` row blocks to the product unit behind grid row i: half of the columns, summed over `keys`
-    key tiles. An op equal to the one before raises that one's row groups instead. Raises like `pipeline_of`."""
+    key tiles. If the op before is equal, the number of its row groups is raised instead. Raises like `pipeline_of`."""
     ops = s.ops(pipeline_of(s.overlay).products[i])
     op = Multiply(depth=keys, rows=rows, half_columns=True, sums=True)
     joined = multiply_as(ops[-1] if ops else None, op, "row_groups", most(s, "matmul", "row_groups"))
@@ -381,9 +381,9 @@ def load_values(s: Binder, rows: int, send: Send, load: bool = True) -> None:
 
 
 def is_held(s: Binder, unit: str, item: int, parts: int) -> bool:
-    """Whether item number `item` of a memory finds its data in its slot, so that it need not load them. The items take
-    `parts` parts in turn, again and again; each item fills the slot behind that of the item before it. unit: the name
-    of the memory."""
+    """Return whether a slot of a memory already holds the data that an item needs, so that the item need not load them.
+    unit: name of the memory. item: number of the item, from 0. parts: the items need this many different parts of data
+    in turn, again and again; each item fills the slot behind that of the item before it."""
     slots = s.overlay.memory_of(unit).slots
     return item >= slots and slots % parts == 0
 

@@ -152,9 +152,9 @@ def send_bias(
 
 
 def score_ops(s: Binder, shapes: Sequence[tuple[tuple[int, int], int, int]], slices: int = 1) -> None:
-    """Append the ops of a slot. shapes: for each product unit, ((grid row, grid column), row tiles, column tiles).
-    slices: slices of K. An op equal to the one before raises that one's row groups instead, and the weights are loaded
-    once for both. Raises like `pipeline_of`."""
+    """Append the ops of a slot to product units. shapes: for each product unit, ((grid row, grid column), row tiles,
+    column tiles). slices: slices of K. If the op before is equal, the number of its row groups is raised instead, and
+    the weights are loaded once for both. Raises like `pipeline_of`."""
     grid = pipeline_of(s.overlay).scores
     fresh = []
     for (i, j), rows, columns in shapes:

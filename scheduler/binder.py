@@ -193,7 +193,7 @@ class BoundWork:
     memories: of each unit with a memory, in order. others: of all other units, but for the unit of activations, whose
     accesses are in `tiles`. buffers: of weights and activations, by name. weights: functions that make the stored
     elements (float32, in the order of memory), by buffer. ends: the end of the weights in each bank, in address units.
-    record: which of it each segment has.
+    record: which of these items and accesses belong to which segment.
     """
 
     tiled: Tiled

@@ -59,7 +59,8 @@ class _Bound:
 
 @dataclass(frozen=True)
 class SegmentBound(_Bound):
-    """Lower bounds of one segment. seconds: by the text of the resource. name, kind, layers: as of `ProgramSegment`."""
+    """Lower bounds of the time of one segment. seconds: the bound of each resource, by the resource as text. name,
+    kind, layers: as of `ProgramSegment`."""
 
     name: str
     kind: str
@@ -73,9 +74,9 @@ class SegmentBound(_Bound):
 
 @dataclass(frozen=True)
 class ProgramBound(_Bound):
-    """Lower bounds of all segments, and their sum by resource (`seconds`): segments may overlap, but each resource does
-    one thing at a time. rates: names of the machine's rates that they follow from, in its order. calibrated: those of
-    them that were fitted to published latencies."""
+    """Lower bounds of the times of all segments. seconds: their sum for each resource, by the resource as text:
+    segments may overlap, but each resource does one thing at a time. rates: names of the machine's rates from which the
+    bounds follow, in its order. calibrated: those of these rates that were fitted to published latencies."""
 
     segments: tuple[SegmentBound, ...]
     rates: tuple[str, ...]

@@ -80,9 +80,9 @@ class Template:
 
 @dataclass(frozen=True)
 class TemplateRows:
-    """Rows of one expert that one template computes. expert: its number. tiles: row tiles of the template. begin, rows:
-    the first of the expert's rows, and how many. number: of the part in its program, behind the names of its
-    buffers."""
+    """Rows of one expert that one template computes. expert: number of the expert. tiles: row tiles of the template.
+    begin, rows: the number of the first of the expert's rows, and how many rows. number: of this part in its program;
+    the names of its buffers end with it."""
 
     expert: int
     tiles: int
@@ -268,8 +268,9 @@ def _weights_of(program: Program) -> list[Buffer]:
 
 
 def counted(index: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:
-    """The pairs of token and selector of each expert that is selected, by the number of the expert, in ascending order.
-    index: (tokens, k), the experts of each token. Returns indices into the flat index, ascending, for each expert."""
+    """Return which pairs of a token and a selector choose each expert, by the number of the expert, in ascending order;
+    experts that nobody chooses are left out. index: (tokens, k), the experts of each token. A pair is its position in
+    `index` taken row by row, token * k + selector; those of an expert are an ascending array (pairs,)."""
     flat = index.reshape(-1)
     order = np.argsort(flat, kind="stable")
     ends = [0, *(np.flatnonzero(np.diff(flat[order])) + 1).tolist(), len(flat)]

@@ -47,6 +47,7 @@ class SymbolicTile(Symbolic):
     __array_ufunc__ = None  # numpy's arrays leave operators to this class
 
     def kernel(self, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Return the tile that a kernel computes with this tile among its arguments. Raises as `applied`."""
         if name == "use":
             return arguments[0]
         return applied(name, arguments, named)

@@ -269,19 +269,21 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class LayerGraph:
-    """Layers in execution order over `batch` sequences of `seq` rows. inputs: column count by activation. outputs: in
-    the order in which the host gets them.
+    """Layers in execution order over `batch` sequences of `seq` rows. inputs: the number of columns of each input, by
+    its name. outputs: in the order in which the host gets them. layers: in execution order.
 
-    lengths: rows of each sequence, where they differ; rows beyond are neither stored nor computed. Empty: all `seq`.
-    seqs: rows of each sequence of those inputs that have another number than `seq`, such as the text that a decoder
-    attends to. A result has the rows of what it is computed from, an attention those of its queries; lengths exclude
-    seqs. stored_columns: of a folded graph, where each column of an input that keeps its contents is stored, and of an
-    output that is not stored as it is. smooth: for
-    an overlay that computes in integers: what columns of rows are divided by, before they become integers, and rows of
-    weights multiplied by, positive (columns,); by activation, none for those that have no entry. rows16: for the same,
-    results of the products whose rows have up to 16 bits, not 8. cache_rows: rows of
-    those inputs that keep their contents whose parameter is `row[b]`; 0: of the first. of_step: it is a stage of a step
-    of a decoder (`is_step`), with caches or without.
+    lengths: rows of each sequence, where they differ; rows beyond are neither stored nor computed. Empty: all have
+    `seq`. seqs: by the name of an input, the rows of its sequences, for inputs with another number than `seq`, such as
+    the text that a decoder attends to. A result has as many rows as what it is computed from, an attention as many as
+    its queries; a graph with `lengths` has no `seqs`. stored_columns: of a folded graph, where each column is stored of
+    an input that keeps its contents, and of an output that is not stored as it is.
+
+    smooth: for an overlay that computes in integers: by activation, positive factors (columns,) by which the columns of
+    rows are divided before they become integers, and by which rows of weights are multiplied; an activation without an
+    entry has none. rows16: for the same, results of the products whose rows have up to 16 bits, not 8. cache_rows:
+    number of rows of those inputs that keep their contents whose run-time parameter is called `row[b]`; 0 for the
+    number that the first such input has. of_step: the graph is a stage of a step of a decoder (`is_step`), with caches
+    or without.
     """
 
     batch: int
@@ -363,7 +365,8 @@ class LayerGraph:
         return tuple(dict.fromkeys(self.seq_of(name) for name in self.states))
 
     def row_parameter(self, rows: int) -> str:
-        """The parameters of the inputs that keep their contents and have `rows` rows: `row`, or such as `row16`."""
+        """The name of the run-time parameter of inputs that keep their contents and have `rows` rows, without its
+        index: `row`, or for another number than `cache_rows` a name such as `row16`."""
         return "row" if rows == (self.cache_rows or self.state_rows[0]) else f"row{rows}"
 
     @property

@@ -11,8 +11,9 @@ from .graph import Layer
 
 @dataclass
 class LaneCells:
-    """Which activation each cell of X or T holds. memory: its name. count: of cells. held: names of activations, by the
-    number of the cell; None for a free one. most: cells from the first to the last that held one."""
+    """Which activation each cell of a lane's memory X or T holds. A cell has room for 16 rows of a block of 64 columns.
+    memory: name of the memory. count: number of its cells. held: the name of the activation in each cell; None for a
+    free one. most: one more than the number of the last cell that has ever held one."""
 
     memory: str
     count: int
@@ -23,8 +24,9 @@ class LaneCells:
         self.held = [None] * self.count
 
     def place(self, layer: Layer, blocks: int, name: str, rows: int) -> int:
-        """Return the number of the first cell of `blocks` free blocks side by side, which then hold `name`. layer: that
-        makes or reads it. rows: of a lane. Raises `UnsupportedError`, naming the layer, where there is no room."""
+        """Find free cells side by side for an activation, and return the number of the first. layer: the layer that
+        makes or reads the activation, for messages. blocks: how many blocks of 64 columns it has. name: of the
+        activation. rows: of a lane. Raises `UnsupportedError`, naming the layer, where there is no room."""
         count = blocks * cells(rows)
         for first in range(self.count - count + 1):
             if not any(self.held[first : first + count]):
@@ -42,9 +44,9 @@ class LaneCells:
         return self.held.index(name)
 
     def free(self, name: str) -> None:
-        """Give back the cells of an activation; of one that is not there are none."""
+        """Make the cells of an activation free. An activation without cells is no error."""
         self.rename(name, None)
 
     def rename(self, name: str, new: str | None) -> None:
-        """Let the cells of an activation hold another one, as large."""
+        """Give the cells of the activation `name` to the activation `new`, which is as large; None makes them free."""
         self.held = [new if held == name else held for held in self.held]

@@ -33,9 +33,10 @@ from .integers import IntegerNetwork
 
 
 class LanesOfSequences(NamedTuple):
-    """How sequences lie in lanes. panels: the sequences of each, or parts of one. rows: of a lane. pitch: rows of a
-    sequence off chip. parts: engines over which a sequence is spread. keys: of a cache in a lane, in all lanes of an
-    engine; 0 without caches."""
+    """How the sequences of a network lie in the lanes of xnn8. panels: the sequences of each panel; if a sequence is
+    spread over several engines, its parts. rows: of a lane. pitch: rows of a sequence off chip, padding included.
+    parts: over how many engines a sequence is spread. keys: rows that a cache has in a lane, where all lanes of an
+    engine hold a part of each cache; 0 without caches."""
 
     panels: tuple[tuple[PlacedSequence, ...], ...]
     rows: int
@@ -45,7 +46,9 @@ class LanesOfSequences(NamedTuple):
 
 
 def placements(of: IntegerNetwork, overlay: Overlay) -> list[LanesOfSequences]:
-    """Return the ways in which sequences can lie in lanes, those that take less time first."""
+    """Return the ways in which the sequences of a network can lie in lanes, those with the least estimated time
+    (`estimated_seconds`) first. Raises `UnsupportedError` for sequences with more rows than all lanes hold, and for a
+    step of a decoder that its lanes cannot hold."""
     network = of.network
     if network.states:
         return [_step(network)]
@@ -139,44 +142,51 @@ def _ragged(counts: Sequence[int], rows: int) -> LanesOfSequences | None:
 
 @dataclass(frozen=True)
 class LaneSeconds:
-    """About how many seconds parts of a panel take. seconds: of the overlay's rates. rows: of a lane."""
+    """Estimates of the seconds that the work of a panel takes on xnn8. seconds: the overlay's rates, by name, as
+    seconds of one amount. rows: of a lane. A block has 64 columns of the rows of a lane."""
 
     seconds: Mapping[str, float]
     rows: int
 
     @property
     def share(self) -> float:
-        """Of what a tile has for as many rows as a lane may have."""
+        """The rows of a lane as a share of the most that it may have, 0 to 1. The time of a tile (of the AI Engine) is
+        in proportion to it."""
         return self.rows / LANE_ROWS
 
     @property
     def block(self) -> float:
-        """Of results, in a lane."""
+        """Seconds in which a lane scales and stores a block of results."""
         return self.rows * BLOCK / 8 * self.seconds["lane_word"]
 
     @property
     def normalised(self) -> float:
-        """Of results that are rotated, or whose residual is normalised; or of what is normalised on its way to DDR."""
+        """Seconds in which a lane stores a block of results that are rotated or whose residual is normalised, or sends
+        a block to DDR that is normalised on its way: twice those of `block`."""
         return 2 * self.block
 
     def chunk(self, columns: int, *, short: bool, of_ddr: int) -> float:
-        """Of a product, of some columns of pairs. short: weights have 4 bits. of_ddr: columns whose weights come from
-        DDR."""
+        """Return the seconds of the products of 64 of K for all rows of a panel. columns: of pairs, that is, blocks of
+        64 columns of the result. short: weights have 4 bits. of_ddr: of how many of these columns the weights come from
+        DDR; the others come from LPDDR."""
         word = 4 * (SHORT_WEIGHT_WORD if short else WEIGHT_WORD)
         moved = (columns - of_ddr) * word * self.seconds["lpddr_read_gbs"], of_ddr * word * self.seconds["ddr_read_gbs"]
         return max(self.seconds["chunk_us"] * self.share, *moved, CHUNK * self.seconds["lane_word"])
 
     def factors(self, blocks: int) -> float:
-        """Of norms, and of the factors of rows."""
+        """Return the seconds in which lanes find the norms of rows and the factors of rows as integers. blocks: of a
+        row, 64 columns each."""
         return self.rows * (2 * max(blocks, LANES) + blocks / 4 + 2) * self.seconds["lane_word"]
 
     def walk(self, blocks: int) -> float:
-        """Of blocks to X8, with their factors."""
+        """Return the seconds of a walk: lanes find the factors of rows and move the rows from X to X8. blocks: of a
+        row, 64 columns each."""
         return self.factors(blocks) + blocks * self.block
 
     def round(self, layer: AttentionLayer, heads: int, at: LanesOfSequences) -> tuple[float, float]:
-        """Of a round of attention, of all sequences of an engine: of tiles, with what they wait for; and of results of
-        the last sequence. heads: of the round. Panels with fewer sequences count less."""
+        """Return the seconds of a round of attention over all sequences of a panel: first those of the tiles, with what
+        they wait for, as the mean over all panels; then those of storing the results of the last sequence. layer: the
+        attention. heads: in the round. at: how the sequences lie."""
         word, key_rows, wide = self.seconds["lane_word"], self.rows * at.parts, layer.head_dim > BLOCK
         tiles = self.seconds["maxima_us"] + self.seconds["weights_us"]
         of_heads = (self.rows << wide) / 8 * PACKET * -(-heads // 2) * word
@@ -202,9 +212,13 @@ class LaneSeconds:
 
 
 def estimated_seconds(numbers_of: IntegerNetwork, seconds: Mapping[str, float], at: LanesOfSequences) -> float:
-    """About how long all panels take: of each product the tiles, memories off chip, or what is behind the tiles,
-    whichever is longest; and attention. At the end of each there is nothing beside what is behind the tiles. Simulated
-    times are up to 40 % longer (tests/test_integer_programs.py)."""
+    """Return an estimate of the seconds of a network, for one way in which its sequences lie.
+
+    It adds up, for each product, the longest of three times: of the tiles, of the memories off chip, and of the lanes
+    behind the tiles. At the end of a product only the lanes work. It adds the rounds of attention, and the first loads
+    and the last stores. Simulated times are up to 40 % longer (tests/test_integer_programs.py). numbers_of: the
+    network. seconds: the overlay's rates, by name. at: how its sequences lie.
+    """
     network = numbers_of.network
     takes = LaneSeconds(seconds, at.rows)
     total, walked = 0.0, set[str]()

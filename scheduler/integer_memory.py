@@ -17,7 +17,8 @@ Make = Callable[[], npt.NDArray[np.float32]]
 
 
 class PanelBuffers:
-    """The buffers of some banks, and what makes the words of those with weights, by name."""
+    """Places the buffers of a program off chip. banks: names of the banks. buffers: those placed so far. made: by the
+    name of a buffer of weights, the function that makes its words. Addresses are in address units of 64 bytes."""
 
     def __init__(self, banks: Iterable[str]) -> None:
         self.buffers: list[Buffer] = []
@@ -25,7 +26,8 @@ class PanelBuffers:
         self._ends = dict.fromkeys(banks, 0)
 
     def place(self, bank: str, buffer: Buffer, make: Make | None = None) -> int:
-        """Place a buffer behind the others of its bank. Returns its address."""
+        """Place a buffer behind the others of its bank. Returns its address, in address units. make: makes its words,
+        for a buffer of weights; None for any other."""
         at = self._ends[bank]
         self._ends[bank] = padded(at + -(-buffer.size // UNIT), ALIGNED)
         self.buffers.append(Buffer(**{**vars(buffer), "offset": at}))
@@ -34,10 +36,12 @@ class PanelBuffers:
         return at
 
     def weight(self, name: str, bank: str, words: int, make: Make) -> int:
-        """Place what follows from weights, a number of words. Returns its address."""
+        """Place a buffer of `words` words that are made from weights. Returns its address, in address units. make:
+        makes the words."""
         return self.place(bank, Buffer(name, bank, 0, (words,), Layout.LINEAR, Role.WEIGHT), make)
 
     def vectors(self, name: str, blocks: Sequence[Sequence[PackedConstants]]) -> StoredConstants:
-        """Place the constants of blocks; returns where."""
+        """Place constants of columns in LPDDR. blocks: for each block of columns its constants, as many for each.
+        Returns where they lie."""
         at = self.weight(name, "lpddr", 80 * len(blocks) * len(blocks[0]), partial(constant_words, blocks))
         return StoredConstants(at, len(blocks[0]))

@@ -68,8 +68,9 @@ MOST_SHARED = 64
 
 
 class IntegerPanels:
-    """A network in integers, as steps that each panel takes. Raises `UnsupportedError`, naming the layer, for what the
-    overlay or this lowering does not compute."""
+    """Lowers a network in integers for one way in which its sequences lie: as steps that each panel takes. of: the
+    network. at: how its sequences lie. Raises `UnsupportedError`, naming the layer, for what the overlay or this
+    lowering does not compute."""
 
     def __init__(self, of: IntegerNetwork, overlay: Overlay, at: LanesOfSequences) -> None:
         self.of, self.net, self.overlay, self.at = of, of.network, overlay, at
@@ -660,10 +661,12 @@ def _whole(name: str) -> str:
 
 
 def lower(network: LayerGraph, overlay: Overlay) -> Lowered:
-    """Lower a matched network, which is not folded, to the instructions of an overlay that computes in integers: as
-    `placements` has its sequences, in the way that takes least by the estimate of its steps, of those for which
-    memories have room. Raises `UnsupportedError`, naming the layer, for what it cannot compute, and `RoomError` for a
-    bank that is too small."""
+    """Lower a matched network, which is not folded, to the instructions of an overlay that computes in integers.
+
+    Of all ways in which its sequences can lie in lanes (`placements`) and for which the memories have room, it takes
+    the one whose steps take least time by their estimate. Raises `UnsupportedError`, naming the layer, for what it
+    cannot compute, and `RoomError` for a bank that is too small.
+    """
     found, refusals = _ways(IntegerNetwork.of(network), overlay)
     for panels in found:
         try:
@@ -674,8 +677,8 @@ def lower(network: LayerGraph, overlay: Overlay) -> Lowered:
 
 
 def least_seconds(of: IntegerNetwork, overlay: Overlay) -> float:
-    """About how long a network takes, by the steps of its fastest way. Raises `UnsupportedError`, naming the layer, if
-    there is none."""
+    """Return an estimate of the seconds of a network: those of the steps of its fastest way. Raises `UnsupportedError`,
+    naming the layer, if there is no way to compute it."""
     found, refusals = _ways(of, overlay)
     if not found:
         raise min(refusals, key=lambda refusal: refusal[0])[1]

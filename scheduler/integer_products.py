@@ -23,15 +23,17 @@ Pairs = tuple[BlockNumbers, BlockNumbers]
 
 
 class PlacedProduct(NamedTuple):
-    """A block of up to 512 columns of a product: its weights, and where the constants of its results begin."""
+    """A part of a product of up to 512 columns. weights: where its weights lie, and how they are read. constants: the
+    address, in address units of 64 bytes, of the constants of its columns."""
 
     weights: StoredWeights
     constants: int
 
 
 class ProductBlocks:
-    """The products of a network whose sequences lie in lanes as `at` says. takes: times of its panels. memory: where
-    weights and constants are placed."""
+    """Divides the products of a network into parts of up to 512 columns, and places their weights and constants. at:
+    how the sequences lie in lanes. takes: estimates for the work of a panel. memory: where weights and constants are
+    placed."""
 
     def __init__(self, of: IntegerNetwork, at: LanesOfSequences, takes: LaneSeconds, memory: PanelBuffers) -> None:
         self._of, self._at, self._takes, self._memory = of, at, takes, memory
@@ -40,13 +42,15 @@ class ProductBlocks:
         """Attentions by their values and queries, which are computed while DDR passes keys and values on."""
 
     def passes(self, layer: Gemm) -> bool:
-        """Whether a result passes through X on its way to DDR, a block of the product at a time: nothing reads it here,
-        and it is wider than such a block."""
+        """Return whether the result of a product goes to DDR part by part, each through the same cells of X: no layer
+        reads the result, it has no norm and no residual, and it has more than 512 columns."""
         is_plain = layer.y in self._of.sent and self._of.sent[layer.y].norm is None and layer.residual is None
         return is_plain and layer.y not in self._of.network.readers and layer.width > PAIRS * BLOCK
 
     def placed(self, layer: Gemm, to: Destination, more: Sequence[Pairs]) -> list[PlacedProduct]:
-        """The product in blocks of 512 columns, with weights and constants in memory."""
+        """Divide a product into parts of up to 512 columns, place their weights and constants, and return the parts in
+        order. to: where the results go. more: further constants for each block of stored columns, such as scale and
+        shift of a norm: pairs of vectors."""
         product = self._of.products[layer.y]
         scales, biases = columns_of(product.columns), columns_of(product.bias)
         shifts = product.shifts[:, 0].tolist()
@@ -110,7 +114,8 @@ class ProductBlocks:
         return 0 if layer.y == of.v or before < passed else columns // 2
 
     def apart_seconds(self, name: str, rate: str) -> float:
-        """About how long DDR takes keys or values of all rows of a sequence."""
+        """Return an estimate of the seconds in which DDR moves keys or values of all rows of a sequence. name: of the
+        keys or values. rate: name of the rate, `ddr_read_gbs` or `ddr_write_gbs`."""
         return self._at.pitch * len(self._of.columns[name].places) * self._takes.seconds[rate]
 
 

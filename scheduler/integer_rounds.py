@@ -19,8 +19,11 @@ def attention_rounds(
     slots: tuple[int, int, int, int],
     key_rows: int,
 ) -> list[HeadsRound]:
-    """Return the rounds of an attention. at, takes: of the lanes. slots: first cells of queries, keys, values and
-    results. key_rows: of a lane."""
+    """Return the rounds of an attention, each with up to eight heads.
+
+    of: the network. at: how its sequences lie in lanes. takes: estimates for the work of a panel. layer: the attention.
+    slots: numbers of the first cells, in T, of queries, keys, values and results. key_rows: rows of keys in a lane.
+    """
 
     def seconds(step: int) -> float:
         counts = (min(step, layer.heads - head) for head in range(0, layer.heads, step))

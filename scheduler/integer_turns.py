@@ -18,9 +18,10 @@ WIDTH = 32
 
 
 class PanelStep(NamedTuple):
-    """What a panel does for a layer. tiles, lanes: about how many seconds these are busy with it; lanes begin when
-    tiles have ended. waits: it needs results of the step before. walk: number of the last walk, from 1 on, if it is one
-    or needs what that has left; 0 if not. bound: it follows the step before at once."""
+    """What a panel does for a layer, without a break. layer: the layer. emit: emits its instructions. tiles, lanes:
+    estimates of the seconds for which tiles and lanes are busy with it; lanes begin when tiles have ended. waits: it
+    needs the results of the step before. walk: number of the latest walk (rows from X to X8), from 1 on, if this step
+    is that walk or reads what it has left in X8; else 0. bound: it must directly follow the step before."""
 
     layer: Layer
     emit: Emit
@@ -66,9 +67,13 @@ class _Turns(NamedTuple):
 
 
 def ordered(steps: Sequence[PanelStep], panels: int, turns: int) -> PanelOrder:
-    """Return an order of the steps of some panels, with `turns` of them under way: where one has ended, the next one
-    begins. It is the fastest that a beam search finds: of orders with as many steps, those go on in which tiles and
-    lanes have waited least."""
+    """Return an order of the steps of all panels, in which `turns` panels are under way at a time: where one has ended,
+    the next one begins.
+
+    steps: of each panel, in their order. panels: number of panels. The order is the fastest that a beam search finds:
+    among orders that have got through the same number of steps, it keeps those in which tiles and lanes have waited
+    least.
+    """
     last = {step.walk: at for at, step in enumerate(steps) if step.walk}
     """The step that is the last to need a walk."""
     counts = [len(range(turn, panels, turns)) * len(steps) for turn in range(turns)]

@@ -27,16 +27,16 @@ hold -8 times it."""
 
 
 class ShortWeight(NamedTuple):
-    """A weight of 4 bits. codes: int8, -8 to 7 (K, N). multipliers: of each 32 rows, in units of 2^-4, uint8 (K / 32,
-    N)."""
+    """A weight of 4 bits. codes: int8 (K, N), from -8 to 7. multipliers: one for each 32 rows of a column, in units of
+    2^-4, uint8 (K / 32, N). The integers that tiles multiply are made of both."""
 
     codes: npt.NDArray[np.int8]
     multipliers: npt.NDArray[np.uint8]
 
 
 class QuantisedWeight(NamedTuple):
-    """scales: of columns, (N,). integers: as tiles multiply them, int8 (K, N). short: what they are unpacked from; None
-    for a weight of 8 bits."""
+    """A weight as integers. scales: of its columns, float64 (N,). integers: as tiles multiply them, int8 (K, N). short:
+    the weight of 4 bits from which `integers` are made; None for a weight of 8 bits."""
 
     scales: Floats
     integers: npt.NDArray[np.int8]
@@ -44,14 +44,18 @@ class QuantisedWeight(NamedTuple):
 
 
 def strips(count: int) -> Iterator[slice]:
-    """Yield the strips of a weight of `count` columns."""
+    """Yield ranges of at most `STRIP` columns that together are the `count` columns of a weight."""
     yield from (slice(at, min(at + STRIP, count)) for at in range(0, count, STRIP))
 
 
 def quantised(columns: Columns, count: int) -> QuantisedWeight:
-    """Return the integers of a weight of `count` columns, K a multiple of 32: of 4 bits if each group of 32 rows of
-    each column is integers from -8 to 7 times a scale; else from -127 to 127, but for columns that are integers from
-    -128 on times a scale already, which keep them. columns: makes some of them, which are never there all at once."""
+    """Return a weight as integers.
+
+    It has 4 bits if each group of 32 rows of each column is integers from -8 to 7 times a scale. Else it has 8 bits,
+    from -127 to 127; a column that already is integers from -128 to 127 times a scale keeps these. columns: makes a
+    range of the columns, float (K, n), with K a multiple of 32, so that not all of them need be in memory at a time.
+    count: number of all columns, N.
+    """
     found = _groups(columns, count)
     if found is not None:
         codes, of_groups = found

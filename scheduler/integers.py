@@ -30,11 +30,9 @@ MOST_GROUPED = 16
 
 @dataclass(frozen=True)
 class IntegerColumns:
-    """Which column of an activation, counted through all heads, each stored column is; -1 for none: filled up with 0.
-
-    places: int64 (stored columns,), a multiple of 64. heads, pitch: stored columns from a head to the next; 0 heads
-    without heads.
-    """
+    """Where the columns of an activation are stored. places: for each stored column the number of the column of the
+    activation that it is, counted through all heads, or -1 for padding, which is 0; int64 (stored columns,), a multiple
+    of 64. heads: number of heads, 0 for an activation without. pitch: stored columns from one head to the next."""
 
     places: Integers
     heads: int = 0
@@ -47,9 +45,9 @@ class IntegerColumns:
 
     @classmethod
     def of_heads(cls, heads: int, head_dim: int, rotary: Rotary | None) -> IntegerColumns:
-        """Return heads, each from a multiple of its pitch on, with the partners of a rotation side by side. head_dim:
-        columns of a head; the pitch is the least power of 2, from 32 on, that is no smaller. rotary: which columns are
-        partners; None for no rotation."""
+        """Return the columns of heads. Each head begins at a multiple of the pitch: the least power of 2, from 32 on,
+        that is at least `head_dim`. heads: their number. head_dim: columns of a head. rotary: a rotation, whose
+        partners lie side by side; None for no rotation."""
         pitch = max(SMALLEST_PITCH, SMALLEST_PITCH << (head_dim - 1 >> 5).bit_length())
         order = list(range(head_dim))
         if rotary is not None:
@@ -61,8 +59,9 @@ class IntegerColumns:
         return cls(_filled(np.where(head < 0, -1, at + head).ravel()), heads, pitch)
 
     def of(self, values: Floats) -> npt.NDArray[np.float64]:
-        """Return values as they are stored: (..., columns) to (..., stored columns). Columns that are filled up are 0.
-        values: of all columns that `places` counts, which is not checked; values that lie so are not copied."""
+        """Return values as they are stored: (..., columns) to (..., stored columns), float64; padding is 0. values: one
+        for each column that `places` counts, which is not checked; may be returned as it is if it has that form
+        already."""
         if np.array_equal(self.places, np.arange(values.shape[-1])):
             return np.asarray(values, np.float64)
         padded = np.concatenate([values, np.zeros((*values.shape[:-1], 1))], -1)
@@ -81,9 +80,10 @@ def _filled(places: Integers) -> Integers:
 
 @dataclass(frozen=True, eq=False)
 class IntegerProduct:
-    """The constants of a product, which `numbers` explains. weight: int8 (stored K, stored N). short: what it
-    is unpacked from; None for one of 8 bits. columns: scales of its columns, 16 bits (blocks, 64). shifts: of sums as
-    they leave the tiles, in bits (blocks, 1). bias: 16 bits (blocks, 64). low_bits: that its rows have beyond 8."""
+    """The constants of a product in integers (docs/xnn8.md, "Numbers"). weight: int8 (stored K, stored N). short: the
+    weight of 4 bits from which it is made; None for one of 8 bits. columns: scales of its columns, 16 bits (blocks,
+    64). shifts: by how many bits sums are shifted as they leave the tiles, (blocks, 1). bias: 16 bits (blocks, 64).
+    low_bits: how many bits more than 8 its rows have."""
 
     weight: npt.NDArray[np.int8]
     short: ShortWeight | None
@@ -95,9 +95,10 @@ class IntegerProduct:
 
 @dataclass(frozen=True, eq=False)
 class SentRows:
-    """How X sends an activation. raw: the name of the activation that lies in X, to which the norm is applied. columns:
-    of the activation. norm: applied first, None for none. gain: what the rows of products are multiplied by, float64
-    (columns,). scale, shift: of the norm's result as such, float64 (columns,); 1 and 0 without a norm."""
+    """How X sends an activation to products. raw: the name of the activation in X, before the norm. columns: their
+    number. norm: applied first, None for none. gain: what the rows are multiplied by for products, float64 (columns,).
+    scale, shift: of the norm, where its result itself is wanted and not a product of it, float64 (columns,); 1 and 0
+    without a norm."""
 
     raw: str
     columns: int
@@ -119,9 +120,12 @@ class SentRows:
 
 @dataclass(frozen=True, eq=False)
 class IntegerNetwork:
-    """A network for xnn8. network: matched. columns: of each activation in T. sent: of each in X. products: by the name
-    of their result. head_norms: scale and shift of norms of heads. rotations: constant factors, as `paired_table` has
-    them: 16 bits in units of 2^-14, (rows, blocks, 64)."""
+    """A network in the integers of xnn8. network: the matched network. columns: by the name of each activation in the
+    memory T, where its columns are stored; an activation is in T if attention reads or computes it, or if it is a
+    product that only products read. sent: how each activation in the memory X is sent, by its name; all that are not in
+    T are in X. products: the constants of each product, by the name of its result. head_norms: scale and shift of norms
+    of heads, by the name of the result. rotations: constant factors of rotations, by the name of the result, in the
+    order of `paired_table`: 16 bits in units of 2^-14, (rows, blocks, 64)."""
 
     network: LayerGraph
     columns: Mapping[str, IntegerColumns]
@@ -132,8 +136,8 @@ class IntegerNetwork:
 
     @classmethod
     def of(cls, network: LayerGraph) -> IntegerNetwork:
-        """Quantise a matched network. Raises `UnsupportedError`, naming the layer, for what xnn8 cannot compute. Its
-        factors of activations in T are not used: these have no gains."""
+        """Quantise a matched network. Factors of SmoothQuant (`LayerGraph.smooth`) apply to activations in X only.
+        Raises `UnsupportedError`, naming the layer, for what xnn8 cannot compute."""
         if network.states and network.seq > 1:
             what = f"{network.seq} new rows for a cache that has others"
             raise UnsupportedError(f"{what}; overlay xnn8 takes a prompt at once, then single rows")
@@ -163,8 +167,9 @@ class IntegerNetwork:
         return cls(network, columns, sent, products, norms, rotations)
 
     def groups(self, layer: AttentionLayer) -> int:
-        """Return how many heads of queries become rows of one head, with one exponent: those that share keys in a step
-        of a decoder, if they are whole blocks; else 1."""
+        """Return how many heads of queries are computed as rows of one head, with a common exponent. In a step of a
+        decoder these are the heads that share keys and values, if together they are whole blocks; otherwise the number
+        is 1."""
         fits = self.network.is_step and layer.groups <= MOST_GROUPED
         return layer.groups if fits and layer.groups * self.columns[layer.q].pitch % BLOCK == 0 else 1
 
@@ -173,7 +178,8 @@ class IntegerNetwork:
         return layer.residual is not None and self.sent[layer.residual].norm is not None
 
     def stored(self, name: str, width: int) -> IntegerColumns:
-        """Return the stored columns of an activation. name: of it. width: its columns, if it is not in T."""
+        """Return where the columns of an activation are stored. name: of the activation. width: number of its columns,
+        which counts if it is not in T: they then lie side by side."""
         return self.columns.get(name) or IntegerColumns.plain(width)
 
     def _product(self, layer: Gemm) -> IntegerProduct:
@@ -245,9 +251,9 @@ def _head_norm(layer: Gemm, columns: IntegerColumns) -> tuple[BlockNumbers, Bloc
 
 
 def paired_table(rotary: Rotary) -> npt.NDArray[np.float64]:
-    """Return the factors of a rotation as they are stored: for each pair of columns of whole blocks of heads its own,
-    then that of the partner in its second column, (rows, 64 or more). Raises `UnsupportedError` for other factors than
-    a sine and a cosine of each pair, and for those that are not below 2."""
+    """Return the factors of a rotation as they are stored: for each pair of columns first its cosine, then the sine of
+    its second column, float64 (rows, columns of whole blocks, 64 or more). Raises `UnsupportedError` for factors that
+    are not a sine and a cosine of each pair, and for factors that are not below 2."""
     most = max(float(np.abs(t).max()) for t in (rotary.own, rotary.partner))
     if not most * (1 << 14) <= (1 << 15) - 1:
         raise UnsupportedError(f"factors of a rotation of up to {most:g}; overlay xnn8 has them below 2")
@@ -299,9 +305,10 @@ def _check_caches(network: LayerGraph, columns: Mapping[str, IntegerColumns]) ->
 
 
 def with_stored_columns(network: LayerGraph) -> LayerGraph:
-    """Return a matched network that says where columns of caches, and of outputs in T, are stored, and with as many
-    columns of factors of rotations as Angles has (pass `fold` of an overlay that computes in integers). Raises
-    `UnsupportedError` as `IntegerNetwork.of` does."""
+    """Return the same matched network, in which `stored_columns` says where columns of caches and of outputs in T are
+    stored, and in which inputs with factors of rotations have as many columns as the memory Angles holds. It takes the
+    place of the pass `fold` for an overlay that computes in integers. Raises `UnsupportedError` as `IntegerNetwork.of`
+    does."""
     attended = {name for x in network.layers if isinstance(x, AttentionLayer) for name in (x.k, x.v)}
     rotated, outputs = network.rotated_by.values(), {out.name for out in network.outputs}
     if not network.states and not rotated and not outputs & attended:
@@ -314,12 +321,13 @@ def with_stored_columns(network: LayerGraph) -> LayerGraph:
 
 
 def is_product(layer: Gemm) -> bool:
-    """Whether a layer is a product of the tiles, not rows that become those of a cache as they are."""
+    """Return whether tiles compute a layer. They do not compute rows that become new rows of a cache as they are."""
     return layer.multiplies and layer.into is None
 
 
 def is_view(layer: Gemm) -> bool:
-    """Whether a layer is only a norm of an activation in X, which is applied as that is sent."""
+    """Return whether a layer is only a norm of an activation in X. Such a norm is applied whenever X sends that
+    activation."""
     return not layer.multiplies and not layer.is_sum and layer.norm is not None and layer.activation is None
 
 

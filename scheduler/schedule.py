@@ -116,13 +116,13 @@ class LaneMode(Enum):
 class LaneKnobs:
     """How an overlay of row lanes computes a network.
 
-    mode: None takes the one that takes less time. lag: groups of scores by which probabilities times values are behind
-    them, a group being one head of a row tile of each pair; None takes 2, or what there is room for. trail: number of
-    rounds of attention by which the slices of the output projection are behind the scores of their heads. hidden: slots
-    of T for activated tiles between the two products of a feed-forward. lpddr: the share of the weights, 0.5 to 1, that
-    the bank of weights has in mode P3, which is then taken; None lets both banks take the same time. Raises
-    `ScheduleError` for values out of range; a network for which there is no room with them is refused when it is
-    lowered.
+    mode: None takes the one that takes less time. lag: by how many groups the product of probabilities and values comes
+    later than the scores of the same group; a group is one head of a row tile of each pair. None takes 2, or as many as
+    there is room for. trail: by how many rounds of attention the output projection of heads comes later than their
+    scores. hidden: slots of the memory T for activated tiles between the two products of a feed-forward. lpddr: the
+    share of the weights, 0.5 to 1, that the bank of weights has in mode P3, which is then taken; None lets both banks
+    take the same time. Raises `ScheduleError` for values out of range; a network for which there is no room with them
+    is refused when it is lowered.
     """
 
     mode: LaneMode | None = None

@@ -28,10 +28,11 @@ shards of queries may need the same head of keys."""
 
 @dataclass(frozen=True)
 class ShardExchange:
-    """What shards give each other behind a round, by names of activations. sums: those of which each shard computes a
-    part. columns: those of which each shard computes columns that are needed elsewhere, with these. caches: the columns
-    of inputs that keep their contents on the boards of the shards. spread: those that the first shard gives, and others
-    read in later rounds. All other outputs are those of the first shard."""
+    """What the shards of a stage exchange behind a round. sums: names of activations of which each shard computes a
+    part of the sum. columns: activations of which each shard computes some columns that other shards or the host need:
+    by name, the columns of each shard. caches: inputs that keep their contents on the boards of the shards: by name,
+    the columns that each shard has. spread: names of activations that the first shard has and other shards read in
+    later rounds. All other outputs are those of the first shard."""
 
     sums: tuple[str, ...] = ()
     columns: Mapping[str, Ranges] = field(default_factory=dict)
@@ -41,7 +42,8 @@ class ShardExchange:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Layers between two exchanges. networks: of each shard; None for one that computes nothing."""
+    """Layers that the shards of a stage compute between two exchanges. networks: of each shard; None for one that
+    computes nothing. exchange: what the shards exchange behind these layers."""
 
     networks: tuple[LayerGraph | None, ...]
     exchange: ShardExchange
@@ -63,11 +65,11 @@ class _Whole(Exception):
 
 
 def opened(network: LayerGraph, shards: int) -> LayerGraph:
-    """Return the same folded network, in which norms of sums are passes of their own, behind them. shards: how many
-    boards compute it, two or more.
+    """Return the same folded network, in which the norm of a sum over all shards is a layer of its own behind the sum,
+    because no shard has the whole sum before the exchange. shards: how many boards compute the network, two or more.
 
-    Raises `UnsupportedError`, naming the layer, for heads or columns that cannot be divided so, and for a network in
-    which nothing can be.
+    Raises `UnsupportedError`, naming the layer, for heads or columns that cannot be divided among the shards, and for a
+    network in which no layer can.
     """
     closing = {region.closing for region in _regions(network, shards)}
     if not closing:
@@ -91,10 +93,11 @@ def opened(network: LayerGraph, shards: int) -> LayerGraph:
 
 
 def rounds(network: LayerGraph, shards: int) -> tuple[Round, ...]:
-    """Return the rounds of a network that `opened` returned, or of a stage of it. shards: how many boards compute it.
+    """Return the rounds of a network that `opened` returned, or of a stage of it, in order. shards: how many boards
+    compute it.
 
-    An activation that is a sum, or of which shards have columns, has no scale and shift as an output. Raises as
-    `opened`, but not for a stage in which nothing can be divided: the first shard computes it.
+    If an output is a sum over shards, or if shards have some of its columns, no program applies its scale and shift.
+    Raises as `opened`; but a stage in which no layer can be divided is no error: the first shard computes it.
     """
     made = tuple(_Rounds(network, shards, _regions(network, shards)).made())
     return tuple(replace(one, exchange=_with_spread(one, made[i + 1 :])) for i, one in enumerate(made))
@@ -110,8 +113,8 @@ def _with_spread(one: Round, later: Sequence[Round]) -> ShardExchange:
 
 
 def shard_places(network: LayerGraph, shards: int) -> tuple[int, ...]:
-    """Return where a network that `opened` returned can be cut into stages: those of `cut_places` behind which a region
-    ends, so that each exchange is followed by a product. Raises as `opened`."""
+    """Return where a network that `opened` returned can be cut into stages: the `cut_places` behind which an exchange
+    comes. Raises as `opened`."""
     regions = _regions(network, shards)
     ends = {y for region in regions for y in ((region.closing,) if region.closing else region.members)}
     last = max(i for i, layer in enumerate(network.layers) if layer.y in ends)

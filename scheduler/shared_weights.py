@@ -25,9 +25,9 @@ Key = tuple[object, ...]
 
 
 class WeightLibrary:
-    """The weights of programs of one overlay, each content once, in the bank that holds weights. A content keeps its
-    place for ever; new ones follow behind. first: the program whose weights keep the places that the compiler gave
-    them."""
+    """The weights of several programs of one overlay in the bank of weights, in which equal weights lie once. A weight
+    keeps its place for ever; new weights follow behind. first: a program whose weights keep the places that the
+    compiler gave them."""
 
     def __init__(self, first: Built) -> None:
         self._overlay = first.kernels.overlay
@@ -40,8 +40,9 @@ class WeightLibrary:
         """Of the bank, in the order of their addresses."""
 
     def common(self, built: Built) -> float:
-        """The share, 0 to 1, of a program's elements of weights that the library has, or of the library's that the
-        program has, whichever is more. 0 also for a program that keeps more than weights in their bank."""
+        """Return how much a program has in common with the library, 0 to 1: the elements of equal weights, as a share
+        of all elements of the one that has fewer. It is 0 for a program that keeps anything but weights in the bank of
+        weights."""
         own = self._buffers(built)
         if not own or not self.buffers:
             return 0.0
@@ -52,8 +53,8 @@ class WeightLibrary:
         return same / min(sum(b.size for b in own), sum(b.size for b in self.buffers))
 
     def add(self, built: Built) -> bool:
-        """Give all weights of a program a place that have none yet. Returns whether the library has grown. It has not
-        if all have a place, and if the bank has no room for all."""
+        """Give a place to each weight of a program that has none yet. Returns whether the library has grown. It has not
+        if all weights have a place, or if the bank has no room for all new ones; then no weight gets a place."""
         own = self._buffers(built)
         if own == self.buffers:
             return False

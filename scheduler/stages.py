@@ -37,9 +37,13 @@ def chained(network: LayerGraph) -> LayerGraph:
 
 
 def divided(network: LayerGraph) -> tuple[LayerGraph, dict[str, tuple[str, ...]]]:
-    """Return a folded network whose last product, such as that with a vocabulary, is divided into products of columns
-    side by side, none of them larger than any other of the network, so that it can be cut within; and of each output
-    that became several, the names of these. Each column is computed as before."""
+    """Divide the last product of a folded network, such as that with a vocabulary, into several products with some of
+    its columns each, none larger than any other product, so that the network can be cut between them. Each column is
+    computed as before.
+
+    Returns the network, and for an output that became several outputs, by its name, their names; the same network and
+    an empty mapping if the last product cannot or need not be divided.
+    """
     products = [x for x in network.layers if isinstance(x, Gemm) and x.multiplies]
     last = network.layers[-1]
     most = max((x.weight.size for x in products if x is not last), default=0)
@@ -70,8 +74,8 @@ def crossing(network: LayerGraph, place: int) -> list[str]:
 
 
 def carried_bytes(network: LayerGraph, place: int) -> int:
-    """Return the bytes of a call that go over the link at `place`: activations and inputs that later layers read, and
-    outputs of layers before, for the host behind the last stage."""
+    """Return how many bytes of a call go over the link at a place: activations and inputs that later layers read, and
+    outputs of earlier layers, which the host needs behind the last stage. place: a number of layers, from 0."""
     later = {name for layer in network.layers[place:] for name in layer.operands}
     made = {layer.y: layer.width for layer in network.layers[:place]}
     inputs = {name: n for name, n in network.inputs.items() if name in later and name not in network.states}
@@ -123,14 +127,16 @@ def stages(network: LayerGraph, cuts: Sequence[int]) -> tuple[LayerGraph, ...]:
 
 
 def cut_names(network: LayerGraph) -> dict[str, int]:
-    """Return the activations behind whose layers a network can be cut, in order, each with the place."""
+    """Return where a network can be cut: by the name of the activation that the last layer before a place computes, the
+    place, a number of layers; in order."""
     return {network.layers[place - 1].y: place for place in cut_places(network, within=True)}
 
 
 def cuts_at(network: LayerGraph, names: Sequence[str]) -> tuple[int, ...]:
-    """Return the places to cut a folded network behind the layers that compute these activations, so that networks of
-    one model are cut alike. A network that ends before the last ones, such as a prompt's, which has no product with the
-    vocabulary, has fewer stages. Raises `ScheduleError` if another one is no such place."""
+    """Return the places behind the layers that compute given activations, so that networks of one model are cut alike.
+    names: of the activations, in order. A network that ends before some of them, such as a prompt's, which has no
+    product with the vocabulary, has fewer places. Raises `ScheduleError` if the network computes an activation behind
+    whose layer it cannot be cut, or in another order."""
     known = cut_names(network)
     places = [known[name] for name in names if name in known]
     beyond = list(names[len(places) :])
@@ -145,8 +151,8 @@ def cuts_at(network: LayerGraph, names: Sequence[str]) -> tuple[int, ...]:
 def places_within(
     network: LayerGraph, places: Sequence[int], other: LayerGraph, others: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return those of some places where another network of the same model can be cut too, or behind which it ends.
-    places, others: of the network and of the other one, as `cut_places` returns them."""
+    """Return those of `places` at which another network of the same model can be cut too, or behind which it ends.
+    places, others: where the network and the other network can be cut, as `cut_places` returns them."""
     known, made = {other.layers[place - 1].y for place in others}, [layer.y for layer in other.layers]
     names = {place: network.layers[place - 1].y for place in places}
     end = max((place for place, y in names.items() if y in made), default=0)
@@ -154,8 +160,8 @@ def places_within(
 
 
 def raw_outputs(network: LayerGraph, cuts: Sequence[int]) -> tuple[Output, ...]:
-    """Return the outputs of a network whose scale and shift stages do not apply, because later stages read the
-    activation. network, cuts: as for `stages`."""
+    """Return the outputs of a network whose scale and shift no stage applies, because later stages read the activation
+    itself. network, cuts: as for `stages`."""
     read = {name for place in cuts for name in crossing(network, place)}
     return tuple(out for out in network.outputs if out.name in read and not (out.scale is None and out.shift is None))
 

@@ -56,12 +56,14 @@ class _Slots:
 
 
 class AttentionEmitter:
-    """Emits attention(rows) @ out + residual of a panel, into the other bank. In a round, each half of the columns has
-    one tile of queries.
+    """Emits attention(rows) @ out + residual of a panel, into the other bank of X. In a round, each half of the columns
+    has one tile of queries.
 
-    bank: of X, with the rows. norm: with which X sends them. residual: None adds nothing. width: the columns of a row
-    of the result. beside: brings the residual beside the products of the first round. Raises `UnsupportedError` if T
-    cannot hold the probabilities of one head, `ScheduleError` for a `lag` that there is no room for.
+    rows: emits what the panel computes besides. a: the attention, with its projections. out: the output projection.
+    bank: the bank of X with the rows. norm: the norm that X applies as it sends the rows; None for none. residual: None
+    adds nothing. width: the columns of a row of the result. beside: emits the loads of the residual, step by step
+    beside the products of the first round. Raises `UnsupportedError` if T cannot hold the probabilities of one head,
+    `ScheduleError` for a `lag` that there is no room for.
     """
 
     def __init__(

@@ -57,9 +57,9 @@ class HeadOps:
 class TiledProduct:
     """A product with a weight of `rows` tiles of K, for `columns` column tiles of its result, of 128 each.
 
-    weights: of each half of the columns. vectors: bias, and scale of a residual. activation: value of the
-    `ActivationFunction`. gate: for each column tile there is a pair of tiles: one of the gate, and one that it
-    multiplies. head: what is applied to the heads of the result. None for none.
+    weights: one for each half of the columns. vectors: bias, and scale of a residual; None for none. activation: a
+    value of `ActivationFunction`; None for none. gate: for each column tile there is a pair of tiles: one of the gate,
+    and one that it multiplies. head: what is applied to the heads of the result; None for none.
     """
 
     weights: tuple[Matrix, ...]

@@ -70,8 +70,9 @@ def _columns(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
 
 
 class Lowering:
-    """Lowers one network in one mode. Raises `ScheduleError` for a schedule that does not apply and for operands whose
-    rows do not match, `UnsupportedError` for what the lanes cannot compute."""
+    """Lowers one network in one mode. mode: how the lanes share rows and columns. Raises `ScheduleError` for a schedule
+    that does not apply and for operands whose rows do not match, `UnsupportedError` for what the lanes cannot
+    compute."""
 
     def __init__(self, network: LayerGraph, overlay: Overlay, schedule: Schedule, mode: Mode) -> None:
         if replace(schedule, lanes=USUAL_LANES) not in (Schedule(), Schedule(interleave=Interleave.STRICT)):
