@@ -22,8 +22,9 @@ P = ParamSpec("P")
 def call_apart(act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
     """Call a function in a fresh process, and wait for its end. The process ends with this one.
 
-    act: of a module; its arguments can be pickled. Raises the `RsnError`s of the call, with their message, in the
-    nearest class of `base.errors` that has nothing else, and `BoardError` if the process ends before the call.
+    act: a function of a module; its arguments can be pickled. An `RsnError` that it raises is raised here with the same
+    message, but as a class of `base.errors`: the error's own class, or the next one above it, because others may not be
+    pickled. Raises `BoardError` if the process ends before the call does.
     """
     # A fresh interpreter: PyTorch's threads do not survive a fork.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare) as pool:

@@ -13,11 +13,12 @@ ACTIVATIONS = ("sigmoid", "softmax")
 
 @dataclass(frozen=True)
 class TextSettings:
-    """longest: the most tokens of a text. vocabulary: how many tokens there are. columns: of a vector, or logits of a
-    text. has_types: the model takes `token_type_ids`. is_normalized: vectors have the length 1. prompt: in front of
-    each text. labels: of a classifier, () for an encoder. activation: one of `ACTIVATIONS`.
+    """What a server has to know of a model of texts. longest: the most tokens of a text. vocabulary: how many tokens
+    there are. columns: of a vector of a text; of a classifier, its logits. has_types: the model takes `token_type_ids`.
+    is_normalized: vectors have the length 1. prompt: text that is put in front of each text. labels: of a classifier,
+    () for an encoder. activation: what makes scores of logits, one of `ACTIVATIONS`.
 
-    Raises `ValueError` for what cannot be.
+    Raises `ValueError` for numbers below 1, for another number of labels than of columns, and for another activation.
     """
 
     longest: int
@@ -37,7 +38,7 @@ class TextSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Json]) -> TextSettings:
-        """Read the settings from JSON. Raises `LookupError` and `ValueError` for any other."""
+        """Read the settings from JSON. Raises `LookupError` or `ValueError` for settings that are missing or wrong."""
         return cls(
             as_int(given["longest"]), as_int(given["vocabulary"]), as_int(given["columns"]),
             as_bool(given["has_types"]), as_bool(given["is_normalized"]), as_str(given["prompt"]),

@@ -18,8 +18,8 @@ def files_of(tokenizer: Any) -> dict[str, bytes]:
 
 
 def tokenizer_of(files: Mapping[str, bytes]) -> Any:
-    """Return the tokenizer of such files. Raises `ContainerError` if it cannot be loaded, and `MissingError` without
-    transformers."""
+    """Return the tokenizer that files are of, as `files_of` returns them. Raises `ContainerError` if it cannot be
+    loaded, and `MissingError` without transformers."""
     require("transformers", "tokenizers", "pip install transformers")
     from transformers import AutoTokenizer
 

@@ -54,6 +54,9 @@ class InProcess(Device):
     A run that cannot end, because of a deadlock or missing tile parameters, never ends, as on a board: `wait` reports
     it as running. Neither does any later run of this object, also when it was closed and opened again: nothing but a
     new device, as a reboot makes one, forgets a hung kernel, or an iteration of the graph that was not waited for.
+
+    engine: runs the program. name: of the engine, for messages and facts. memory: bytes that the device has. sleep:
+    waits some seconds for a run that never ends.
     """
 
     def __init__(
@@ -64,8 +67,6 @@ class InProcess(Device):
         memory: int = MEMORY,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """engine: runs the program. name: of the engine, for messages and facts. memory: bytes that the device has.
-        sleep: waits for a run that never ends."""
         self._engine = engine
         self._name = name
         self._memory = memory

@@ -102,6 +102,12 @@ class Session:
     """One device and its bitstream, opened when it is first needed. After an error everything is released; the next
     run, of any board of this session, opens the device again.
 
+    profile: of the board. device: what drives it. bitstream: the file to load, an .xclbin or another that the device
+    takes; None if it needs none. lock: held while the device is taken; None for a device that only this process can
+    use. stamp: remembers for this boot that the bitstream's trial passed; without one, only a run that did not end
+    makes a trial necessary. now: the clock, in seconds, that times a run and ends the wait for it; tests replace it.
+    The constructor raises `BoardMismatch` for an .xclbin that is not the profile's.
+
     Calls raise `BoardError` or a class of it: `BoardBusy`, `BoardLost`, `BoardMemory`, `BoardMismatch`, `BoardTimeout`.
     """
 
@@ -115,11 +121,6 @@ class Session:
         stamp: Stamp | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """profile: of the board. device: what drives it. bitstream: the file to load, an .xclbin or another that the
-        device takes; None if it needs none. lock: held while the device is taken; None for a device that only this
-        process can use. stamp: remembers for this boot that the bitstream's trial passed; without one, only a run that
-        did not end makes a trial necessary. now: the clock, in seconds, that times a run and ends the wait for it;
-        tests replace it. Raises `BoardMismatch` for an .xclbin that is not the profile's."""
         self.profile = profile
         self.device = device
         self.bitstream = bitstream

@@ -42,8 +42,9 @@ def shards_named(shards: int | str, boards: int | None) -> int | None:
 def boards_for(
     path: str | os.PathLike[str], count: int, board: BoardName, boards: Sequence[BoardName] | None
 ) -> Sequence[BoardName]:
-    """Return the boards of a model from a file. board: of a model that has one stage, boards: of each stage; None for
-    `board`. Raises as `check_boards`, naming the file."""
+    """Return the boards for a model from a file: `boards`, or `board` alone if that is None. path: of the file, for
+    messages. count: how many boards the model needs. board: for a model of one stage. boards: one for each stage, or
+    for each shard of each. Raises as `check_boards`, naming the file."""
     found = [board] if boards is None else boards
     try:
         check_boards(found, count)

@@ -113,11 +113,12 @@ class SshBoard(Board):
 
     It connects when a program is loaded. After any error the connection is dropped; the next run connects and loads the
     program again. The other computer keeps the weights in a cache, so that they are not sent again.
+
+    url: ssh://[USER@]HOST[:PORT][/BOARD]. xclbin: path of the bitstream on the other computer; None for the one that
+    its environment or profile names. Raises `BoardError` for a malformed URL, and without an ssh client.
     """
 
     def __init__(self, url: str, *, xclbin: str | os.PathLike[str] | None = None) -> None:
-        """url: ssh://[USER@]HOST[:PORT][/BOARD]. xclbin: path of the bitstream on the other computer; None for the one
-        that its environment or profile names. Raises `BoardError` for a malformed URL, and without an ssh client."""
         self.target = Target.parse(url)
         self._ssh = ssh_client()
         self._xclbin = None if xclbin is None else os.fspath(xclbin)

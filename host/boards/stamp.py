@@ -24,10 +24,12 @@ def boot_id() -> str:
 
 class Stamp:
     """A file of this user's that holds one line: the boot, and what is remembered for it. Whatever else is found there,
-    such as another user's file, a link or other text, counts as nothing remembered; that costs one more trial."""
+    such as another user's file, a link or other text, counts as nothing remembered; that costs one more trial.
+
+    device: the device's name. folder: of the file; by default XDG_RUNTIME_DIR, else the temporary folder.
+    """
 
     def __init__(self, device: str, folder: Path | None = None) -> None:
-        """device: the device's name. folder: of the file; by default XDG_RUNTIME_DIR, else the temporary folder."""
         if folder is None:
             own = Path(os.environ.get("XDG_RUNTIME_DIR") or "")
             folder = own if own.is_absolute() and own.is_dir() else Path(tempfile.gettempdir())

@@ -56,7 +56,8 @@ class Stream:
     """The tokens of one request, in order. Iterate over it, once; an error of the run is raised there.
 
     reason: why it ended: "stop" (a stop token), "length" (`max_tokens`, or no row is left), "cancelled", "error"; ""
-    before. heard: called with each event instead; None to iterate.
+    before. heard: a function that is called with each event; a stream that has one is not iterated over. None to
+    iterate.
     """
 
     def __init__(self, heard: Callable[[Event], None] | None = None) -> None:

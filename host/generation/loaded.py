@@ -55,7 +55,9 @@ def load(
 
 
 class DecoderSizes(NamedTuple):
-    """What a file says of a decoder, as `Slots` has it."""
+    """The sizes of a decoder, as its file states them. slots: number of sequences that are decoded together. capacity:
+    the most tokens of a sequence. chunk: the most rows of a prompt that run at once. vocabulary: number of tokens that
+    there are. ends: the tokens that end a text."""
 
     slots: int
     capacity: int
@@ -65,7 +67,8 @@ class DecoderSizes(NamedTuple):
 
     @classmethod
     def of(cls, saved: SavedText) -> DecoderSizes:
-        """Those of a decoder's description. Raises any error for a wrong one."""
+        """Return the sizes that a decoder's description states. Raises some `Exception`, of any class, for a wrong
+        description."""
         settings = saved.settings
         slots, capacity, chunk, vocabulary = (
             as_int(settings[name]) for name in ("slots", "capacity", "chunk", "vocabulary")
@@ -120,7 +123,7 @@ class _Caches:
 
 @dataclass
 class LogitsResult:
-    """The result of a call, (batch, rows, vocabulary)."""
+    """The result of a call. logits: (batch, rows, vocabulary)."""
 
     logits: Any
 
@@ -163,7 +166,8 @@ class SavedSlots(Slots):
     Calls are not compared with the model, which the file does not have.
 
     saved: the file's content. takes: names of the arguments that its programs take, as in `tensors_of`; None for all.
-    The caches of layers without any have no columns. Raises any error for a wrong description.
+    If no program takes the cache of a layer, that cache has no columns here. Raises some `Exception`, of any class, for
+    a wrong description.
     """
 
     def __init__(self, saved: Saved, takes: Set[str] | None = None) -> None:
@@ -194,11 +198,11 @@ class SavedSlots(Slots):
 
 
 class LoadedDecoder(SavedSlots):
-    """A decoder from a file, with all its boards."""
+    """A decoder from a file, with all its boards. boards: names of boards, in the order of the stages and of their
+    shards. xclbin: path of the bitstream for a real board. Raises some `Exception`, of any class, for a wrong
+    description, and `BoardError` if a board cannot be used."""
 
     def __init__(self, saved: Saved, boards: Sequence[BoardName], xclbin: str | os.PathLike[str] | None) -> None:
-        """As for `load`. Raises any error for a wrong description, and `BoardError`."""
-
         super().__init__(saved)
         assert saved.decoder is not None
         self._text = saved.decoder

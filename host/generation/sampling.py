@@ -39,10 +39,10 @@ class Sampling:
     max_tokens: the most tokens. temperature: 0 always takes the most probable token, the first of equal ones. top_k:
     how many of the most probable tokens can be chosen; 0: all. top_p: only the most probable tokens that together have
     this probability can be chosen. seed: of the random numbers; None takes others each time. stop_tokens: tokens that
-    end the text; they are not part of it. presence_penalty: taken from the logits of tokens that are in the text
-    already, without its prompt; frequency_penalty: as often as they are. logit_bias: added to logits, by token.
-    logprobs: how many of the most probable tokens come with each token, and its own probability; None for neither.
-    Raises `TensorError` for a value out of range.
+    end the text; they are not part of it. presence_penalty: is subtracted from the logits of tokens that are in the
+    text already; the prompt does not count. frequency_penalty: is subtracted as many times as the token is in the text.
+    logit_bias: added to logits, by token. logprobs: how many of the most probable tokens come with each token, and its
+    own probability; None for neither. Raises `TensorError` for a value out of range.
     """
 
     max_tokens: int = 16

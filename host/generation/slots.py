@@ -24,8 +24,8 @@ long as a step."""
 
 
 class PromptProgram(NamedTuple):
-    """Which program a prompt runs on. rows: of the program. is_chunk: they follow others in the cache; else they are
-    the whole prompt."""
+    """Which program a prompt runs on. rows: the rows that the program computes. is_chunk: the program computes a chunk
+    of the prompt, whose rows follow earlier rows in the cache; False: it computes the whole prompt."""
 
     rows: int
     is_chunk: bool
@@ -61,7 +61,7 @@ class CachedProgram(Protocol):
         """Return the model's result, with `logits`."""
 
     def step(self, rows: RowsOfCaches, **arguments: Any) -> Any:
-        """The same, but new rows of caches become `rows`, as for `Compiled.step`."""
+        """The same as a call, but new rows of caches replace the rows that `rows` says, as for `Compiled.step`."""
 
 
 class Slots(Closing):
@@ -107,7 +107,8 @@ class Slots(Closing):
     # -- what programs there are
 
     def prepare(self, tokens: int) -> bool:
-        """Return whether there is a program for prompts of this number of tokens."""
+        """Return whether there is a program for prompts of this number of tokens. A class that compiles programs begins
+        to do so if there is none, and calls `told` when it is there."""
         return True
 
     def warm_up(self) -> None:
@@ -176,9 +177,11 @@ class Slots(Closing):
         return logits
 
     def prefill_chunk(self, slot: int, tokens: Sequence[int]) -> Array | None:
-        """Run the next chunk of a prompt, whose sequence begins with its last one. tokens: the whole prompt; another
-        one than in the call before begins anew. Returns None if chunks are left, else as `prefill`, and raises as that:
-        then the chunk can be run again."""
+        """Run the next chunk of a prompt. The last chunk begins a sequence in the slot.
+
+        tokens: the whole prompt; with another prompt than in the call before, its first chunk runs. Returns None if
+        chunks are left, else the logits as `prefill` does. Raises as `prefill`; then the same chunk can be run again.
+        """
         import torch
 
         self.check(tokens)
@@ -375,8 +378,8 @@ class Slots(Closing):
 
 
 def behind(logits: Any, tokens: int) -> Any:
-    """Return the logits behind the first `tokens` tokens. logits: (1, rows, vocabulary): the only row, or one for each
-    token, if the model ignores `logits_to_keep`."""
+    """Return the logits behind the last of `tokens` tokens, (vocabulary,). logits: (1, rows, vocabulary). If the model
+    ignores `logits_to_keep`, there is one row for each token; else there is one row, which is returned."""
     return logits[0, -1 if logits.shape[1] == 1 else tokens - 1]
 
 

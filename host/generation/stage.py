@@ -56,11 +56,12 @@ def load_decoder_stage(
 ) -> list[DecoderStage]:
     """Load a stage of a decoder that `Decoder.save` wrote, and open its board. Only its own weights are read.
 
-    number: of the stage, from 0. groups: how many sets of slots the decoder has. The stage of each is returned; they
-    share the weights on the board, and each has caches of its own there. They are not for several threads at once.
-    board, xclbin: as for `rsn.load`. shards: how many boards compute each stage; this one is then that of the first
-    shard. beside: makes what runs programs on the boards of the others. Raises as `rsn.host.generation.load`, and
-    `ContainerError` for a stage that the file does not have.
+    number: of the stage, from 0. groups: how many sets of slots the decoder has. Returns the stage once for each set;
+    they share the weights on the board, and each has caches of its own there. They are not for several threads at once.
+    board, xclbin: as for `rsn.load`. shards: how many boards compute each stage; this board is then the one of the
+    first shard. beside: makes what runs programs on the boards of the other shards; None without shards. Raises as
+    `rsn.host.generation.load`, and `ContainerError` for a stage that the file does not have, and for a model in shards
+    without `beside`.
     """
     saved = _read(path, number * shards)
     if beside is None:
@@ -220,11 +221,12 @@ class _StageProgram(Closing):
 
 
 class DecoderStage(SavedSlots):
-    """A stage of a decoder: the same calls are made of all stages, in order, and `passed` goes from one to the next. Of
-    each only the last one returns logits; the others return numbers that mean nothing.
+    """A stage of a decoder. The same calls are made of all stages, in order; the caller hands the attribute `passed` of
+    each to the next one. Only the last stage returns logits; the numbers that others return mean nothing.
 
-    step: its program of a step, which it owns. prompts: those of prompts, which others share. is_last: no stage
-    follows. Raises any error for a wrong description, and for programs of other sizes.
+    saved: the file's content. step: the program of a step, which belongs to this object. prompts: the programs of
+    prompts, which other sets of slots use too. is_last: no stage follows. Raises some `Exception`, of any class, for a
+    wrong description, and for programs of other sizes.
     """
 
     def __init__(self, saved: Saved, step: _StageProgram, prompts: list[_StageProgram], *, is_last: bool) -> None:

@@ -36,8 +36,8 @@ class TextPieces:
     strings at which the text ends; they are not part of it.
 
     A piece is held back while it ends in the middle of a character, or may be the beginning of a stop string. Special
-    tokens are no part of the text, but stop strings are found in their text too, such as `<|im_end|>`. Of tokens that
-    are single bytes and together no text, the pieces may differ from the text of all tokens.
+    tokens are no part of the text, but stop strings are found in their text too, such as `<|im_end|>`. If tokens are
+    single bytes that together are no valid text, the pieces may differ from what the tokenizer makes of all tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 class Caches:
-    """Which caches of keys and values of a compiled model the board holds. The host's tensors are what counts; the
-    board's states are copies of them. A call brings a copy of each cache whose tensor is another one than in the call
-    before, or was written to since: by a prompt, by the user, or because the last call failed.
+    """Keeps track of which caches of keys and values of a compiled model the board holds. The host's tensors are what
+    counts; the board's states are copies of them. A call brings a copy of each cache whose tensor is another one than
+    in the call before, or was written to since: by a prompt, by the user, or because the last call failed.
 
-    host: the host part of the model. program: the one on the board, of the whole network, a stage or a shard. columns:
-    of the host's caches, those that the board keeps, by the name of the state; all for one that is not there.
+    host: the host part of the model. program: the program on the board, of the whole network, a stage or a shard.
+    columns: which columns of a host's cache the board keeps, by the name of the state; a cache without an entry is kept
+    whole.
     """
 
     def __init__(self, host: HostPart, program: Program, columns: Mapping[str, slice] | None = None) -> None:

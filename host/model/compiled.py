@@ -53,7 +53,14 @@ else:
 
 
 class Compiled(FollowingModule):
-    """A module that is one program of the machine, with what the host computes before and behind it."""
+    """A module that is one program of the machine, with what the host computes before and behind it.
+
+    traced, built: the module as a network and a host part, and its program. board: where it runs. recipe: how to
+    compile the model again; without one, changes of the model are not followed. seen: the model's change count when it
+    was traced. borders: data types of arguments and results of a model in half precision. shared: the weights of the
+    programs of this model, which the board holds once; None for a program alone. verification: compares calls with the
+    model; None leaves that to the caller. Raises `BoardError` if a board other than the simulator cannot be opened.
+    """
 
     def __init__(
         self,
@@ -66,10 +73,6 @@ class Compiled(FollowingModule):
         shared: SharedBank | None = None,
         verification: Verification | None = None,
     ) -> None:
-        """recipe: how to compile the model again; without one, changes of the model are not followed. seen: the model's
-        change count when it was traced. borders: data types of arguments and results of a model in half precision.
-        shared: the weights of the programs of this model, which the board holds once; None for a program alone.
-        verification: compares calls with the model; None leaves that to the caller."""
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest call's run; None before the first call."""
         super().__init__(recipe, seen, borders, verification)
@@ -114,7 +117,7 @@ class Compiled(FollowingModule):
 
     @property
     def shown_rows(self) -> list[Visible]:
-        """As `visible`: none, or one."""
+        """The rows that the masks of the latest call showed: one `Visible`, or none for a model without masks."""
         return [] if self.visible is None else [self.visible]
 
     @property
@@ -147,7 +150,8 @@ class Compiled(FollowingModule):
 
     @property
     def on_boards(self) -> list[tuple[int, Program]]:
-        """The program as the board has it, with the number of the board. Raises as `OnBoard.linked`."""
+        """The program as the board has it, in a list of one pair with the number of the board, 0. Raises as
+        `OnBoard.linked`."""
         return [(0, self._on_board.linked(self._built).program)]
 
     def forget(self) -> None:
@@ -328,16 +332,17 @@ class Compiled(FollowingModule):
 
     def part(self, sizes: tuple[int, ...] = (), *, in_bank: bool = False) -> ModelVariant:
         """Return this program as a part of a model file. sizes: those that it is for, in a shape family; () for a
-        program alone. in_bank: as for `saved`. Raises as that."""
+        program alone. in_bank: as for `saved`. Raises as `saved`."""
         with self._turn:
             program = self.saved(in_bank=in_bank)
             verified = None if self._verification is None else self._verification.when(self._on_board.placed)
             return ModelVariant(sizes, (program,), None, verified)
 
     def saved(self, *, in_bank: bool = False) -> SavedProgram:
-        """Return this program, its weights and its host part, for a model file. in_bank: as it is on the board, with
-        its weights where all programs of the model have them. Raises as `at`, and `BoardError` if the board has to be
-        opened for that."""
+        """Return this program, its weights and its host part, for a model file. in_bank: False: the program as it was
+        compiled, with weights at addresses of its own. True: the program as it is on the board, with weights at the
+        addresses that all programs of the model share. Raises as `at`; with `in_bank` also `BoardError`, because the
+        board is opened for that."""
         with self._turn:
             built = self._now()
             if in_bank:

@@ -30,9 +30,9 @@ LARGEST = 16
 
 @dataclass(frozen=True, eq=False)
 class BuiltShards(BuiltStages):
-    """A traced module that is cut into stages and shards. networks, built: of the programs of all rounds and shards, in
-    order. rounds: which of them run together. shards: how many boards compute each stage. parts: the networks of the
-    stages."""
+    """A traced module that is cut into stages and shards. networks, built: the networks and programs of all rounds and
+    shards, in order. rounds: which of the programs run together. shards: how many boards compute each stage. parts: the
+    networks of the stages."""
 
     rounds: tuple[ShardRound, ...]
     shards: int
@@ -40,8 +40,9 @@ class BuiltShards(BuiltStages):
 
     @classmethod
     def of(cls, pipeline: Pipeline, traced: Traced, build: Callable[[int, Traced], Built] | None = None) -> Self:
-        """Cut a traced module, and build its programs. build: instead of the pipeline, from a program's number and the
-        module with its network alone. Raises as `Pipeline.cut` and `Pipeline.build`."""
+        """Cut a traced module into stages and shards, and build their programs. build: makes a program, in place of the
+        pipeline, from its number and the module with only its part of the network. Raises as `Pipeline.cut` and
+        `Pipeline.build`."""
         traced, cuts = pipeline.cut(traced)
         parts = stages(traced.network, cuts)
         networks: list[LayerGraph] = []
@@ -89,21 +90,23 @@ class BuiltShards(BuiltStages):
 
     @property
     def size(self) -> str:
-        """How it is cut, as text."""
+        """How many stages it is cut into, and of how many shards each is, as text."""
         return f"{len(self.parts)} stage{'s' * (len(self.parts) > 1)} of {self.shards} shards"
 
     def hosted(self, runners: Sequence[Runner]) -> HostedShards:
-        """Return calls of all programs. runners: of each program, on its board."""
+        """Return an object that runs calls of the module with all programs. runners: of each program, in order, on its
+        board."""
         return HostedShards(self.traced.host, self.rounds, *runners)
 
     @property
     def figures(self) -> list[StageFigures]:
-        """What each stage takes, of its fullest board. Raises as `shard_figures`."""
+        """The figures of each stage, such as its time and the bytes of its fullest board. Raises as `shard_figures`."""
         return shard_figures([built.program for built in self.built], self.rounds, self.traced.host.columns)
 
     @property
     def in_turn(self) -> tuple[int, ...]:
-        """The numbers of the programs of the first shard: the others run beside them."""
+        """The numbers of the programs of the first shards. They run one behind the other; the programs of other shards
+        run at the same time."""
         return tuple(number for one in self.rounds if (number := one.programs[0]) is not None)
 
     @property

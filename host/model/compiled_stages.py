@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class BuiltStages:
-    """A traced module that is cut into stages. traced: its host part computes what no stage does. cuts: the activations
-    behind whose layers it is cut. networks, built: of the stages, in order. tried: the numbers of boards for a stage of
-    which this one was chosen; none if it was given."""
+    """A traced module that is cut into stages. traced: the module; its host part computes what no stage does. cuts:
+    names of the activations behind whose layers it is cut. networks, built: the networks and programs of the stages, in
+    order. tried: what each number of boards for a stage would give, if the number was chosen among several; empty if it
+    was given."""
 
     traced: Traced
     cuts: tuple[str, ...]
@@ -49,8 +50,9 @@ class BuiltStages:
 
     @classmethod
     def of(cls, pipeline: Pipeline, traced: Traced, build: Callable[[int, Traced], Built] | None = None) -> Self:
-        """Cut a traced module, and build its stages. build: instead of the pipeline, from a stage's number and the
-        module with its network alone. Raises as `Pipeline.cut` and `Pipeline.build`."""
+        """Cut a traced module into stages, and build their programs. build: makes a program, in place of the pipeline,
+        from the stage's number and the module with only the stage's part of the network. Raises as `Pipeline.cut` and
+        `Pipeline.build`."""
         traced, cuts = pipeline.cut(traced)
         networks = stages(traced.network, cuts)
         if build is None:
@@ -68,8 +70,9 @@ class BuiltStages:
         traced: Traced,
         build: Callable[[int, Traced], Built] | None = None,
     ) -> Self:
-        """Cut a traced module behind the same activations as another one of its model, with `build` as for `of`. If the
-        model has changed and has some of them no more, it is cut and built anew. Raises as `of`."""
+        """Cut a traced module behind given activations, as another program of its model is cut, and build the programs.
+        cuts: names of the activations. build: as for `of`. If the model has changed so that it cannot be cut there, new
+        places are chosen. Raises as `of`."""
         anew = replace(pipeline, cuts=None)
         try:
             made = cls.of(replace(pipeline, cuts=cuts), traced, build)
@@ -94,16 +97,17 @@ class BuiltStages:
 
     @property
     def size(self) -> str:
-        """How it is cut, as text."""
+        """How many stages it is cut into, as text."""
         return f"{len(self.built)} stage{'s' * (len(self.built) > 1)}"
 
     def hosted(self, runners: Sequence[Runner]) -> HostedProgram:
-        """Return calls of all programs. runners: of each program, on its board."""
+        """Return an object that runs calls of the module with all programs. runners: of each program, in order, on its
+        board."""
         return HostedProgram(self.traced.host, *runners)
 
     @property
     def figures(self) -> list[StageFigures]:
-        """What each stage takes. Raises as `stage_figures`."""
+        """The figures of each stage, such as its time and its bytes. Raises as `stage_figures`."""
         return stage_figures([built.program for built in self.built], self.traced.host.columns)
 
     @property
@@ -251,8 +255,9 @@ class CompiledStages(FollowingModule):
 
     def part(self, sizes: tuple[int, ...] = (), *, in_bank: bool = False) -> ModelVariant:
         """Return this model as a part of a model file. sizes: those that it is for, in a shape family; () for a model
-        alone. in_bank: with the weights where all programs of a stage have them. Raises as `at`, and `BoardError` if
-        boards have to be opened for that."""
+        alone. in_bank: False: programs as they were compiled. True: programs as they are on the boards, with weights at
+        the addresses that all programs of a stage share. Raises as `at`; with `in_bank` also `BoardError`, because the
+        boards are opened for that."""
         with self._turn:
             self._follow()
             verified = None if self._verification is None else self._verification.when(self._verified)

@@ -40,16 +40,14 @@ class ExpertLayer:
     """A layer of experts with its router on the machine with Seq. A call computes it with data; `time` gives the time
     for given selectors alone.
 
-    rows: the most rows that one expert takes in a call, None for no bound.
-
-    how: one of `HOWS`. Raises `UnsupportedError` for another `how`, for `rows` below 1, and for sizes beyond the
+    sizes: of the layer. how: one of `HOWS`. machine: the overlay. rows: the most rows that one expert takes in a call,
+    None for no bound. Raises `UnsupportedError` for another `how`, for `rows` below 1, and for sizes beyond the
     machine's.
     """
 
     def __init__(
         self, sizes: MoeSizes, *, how: str = "sequenced", machine: Overlay = MACHINE, rows: int | None = None
     ) -> None:
-        """rows: the most rows that one expert takes in a call, None for no bound."""
         if how not in HOWS:
             raise UnsupportedError(f"how={how!r}: must be one of {', '.join(map(repr, HOWS))}")
         if rows is not None and rows < 1:

@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 
 
 def stage_inputs(program: Program, known: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the inputs of a program, each in the view of its buffer, in which rows of sequences may lie together.
-    known: inputs and outputs of the network and what goes between its stages, float32, by name."""
+    """Return the inputs of a program by name, float32, each in the shape that users see of its buffer (`Buffer.view`).
+    known: the inputs and outputs of the network, and the activations between its stages, float32, by name."""
     buffers = program.with_role(Role.INPUT)
     return {b.name: known[b.name].reshape(b.view or known[b.name].shape) for b in buffers}
 
 
 def stage_parameters(programs: Sequence[Program], named: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return the run-time parameters of each stage, by name. named: those of the whole network. One that no program has
-    stays with the first, which refuses it, unless it is 0: constant masks without padding before their rows are no
-    reason for a parameter."""
+    """Return the run-time parameters of each stage, by name. named: the parameters of the whole network.
+
+    A parameter that no program has goes to the first one, which refuses it. If its value is 0 it is left out: a network
+    whose masks are constant has no parameter for padding before the rows, and 0 says that there is none.
+    """
     known = [{p.name for p in program.parameters} for program in programs]
     given = [{name: value for name, value in named.items() if name in own} for own in known]
     given[0] |= {name: value for name, value in named.items() if value and not any(name in own for own in known)}

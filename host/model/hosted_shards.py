@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardRound:
-    """A round of shards. stage: its number. programs: the numbers of the shards' programs among all of the model; None
-    for a shard that computes nothing. exchange: what the shards give each other behind it."""
+    """A round of shards: programs that run at the same time. stage: number of the stage. programs: for each shard the
+    number of its program among all programs of the model; None for a shard that computes nothing. exchange: what the
+    shards exchange behind the round."""
 
     stage: int
     programs: tuple[int | None, ...]
     exchange: ShardExchange
 
     def moved(self, by: int) -> ShardRound:
-        """Return the round with the numbers of its programs moved."""
+        """Return the same round, with `by` added to the numbers of its programs."""
         return replace(self, programs=tuple(None if number is None else number + by for number in self.programs))
 
 

@@ -60,10 +60,13 @@ def load(
 
 class Loaded(BoardModule):
     """A model from a file. Call it as the model; it returns what the model returns, of the model's class if that can be
-    imported, else of a class with the same fields. Any thread may call it. The first call opens the board."""
+    imported, else of a class with the same fields. Any thread may call it. The first call opens the board.
+
+    saved: the file's content. boards: one for each stage, or for each shard of each. xclbin: path of the bitstream for
+    a real board.
+    """
 
     def __init__(self, saved: Saved, boards: Sequence[BoardName], xclbin: str | os.PathLike[str] | None) -> None:
-        """boards: one for each stage."""
         self._saved, self._boards, self._xclbin = saved, tuple(boards), xclbin
         self._calls = SavedCalls(saved)
         self._parts = {part.sizes: i for i, part in enumerate(saved.parts)}

@@ -44,7 +44,8 @@ class _Placed:
 
 
 class SharedBank:
-    """The libraries of weights of one model. Methods are thread-safe."""
+    """The places of weights on the boards of one model: its programs lie at shared addresses (`WeightLibrary`), so that
+    a board holds equal weights once. Methods are thread-safe."""
 
     def __init__(self) -> None:
         self._members: weakref.WeakKeyDictionary[BankUser, _Placed] = weakref.WeakKeyDictionary()
@@ -79,8 +80,8 @@ class SharedBank:
             return linked
 
     def changed(self, since: int) -> None:
-        """Begin all libraries anew, because the weights of the model have changed. since: `changes` when the weights
-        were last the same; nothing happens if another program has told of a change since then."""
+        """Forget all places, because the weights of the model have changed. since: the value of `changes` when the
+        caller's weights were up to date. Nothing happens if another program has reported a change since then."""
         with self._lock:
             if since == self.changes:
                 self.changes += 1

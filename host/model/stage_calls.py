@@ -114,7 +114,8 @@ class SavedCalls:
         return self.begun(*self.fitted(args, kwargs, is_widened))
 
     def begun(self, fitted: Fitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StageCall:
-        """As `begin`, from what `fitted` returns."""
+        """Compute the host's part before the first stage, as `begin` does, of arguments that are padded already.
+        fitted, args, kwargs: as `fitted` returns them."""
         host = self._parts[fitted.taken].on_machine[0].host
         with HostErrors():
             inputs, spans, state = host.prologue(*args, **kwargs)
@@ -179,8 +180,9 @@ class SavedCalls:
     def queued(
         self, call: StageCall, group: Callable[[int], Hashable], stage: int | None = None
     ) -> Generator[Sequence[MachineRequest], list[Result], StageCall]:
-        """Run the programs of a call, in the form of its requests to the machine: those of shards together. group: the
-        runner of a program, by its number. stage: of which they are; None for all. Returns the call behind them."""
+        """Run the programs of a call. It is a generator: it yields the requests that run at the same time, one or those
+        of all shards, and is sent their results. group: returns the runner of a program, by the program's number.
+        stage: number of the only stage to run; None for all. Returns the call behind the last program."""
         for one in self._parts[call.taken].steps:
             if stage not in (None, one.stage):
                 continue
@@ -193,8 +195,8 @@ class SavedCalls:
         return call
 
     def after(self, call: StageCall, outputs: Mapping[str, Array]) -> StageCall:
-        """Return a call behind its next stage. outputs: of that. What no later stage and not the host reads is
-        dropped."""
+        """Return a call behind its next stage. outputs: of that stage, by name. Tensors that neither a later stage nor
+        the host reads are dropped."""
         later = self._ends(call.taken)[call.stage].later
         kept = {name: x for name, x in (*call.tensors.items(), *outputs.items()) if name in later}
         return replace(call, stage=call.stage + 1, tensors=kept)

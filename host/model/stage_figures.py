@@ -20,10 +20,12 @@ HOST = -1
 class StageFigures:
     """Figures of a stage.
 
-    seconds: modelled, launch included. banks: bytes that its program needs of each memory of its board. takes: bytes
-    that come from each stage before, by its number; `HOST` for the host. carried: bytes of a call on the link in front
-    of the stage: what it and later stages take, and outputs of the stages before, without the host's own values, such
-    as a mask; 0 for the first. link_s: seconds that the link takes for them.
+    seconds: modelled, launch included. banks: bytes that its programs need in each memory of its board, by bank; with
+    shards, of the fullest board. takes: bytes that come from each earlier stage, by its number; `HOST` for the host.
+    carried: bytes of a call on the link in front of the stage: what it and later stages take, and outputs of earlier
+    stages, without the host's own values, such as a mask; 0 for the first stage. link_s: seconds that the link takes
+    for them. shards: how many boards compute the stage. exchanged: bytes that its shards exchange in a call.
+    exchange_s: how many of `seconds` these take.
     """
 
     seconds: float
@@ -166,14 +168,14 @@ class TriedShards:
 
 
 def tried_shards(shards: int, figures: Sequence[StageFigures]) -> TriedShards:
-    """Return what a number of boards gives. figures: of the stages."""
+    """Return the figures of a model with `shards` boards for each stage. figures: of its stages."""
     call_s = sum(x.seconds + x.link_s for x in figures)
     return TriedShards(shards, len(figures), call_s, sum(x.exchange_s for x in figures))
 
 
 def best_shards(tried: Sequence[TriedShards]) -> TriedShards | None:
-    """Return what is taken: of those that need the fewest boards the one whose call takes least time, and of these the
-    one with the fewest shards; None if all are refused."""
+    """Return the choice that is taken: of those that need the fewest boards the one whose call takes least time, and of
+    equal ones the one with the fewest shards; None if all are refused."""
     return min((x for x in tried if not x.refused), key=lambda x: (x.boards, x.call_s, x.shards), default=None)
 
 

@@ -44,8 +44,8 @@ class DecoderCall:
 
 @dataclass(frozen=True)
 class PassedCall:
-    """A call that a stage gives to the next one. call: what was asked; its caches have a name. begins: whether they are
-    new. passed: as `Slots.passed`."""
+    """A call that a stage gives to the next one. call: what was asked; its `caches` is a name, never "". begins: the
+    caches of that name are new, so the next stage begins with empty ones. passed: as `Slots.passed`."""
 
     call: DecoderCall
     begins: bool

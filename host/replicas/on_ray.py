@@ -80,8 +80,9 @@ class StageActor:
 
     @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
     async def ask(self, passed: _Passed | RsnError) -> tuple[_Passed | RsnError, None]:
-        """Run a call. Returns its result, and None, by whose reference Ray knows the call. Errors of rsn are returned
-        too, and passed on by the stages behind: Ray would make others of those that are raised."""
+        """Run a call. Returns two values: its result, and None. The reference of the second one is kept, to cancel the
+        call, while that of the first one is handed on to the next stage. An error of rsn is returned in place of the
+        result, and later stages return it as it is, because Ray would raise another error in place of it."""
         if isinstance(passed, RsnError):
             return passed, None
         ends = time.monotonic() + passed.timeout
@@ -92,7 +93,7 @@ class StageActor:
         return _Passed(result, ends - time.monotonic()), None
 
     async def report(self, figures: bool) -> StageReport:
-        """Return the state, and with `figures` the metrics."""
+        """Return the state of the stage. figures: whether with its metrics."""
         return replace(self._stage.report(figures), node=self._node)
 
     async def close(self) -> None:

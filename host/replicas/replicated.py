@@ -173,7 +173,8 @@ class ReplicatedServer(Closing):
         yield from families.values()
 
     def place(self, number: int) -> dict[str, int]:
-        """Return which stage, and which shard of it if there are several, the report of a number is of."""
+        """Return the number of the stage and, if there are several shards, of the shard that a report is of, as labels
+        by name. number: place of the report in those of a pipeline."""
         stage, shard = divmod(number, self.shards)
         return {"stage": stage} | ({"shard": shard} if self.shards > 1 else {})
 

@@ -59,8 +59,8 @@ def others_of(saved: Saved, stage: int, others: Sequence[Ask]) -> dict[Group, Ot
 
 
 class OtherRunner:
-    """Runs programs on the board of another shard (`ProgramRunner`). group: their name there. ask: asks the shard.
-    program: the only one of the group; None if there are several."""
+    """Runs programs on the board of another shard (`ProgramRunner`). group: the name of these programs at that shard.
+    ask: sends a request to the shard. program: the only program of the group; None if there are several."""
 
     health = Health()
     """Nothing here fails: the other shard says its own."""

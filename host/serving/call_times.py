@@ -25,8 +25,8 @@ MEASURED = 8
 class CallTimes:
     """The CPU times of calls so far, by function and size. Any thread may call it.
 
-    limit_s: the seconds of a short call. Sizes with as many binary digits count as one, and of their times a
-    moving mean counts.
+    limit_s: the most seconds of a short call. Sizes with equally many binary digits count as one size; the time of a
+    size is a moving mean of its calls.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -42,9 +42,9 @@ class CallTimes:
         return size is not None and self._seconds.get((what, size.bit_length()), math.inf) <= self._limit_s
 
     def timed(self, what: Hashable, size: int | None, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Make a call, and remember how long it took; of calls that have been short, how long some of them took.
-        Waiting does not count: in another thread others take the interpreter meanwhile. what, size: as for `are_short`.
-        Returns and raises what `call` does."""
+        """Make a call, and remember the CPU time that it took. Waiting does not count, because in another thread other
+        threads hold the interpreter meanwhile. Where calls have been short, only some are measured. what, size: as for
+        `are_short`. Returns and raises what `call` does."""
         if size is None:
             return call(*args, **kwargs)
         key = what, size.bit_length()

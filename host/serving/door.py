@@ -26,14 +26,15 @@ class RequestRefusal(NamedTuple):
 
 
 class Keys:
-    """The keys of which each request must have one, in `Authorization: Bearer KEY`."""
+    """The keys of which each request must have one, in `Authorization: Bearer KEY`. keys: empty for a server that takes
+    all requests."""
 
     def __init__(self, keys: Collection[str]) -> None:
-        """keys: none for a server that takes all requests."""
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     def refusal(self, given: str | None) -> RequestRefusal | None:
-        """Return why a request is refused, None if it is not. given: its header, None for none.
+        """Return why a request is refused, None if it is not. given: the request's Authorization header, None without
+        one.
 
         All keys are compared, by digests of one length, so that the time tells nothing about a key.
         """
@@ -51,8 +52,10 @@ class Keys:
 
 
 class Door:
-    """An ASGI application before another one. refuse: returns the answer to a request that is refused, an ASGI
-    application. stops: returns whether the server stops."""
+    """An ASGI application in front of another one. It refuses requests without a key, requests whose headers are too
+    long and, while the server stops, all requests; /health needs no key and is always answered. app: the other
+    application. keys: of which a request must have one; empty for none. refuse: returns the ASGI application that
+    answers a refused request. stops: returns whether the server stops."""
 
     def __init__(
         self,

@@ -30,8 +30,9 @@ class NoSuchModel(RequestError):
 
 @dataclass(frozen=True)
 class Kind:
-    """What a field takes. said: in words. read: makes a value from one of JSON that is not null; None for a value that
-    is none of these. is_only: the field is not supported, and these values ask for nothing."""
+    """The kind of values that a field of a request takes. said: in words. read: makes a value of a value of JSON that
+    is not null; returns None for a value of another kind. is_only: the field is not supported: it takes only values
+    that ask for nothing."""
 
     said: str
     read: Callable[[Any], Any]
@@ -94,13 +95,13 @@ def _range(low: float, high: float) -> str:
 
 
 def whole(low: float = -math.inf, high: float = math.inf) -> Kind:
-    """Whole numbers from `low` to `high`."""
+    """Return the kind of whole numbers from `low` to `high`."""
     said = f"a whole number {_range(low, high)}".rstrip()
     return Kind(said, lambda x: x if type(x) is int and low <= x <= high else None)
 
 
 def number(low: float, high: float = math.inf) -> Kind:
-    """Finite numbers from `low` to `high`."""
+    """Return the kind of finite numbers from `low` to `high`."""
     return Kind(f"a number {_range(low, high)}", lambda x: _float(x) if _is_number(x) and low <= x <= high else None)
 
 
@@ -121,12 +122,13 @@ ANYTHING = Kind("any", lambda x: x)
 
 
 def one_of(*values: str) -> Kind:
-    """One of some strings."""
+    """Return the kind of a string that is one of `values`."""
     return Kind(" or ".join(f'"{x}"' for x in values), lambda x: x if x in values else None)
 
 
 def nothing(*values: Any) -> Kind:
-    """A field that is not supported, with the values that ask for nothing, besides null."""
+    """Return the kind of a field that is not supported. values: those that ask for nothing, besides null, and so are
+    taken."""
     said = " or ".join(["null", *map(json.dumps, values)])
     return Kind(said, lambda x: True if any(_same(x, value) for value in values) else None, is_only=True)
 

@@ -78,10 +78,10 @@ class Form(Protocol):
 
 class Tensors(Form):
     """The body format for any model: {"inputs": ..., "timeout_s": ...} with the arguments by name, and {"outputs": ...}
-    with the result."""
+    with the result. arguments: of the model. Raises `UnsupportedError` for an argument whose dtype JSON cannot
+    represent."""
 
     def __init__(self, arguments: Sequence[Argument]) -> None:
-        """Raises `UnsupportedError` for an argument whose dtype JSON cannot represent."""
         for argument in arguments:
             dtype_of(argument)
         self._arguments = tuple(arguments)

@@ -144,7 +144,7 @@ class TextForms:
 
     @property
     def most_bytes(self) -> int:
-        """More bytes than a body needs."""
+        """A limit of the bytes of a body, which no valid request exceeds."""
         return MAX_PROMPTS * self.capacity * self.longest * LETTER_BYTES + OTHER_BYTES
 
     def completion(self, body: Any, tokenizer: Tokenizer) -> TextRequest:
