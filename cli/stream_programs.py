@@ -103,9 +103,12 @@ def show(report: Report, most: int, as_json: bool, proof: Proof | None = None) -
 
 
 def of_all_sizes(named: Named, report: Report, strict: bool) -> tuple[Report, Proof | None]:
-    """Check a stream program, whose check with the stated values is `report`, with all values of the sizes that each
-    run gives. strict: as for `prove_file`. Return the report, or one of what keeps runs from having one machine; and
-    the proof, None for a program without such sizes, and for one with errors."""
+    """Check a stream program for all values of the sizes that each run gives. report: of its check with the values that
+    the file states. strict: as for `prove_file`.
+
+    Returns a report and a proof. The report is `report`, or, if runs with different sizes cannot have one machine, one
+    with a finding that says why. The proof is None for a program without such sizes, and for one with errors.
+    """
     if report.code or not report.region.sizes:
         return report, None
     domain = ", ".join(f"1 <= {size.name} <= {size.largest}" for size in report.region.sizes)
