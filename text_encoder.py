@@ -254,7 +254,8 @@ def _longest(stated: int | None, config: Any, tokenizer: Any) -> int:
 
 
 def save_folder(folder: Path, path: Path, **settings: Any) -> None:
-    """Compile the model of texts in a folder, and write its file. settings: those of `TextEncoder`, whose errors it
-    raises. For a process of its own (`host.own_process.call_apart`)."""
+    """Compile the model of texts in a folder, and write it to a file. folder: of the model. path: of the file.
+    settings: further arguments of `TextEncoder`, whose errors it raises. It is a function so that a process of its own
+    can call it (`host.own_process.call_apart`)."""
     with TextEncoder(folder, **settings) as encoder:
         encoder.save(path)

@@ -98,10 +98,8 @@ def _show(lines: list[str], runs: list[str], checks: list[Check], as_json: bool)
 
 def examine(board: str) -> list[Check]:
     """Return the checks of what this computer needs to use a board, for `rsn doctor ssh://` at the other end of a
-    connection.
-
-    board: its name here. A check that passed has it in its `runs` where that decides that the board can be used.
-    """
+    connection. board: its name on this computer. Checks that say that the board can be used have its name in their
+    `runs`."""
     checks = [Check("Python", f"what rsn runs on there: {sys.executable}", platform.python_version())]
     try:
         profile, kind, index = (None, board, 0) if board in LOCAL else find_board(board)

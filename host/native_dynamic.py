@@ -105,9 +105,10 @@ def run_native_dynamic(
     tensors: Mapping[Tensor, Array] | None = None,
     result_words: int = RESULT_WORDS,
 ) -> DynamicResults:
-    """Run program `number` of those of `build_dynamic`, and return what it gave. path: its target.
+    """Run one of the programs that `build_dynamic` compiled, and return what it gave. path: the executable. number: of
+    the program in it. made: the program.
 
-    inputs: tokens of each input by name, as text or not; their times mean nothing here; None for a program without
+    inputs: tokens of each input by name, as text or as tokens, whose times are ignored; None for a program without
     inputs. seconds: limit of the run by the wall clock. tensors: values in place of those that the program states; None
     for none. result_words: room for the tokens of each result, in words of 32 bits; a run that needs more begins again
     with more. Raises `ProgramError` for what `dynamic_memories` refuses and for what fails in the run, with the line of

@@ -31,8 +31,9 @@ MOST_DRAWS = 1 << 24
 
 @dataclass(frozen=True)
 class NativeRegion:
-    """A region in a program that was built. path: of the executable. number: of the region in it. drawing: the numbers
-    of the task instances that call `data()`. sizes: names of those that each run gives to it, in order."""
+    """A region in a program that was built. path: of the executable. number: of the region in it. program: the region's
+    program. drawing: the numbers of the task instances that call `data()`. sizes: names of the sizes that each run
+    gives to it, in order."""
 
     path: Path
     number: int

@@ -168,8 +168,8 @@ def results_in_arguments(program: ExportedProgram) -> ViewsOfArguments:
 
 
 def check_apart(arguments: Mapping[Node, Any], written: Collection[Node]) -> None:
-    """Check that no argument shares memory with one of those that the module writes to. arguments: the values of a call
-    by placeholder. written: placeholders. Raises `TensorError`, naming both."""
+    """Check that no argument shares memory with an argument that the module writes to. arguments: the values of a call
+    by placeholder. written: placeholders of the arguments that are written to. Raises `TensorError`, naming both."""
     tensors = {node: x for node, x in arguments.items() if isinstance(x, torch.Tensor)}
     for node in written:
         for other, x in tensors.items():

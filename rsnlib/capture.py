@@ -317,11 +317,12 @@ class Interface:
     signature: of the module's forward. arguments: placeholders of its flattened arguments. structure: of the arguments
     (pytree). result: the output node. result_structure: of the result (pytree). fixed: arguments whose values are
     constants of the program, with these values. written: arguments that the module writes to, such as a cache of keys
-    and values; their new values come before the results in `result`. laid_out: where the module writes in place, the
-    arguments that it may write to, through views; all arguments then need the strides of the example, because some
-    views are copies for other strides. None where it does not. common: the results that share memory: a write to one of
-    them, behind a graph break, is a write to the others. views: the results that are views of an argument which the
-    module writes to, by position (`ViewsOfArguments`); a write to one of them is a write to the argument.
+    and values; their new values come before the results in `result`. laid_out: if the module writes in place, the
+    arguments that it may write to, through views; then all arguments must have the strides of the example, because with
+    other strides some views would be copies. None if it does not write in place. common: groups of results that share
+    memory (`results_in_common`): behind a graph break, a write to one result of a group is a write to all. views: the
+    results that are views of an argument which the module writes to, by position (`ViewsOfArguments`); a write to one
+    of them is a write to the argument.
     """
 
     signature: inspect.Signature
@@ -401,8 +402,8 @@ class Interface:
 
     @property
     def names(self) -> dict[Node, str]:
-        """The names of the arguments: those of the module's parameters, which are not always those of the placeholders.
-        The tensors of a container `cache` are called `cache_0`, `cache_1` and so on."""
+        """The names of the arguments, by placeholder: those of the module's parameters, which may differ from the names
+        of the placeholders. The tensors of a container `cache` are called `cache_0`, `cache_1` and so on."""
         args, kwargs = pytree.tree_unflatten(list(self.arguments), self.structure)
         names: dict[Node, str] = {}
         for name, value in by_name(self.signature, args, kwargs).items():
@@ -635,8 +636,8 @@ class Constants:
         return isinstance(x, Node) and x in self._nodes
 
     def value(self, node: Node) -> torch.Tensor:
-        """Return the value of one of these nodes, in the node's shape. It may share memory with the module. node: must
-        be one of them. Raises `TensorError` as `run` does."""
+        """Return the value of a constant node, in the node's shape. It may share memory with the module. node: must be
+        in this object. Raises `TensorError` as `run` does."""
         if node not in self._values:
             for x in node.all_input_nodes:
                 self.value(x)

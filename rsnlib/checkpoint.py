@@ -125,8 +125,8 @@ def load_checkpoint(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 
 
 class StoredTensors:
-    """The tensors of a checkpoint by name, of one file or of several with an index. left: those not taken so far.
-    Raises `TensorError` for files that are missing or cannot be read."""
+    """The tensors of a checkpoint by name, from one file or from several with an index. left: names of the tensors that
+    have not been taken. Raises `TensorError` for files that are missing or cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -161,8 +161,8 @@ class StoredTensors:
         return name in self._files
 
     def take(self, name: str, *shapes: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor, and note that it is taken. shapes: one of which it must have. dtype: None takes any. Raises
-        `TensorError` if it is missing, or has another shape or type."""
+        """Return a tensor, and note that it is taken. name: of the tensor. shapes: it must have one of these. dtype:
+        that it must have; None takes any. Raises `TensorError` if it is missing, or has another shape or type."""
         if name not in self:
             raise TensorError(f"{self.folder}: no tensor {name}")
         self.left.discard(name)
@@ -224,9 +224,9 @@ class LinearScheme:
     are_rows_symmetric: bool | None
 
     def read(self, stored: StoredTensors, path: str, linear: nn.Linear) -> QuantisedLinear:
-        """Return the layer in the place of `linear`, whose bias it keeps. path: of that module. Raises `TensorError`
-        for tensors that are missing or do not fit, `UnsupportedError` for groups that do not divide a row and for
-        columns in another order."""
+        """Return the quantised layer that takes the place of `linear`, and keeps its bias. stored: the checkpoint.
+        path: the module path of `linear`. Raises `TensorError` for tensors that are missing or do not fit,
+        `UnsupportedError` for groups that do not divide a row and for columns in another order."""
         rows, columns = linear.out_features, linear.in_features
         if f"{path}.weight_g_idx" in stored:
             raise UnsupportedError(f"{path}.weight_g_idx: columns whose groups are in another order (actorder)")

@@ -82,7 +82,7 @@ class Watch:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Context of the call of which all work is counted: each graph as often as it is called."""
+        """Context of a call of the model. All work of the call is counted: each graph as many times as it is called."""
         for report in self._reports.values():
             report.calls = 0
         with self.outside:

@@ -39,11 +39,9 @@ it."""
 
 
 class ProgramModule(nn.Module):
-    """A graph that torch.export made, as a module that shares all attributes with the graph's own module.
-
-    Unlike that one it takes each argument by position or by name, and when it is captured its operators keep the
-    modules from which they come.
-    """
+    """A graph that torch.export made, as a module that shares all attributes with the graph's own module. The graph's
+    own module takes arguments only as they were given at the export, and loses, when it is captured again, the modules
+    from which its operators come; this one takes each argument by position or by name, and keeps them."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy what every module has; a graph does not change."""

@@ -90,9 +90,9 @@ def scaled_gate(values: AbstractState, layer: Gemm, factor: float) -> Gemm:
 
 
 def summed(values: AbstractState, node: Node, x: Node, y: Node) -> Value | None:
-    """Return the sum of two tensors as a pass of the machine (a layer without a product). node: the addition. Returns
-    None unless both are whole activations in float32, of the shape of the node, at least one of them computed by the
-    machine."""
+    """Return the sum of two tensors as a pass of the machine (a layer without a product). node: the addition. x, y: its
+    operands. Returns None unless both are whole activations in float32, of the shape of the node, and the machine
+    computes at least one of them."""
     if dtype_of(x) != torch.float32 or dtype_of(y) != torch.float32:
         return None
     return _total(values, node, x, y) or _total(values, node, y, x)

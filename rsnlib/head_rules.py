@@ -15,8 +15,9 @@ from .view import View
 
 @dataclass(frozen=True)
 class ProjectedHeads:
-    """A projection that is seen as heads. layer: the projection. count: number of its heads. rows_last: it is seen as
-    (batch, heads, seq, columns of a head), else as (batch, seq, heads, columns of a head). view: that view."""
+    """A projection whose result is used as heads. layer: the projection. count: number of its heads. rows_last: the
+    heads are a tensor (batch, heads, seq, columns of a head); False: (batch, seq, heads, columns of a head). view:
+    where each element of that tensor lies in the result."""
 
     layer: Gemm
     count: int

@@ -75,26 +75,29 @@ class HostPart:
     """The host's operators before and after the machine. A call of the model is: prologue, machine, epilogue.
 
     batch, seq, lengths: of the network, as in `LayerGraph`. columns: number of columns of each output of the network,
-    by activation name. constants: weights that the operators use. before, after: operators in order. sources: by input
-    of the network, the host's tensor and the view of the input that this tensor is. results: by node, the output of the
-    network and the view of it that the node is. seqs: rows of each sequence, by input or output of the network, where
-    they differ from `seq`.
+    by its name. interface: how the module is called. constants: weights that the operators use, by node. before, after:
+    operators in order. sources: for each input of the network, by its name, the host's tensor that fills it, and where
+    each element of that tensor lies in the input. results: for each node that is an output of the network, the name of
+    the output, and where each element of the node lies in it. seqs: rows of each sequence, for inputs and outputs of
+    the network that have another number than `seq`, by name.
 
-    Masks. masks: nodes of the attention masks; all must hide the same keys. patterns: by mask, which keys each row
-    sees, for masks that do not show all rows the same keys. counted: number of keys of each sequence in these masks; 0
-    means `seq`. added: inputs of the network that are masks, added to scores.
+    Masks. masks: nodes of the attention masks; all must hide the same keys. patterns: for each mask that does not show
+    the same keys to all rows, which keys each row sees. counted: number of keys of each sequence in these masks; 0
+    means `seq`. added: names of inputs of the network that are masks, which the machine adds to scores.
 
-    Caches come in kinds. Kind 0 is the network's own; any other kind is a number of rows that its caches have. states:
-    by input of the network that keeps its contents between runs, the host's cache and the view of the input that it is.
-    stored_columns: by such an input, and by output that is not stored as it is, the position of its columns.
-    rows_taken: by the node with the row that a call replaces, the kind of the caches; all caches of a kind must replace
-    the same row. counts: by mask of another kind than 0, that kind. rings: by input of the network, the kind of a cache
-    whose rows move up; the machine replaces the oldest row. prompts: for caches in which a call replaces the first
-    rows, the node with their positions, and their number. tables: by input with the factors of a rotation for each row,
-    what the host computes them from.
+    Caches come in kinds. Kind 0 is the network's own; any other kind is the number of rows of its caches. states: for
+    each input of the network that keeps its contents between runs, by name, the host's cache, and where each of its
+    elements lies in the input. stored_columns: where each column is stored, for such inputs, and for outputs that are
+    not stored as they are, by name. rows_taken: for each node with the numbers of the rows that a call replaces, the
+    kind of the caches; all caches of a kind must replace the same rows. counts: for each mask that belongs to another
+    kind than 0, that kind. rings: for each input that is a cache whose rows move up, by name, its kind; the machine
+    replaces the oldest row instead. prompts: for caches in which a call replaces the first rows, the node with the
+    numbers of these rows, and how many they are. tables: for each input with the factors of a rotation, by name, from
+    what the host computes it.
 
-    affine: by output of the network, float32 scale and shift (columns,), each or None, that the host applies, because
-    another board reads the output as it is. joined: by name of what was one output, those that its columns are in.
+    affine: for outputs that another board reads as they are, by name: the scale and shift that the host applies,
+    float32 (columns,), each or None. joined: for each output that was divided into several, by its name, the names of
+    these, in the order of the columns.
     """
 
     batch: int

@@ -61,8 +61,9 @@ class _Attention:
 
 
 def with_ideas(program: ExportedProgram, node: Node, place: str, message: str) -> str:
-    """Return the error message of a refused operator with the names of the constructs that it is part of. They follow
-    `place` (operator and module path) if the message begins with it; else they are at the end."""
+    """Return the error message of a refused operator, to which the names of the constructs are added that the operator
+    is part of. node: the operator. place: operator and module path; if the message begins with it, the names follow it,
+    else they come at the end."""
     found = ideas(program, node)
     if not found:
         return message

@@ -16,8 +16,9 @@ RowsOfCaches = Sequence[int] | Mapping[int, Sequence[int]]
 
 
 def rows_of(rows: RowsOfCaches, count: int) -> Sequence[int]:
-    """Return where caches of `count` rows take the new row of each sequence: row numbers from 0 on. Raises
-    `TensorError` if `rows` lacks caches of that size."""
+    """Return the numbers of the rows that the new rows of the sequences take, from 0 on, in caches of `count` rows.
+    rows: one list for all caches, or a list by the number of rows of caches. Raises `TensorError` if `rows` has no list
+    for caches of that size."""
     if not isinstance(rows, Mapping):
         return rows
     if count not in rows:

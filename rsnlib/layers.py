@@ -89,16 +89,16 @@ class LayerBuilder:
         self, path: str, q: Base, k: Base, v: Base, heads: int, head_dim: int, **fields: Any
     ) -> AttentionLayer:
         """Make the layer softmax(q @ k^T) @ v for each of `heads` heads of `head_dim` columns. path: the module path.
-        q, k, v: activations with the heads side by side in their columns. fields: the others of the `AttentionLayer`,
-        by name."""
+        q, k, v: activations with the heads side by side in their columns. fields: further fields of the
+        `AttentionLayer`, by name."""
         layer = AttentionLayer(path, q.y, k.y, v.y, self._fresh(), heads, head_dim, **fields)
         self._layers[layer.y] = layer
         return layer
 
     def fuse(self, before: Gemm, path: str | None = None, /, **fields: Any) -> Gemm:
-        """Make the layer `before` with a further operator fused into it. path: the module path of an activation or a
-        norm, which becomes a pass of that path if the result of `before` is needed too; None for other operators.
-        fields: of the `Gemm` that change, by name."""
+        """Make the layer `before` with one more operator fused into it. path: for an activation or a norm, its module
+        path: if the bare result of `before` is needed too, the operator becomes a pass with this path. None for other
+        operators. fields: those of the `Gemm` that change, by name."""
         fusion = _Fusion(before.y, self._fusions[before.y].path if path is None else path)
         # A function that is called in a module around the product has no path of its own
         is_module = bool(path) and not f"{before.path}.".startswith(f"{path}.")

@@ -219,8 +219,8 @@ def leaves_of(result: Any) -> list[Any]:
 
 
 def base_size(dim: Dim, size: int) -> int:
-    """Return the size of a dimension in an example, in elements. size: in the user's example. It is below the largest
-    size of `dim`, if that is above 2, so that the example can be padded."""
+    """Return the size, in elements, with which a dimension is called in an example. size: the size in the user's
+    example. The result is below the largest size of `dim`, if that is above 2, so that there is room for padding."""
     if dim.exact:
         return dim.sizes[0]
     largest = dim.sizes[-1]

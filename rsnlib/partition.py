@@ -24,8 +24,8 @@ from .summary import Modelled, ModuleWork, head, table
 
 @dataclass(frozen=True)
 class OperatorPlacement:
-    """Where an operator runs. path: of its module. op: its name. where: "host" or "machine". why: the reason, for the
-    user. node: of the captured graph."""
+    """Where an operator runs. path: the module path of the operator. op: its name. where: "host" or "machine". why: the
+    reason, for the user. node: its node in the captured graph."""
 
     path: str
     op: str

@@ -117,7 +117,8 @@ class Pipeline:
 
     @property
     def of_shapes(self) -> Pipeline:
-        """The same pipeline, but without the values of weights: programs without weights."""
+        """The same pipeline for programs without weights: it does not compute the values of weights, only their
+        shapes."""
         return replace(self, passes=replace(self.passes, fold=fold_shapes))
 
     def observed(self, name: str, observer: Callable[[Any], None]) -> Pipeline:

@@ -15,8 +15,8 @@ aten = torch.ops.aten
 
 
 def sliced(node: Node) -> Node | None:
-    """Return the tensor of which a node is a range of rows; None if it is no slice, in steps of 1, of the last
-    dimension but one."""
+    """Return the tensor of which a node takes a range of rows (of the last dimension but one, in steps of 1); None if
+    the node is no such slice."""
     if packet(node) is not aten.slice:
         return None
     a = arguments(node)
@@ -25,7 +25,7 @@ def sliced(node: Node) -> Node | None:
 
 
 def same_rows(parts: Sequence[Node]) -> Node | None:
-    """Return the tensor of which all parts are ranges of rows; None if there is none."""
+    """Return the tensor of which all parts are ranges of rows (`sliced`); None if they are not ranges of one tensor."""
     found = {sliced(part) for part in parts}
     return next(iter(found)) if len(found) == 1 else None
 

@@ -56,8 +56,9 @@ def _part(view: View, axis: int, start: int, length: int, shape: Sequence[int]) 
 
 
 def seen(view: View, node: Node) -> View | str:
-    """Return the view of an activation that the result of a view operator is. view: that of its operand. node: the
-    operator. Returns a reason (text) if the result is no such view."""
+    """Return the view of an activation that the result of a view operator is. view: where each element of the
+    operator's operand lies in the activation. node: the operator. Returns a reason (text) if the result is no view that
+    the machine can use."""
     a, shape = arguments(node), shape_of(node)
     made: View | None = view
     if packet(node) is aten.reshape:
@@ -217,8 +218,9 @@ def pointwise(
     """Apply an elementwise function to numbers, a product, and functions of that same product.
 
     values, node: as for a `values.LoweringPattern`. function: computes on NumPy arrays of float64 and numbers.
-    operands: nodes and numbers, in the function's order. Returns the product with a fused activation as soon as the
-    function equals one, until then a `PointwiseFunction`; a reason for operands that are nothing of these.
+    operands: nodes and numbers, in the function's order. If the function equals an activation of the machine, returns
+    the product with this activation; else a `PointwiseFunction`, which further operators may complete. Returns a reason
+    (text) for operands of another kind.
     """
     x = operands[0]
     is_square = (function is operator.mul and _is_same(values, x, operands[1])) or (

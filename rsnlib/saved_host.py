@@ -556,7 +556,8 @@ class FakeRun:
             self.add(node, node.meta["val"])
 
     def add(self, node: Node, like: Any) -> None:
-        """Add a value that no operator computes. like: a tensor of its shape and type, or the value if that is none."""
+        """Add the value of a node that no operator computes. like: a tensor of its shape and type, or, if it is no
+        tensor, the value itself."""
         with self._mode:
             self.values[node] = torch.empty(like.shape, dtype=like.dtype) if isinstance(like, torch.Tensor) else like
 

@@ -38,7 +38,7 @@ class Extent:
         return size == self.size if self.exact else 1 <= size <= self.size
 
     def covers(self, other: Extent) -> bool:
-        """Return whether it takes all sizes that `other` takes."""
+        """Return whether this extent takes all sizes that `other` takes."""
         return self.takes(other.size) and (other.exact or other.size == 1 or not self.exact)
 
     def __str__(self) -> str:
@@ -64,8 +64,8 @@ class ShapeBucket(ABC, Generic[Asked]):
 
 @dataclass(frozen=True)
 class SizeBucket(ShapeBucket[Sequence[int]]):
-    """A program for calls that choose the sizes of some dimensions. extents: of those dimensions, in a fixed order,
-    which is also the order of the sizes of a call."""
+    """The bucket of a program for calls that choose the sizes of some dimensions. extents: which sizes of each of these
+    dimensions the program takes. Calls give their sizes in the same order."""
 
     extents: tuple[Extent, ...]
 
@@ -103,8 +103,8 @@ class SequenceSize(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SlotBucket(ShapeBucket[Sequence[SequenceSize]]):
-    """A program for several independent sequences. slots: the number of rows of each sequence that it is compiled for,
-    in the program's order. masked: the program has masks, so that sequences may be shorter."""
+    """The bucket of a program for several independent sequences. slots: the number of rows of each sequence that the
+    program is compiled for, in its order. masked: the program has masks, so that sequences may be shorter."""
 
     slots: tuple[int, ...]
     masked: bool
@@ -158,8 +158,8 @@ B = TypeVar("B", bound=ShapeBucket[Any])
 
 
 class ShapeBuckets(Generic[B, Asked]):
-    """The buckets of all programs of a model, in `ordered`: those with the fewest rows first. Asked: how the sizes of a
-    call are given, as in B."""
+    """The buckets of all programs of a model. ordered: the buckets, those with the fewest rows first. Type parameters:
+    B, the class of the buckets; Asked, the type in which the sizes of a call are given."""
 
     def __init__(self, buckets: Iterable[B]) -> None:
         self.ordered: tuple[B, ...] = tuple(sorted(buckets, key=lambda bucket: bucket.rows))
@@ -178,8 +178,8 @@ class ShapeBuckets(Generic[B, Asked]):
         return found
 
     def shown(self) -> list[str]:
-        """Return the largest buckets as text, those with the fewest rows first: those that no bucket with more rows
-        covers."""
+        """Return the largest buckets as text, those with the fewest rows first. A bucket is left out if another one
+        with more rows takes all calls that it takes."""
         largest: list[B] = []
         for bucket in reversed(self.ordered):
             if bucket.rows and not any(other.covers(bucket) for other in largest):

@@ -78,8 +78,8 @@ def _check_form(shapes: object) -> None:
 
 class Arguments:
     """The arguments of a function and their dynamic dimensions. signature: of the function. example: the arguments of
-    one call by name. shapes: the dynamic dimensions. dims: all of these, each once. Raises `TensorError` if `shapes`
-    does not fit the arguments."""
+    one call by name. shapes: the dynamic dimension of some axes, by axis, by the name of the argument. dims: all
+    dynamic dimensions, each once. Raises `TensorError` if `shapes` does not fit the arguments."""
 
     def __init__(self, signature: inspect.Signature, example: tuple[Any, ...] | dict[str, Any], shapes: Shapes) -> None:
         _check_form(shapes)

@@ -28,10 +28,10 @@ class ModuleWork:
 
 @dataclass(frozen=True)
 class Modelled:
-    """The modelled time of a program, in seconds. latency_s: from launch to end. layers: by name of a layer's result,
-    the time from the last store of the layer before to the layer's own last store. segments: the same for each segment,
-    by name. bound: a lower bound for these times; None if there is none. four_bits: the results of the layers whose
-    weights have 4 bits; None for an overlay that computes in float32."""
+    """The modelled times of a program, in seconds. latency_s: from launch to end. layers: the time of each layer, by
+    the name of its result: from the last store of the layer before to its own last store. segments: the time of each
+    segment, by name, counted in the same way. bound: lower bounds for these times; None if there are none. four_bits:
+    the names of the results of layers whose weights have 4 bits; None for an overlay that computes in float32."""
 
     latency_s: float
     layers: Mapping[str, float]

@@ -228,8 +228,9 @@ class AbstractState:
         return made
 
     def operand(self, node: Node, fits: Callable[[View, int], bool]) -> Value | None:
-        """Return as `fit` does, for the value of `node`; but a tensor of the host that does not fit may become an input
-        of the machine by itself. None if that does not fit either. fits: as for `fit`."""
+        """Return the value of `node` as a whole activation that fits, as `fit` does. A tensor of the host that does not
+        fit may become an input of the machine by itself. Returns None if that does not fit either. fits: as for
+        `fit`."""
         value = self.of[node]
         found = self.fit(value, fits)
         return self.fit(self.root(node), fits) if found is None and is_host(value) else found

@@ -92,8 +92,8 @@ def of_kind(module: nn.Module, kind: ReferenceKind) -> nn.Module:
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Return whether a module has quantised parameters. It may quantise its rows, too: to another integer where they
-    differ by a rounding, such as that of products of other shapes."""
+    """Return whether a module has quantised parameters. The results of such a module may differ by more than roundings,
+    because it may quantise its rows too: a rounding can make another integer of a number."""
     return any(map(is_traceable_wrapper_subclass, model.parameters()))
 
 

@@ -312,7 +312,7 @@ OWN = frozenset(vars(nn.Module())) - {"training"}
 
 class Attributes:
     """The attributes of a module and of its submodules, buffers among them, to find those that a call changes. changed:
-    the paths of these so far."""
+    the paths of the attributes that calls have changed so far."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -62,8 +62,7 @@ class KeySharers:
 
     @property
     def turned(self) -> KeySharers:
-        """The same slot, in which the parts of `sent` come in the opposite order. Steps that send
-        nothing stay first."""
+        """The same slot with the parts of `sent` in the opposite order. Steps that send nothing stay first."""
         kept = tuple(step for step in self.steps if step[1] in (KeyPart.FIRST, KeyPart.MORE))
         return replace(self, steps=kept + self.steps[: len(kept) - 1 if kept else None : -1])
 
@@ -114,8 +113,7 @@ def slots_of(s: Binder, att: AttentionLayer) -> list[KeySharers]:
 
 
 def at_once(s: Binder) -> int:
-    """Number of key blocks (of 128 keys) of which the scores of a slot can be sent on together. Raises like
-    `pipeline_of`."""
+    """The number of key blocks (of 128 keys) whose scores a slot can send on together. Raises like `pipeline_of`."""
     limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
     return min(limits.sent, 2 * limits.values)
 

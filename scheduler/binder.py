@@ -75,8 +75,9 @@ class SegmentRecord:
     _ends: dict[str, int] = field(default_factory=dict)
 
     def note(self, planned: Planned, items: Mapping[str, Sequence[object]], tiles: Sequence[TileAccesses]) -> None:
-        """Note that a segment was lowered. items: all work items so far by unit, without the unit of DDR. tiles: those
-        of all segments so far; the tiles behind those of the segment noted before belong to this segment."""
+        """Note that a segment was lowered. planned: the segment. items: all work items so far by unit, without the unit
+        of DDR. tiles: the accesses of all segments so far; those that are new since the segment noted before belong to
+        this segment."""
         before = sum(len(noted.tiles) for noted in self._noted)
         last = self._noted[-1].last if self._noted else {}
         ranges = {}
@@ -126,8 +127,8 @@ def _segment(planned: Planned, uops: Mapping[str, Ranges]) -> ProgramSegment:
 
 
 def joined(names: Sequence[str]) -> str:
-    """Several names, at least one, as one: the first name, and of the others what differs from it, such as
-    `0_query,key,value`."""
+    """Several names, at least one, as one name: the first name, and of each other name the part that differs from it,
+    such as `0_query,key,value`."""
     words = [name.split("_") for name in names]
     shared = next((i for i, same in enumerate(zip(*words, strict=False)) if len(set(same)) > 1), 0)
     return ",".join([names[0], *("_".join(of[shared:]) for of in words[1:])])
@@ -179,8 +180,8 @@ Drain = Send | Store
 
 
 class WorkItem(NamedTuple):
-    """One piece of work of a memory: a slot is filled as `fill` says, and drained, as `drain` says, one operation
-    later. None: that half does nothing."""
+    """One piece of work of a memory. fill: how a slot is filled; None if it is not. drain: how the same slot is
+    drained, one operation later; None if it is not."""
 
     fill: Fill | None
     drain: Drain | None
@@ -267,8 +268,8 @@ class Binder:
         """Extra contents by unit: row statistics in a left memory, a rotation table in a memory of results."""
 
     def turn(self, unit: str, fill: Fill | None, drain: Drain | None) -> None:
-        """Append a piece of work to a unit with a memory: `fill` goes into its next slot, `drain` empties that slot one
-        operation later. None: that half does nothing."""
+        """Append a piece of work to a unit with a memory. fill: how its next slot is filled; None if it is not. drain:
+        how the same slot is drained, one operation later; None if it is not."""
         self.made.memories[unit].append(WorkItem(fill, drain))
 
     def add(self, unit: str, item: Item) -> None:
@@ -373,8 +374,9 @@ def statistics_name(name: str) -> str:
 
 
 def statistics_size(s: Binder, name: str) -> int:
-    """Number of elements of the statistics of the activation `name`, padded to whole blocks: a quarter block for 128
-    rows and a part of the columns. Raises `KeyError` for an activation without statistics."""
+    """Number of elements of the statistics of the activation `name`, padded to whole blocks. Each 128 rows have a
+    quarter of a block of statistics for each part of the columns. Raises `KeyError` for an activation without
+    statistics."""
     size = s.row_blocks_of(name) * s.tiled.statistics[name].parts * QUARTER
     return -(-size // BLOCK) * BLOCK
 
@@ -428,9 +430,9 @@ def fresh_statistics(s: Binder, name: str, norm: Norm | None, row: OutputRows, i
 def load_norm(
     s: Binder, name: str, norm: Norm | None, fresh: int, first: int = 0, same: bool = False
 ) -> LoadNorm | None:
-    """The norm of a load of the activation `name`, which must have statistics; None if `norm` is None. fresh: row tiles
-    whose statistics come with it. first: the row tile of the memory at which the load begins. same: all tiles of the
-    load are of that row tile."""
+    """The norm of a load of the activation `name`, which must have statistics; None if `norm` is None. fresh: the
+    number of row tiles whose statistics come with this load. first: the row tile of the memory at which the load
+    begins. same: all tiles of the load are of that row tile."""
     if norm is None:
         return None
     parts = s.tiled.statistics[name].parts

@@ -44,9 +44,9 @@ Progress = Callable[[float], None]
 
 
 def require_sound(program: Program, schedule: Schedule) -> None:
-    """Raise `CompilerError` with the layer, the code and the text of each error that `rsn check` finds in a program
-    that the compiler made by a schedule. Loads of whole tiles include rows of padding, which no store writes (H01). At
-    most `SHOWN` of them are listed."""
+    """Raise `CompilerError` if `rsn check` finds errors in a program that the compiler made by a schedule, with the
+    layer, the code and the text of at most `SHOWN` of them. Code H01 is no error here: loads of whole tiles include
+    rows of padding, which no store writes."""
     harmless = {"H01"} if schedule.whole_tiles else set()
     errors = [finding for finding in check(program) if not finding.warning and finding.code not in harmless]
     if not errors:

@@ -107,8 +107,8 @@ class Circuit:
 
 @dataclass(frozen=True)
 class Circuits:
-    """All circuits of a machine over one off-chip unit, of which there is at least one. store: that unit, which loads
-    and stores all activations."""
+    """All circuits of a machine whose activations one off-chip unit loads and stores. store: that unit. all: the
+    circuits, at least one."""
 
     store: UnitSpec
     all: tuple[Circuit, ...]

@@ -45,9 +45,9 @@ MAX_ROW = (1 << 16) - 1
 
 @dataclass(frozen=True)
 class MoeSizes:
-    """A layer with its router. path: of its module, for messages. tokens: in a call. each: experts that a token
-    chooses, of `experts`. width, inner: columns of a row, and of what is gated. activation: one of `ACTIVATIONS`.
-    over_chosen: shares are a softmax over the chosen experts, not over all."""
+    """The sizes of a layer of experts with its router. path: of its module, for messages. tokens: in a call. each: how
+    many experts a token chooses. experts: how many experts there are. width: columns of a row. inner: columns that are
+    gated. activation: one of `ACTIVATIONS`. over_chosen: shares are a softmax over the chosen experts, not over all."""
 
     path: str
     tokens: int

@@ -41,8 +41,9 @@ X, Y = "x", "y"
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """The sizes of a layer of experts. path: of its module, for messages. experts: their number. width, inner: columns
-    of a row, and of what is gated. activation: of the gate. rows: the most rows that one expert takes in a call."""
+    """The sizes of a layer of experts. path: of its module, for messages. experts: how many experts there are. width:
+    columns of a row. inner: columns that are gated. activation: of the gate. rows: the most rows that one expert takes
+    in a call."""
 
     path: str
     experts: int
@@ -57,7 +58,7 @@ class ExpertSizes:
 
     def layers(self, gate_up: Array | None = None, down: Array | None = None, number: str = "") -> tuple[Gemm, Gemm]:
         """One expert as two layers. gate_up: (width, 2 inner), the gate's columns first. down: (inner, width). None
-        stands for zeros. number: is put behind the names of what they compute."""
+        stands for zeros. number: text that the names of their activations end with."""
         wide = np.zeros((self.width, 2 * self.inner), np.float32) if gate_up is None else gate_up
         back = np.zeros((self.inner, self.width), np.float32) if down is None else down
         h = f"h{number}"
@@ -69,8 +70,8 @@ class ExpertSizes:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """The program of one expert over `tiles` row tiles. packets: those of the program without terminators. span:
-    address units that its activations take."""
+    """The program of one expert over `tiles` row tiles. packets: the packets of the program, without terminators. span:
+    how many address units its activations take."""
 
     tiles: int
     program: Program

@@ -97,8 +97,8 @@ def loaded(tensor: str, ranges: tuple[Range, ...]) -> SymbolicTile:
 
 
 def applied(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> SymbolicTile:
-    """The tile that a kernel computes. name: of the kernel. arguments: tiles and numbers, of which at least one is a
-    tile. named: the named arguments. Raises `UnsupportedError` for a kernel, or for arguments, that no layer has."""
+    """The tile that a kernel computes. name: of the kernel. arguments: tiles and numbers, at least one of them a tile.
+    named: the named arguments. Raises `UnsupportedError` for a kernel, or for arguments, that no layer has."""
     if named and name not in ("layernorm", "rmsnorm"):
         raise UnsupportedError(f"{name} with {', '.join(named)} is no part of the machine's layers")
     tiles = [x for x in arguments if isinstance(x, SymbolicTile)]
@@ -128,7 +128,7 @@ def _terms(tile: SymbolicTile) -> tuple[SymbolicTile, ...]:
 
 
 class Stored(NamedTuple):
-    """A part of a matrix (`ranges`, one for each axis), and the tile that it is."""
+    """A part of a matrix that a program stores. ranges: of the part, one for each axis. tile: that is stored there."""
 
     ranges: tuple[Range, ...]
     tile: SymbolicTile

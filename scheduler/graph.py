@@ -87,18 +87,20 @@ class Gemm:
     product are optional.
 
     weight is (K, N), float32; bias, residual_scale, scale and shift are (N,). `activation` and `norm` exclude each
-    other. x, y, residual: names of activations. path: the module path. K = 0 means no product and no bias: a pass over
-    the residual (`x` is the same activation), for activations that a pre-norm model both normalises and keeps; or, if
-    `x` is another activation, a pass over the sum x + residual * residual_scale. In a folded graph the factor is 1, and
-    there are no scale and shift. fused: module paths of the activation or norm, where they are modules of their own.
+    other. x, y, residual: names of activations. path: the module path. K = 0 means no product and no bias: such a layer
+    is a pass. If `x` is the same activation as the residual, the pass is over the residual: for activations that a
+    pre-norm model both normalises and keeps. If `x` is another activation, the pass is over the sum x + residual *
+    residual_scale. In a folded graph the factor is 1, and there are no scale and shift. fused: module paths of the
+    activation or norm, where they are modules of their own.
 
     gated: the weight and the bias have 2 N columns; y = activation(first N) * (last N), without activation the plain
-    product of both; nothing else is fused. heads: N is so many heads of equal width, over each of which `norm` goes,
-    and to each of which `rotary` is applied last, behind scale; scale is then equal in all heads. 0: no heads.
-    x_norm, residual_norm: applied to x, and to the residual, before anything else. into: name of an input that keeps
-    its contents between runs; the rows of the result replace rows of it, in each sequence from the run-time parameter
-    row[b] on, and y is the whole of it. copies: the weight is the identity matrix, but for the order of columns in each
-    head: y is x in another layout.
+    product of both; nothing else is fused. heads: how many heads of equal width the N columns are; `norm` goes over
+    each head, and `rotary` is applied to each head last, behind scale, which is then equal in all heads. 0: no heads.
+    x_norm, residual_norm: applied to x, and to the residual, before anything else.
+
+    into: name of an input that keeps its contents between runs. The rows of the result replace rows of that input, in
+    sequence b from the run-time parameter row[b] on, and y is the whole input behind that. copies: the weight is the
+    identity matrix, but for the order of columns in each head: y is x in another layout.
     """
 
     path: str
@@ -225,7 +227,7 @@ class AttentionLayer:
 
     @property
     def fused(self) -> tuple[str, ...]:
-        """Module paths of what is fused into it: an attention has none of its own."""
+        """Module paths of operators that are fused into it: always empty for an attention."""
         return ()
 
     @property
@@ -344,8 +346,9 @@ class LayerGraph:
 
     @property
     def counted_seq(self) -> int:
-        """Number of keys of a sequence that the run-time lengths and starts count. These are the rows of the keys of
-        the first attention with such a mask and without parameters of its own (`counted`); `seq` if there is none."""
+        """Number of keys of a sequence that the run-time lengths and starts count: the keys of the first attention that
+        is masked by them and whose keys have no parameters of their own (`AttentionLayer.counted`); `seq` if there is
+        none."""
         attentions = (x for x in self.layers if isinstance(x, AttentionLayer) and not x.counted)
         keys = (x.k for x in attentions if x.masked or x.left)
         name = next(keys, None)
@@ -396,8 +399,8 @@ class LayerGraph:
         return bool(states) and alone and not self.lengths and apart and not queries & others
 
     def in_place(self) -> LayerGraph:
-        """The same graph, in which attentions read the inputs that keep their contents by the names of these inputs,
-        not by those of the activations that they become."""
+        """The same graph, in which attentions read caches by the names of the inputs that keep their contents, not by
+        the names of the activations that these inputs become."""
         changed = {y: name for name, y in self.states.items()}
         layers = (
             with_operands(layer, lambda name: changed.get(name, name)) if isinstance(layer, AttentionLayer) else layer
@@ -406,8 +409,9 @@ class LayerGraph:
         return replace(self, layers=tuple(layers))
 
     def columns(self, name: str) -> int:
-        """Number of columns of an activation that a layer of this graph computes, up to the last one that is stored.
-        Raises `ScheduleError` for an input or an unknown name."""
+        """Number of columns of an activation that a layer of this graph computes. If `stored_columns` says where they
+        are stored, the number of stored columns up to the last of them. Raises `ScheduleError` for an input or an
+        unknown name."""
         found = next((layer for layer in self.layers if layer.y == name), None)
         if found is None:
             raise ScheduleError(f"no layer computes {name}")

@@ -145,8 +145,8 @@ def vectors(s: Binder, group: Sequence[ColumnTile]) -> list[Buffer]:
 
 
 def vector_length(s: Binder, group: Sequence[ColumnTile]) -> int:
-    """Elements of a vector that one right memory loads for the column tiles of an op (`group`, at least one). A vector
-    longer than a piece is padded to whole pieces."""
+    """The number of elements of a vector that one right memory loads for the column tiles of an op. group: these column
+    tiles, at least one. A vector that is longer than a piece is padded to whole pieces."""
     length = len(group) * group[0].plan.acc_b * TILE
     piece = int(s.overlay.capability_of(s.grid.weights, "load_vector").limits["piece"][1])
     return length if length <= piece else padded(length, piece)

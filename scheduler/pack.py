@@ -66,9 +66,9 @@ Starts = Mapping[str, Sequence[tuple[float, int]]]
 
 
 def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
-    """Pack kernel sequences into a program. starts: from a run of these kernels; None runs them here. Raises
-    `ListTooLong` if an op list is too long, `DeadlockError` or `ProgramError` if the kernels do not fit together (e.g.
-    more sends than receives)."""
+    """Pack kernel sequences into a program. starts: when each mOP began in a run of these kernels; None runs them here.
+    Raises `ListTooLong` if an op list is too long, `DeadlockError` or `ProgramError` if the kernels do not fit together
+    (e.g. more sends than receives)."""
     overlay = kernels.overlay
     check_lists(kernels)
     if not overlay.formats:

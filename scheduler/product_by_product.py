@@ -39,9 +39,9 @@ SCORES = "scores"
 
 
 def bind(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
-    """Lower a network product by product. Of a schedule, `interleave` applies: strict, or interleaved. Raises
-    `UnsupportedError` naming the layer and the capability that the overlay lacks, or the bank that is too small, and
-    `ScheduleError` for another schedule."""
+    """Lower a network product by product. Of the schedule only `interleave` has an effect: strict or interleaved.
+    Raises `UnsupportedError` naming the layer and the capability that the overlay lacks, or the bank that is too small,
+    and `ScheduleError` for a schedule with any other knob."""
     return _Binder(network, overlay, schedule).lowered()
 
 

@@ -21,8 +21,8 @@ ALIGN = 1024
 
 
 def chained(network: LayerGraph) -> LayerGraph:
-    """Return the same network with each layer that only outputs need, such as new rows of caches, right behind what it
-    reads, so that it is in the same stage."""
+    """Return the same network, in which a layer that only outputs need, such as new rows of a cache, directly follows
+    the layer that it reads, so that both are in one stage."""
     read = {name for layer in network.layers for name in layer.operands}
     leaves = [layer for layer in network.layers if layer.y not in read]
     behind: dict[str, list[Layer]] = {}

@@ -334,9 +334,9 @@ def _row_blocks(network: LayerGraph, schedule: Schedule, limits: GridLimits, blo
 
 
 def row_shapes(grid_rows: int, rows: int) -> dict[int, tuple[int, int]]:
-    """The heights that an output tile may have, in row blocks of 128 rows. Each has the number of left memories that it
-    takes, and the row blocks in each of them. Of equal heights, that with most memories wins. grid_rows: left memories.
-    rows: row blocks that one can hold."""
+    """The heights that an output tile may have, in row blocks of 128 rows; for each, how many left memories it takes,
+    and how many row blocks each of these has. If several shapes have one height, it is the one with most memories.
+    grid_rows: number of left memories. rows: row blocks that one memory can hold."""
     return {groups * acc: (groups, acc) for acc in range(rows, 0, -1) for groups in range(1, grid_rows + 1)}
 
 

@@ -115,8 +115,8 @@ def measure(
 
 
 def step_rows(measured: Mapping[str, PointResult]) -> list[StepRow]:
-    """Return the rows of points, in the order of the figures: those of traffic and memory stand beside the cycles.
-    measured: the results by the key of the point; rows of points that are not in it are left out."""
+    """Return the rows of points, in the order of the figures; the rows of traffic and memory of a point stand beside
+    those of its cycles. measured: the results by the key of the point; points without a result have no rows."""
     made: list[StepRow] = []
     for key in published():
         owner, _, quantity = key.rpartition(".")
@@ -175,8 +175,8 @@ def _row(key: str, owner: str, quantity: str, one: PointResult) -> StepRow:
 
 def claims(measured: Mapping[str, PointResult]) -> list[StepRow]:
     """Return the rows of what the paper's text concludes from Fig. 9 and 10. Where the paper compares points that
-    differ in accounting or compute, a row with equal ones follows. measured: the results by the key of the point;
-    raises `KeyError` if one of these figures is missing."""
+    differ in accounting or in computing power, a row follows that compares equal points. measured: the results by the
+    key of the point. Raises `KeyError` if a point of these figures is missing."""
     made = []
     for figure in ("fig9", "fig10"):
         for model in ("mixtral", "qwen"):

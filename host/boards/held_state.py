@@ -11,8 +11,9 @@ from ...isa.program import Program, Role
 
 
 class HeldState:
-    """The states of one loaded program. They are held after a run that was given all of them, until a run fails or the
-    board loses its memory."""
+    """Which states of a loaded program a board holds. States are the buffers that keep their contents between runs.
+    They are held after a run that was given all of them, until a run fails or the board loses its memory. program: the
+    loaded program."""
 
     def __init__(self, program: Program) -> None:
         self._names = frozenset(b.name for b in program.with_role(Role.STATE))

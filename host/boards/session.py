@@ -209,8 +209,8 @@ class Session:
                 self.device.free(held.handle)
 
     def leave(self, helds: Iterable[DeviceBuffer], age: int) -> None:
-        """Release the buffers `helds` of a board, which were allocated at this age, and with the last of them the
-        device. Raises nothing."""
+        """Release the buffers `helds` of a board that goes away. They were allocated at this age (`Session.age`). If
+        the session then has no buffers left, the device is released too. Raises nothing."""
         with self._mutex:
             if self._stuck:
                 return
@@ -225,8 +225,8 @@ class Session:
         """Run graph and kernel once, and wait until both have ended.
 
         helds: the buffer of each bank, and of the instructions, by name. lists: the parameter of each tile, 32-bit
-        words by port. Of asynchronous ones, those are written that the graph does not hold yet. timeout_s: in seconds.
-        Raises `BoardTimeout` if the kernel does not end in `timeout_s`, or the graph soon after it.
+        words by port; asynchronous parameters that the graph holds already are not written again. timeout_s: in
+        seconds. Raises `BoardTimeout` if the kernel does not end in `timeout_s`, or the graph soon after it.
         """
         self._handles = [helds[name].handle for name in self.profile.arguments]
         written, parameters_s = self.bounded(lambda: self._run_graph(lists))

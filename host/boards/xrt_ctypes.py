@@ -114,7 +114,7 @@ class XrtLibrary:
 
     @property
     def version(self) -> str:
-        """XRT's version, such as "2.13.466", from the name of the loaded file; "unknown" if that does not tell."""
+        """XRT's version, such as "2.13.466", from the name of the loaded file; "unknown" if the name has none."""
         try:
             maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         except OSError:

@@ -89,7 +89,8 @@ def decoder_bytes(saved: Saved, sets: int = 1) -> list[dict[str, int]]:
 
 
 def require_decoder_room(path: str | os.PathLike[str], saved: Saved, sets: int = 1) -> None:
-    """Raise `RoomError` if boards cannot hold a decoder. path: of its file. The others: as for `decoder_bytes`."""
+    """Raise `RoomError` if boards cannot hold a decoder. path: of its file, for the message. saved, sets: as for
+    `decoder_bytes`."""
     for board, sizes in enumerate(decoder_bytes(saved, sets)):
         overlay = saved.parts[0].on_machine[0].program.overlay
         of = f" with {sets} sets of slots, one for each stage," * (sets > 1)
@@ -97,7 +98,7 @@ def require_decoder_room(path: str | os.PathLike[str], saved: Saved, sets: int =
 
 
 def saved_tokenizer(saved: SavedText) -> Any:
-    """Return the tokenizer of a decoder's description, of transformers. Raises `ContainerError` if there is none or if
+    """Return the tokenizer (of transformers) in a decoder's description. Raises `ContainerError` if there is none or if
     it cannot be loaded, and `MissingError` without transformers."""
     if not saved.files:
         raise ContainerError("the decoder was saved without a tokenizer: decoder.save(path, tokenizer)")

@@ -138,8 +138,8 @@ class Slots(Closing):
     # -- sequences
 
     def length(self, slot: int) -> int:
-        """The number of tokens of the sequence in a slot, 0 for a free one. Raises `TensorError` for a slot that there
-        is not."""
+        """The number of tokens of the sequence in a slot, 0 for a free slot. Raises `TensorError` for a slot that does
+        not exist."""
         return len(self._tokens[self._known_slot(slot)])
 
     @property
@@ -158,7 +158,7 @@ class Slots(Closing):
             )
 
     def free(self, slot: int) -> None:
-        """Forget the sequence of a slot. Raises `TensorError` for a slot that there is not."""
+        """Forget the sequence of a slot. Raises `TensorError` for a slot that does not exist."""
         self._tokens[self._known_slot(slot)] = []
         self._reading.pop(slot, None)
         self._prompts_read.pop(slot, None)
@@ -167,7 +167,7 @@ class Slots(Closing):
         """Begin a sequence in a slot with the tokens of its prompt. Returns the logits behind its last token, float32
         (vocabulary,).
 
-        Raises what `check` raises, `TensorError` for a slot that there is not, `BoardError` if the board fails or the
+        Raises what `check` raises, `TensorError` for a slot that does not exist, `BoardError` if the board fails or the
         decoder is closed, `WrongResultError` if a verified call differs, and what `rsn.compile` raises if the model has
         changed.
         """
@@ -268,8 +268,8 @@ class Slots(Closing):
                 cache[:, kept % count] = getattr(own, name)[0, :, kept]
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Append a token to each of some slots. tokens: by slot. Returns the logits behind it, float32 (vocabulary,),
-        by slot.
+        """Append a token to the sequences of some slots. tokens: by slot. Returns for each of these slots the logits
+        behind its token, float32 (vocabulary,).
 
         Raises `CacheFull`, before anything runs, for a slot that has `capacity` tokens, `TensorError` for a slot
         without a sequence and for unknown tokens; other errors as `prefill`.

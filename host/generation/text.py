@@ -18,8 +18,8 @@ a character."""
 
 
 class Tokenizer(Protocol):
-    """A tokenizer of transformers, as far as it is used here. eos_token_id: the token that ends a text, None if there
-    is none."""
+    """A tokenizer of transformers: the part of it that is used here. eos_token_id: the token that ends a text; None if
+    the tokenizer has no such token."""
 
     eos_token_id: int | None
 

@@ -14,9 +14,9 @@ LESS = "fewer slots, a smaller capacity, or more boards (boards=N) of a decoder 
 
 
 def board_bytes(programs: Iterable[tuple[Program, int]]) -> dict[str, int]:
-    """Return the bytes that programs take on a board, by bank, without instructions. programs: each with how often it
-    is there. A bank that holds weights alone counts once for all programs that declare the same weights, or some of
-    them (`SharedBank`)."""
+    """Return the bytes that programs take on a board, by bank, without instructions. programs: each with the number of
+    times that the board holds it. A bank that holds weights alone counts once for all programs that declare the same
+    weights, or some of them (`SharedBank`)."""
     sizes: dict[str, int] = {}
     shared: dict[tuple[str, frozenset[Buffer]], int] = {}
     for program, count in programs:

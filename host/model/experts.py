@@ -33,10 +33,10 @@ else:
 class ExpertsRun:
     """What a layer of experts did in a call.
 
-    how: "static", "patched" or "sequenced". rows: number of rows of each active expert, by its number. runs: of its
-    programs. host_bytes: bytes that the host moved off chip between them: logits or selectors and shares read, rows
-    gathered, results scattered and added up, shares and instructions written. host_s: the seconds of that at the
-    bandwidth of the memory of activations.
+    how: "static", "patched" or "sequenced". rows: number of rows of each active expert, by its number. runs: the runs
+    of its programs. host_bytes: bytes of off-chip memory that the host reads and writes between these runs: logits or
+    selectors and shares, gathered rows, results that are scattered and added up, and instructions. host_s: the seconds
+    that these bytes take at the bandwidth of the memory of activations.
     """
 
     how: str

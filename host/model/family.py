@@ -125,8 +125,8 @@ class Family(CompiledModule):
         return seen
 
     def program(self, *sizes: int) -> Compiled | CompiledPieces | CompiledStages:
-        """Return the program for these sizes, in the order of `dims`; compile it if it is not there. sizes: one of
-        those listed for each dimension. Raises what `rsn.compile` raises."""
+        """Return the program for these sizes, in the order of `dims`; compile it if it has not been compiled. sizes:
+        for each dimension one of the sizes that it lists. Raises what `rsn.compile` raises."""
         with self._lock:
             self._follow()
             return self._program(sizes)

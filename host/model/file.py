@@ -387,8 +387,9 @@ def refuse_shards(path: str | os.PathLike[str], saved: Saved, what: str) -> None
 
 
 def identity(path: str | os.PathLike[str]) -> str:
-    """Return what tells the content of a model file from any other: the checksum of its description, which has those of
-    its tensors. Nothing else is read. Raises `ContainerError` if there is no such model, `OSError`."""
+    """Return a checksum that tells the content of a model file from any other: that of its description, which holds the
+    checksums of its tensors. Nothing else is read. Raises `ContainerError` if there is no such model, `OSError` if the
+    file cannot be read."""
     try:
         with safe_open(path, framework="np") as file:
             return str((file.metadata() or {})[CHECKSUM])

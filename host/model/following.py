@@ -52,11 +52,8 @@ class Recipe:
         return self._shared(self.pipeline.trace(self.followed.module, self.example, again=True))
 
     def trace_again(self, graph: Callable[[], Traced] | None) -> Traced:
-        """Trace a captured graph with the model's present weights; if that fails, capture the model again. Raises as
-        `trace`.
-
-        graph: traces the captured graph again, None if there is none.
-        """
+        """Trace a captured graph with the model's present weights; if that fails, capture the model again. graph:
+        traces the captured graph; None if there is none. Raises as `trace`."""
         try:
             if graph is not None:
                 return self._shared(self.pipeline.completed(graph(), self.example))
@@ -172,8 +169,8 @@ class FollowingModule(CompiledModule):
     def call_with(
         self, seen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowsOfCaches | None = None
     ) -> Any:
-        """The same as a call with `args` and `kwargs`; raises what it raises. seen: the model's change count, if the
-        caller has just looked it up; None looks it up. rows: as for `Compiled.step`."""
+        """Run the module with `args` and `kwargs`, as a call does; raises what a call raises. seen: the model's change
+        count, if the caller has just looked it up; None looks it up. rows: as for `Compiled.step`."""
         with self._turn:
             self._follow(seen)
             self._open()

@@ -144,8 +144,9 @@ class Loaded(BoardModule):
 
     @property
     def verified(self) -> dict[tuple[int, ...], datetime | None]:
-        """When a call of each program was compared with the model in PyTorch, before the file was written, by the sizes
-        of the program; None for one of which none was. Calls of this object are not: the file has no model."""
+        """When a call of each program was last compared with the model in PyTorch, before the file was written (UTC),
+        by the sizes of the program; None if none was. Calls of this object are not compared, because the file does not
+        hold the model."""
         return {part.sizes: part.verified for part in self._saved.parts}
 
     @property

@@ -137,9 +137,9 @@ class CompiledPieces(FollowingModule):
             return explain_captured.explain_pieces(self._split, times)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a file (`.rsnmodel`) for `rsn.load`: the programs, their weights, and what PyTorch runs.
-        Raises `UnsupportedError`, naming the operator, if that cannot be written, and `OSError` if the file cannot
-        be."""
+        """Write the model to a file (`.rsnmodel`) for `rsn.load`: the programs, their weights, and the operators that
+        PyTorch runs. Raises `UnsupportedError`, naming the operator, if a file cannot hold one of these operators, and
+        `OSError` if the file cannot be written."""
         with self._turn:
             self._follow()
             write(path, [self.part()], None, self._borders)

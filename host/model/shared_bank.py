@@ -56,8 +56,9 @@ class SharedBank:
 
     @staticmethod
     def of(tensors: Iterable[torch.Tensor], board: str, overlay: str) -> SharedBank:
-        """Return the bank of programs with the weights `tensors`: that of other programs which have one of the tensors
-        too, or a new one. board, overlay: their names."""
+        """Return the bank for programs with the weights `tensors`: the bank of other programs that have one of these
+        tensors too, or a new one. board, overlay: names of both; programs on another board or overlay have a bank of
+        their own."""
         return _banks.find(list(tensors), (board, overlay))
 
     def place(self, member: BankUser, built: Built) -> Built:

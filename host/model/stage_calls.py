@@ -35,14 +35,15 @@ else:
 
 @dataclass(frozen=True, eq=False)
 class StageCall:
-    """A call of a model between two of its stages. It can be pickled, so that the next stage may be anywhere.
+    """A call of a model between two of its stages. It can be pickled, so that the next stage may be in another process
+    or on another computer.
 
-    stage: number of the stage that is next, or of its first program if several boards compute each stage. taken: the
-    sizes of its program. asked: the sizes of the call. sequences: that run, of those of the program. tensors: the
-    activations and inputs that later stages read, and outputs, float32 (sequences, rows, columns), or as programs
-    without slots have them, by name; but factors of rotations, which each stage makes itself. parameters: run-time
-    parameters by name. values: what the host needs behind the last stage, and the arguments from which such factors are
-    made, by the name of their node.
+    stage: number of the next stage; if several boards compute each stage, the number of its first program. taken: the
+    sizes of the program that the call takes. asked: the sizes of the call itself. sequences: how many of the program's
+    sequences run. tensors: the inputs and activations that later stages read, and outputs, by name, float32 (sequences,
+    rows, columns); for programs without slots, in the shapes of these. Factors of rotations are not among them, because
+    each stage computes its own. parameters: run-time parameters by name. values: what the host needs behind the last
+    stage, and the arguments from which factors of rotations are computed, by the name of their node.
     """
 
     stage: int
@@ -55,7 +56,7 @@ class StageCall:
 
     @property
     def size(self) -> int:
-        """Bytes of its tensors."""
+        """Bytes of its tensors, and of the arrays among its `values`."""
         return sum(x.nbytes for x in (*self.tensors.values(), *self.values.values()) if hasattr(x, "nbytes"))
 
 
@@ -109,8 +110,8 @@ class SavedCalls:
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> StageCall:
         """Compute the host's part before the first stage. args, kwargs: the model's arguments, by position and by name.
-        is_widened: those that the model takes in half precision are float32 already. Raises `TensorError` for arguments
-        that do not fit."""
+        is_widened: the arguments that the model takes in half precision are float32 already. Raises `TensorError` for
+        arguments that do not fit."""
         return self.begun(*self.fitted(args, kwargs, is_widened))
 
     def begun(self, fitted: Fitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StageCall:

@@ -29,10 +29,11 @@ Opened = TypeVar("Opened", bound=StageServer | ModelStage)
 class StageFile:
     """A stage of a model file (`StageSource`), or a shard of a stage (`ShardSource`).
 
-    path: of the file, the same on all computers. identity: of its content, so that a stage that begins later does not
-    take another model from there. number, count: of its board, from 0, and of all boards of the file. serving: how
-    calls queue. xclbin: path of the bitstream for a real board. shards: how many boards compute each stage. others:
-    what asks the shards behind this one, if it is the first of its stage.
+    path: of the file, the same on all computers. identity: of its content (`file.identity`), so that a stage that
+    begins later does not load another model that has taken the file's place. number, count: the number of its board,
+    from 0, and how many boards the model takes. serving: how calls queue. xclbin: path of the bitstream for a real
+    board. shards: how many boards compute each stage. others: functions that ask the other shards of the stage, if this
+    is the first one.
     """
 
     path: str

@@ -145,10 +145,11 @@ def _lost(error: Exception) -> PipelineLost:
 
 
 class RayPipeline:
-    """A pipeline whose stages, or shards of stages, are actors. sources: of the stages, in order, or of the shards of
-    each. boards: for all of them. first: the number of the board that the first stage tries first. name: of the model.
-    node: id of the computer whose actors these are while it has room and lives. devices: how many each actor takes of
-    those that computers say they have. shards: as for `LocalPipeline`."""
+    """A pipeline whose stages, or shards of stages, are actors of Ray. sources: of the stages, in order, or of the
+    shards of each. boards: names of the boards for all stages. first: the number of the board that the first stage
+    tries first. name: of the model. node: id of the computer on which the actors run while it has room for them and is
+    alive. devices: how many of a computer's devices each actor takes, if computers say how many they have. shards: as
+    for `LocalPipeline`."""
 
     def __init__(
         self,

@@ -35,8 +35,8 @@ class ShardSource(StageSource, Protocol):
 
 
 def shard_server(runners: Mapping[Any, Runner], name: str) -> Server:
-    """Return the server of a shard that is not the first of its stage. It takes a `MachineRequest`, and gives the
-    `Result`. runners: of its programs. name: of the model."""
+    """Return the server of a shard that is not the first of its stage. A call takes a `MachineRequest`, and returns a
+    `Result`. runners: by the name of a group of programs, what runs them. name: of the model."""
     return Server(runners, _run, name, (), {})
 
 

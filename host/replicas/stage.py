@@ -46,9 +46,9 @@ class StageServer(Protocol):
         """Whether calls are being answered, and the board's latest error."""
 
     def ask(self, inputs: Any, *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
-        """Queue a call. inputs: of the first stage the model's arguments by name, else what the stage before gave.
-        Returns the future of what the next stage takes, or of the model's result; limits and errors as for
-        `Server.ask`."""
+        """Queue a call. inputs: for the first stage the model's arguments by name, for another one what the stage
+        before returned. Returns a future of what the next stage takes, or of the model's result. Limits and errors are
+        those of `Server.ask`."""
 
     def close(self) -> None:
         """Finish the submitted calls, and release the board."""
@@ -58,9 +58,9 @@ class StageSource(Protocol):
     """Where a stage of a model comes from. It can be pickled."""
 
     def open(self, board: Any, figures: metrics.Metrics | None, name: str) -> StageServer:
-        """Load the stage and open its board, one of those that a `StageOnBoard` tries. figures, name: where to count
-        calls, and as what. Raises `BoardError` if the board cannot be used, and `ContainerError` for a file that is no
-        such stage."""
+        """Load the stage and open its board. board: one of those that a `StageOnBoard` tries. figures, name: where to
+        count calls, and under which name. Raises `BoardError` if the board cannot be used, and `ContainerError` if the
+        file has no such stage."""
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ class OpenBoards:
             raise BoardError(f"the board cannot be opened again: {e}") from e
 
     def board(self, program: Program) -> Board:
-        """Return the open board of a program, one of those that this object was made for; open it if it is not. Raises
-        what opening a board raises, `BoardError` above all."""
+        """Return the open board of a program; open it if it is closed. program: one of those that this object was made
+        for. Raises what opening a board raises, mostly `BoardError`."""
         i = next(i for i, p in enumerate(self._programs) if p is program)
         if i not in self._boards:
             if self._turns:

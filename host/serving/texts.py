@@ -88,8 +88,8 @@ Text = str | list[int] | list[str]
 
 @dataclass(frozen=True)
 class Asked:
-    """Texts as tokens. ids: by text. types: of which part of a pair each token is; None for a model without. fields: of
-    the request. texts: as they were given."""
+    """Texts as tokens. ids: the tokens of each text. types: for each token, which part of a pair it belongs to, 0 or 1;
+    None for a model that does not take them. fields: of the request, by name. texts: as the request gave them."""
 
     ids: list[list[int]]
     types: list[list[int]] | None

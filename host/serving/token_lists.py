@@ -12,7 +12,8 @@ def padded(
     ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Return `input_ids` and `attention_mask`, and with `types` also `token_type_ids`, int64 (texts, tokens), padded on
-    the right to the longest text. ids: tokens by text. types: of which part of a pair each token is."""
+    the right to the longest text. ids: the tokens of each text. types: for each token, which part of a pair it belongs
+    to, 0 or 1; None for none."""
     given = {"input_ids": ids, "attention_mask": [[1] * len(text) for text in ids]}
     given |= {} if types is None else {"token_type_ids": types}
     width = max(map(len, ids))
@@ -24,8 +25,8 @@ def padded(
 
 
 def runs(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yield the numbers of the texts that share a run, at most `most` of them: short ones together, because each takes
-    the time of the longest. lengths: in tokens, by text."""
+    """Yield lists of the numbers of texts that share a run. Texts of like lengths are together, because each takes the
+    time of the longest. lengths: of the texts, in tokens. most: the most texts of a run."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     for at in range(0, len(order), most):
         yield order[at : at + most]

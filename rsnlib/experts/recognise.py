@@ -66,7 +66,7 @@ class _Other(Exception):
 
 
 def find(node: Node) -> RecognisedExperts | None:
-    """Return the layer of experts whose result is this node; None if there is none."""
+    """Return the layer of experts whose result is the node; None if the node is no such result."""
     try:
         if packet(node) is aten.sum:
             return _summed(node)

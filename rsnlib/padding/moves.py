@@ -123,8 +123,8 @@ def slice_(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def part_or_whole(walk: Walk, node: Node, small: Node) -> TensorState:
-    """Return the state of a slice that is the whole tensor in one of the two graphs, where it is an alias. walk: of
-    both graphs. node: the operator in the larger graph. small: the same in the smaller one. Raises `MixedError` as
+    """Return the state of a slice that takes the whole tensor in one of the two graphs; the operator is an alias there.
+    node: the operator in the larger graph. small: the same operator in the smaller graph. Raises `MixedError` as
     `slice_` does."""
     x, whole = node.all_input_nodes[0], (0, None)
     a = arguments(node if packet(node) is aten.slice else small)

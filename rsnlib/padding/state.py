@@ -134,10 +134,11 @@ class MixedError(Exception):
 class TensorState:
     """What is known of a tensor.
 
-    axes: its axes, one for each dimension. low, high: bounds of all elements. value: of all elements, if known. finite:
-    no element is infinite or NaN, apart from overflows. indexes: the dynamic dimension of which valid elements are
-    indices of valid positions; None for none. counts: the dynamic dimension of which they count valid positions, from 1
-    on; None for none. mixed: if set, nothing else holds. A dynamic dimension is an index into the walk's `dims`.
+    axes: its axes, one for each dimension. low, high: bounds of all elements. value: the value of all elements; None if
+    it is not known. finite: no element is infinite or NaN, apart from overflows. indexes: valid elements are indices of
+    valid positions of this dynamic dimension; None for none. counts: valid elements count valid positions of this
+    dynamic dimension, from 1 on; None for none. mixed: if set, valid elements may depend on padding, and nothing else
+    is known. Dynamic dimensions are indices into the walk's `dims`.
     """
 
     axes: tuple[Axis, ...]

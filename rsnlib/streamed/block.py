@@ -195,7 +195,8 @@ class Streamed:
         return self.of_length(args, kwargs).sizes
 
     def of_length(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockOfLength:
-        """Return the block as it is for arguments of the module. Raises as `BlocksByLength.of`."""
+        """Return the block for the length of the sequence that arguments of the module have; for a program with one
+        length, the block itself. Raises as `BlocksByLength.of`."""
         return self.lengths.of(args, kwargs) if self.lengths else BlockOfLength(self.block)
 
     def _tensors(self, at: BlockOfLength, values: Mapping[Node, Any]) -> dict[str, npt.NDArray[Any]]:

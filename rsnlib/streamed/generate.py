@@ -228,8 +228,9 @@ def generate(
     module, example_inputs, any_length: as for `streamed`; with any length, times are those of the longest sequence.
     device: that the machine must fit on. knobs: sizes of tiles, and limits of `unroll`, `lanes` and `port`; for an
     operator that has such a knob of its own, that is the value. None for `DEFAULT`. rule: how kernels share multipliers
-    and bandwidth, one of `Rule`. on_chip_bytes: limit of the bytes of kernels, converters and streams; None for the
-    share `FILL` of the device's memories. name: of the program. done: called after each step, with its name in `STEPS`.
+    and bandwidth: "balanced", so that the block takes the least time, or "printed", as the paper StreamTensor does it.
+    on_chip_bytes: limit of the bytes of kernels, converters and streams; None for the share `FILL` of the device's
+    memories. name: of the program. done: called after each step, with its name in `STEPS`.
 
     Raises as `streamed` does, and `ResourceError` with the numbers if the block does not fit: no group of kernels, no
     memory, no die; `ProgramError` for another rule.

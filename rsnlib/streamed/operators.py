@@ -111,8 +111,8 @@ class StreamOperator:
 
 @dataclass(frozen=True)
 class OperatorGraph:
-    """The operators of a block, operands first. results: those whose results the block stores, because the module
-    returns them."""
+    """The operators of a block. operators: all of them, operands before the operators that read them. results: the
+    operators whose results the block stores, because the module returns them."""
 
     operators: tuple[StreamOperator, ...]
     results: tuple[StreamOperator, ...]

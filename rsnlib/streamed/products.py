@@ -21,8 +21,8 @@ from .showing import ShownTensor
 
 @dataclass(frozen=True)
 class ConstantWeight:
-    """The weight of a product. matrix: (K, N). dtype: of its elements off the chip. scale, zero: of quantised weights,
-    float32 and int8, (G, N) for G groups of K / G rows each; None for float32, and for zero points of 0."""
+    """The weight of a product. matrix: (K, N). dtype: element type off the chip. scale, zero: only for quantised
+    weights: float32 and int8, (G, N), for G groups of K / G rows each; zero is None if all zero points are 0."""
 
     matrix: npt.NDArray[Any]
     dtype: str = "f32"
@@ -40,9 +40,9 @@ class ConstantWeight:
 
     @staticmethod
     def quantised(reader: GraphReader, weight: Node, scale: Node, zero: Node | None, bits: int) -> ConstantWeight:
-        """Return a quantised weight. weight: integers (N, K). scale, zero: (N, G), G groups of K, or one number; a zero
-        point of None is 0. bits: of the integers, which are signed: those of up to 4 lie off the chip as i4, others as
-        i8."""
+        """Return a quantised weight. weight: node of the integers, (N, K). scale, zero: nodes, (N, G) for G groups of
+        K, or one number; zero is None if all zero points are 0. bits: of the signed integers: those of up to 4 bits lie
+        off the chip as i4, others as i8."""
         matrix = reader.constants.value(weight).numpy()
 
         def of_groups(node: Node, dtype: Any) -> npt.NDArray[Any]:

@@ -440,7 +440,7 @@ def cat(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
 
 
 def index_copy(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Rule (`reading.Rule`) of new rows in place of those of a cache, head by head. Raises `OperatorRefused` as
+    """Rule (`reading.Rule`) of index_copy: new rows replace rows of a cache, head by head. Raises `OperatorRefused` as
     `replaced_rows` does."""
     if all(isinstance(reader.of[x], Host) for x in (a["self"], a["source"])):
         return None

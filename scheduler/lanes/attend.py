@@ -333,8 +333,8 @@ class AttentionEmitter:
         return True
 
     def used(self, which: int, head: int) -> None:
-        """Note that one group has used keys (`which` = 0) or values (1) of a head of keys; after the last use their
-        slots are free."""
+        """Note that one group has used keys (`which` = 0) or values (1) of a head of keys. After the last group has
+        used them, their slots are free."""
         self.uses[which, head] -= 1
         if not self.uses[which, head]:
             for memory in self.memories[2 * which : 2 * which + 2]:

@@ -73,8 +73,9 @@ class TiledProduct:
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys count: all of a sequence, or fewer. causal, window, softcap: as in `AttentionLayer`, but a softcap of
-    0 is none. lengths, starts: keys from the run-time parameter len[b] on, or before start[b], do not count."""
+    """Which keys of a sequence count. causal, window: as in `AttentionLayer`. lengths: keys from the run-time parameter
+    len[b] on do not count. starts: keys before the run-time parameter start[b] do not count. softcap: as in
+    `AttentionLayer`; 0 for none."""
 
     causal: bool = False
     window: int | None = None

@@ -72,8 +72,8 @@ class Mode:
         return self.lane.columns * self.halves
 
     def split(self, columns: int) -> list[range]:
-        """The column tiles that each half computes, of `columns` in all: one range, or two of which the first may have
-        one tile more."""
+        """The column tiles that each half of the lanes computes, of `columns` in all: one range if there is one half,
+        else two ranges, of which the first may have one tile more."""
         first = -(-columns // self.halves)
         return [range(first)] + ([range(first, columns)] if self.halves > 1 else [])
 

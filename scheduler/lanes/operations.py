@@ -18,8 +18,8 @@ from .modes import Mode
 
 
 class SentOperand(NamedTuple):
-    """An activation as an operation reads it. name: of what is kept in X or in DDR. norm: the norm that X applies as it
-    sends it, None for none."""
+    """An activation as an operation reads it. name: of the activation in X or in DDR. norm: the norm that X applies as
+    it sends it, None for none."""
 
     name: str
     norm: SentNorm | None
@@ -27,8 +27,8 @@ class SentOperand(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation on the rows of a panel. y: the name of what it computes. x, residual: what it reads; no residual
-    for None. layers: the layers of the network that it computes, in execution order."""
+    """One operation on the rows of a panel. y: the name of its result. x: its operand. residual: what is added; None
+    for none. layers: the layers of the network that it computes, in execution order."""
 
     y: str
     x: SentOperand

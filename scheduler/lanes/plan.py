@@ -22,8 +22,9 @@ class PlannedLoad(NamedTuple):
 
 
 class PlannedOperation(NamedTuple):
-    """An operation on a panel. bank, norm: the bank of x, and the norm that it is sent with. residual: what is added.
-    to: the bank of the result, None for DDR. stored: whether a result in a bank is stored in DDR as well."""
+    """An operation on a panel. op: the operation. bank: the bank of X with its operand. norm: the norm that X applies
+    as it sends the operand; None for none. residual: what is added; None for none. to: the bank of the result, None for
+    DDR. stored: whether a result in a bank is stored in DDR as well."""
 
     op: Operation
     bank: int
@@ -34,8 +35,8 @@ class PlannedOperation(NamedTuple):
 
 
 class PlannedKeys(NamedTuple):
-    """Compute keys and values of an attention, and store them in DDR. bank, norm: the bank of x, and the norm that it
-    is sent with, None for none."""
+    """Compute keys and values of an attention, and store them in DDR. op: the attention. bank: the bank of X with its
+    operand. norm: the norm that X applies as it sends the operand; None for none."""
 
     op: Attend
     bank: int
@@ -83,7 +84,8 @@ class Planner:
                     self.last[operand.name] = i
 
     def sections(self) -> list[list[Operation]]:
-        """The operations, cut in front of each attention; one list of all of them unless the planner cuts."""
+        """The operations in execution order as lists: if the planner cuts, a new list begins at each attention; else
+        there is one list."""
         out: list[list[Operation]] = [[]]
         for op in self.ops:
             if self.cut and isinstance(op, Attend):
