@@ -33,7 +33,8 @@ def working(what: str) -> Iterator[Callable[[float], None]]:
 
 
 def step_label(names: Sequence[str], number: int) -> str:
-    """Return the label of the bar of a step: its name, and which of how many it is. number: from 0."""
+    """Return the label of the bar of a step: its name, its number, and how many steps there are. names: of all steps.
+    number: of the step, from 0."""
     return f"{names[number]} ({number + 1} of {len(names)})"
 
 

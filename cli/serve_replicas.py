@@ -212,8 +212,8 @@ class DecoderCopies(Copies):
 
 
 def check_devices(boards: Sequence[str], are_elsewhere: bool) -> None:
-    """Raise `WrongBoards` for a device that is named twice, and `BoardError` for a name that means no board.
-    are_elsewhere: devices are those of several computers, which may have one of the same name."""
+    """Check names of boards. Raises `WrongBoards` for a device that is named twice, and `BoardError` for a name that
+    means no board. are_elsewhere: the boards are on several computers, which may have devices of the same name."""
     own = [board for board in boards if _is_of_its_computer(board)]
     others = [board for board in boards if board not in own]
     told = [*others, *(dict.fromkeys(own) if are_elsewhere else own)]

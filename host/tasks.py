@@ -68,8 +68,9 @@ def checked_inputs(
 
 
 def checked(name: str, value: Tensor, kind: ElementType) -> Tensor:
-    """Return an array as an element type, in its NumPy type. name: for messages. Raises `TensorError` for another
-    shape, or values that the element type does not have."""
+    """Return an array converted to the NumPy type of an element type. name: of the tensor, for messages. value: the
+    array. kind: the element type. Raises `TensorError` for another shape, or values that the element type does not
+    have."""
     value = np.asarray(value)
     if value.shape != kind.shape:
         raise TensorError(f"{shown(name)} has shape {value.shape}; the program declares {_said(kind)}")

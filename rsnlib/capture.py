@@ -580,7 +580,7 @@ def used_up(steps: Sequence[tuple[Node, Sequence[Node]]], later: Iterable[Node])
 
 
 def steps_of(nodes: Iterable[Node]) -> list[tuple[Node, Sequence[Node]]]:
-    """Return operators as steps for `used_up`."""
+    """Return operators as steps for `used_up`: each step is one operator. nodes: the operators, in order."""
     return [(node, (*node.all_input_nodes, node)) for node in nodes]
 
 

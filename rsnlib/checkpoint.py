@@ -34,8 +34,10 @@ SHOWN = 5
 class QuantisedLinear(nn.Module):
     """A linear layer whose weight is of integers, and whose rows may become int8 at each call.
 
-    bits: of the weight's signed integers. are_rows_symmetric: how each row (..., K) gets its scale; None leaves rows in
-    float32. bias: (N,) or None.
+    weight: int8 (N, K). scale, zero: scales and zero points of G groups of K / G columns of each row, float32 and int8,
+    (N, G); zero is None for zeros. bias: (N,) or None. bits: of the weight's signed integers. are_rows_symmetric: how
+    each call quantises its rows: True: to integers around 0; False: with a zero point for each row; None: not at all,
+    rows stay in float32.
     """
 
     weight: Tensor

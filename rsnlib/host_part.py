@@ -355,13 +355,14 @@ class HostPart:
         return self.inputs(environment)
 
     def of_stage(self, takes: Collection[str], made: Mapping[str, int], stage: int, is_last: bool) -> HostPart:
-        """Return the host part of one stage of the network. It computes what that alone needs: its inputs and caches,
-        what is written to caches of which its program gives rows, and the result if it is the last one. It also reads
-        outputs of stages before (`columns`). Its arguments are those of this object that it needs, by name
-        (`Interface.of_tensors`).
+        """Return the host part of one stage of the network. It computes only what that stage needs: its inputs and
+        caches; what is written to caches whose new rows its program gives; and, with `is_last`, the module's result. It
+        also reads outputs of earlier stages (`columns`). Its arguments are those arguments of this object that it
+        needs, one for each tensor, by name (`Interface.of_tensors`).
 
-        takes: the inputs of its program, those that keep their contents included. made: by output of the network, the
-        number of its stage. stage: its own number, from 0.
+        takes: names of the inputs of the stage's program, those that keep their contents included. made: by the name of
+        each output of the network, the number of the stage that computes it. stage: number of the stage, from 0.
+        is_last: no stage follows.
         """
         origins = self._origins()
 

@@ -27,7 +27,8 @@ MOVING = (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.JOIN)
 
 @dataclass(frozen=True)
 class TypedProduct:
-    """A product: its module, where it runs, the types of its operands, and why they are not integers."""
+    """A product. path: of its module. where: "host" or "machine". types: of its operands, as text. why: why they are
+    not integers, "" if they are."""
 
     path: str
     where: str

@@ -72,10 +72,13 @@ def quality_in_steps(
     perplexity_of: Tensor | None,
     visible: Callable[[], Visible | None],
 ) -> tuple[Quality, Quality]:
-    """Return what quantisation costs, and what the machine adds: `quality` of a quantised model beside its reference in
-    float32, and of the compiled model beside the quantised one. compiled, model, reference: each computes one batch.
-    visible: after the call of the compiled model, the rows that masks show; others are padding, and not compared.
-    Raises as `quality`."""
+    """Return what quantisation costs, and what the machine adds: the `quality` of a quantised model beside its
+    reference in float32, and of the compiled model beside the quantised one.
+
+    compiled, model, reference: each computes the same call, and returns its result. perplexity_of: the tokens (batch,
+    seq) of this call, as for `quality`; None for no perplexity. visible: called behind the compiled model; returns the
+    rows that masks show, others are padding and not compared. Raises as `quality`.
+    """
     tokens = None if perplexity_of is None else [perplexity_of]
     try:
         wanted = _results(reference, [()])

@@ -34,7 +34,7 @@ LEAST = torch.finfo(torch.float32).tiny
 
 
 class QuantisedRows(NamedTuple):
-    """int8 (..., columns) with the scale of each row, float32 (..., 1)."""
+    """Rows as integers. integers: int8 (..., columns). scale: of each row, float32 (..., 1)."""
 
     integers: Tensor
     scale: Tensor

@@ -182,8 +182,8 @@ def _of_caches(description: Json, nodes: Mapping[str, Node]) -> dict[str, Any]:
 
 
 def operators(nodes: Iterable[Node]) -> Json:
-    """Return operators as JSON. Raises `UnsupportedError`, naming operator and module path, for one that a file cannot
-    hold."""
+    """Return operators as JSON. nodes: the operators, in order. Raises `UnsupportedError`, naming operator and module
+    path, for an operator that a file cannot hold."""
     made = []
     for node in nodes:
         if not is_allowed(_written_as(node)):
@@ -562,8 +562,9 @@ class FakeRun:
             self.values[node] = torch.empty(like.shape, dtype=like.dtype) if isinstance(like, torch.Tensor) else like
 
     def run(self, nodes: Iterable[Node]) -> None:
-        """Run operators in order, but for those that depend on values. Raises whatever PyTorch raises, and `ValueError`
-        for tensors of more than MAX_BYTES in all."""
+        """Run operators in order with fake tensors. nodes: the operators. An operator whose result depends on the
+        values of tensors is left out, and so are those that need its result. Raises whatever PyTorch raises, and
+        `ValueError` for tensors of more than MAX_BYTES in all."""
         for node in nodes:
             if not all(x in self.values for x in node.all_input_nodes):
                 continue  # it depends on values

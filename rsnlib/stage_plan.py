@@ -128,8 +128,8 @@ def least_slowest(
 
 
 def slowest_seconds(parts: Sequence[ChainPart], cuts: Sequence[int], launch_s: float) -> float:
-    """Return the seconds of the slowest stage of a chain, launch included, or of a link if that takes longer. cuts,
-    launch_s: as for `least_slowest`, which returns such cuts."""
+    """Return the seconds of the slowest stage of a chain, launch included, or of a link if that takes longer. parts: of
+    the chain. cuts: as `least_slowest` returns them. launch_s: as for that."""
     ends = (0, *cuts, len(parts))
     stages_s = (launch_s + sum(part.seconds for part in parts[first:end]) for first, end in pairwise(ends))
     return max([*stages_s, *(parts[cut].link_s for cut in cuts)])

@@ -286,8 +286,9 @@ def _distance(x: torch.Tensor, y: torch.Tensor, visible: Iterable[Visible]) -> f
 
 
 def copied(tree: Any) -> Any:
-    """Return a deep copy of the arguments of a call, in which tensors that share memory share it again. Parameters are
-    not copied: calls do not write to them. Raises what copy.deepcopy raises."""
+    """Return a deep copy of the arguments of a call, in which tensors that share memory share it again. tree: the
+    arguments (pytree). Parameters are not copied, because calls do not write to them. Raises what copy.deepcopy
+    raises."""
     memo: dict[int, Any] = {}
     for x in pytree.tree_leaves(tree):
         if isinstance(x, nn.Parameter):

@@ -36,8 +36,8 @@ class PanelBuffers:
         return at
 
     def weight(self, name: str, bank: str, words: int, make: Make) -> int:
-        """Place a buffer of `words` words that are made from weights. Returns its address, in address units. make:
-        makes the words."""
+        """Place a buffer of `words` words that are made from weights. name, bank: of the buffer. make: makes the words.
+        Returns its address, in address units."""
         return self.place(bank, Buffer(name, bank, 0, (words,), Layout.LINEAR, Role.WEIGHT), make)
 
     def vectors(self, name: str, blocks: Sequence[Sequence[PackedConstants]]) -> StoredConstants:

@@ -114,7 +114,7 @@ def _with_spread(one: Round, later: Sequence[Round]) -> ShardExchange:
 
 def shard_places(network: LayerGraph, shards: int) -> tuple[int, ...]:
     """Return where a network that `opened` returned can be cut into stages: the `cut_places` behind which an exchange
-    comes. Raises as `opened`."""
+    comes. shards: how many boards compute each stage. Raises as `opened`."""
     regions = _regions(network, shards)
     ends = {y for region in regions for y in ((region.closing,) if region.closing else region.members)}
     last = max(i for i, layer in enumerate(network.layers) if layer.y in ends)

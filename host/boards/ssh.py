@@ -363,10 +363,10 @@ def _reason(code: int | None, said: str, target: Target, command: str) -> tuple[
 
 
 def examine(url: str) -> Message:
-    """Let the computer of a URL examine its board (`rsn doctor`).
+    """Let another computer examine its board (`rsn doctor`). url: ssh://[USER@]HOST[:PORT][/BOARD].
 
-    Returns `checks`, a list of what it found, and `time`, its clock in seconds since 1970. Raises `NoConnection` or
-    another `BoardError` for what is wrong on the way there.
+    Returns `checks`, a list of what it found, and `time`, its clock in seconds since 1970. Raises `NoConnection` if rsn
+    cannot be started there, or another `BoardError` if the connection fails later.
     """
     target = Target.parse(url)
     link = _Link(ssh_client(), target, {"ConnectTimeout": str(HURRY_S)})

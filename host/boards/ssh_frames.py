@@ -140,7 +140,7 @@ class Frames:
 
 class Heartbeat:
     """Calls a function every `BEAT_S` seconds in a thread, until the function raises `PipeClosed` or `Silent`, or
-    `stop` is called. A `with` block starts and stops it."""
+    `stop` is called. call: the function. A `with` block starts and stops it."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call

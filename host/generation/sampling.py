@@ -16,8 +16,8 @@ from ...isa.layout import Array
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What the model gives to a token: the logarithm of its probability, before temperature, penalties and biases. top:
-    the most probable tokens, each with that logarithm."""
+    """What the model gives to a token. logprob: the logarithm of its probability, before temperature, penalties and
+    biases. top: the most probable tokens, each with that logarithm."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]

@@ -140,9 +140,9 @@ class SavedCalls:
         )
 
     def by_name(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Return copies of the arguments of a server's request, because the caller may write to them while it waits;
-        and whether they are widened (`begin`). Arguments that the model takes in half precision may come as float32,
-        which is what JSON gives."""
+        """Return copies of the arguments of a server's request, because the caller may write to them while the request
+        waits; and whether they are widened (`begin`). inputs: the arguments by name. Those that the model takes in half
+        precision may come as float32, because JSON gives that."""
         copied = {name: _copied(x) for name, x in inputs.items()}
         if self._saved.borders is None:
             return copied, False

@@ -132,8 +132,8 @@ def figures_of(
 
 
 def stage_table(figures: Sequence[StageFigures], modules: Sequence[str] = ()) -> list[str]:
-    """Return a table of stages as lines, with the slowest and the sum. modules: of each stage, as text; none where they
-    are not known."""
+    """Return a table of stages as lines, with the slowest stage and the sum. figures: of each stage. modules: of each
+    stage, as text; empty where they are not known."""
     banks, shards = list(figures[0].banks), figures[0].shards
     between = ["between shards", "exchanges"] if shards > 1 else []
     rows = [["stage", *banks, "modelled", "from the link", "link", *between, "layers" if modules else ""]]

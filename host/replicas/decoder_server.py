@@ -63,9 +63,9 @@ class DecoderAnswer:
 
 @dataclass(frozen=True)
 class DecoderStageFile:
-    """A stage of a file of a decoder (`StageSource`), or a shard of a stage (`ShardSource`). groups: sets of slots that
-    it has, so that each stage runs one of them while others run others. The other attributes are those of
-    `StageFile`."""
+    """A stage of a file of a decoder (`StageSource`), or a shard of a stage (`ShardSource`). groups: how many sets of
+    slots it has; while one stage runs one set, others run others. path, identity, number, count, xclbin, shards,
+    others: as for `StageFile`."""
 
     path: str
     identity: str

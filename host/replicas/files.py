@@ -84,8 +84,9 @@ class StageFile:
 
 
 def unchanged(opened: Opened, path: str, wanted: str) -> Opened:
-    """Return what was opened of a file that is still the one with this identity. Raises as `require_same`, and then
-    closes it."""
+    """Return what was opened of a file, if the file still has the same content. opened: what was opened. path: of the
+    file. wanted: the content's identity (`file.identity`). If it has another content, closes `opened` and raises as
+    `require_same`."""
     try:
         require_same(path, wanted)
     except BaseException:
@@ -95,6 +96,7 @@ def unchanged(opened: Opened, path: str, wanted: str) -> Opened:
 
 
 def require_same(path: str, wanted: str) -> None:
-    """Raise `ContainerError` if a file is not the one with this identity any more."""
+    """Raise `ContainerError` if a file has another content now. path: of the file. wanted: the identity of the content
+    that it had (`file.identity`)."""
     if identity(path) != wanted:
         raise ContainerError(f"{path}: another model than the one that is served; tell the server to replace it")

@@ -47,8 +47,8 @@ class StageServer(Protocol):
 
     def ask(self, inputs: Any, *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
         """Queue a call. inputs: for the first stage the model's arguments by name, for another one what the stage
-        before returned. Returns a future of what the next stage takes, or of the model's result. Limits and errors are
-        those of `Server.ask`."""
+        before returned. Returns a future of what the next stage takes, or of the model's result. timeout, wait, and the
+        errors: as for `Server.ask`."""
 
     def close(self) -> None:
         """Finish the submitted calls, and release the board."""
@@ -113,8 +113,8 @@ class StageOnBoard(Closing):
         return server.ask(inputs, timeout=timeout, wait=0.0)
 
     async def answer(self, inputs: Any, timeout: float) -> Any:
-        """Run a call, and return its result. Raises what `ask` raises, or its future has. The host part is computed in
-        this event loop if it has been short, else in another thread."""
+        """Run a call, and return its result. inputs, timeout: as for `ask`. Raises what `ask` raises, or its future
+        has. The host part is computed in this event loop if it has been short, else in another thread."""
         ask = partial(self.ask, inputs, timeout)
         size = elements(inputs) if isinstance(inputs, Mapping) else getattr(inputs, "size", 0)
         if self._times.are_short(StageOnBoard.ask, size):

@@ -213,21 +213,26 @@ class Core(Generic[T]):
             self._held -= held
 
     async def in_thread(self, act: Callable[..., U], *args: Any) -> U:
-        """Call a function that takes long in a thread, and return its result."""
+        """Call a function that takes long in a thread, and return its result. act: the function; args: its
+        arguments."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, act, *args)
 
     async def run(self, size: int | None, act: Callable[..., U], *args: Any) -> U:
         """Call a function, and return its result: at once if its calls have been short for arguments of about this
-        size, else in a thread. size: as for `CallTimes`. The function must not wait for anything."""
+        size, else in a thread. size: as for `CallTimes`. act: the function, which must not wait for anything; args: its
+        arguments."""
         if self._times.are_short(act, size):
             return self._times.timed(act, size, act, *args)
         return await self.in_thread(self._times.timed, act, size, act, *args)
 
     def asked(self, size: int | None, ask: Callable[..., Future[U]], *args: Any, **kwargs: Any) -> asyncio.Future[U]:
-        """Call a function that returns a future, as `run` does, and return a future of the event loop with the
-        same result or error. If the returned future is cancelled, the function's future is cancelled too, also if the
-        function has not returned yet. If a server that closes cancels the function's future, the returned one has a
-        `BoardError`."""
+        """Call a function that returns a future, and return a future of the event loop with the same result or error.
+        size: as for `CallTimes`. ask: the function; it is called at once or in a thread, as by `run`. args, kwargs: its
+        arguments.
+
+        If the returned future is cancelled, the function's future is cancelled too, also if the function has not
+        returned yet. If a server that closes cancels the function's future, the returned one has a `BoardError`.
+        """
         loop = asyncio.get_running_loop()
         made: asyncio.Future[U] = loop.create_future()
         answers: list[Future[U]] = []
@@ -354,7 +359,7 @@ _cores: weakref.WeakSet[Core[Any]] = weakref.WeakSet()
 
 
 def stop_all(seconds: float) -> None:
-    """Call `Core.stop` of all applications of this process."""
+    """Call `Core.stop` of all applications of this process. seconds: as for that."""
     for core in _cores:
         core.stop(seconds)
 

@@ -18,7 +18,7 @@ Application = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
 class RequestRefusal(NamedTuple):
-    """Why a request is refused. status: the HTTP status code. headers: of the answer."""
+    """Why a request is refused. status: the HTTP status code. message: the reason. headers: of the answer."""
 
     status: int
     message: str

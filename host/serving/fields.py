@@ -41,7 +41,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class RequestField:
-    """A field of a request. default: for a field that is missing, or null. about: what it does, for the page."""
+    """A field of a request. name: in JSON. kind: of its values. default: its value if the field is missing, or null.
+    about: what it does, for the documentation."""
 
     name: str
     kind: Kind
@@ -158,7 +159,8 @@ BIASES = Kind("an object with numbers from -100 to 100 by token", _biases)
 
 
 def model_named(name: str, fields: Mapping[str, Any]) -> None:
-    """Raise `NoSuchModel` if the field `model` names another model than `name`."""
+    """Raise `NoSuchModel` if a request names another model than the server's. name: of the server's model. fields: of
+    the request, by name; the model's name is in `model`."""
     if fields["model"] not in (None, name):
         raise NoSuchModel(f"there is no model {quoted(fields['model'])}; this server has {name!r}", "model")
 

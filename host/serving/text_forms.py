@@ -113,7 +113,8 @@ CHAT = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt. shown: what the text of an answer begins with (`echo`)."""
+    """A prompt. tokens: its tokens. shown: the text with which an answer begins: the prompt's own text if the request
+    asks for `echo`, else ""."""
 
     tokens: tuple[int, ...]
     shown: str = ""
@@ -121,8 +122,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TextRequest:
-    """A parsed request. samplings: of each answer to a prompt. stops: texts at which an answer ends. is_streamed: the
-    answer is sent piece by piece; has_usage: and then its usage."""
+    """A parsed request. prompts: its prompts. samplings: one for each answer that a prompt gets. stops: texts at which
+    an answer ends. is_streamed: the answer is sent piece by piece. has_usage: the number of tokens follows the
+    pieces."""
 
     prompts: tuple[Prompt, ...]
     samplings: tuple[Sampling, ...]

@@ -82,7 +82,7 @@ def sigmoid(x: Expression) -> Expression:
 
 
 def power(x: Expression, exponent: float) -> Expression | None:
-    """Return the expression of x to a power of 2, 3, 0.5, -0.5 or -1; None for any other."""
+    """Return the expression of x to a power. exponent: 2, 3, 0.5, -0.5 or -1; returns None for any other."""
     match exponent:
         case 2:
             return call("*", x, x)
