@@ -44,15 +44,15 @@ CLASSIFIER = "ForSequenceClassification"
 
 
 class TextEncoder(Closing):
-    """A model of texts, compiled for several sizes: `family`, which takes `input_ids` and `attention_mask`, int64
-    (texts, tokens), and of classifiers of pairs `token_type_ids`; `tokenizer`; and `settings`, what a server has to
-    know.
+    """A model of texts, compiled for several sizes. family: the compiled model; it takes `input_ids` and
+    `attention_mask`, int64 (texts, tokens), and, of classifiers of pairs, `token_type_ids`. tokenizer: of transformers.
+    settings: what a server has to know.
 
     folder: a `SentenceTransformer`, or a sequence classifier of transformers. batches: numbers of texts that there are
-    programs for. lengths: of tokens; None for `LENGTHS` and the most that the model takes. board: as for `rsn.compile`.
-    pooling: of an encoder whose folder does not say it (no modules.json): how the vectors of tokens become one of the
-    text, as sentence-transformers calls it, such as "mean". normalize: vectors of such an encoder get the length 1.
-    overlay: as for `rsn.compile`.
+    programs for. lengths: numbers of tokens that there are programs for; None for `LENGTHS` and the most that the model
+    takes. board: as for `rsn.compile`. pooling: of an encoder whose folder does not say it (no modules.json): how the
+    vectors of tokens become one of the text, as sentence-transformers calls it, such as "mean". normalize: vectors of
+    such an encoder get the length 1. overlay: as for `rsn.compile`.
 
     Raises `TensorError` for a folder without such a model, and for settings that do not go with it, `MissingError`
     without sentence-transformers, and what `rsn.compile` raises.
@@ -110,9 +110,9 @@ def sentence_transformer(
 ) -> SentenceTransformer:
     """Return a `SentenceTransformer` whose transformer runs on the machine. Its other modules are those of `model`.
 
-    model: a folder of one, or one, which stays as it is. batches: numbers of texts that there are programs for; the
-    largest one counts for larger batches, which become several runs. lengths: as for `TextEncoder`; a longer text is a
-    `TensorError`. board: as for `rsn.compile`. Raises `UnsupportedError` for a model that does not begin with a
+    model: a `SentenceTransformer`, which is not changed, or the folder of one. batches: numbers of texts that there are
+    programs for; a larger batch becomes several runs of the largest one. lengths: as for `TextEncoder`; a longer text
+    raises `TensorError`. board: as for `rsn.compile`. Raises `UnsupportedError` for a model that does not begin with a
     transformer of text, `MissingError` without sentence-transformers, and what `rsn.compile` raises.
     """
     require_torch("sentence encoders")
@@ -170,8 +170,8 @@ def _compiled(
 
 
 def sizes_for(longest: int, lengths: Sequence[int] | None = None) -> Sequence[int]:
-    """Return the numbers of tokens to compile programs for. longest: tokens that the model takes. lengths: as chosen,
-    None for the usual ones. Raises `TensorError` for more than that."""
+    """Return the numbers of tokens to compile programs for. longest: the most tokens that the model takes. lengths: the
+    numbers that the user has chosen; None for the usual ones. Raises `TensorError` for a number above `longest`."""
     chosen = sorted({n for n in (*LENGTHS, longest) if n <= longest}) if lengths is None else lengths
     if max(chosen, default=0) > longest:
         raise TensorError(f"lengths up to {max(chosen)}; the model takes {longest} tokens")

@@ -39,11 +39,12 @@ TEXT = ".txt"
 
 
 def dynamic_machine(named: Named) -> machines.OperatorMachine | None:
-    """Return the machine that NAME in FILE.py describes, which is executed; None if it is none of dynamic streams.
+    """Return the machine that NAME in FILE.py describes; None if NAME is no program of dynamic streams. The file is
+    executed.
 
-    NAME is a program, an `OperatorMachine`, what has a `program` and `depths`, or a function without arguments that
-    returns one of these. Raises `ProgramError` for errors of the file and for a NAME that it does not have, and
-    `RsnError`s that the file raises.
+    NAME is a program, an `OperatorMachine`, an object with the attributes `program` and `depths`, or a function without
+    arguments that returns one of these. Raises `ProgramError` for errors of the file and for a NAME that it does not
+    have, and `RsnError`s that the file raises.
     """
     if named.region is None or not uses_dynamic_streams(named.file):
         return None

@@ -26,9 +26,10 @@ UNTIL = "with --rows16 auto: how many products, or, below 1, the worst cosine of
 def chosen_rows16(
     named: str | None, calls: str | None, until: float | None, model: nn.Module, smooth: Sequence[Any] | None = None
 ) -> list[str]:
-    """Return the module paths of products whose rows have 16 bits. named, calls, until: as the options have them.
-    smooth: calls for factors. Of a choice by data the paths are printed, as --rows16 takes them. Raises as
-    `choose_rows16`, and `click.UsageError` for options that do not go together."""
+    """Return the module paths of products whose rows have 16 bits. named, calls, until: the values of the options
+    --rows16, --rows16-calls and --rows16-until. smooth: calls from which factors of SmoothQuant are chosen. If products
+    are chosen by data, their paths are printed, as --rows16 takes them. Raises as `choose_rows16`, and
+    `click.UsageError` for options that do not go together."""
     if named != AUTO:
         if calls is not None or until is not None:
             raise click.UsageError("--rows16-calls and --rows16-until go with --rows16 auto")

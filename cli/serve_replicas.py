@@ -35,14 +35,12 @@ else:
 
 
 class Copies:
-    """A model, or a decoder, that is served from many boards.
-
-    model: path of its file. boards: all of them; none: `board` as often as there are stages. count: copies of the
-    model; None for as many as the boards are enough for. ray: address of a Ray cluster, as for `on_ray.cluster`; None
-    for threads of this process. queue: the most requests that wait. max_wait_s: as for `Serving`. timeout_s: the most
-    seconds of a request. xclbin: as for `rsn.load`. Raises `ContainerError` for a file that is no such model, and
-    `BoardError` for too few boards, for a board that is named twice, and for a name that means none.
-    """
+    """A model, or a decoder, that is served from many boards. model: path of its file. boards: names of all boards; if
+    there are none, `board` stands for each board that a copy needs. count: copies of the model; None for as many as
+    there are boards for. ray: address of a Ray cluster, as for `on_ray.cluster`; None for threads of this process.
+    queue: the most requests that wait. max_wait_s: as for `Serving`. timeout_s: the most seconds of a request. xclbin:
+    as for `rsn.load`. Raises `ContainerError` for a file that is no such model, and `BoardError` for too few boards,
+    for a board that is named twice, and for a name that means none."""
 
     def __init__(
         self,

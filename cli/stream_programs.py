@@ -73,9 +73,9 @@ def region_of(named: Named, kernels: str | Path | None, sizes: Mapping[str, int]
 
 
 def machine_program(named: Named, execute: bool, kernels: str | None, sizes: Mapping[str, int] = STATED) -> Program:
-    """Return the program of the machine that a stream program is. execute: tasks may call functions of the file.
-    kernels: path of a file with the rates of library kernels, None without one. sizes: values of sizes that each run
-    gives, by name. Raises `SourceError` with the findings."""
+    """Return the machine of a stream program, as a program. execute: tasks may call functions of the file. kernels:
+    path of a file with the rates of library kernels, None without one. sizes: values of sizes that each run gives, by
+    name. Raises `SourceError` with the findings of the check."""
     return build(report_on(region_of(named, kernels, sizes)), execute)
 
 

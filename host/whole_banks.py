@@ -15,10 +15,11 @@ AFTER = f"{WRITTEN}_after"
 
 
 def with_whole_banks(program: Program, sizes: Mapping[str, int]) -> Program:
-    """Return the program with whole banks as its buffers, each called as its bank.
+    """Return the program with one buffer for each bank, which has the bank's name. sizes: of the banks, in float32
+    elements; an empty bank has no buffer.
 
-    sizes: in float32 elements, by bank. DDR is an input, and in the same place the output `AFTER`; other banks are
-    weights, which a board keeps between runs and `ssh://` sends once. An empty bank has no buffer.
+    DDR is an input and, in the same place, the output `AFTER`. Other banks are weights, which a board keeps between
+    runs and `ssh://` sends once.
     """
     buffers = []
     for bank in program.overlay.banks:

@@ -112,8 +112,9 @@ Layouts = dict[int, tuple[tuple[int, ...], int]]
 
 
 def results_in_common(program: ExportedProgram) -> tuple[Layouts, ...]:
-    """Return groups of two or more results of one type that are views of the same memory: for each, strides and offset
-    in that memory, in elements, by position among the results. Memory that an argument uses too does not count."""
+    """Return which results share memory: for each group of two or more results of one type that are views of the same
+    memory, the strides and the offset of each result in that memory, in elements, by the result's position. Memory that
+    an argument uses too does not count."""
     returned = list(program.graph.output_node().args[0])
     values = {i: x.meta["val"] for i, x in enumerate(returned) if isinstance(x, Node)}
     tensors = {i: x for i, x in values.items() if isinstance(x, torch.Tensor)}

@@ -134,12 +134,11 @@ def _with_own_elements(x: torch.Tensor) -> torch.Tensor:
 
 
 def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    """Export a module checked by `module_of`, with its operators undecomposed and none in place.
-
-    args, kwargs: example arguments; their shapes become those of the graph. Raises `UnsupportedError` if torch cannot
-    capture the module, if it changes its own state, or if it writes in a way that cannot be followed; `TensorError` for
-    operands of other types where PyTorch needs equal ones, and for a region of torch.autocast.
-    """
+    """Export a module that `module_of` has checked. The graph has PyTorch's own operators, not those that they are
+    composed of, and none that works in place. args, kwargs: example arguments; their shapes become those of the graph.
+    Raises `UnsupportedError` if torch cannot capture the module, if it changes its own state, or if it writes in a way
+    that cannot be followed; `TensorError` for operands of other types where PyTorch needs equal ones, and for a region
+    of torch.autocast."""
     name = type(model).__name__
     # torch.export would merge two arguments that are the same tensor.
     args, kwargs = pytree.tree_map_only(torch.Tensor, _with_own_elements, (args, kwargs))
@@ -569,9 +568,9 @@ def run(
 
 
 def used_up(steps: Sequence[tuple[Node, Sequence[Node]]], later: Iterable[Node]) -> dict[Node, list[Node]]:
-    """Return which values nobody reads any more behind each step: for `run`, so that a call keeps no others. steps: in
-    order, each as the node that it ends with, and the nodes that it reads or makes. later: nodes that are read behind
-    the last step."""
+    """Return which values no later step reads, by the last node of the step behind which they can be forgotten; for
+    `run`, so that a call keeps no more values than it needs. steps: in order: the last node of each, and all nodes that
+    it reads or makes. later: nodes that are read behind the last step."""
     found, kept = {}, set(later)
     for last, nodes in reversed(steps):
         found[last] = [node for node in dict.fromkeys(nodes) if node not in kept]

@@ -285,10 +285,10 @@ class Followed:
     """Detects and counts the changes of a module. All programs compiled from one module share it. Methods are
     thread-safe.
 
-    It holds only a weak reference to the module, unless `keeps`: other modules may hold the tensors of a program of
-    torch.export, and change them when the program itself is gone. For a module with weights in half precision it keeps
-    a copy in float32. checksums: as for `Numbers`. graphs: for each compiled model, the function that traces its graph
-    again after a change; emptied when the module is destroyed.
+    It holds only a weak reference to the module, unless `keeps`. That is for programs of torch.export: other modules
+    may hold their tensors, and change them when the program itself is gone. For a module with weights in half precision
+    it keeps a copy in float32. checksums: as for `Numbers`. graphs: for each compiled model, the function that traces
+    its graph again after a change; emptied when the module is destroyed.
     """
 
     def __init__(self, module: nn.Module, checksums: bool = False, *, keeps: bool = False) -> None:

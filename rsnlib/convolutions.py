@@ -70,8 +70,9 @@ def _each(setting: int | Sequence[int], n: int) -> tuple[int, ...]:
 
 
 def patch_rows(graph: Rewriter, node: Node, windows: Windows) -> Node:
-    """Insert before `node`, a convolution, what makes rows (..., patches, C * kernel) of separate patches: views, and a
-    copy. Returns the last node. What lies beyond the last whole patch is dropped."""
+    """Insert before a convolution the operators that make rows of separate patches, (..., patches, C * kernel): views,
+    and a copy. node: the convolution. windows: its windows (`Windows.is_patches`). Returns the last node inserted.
+    Elements beyond the last whole patch are dropped."""
     x = arguments(node)["input"]
     n, shape = len(windows.kernel), shape_of(x)
     *leading, channels = shape[:-n]
@@ -88,8 +89,9 @@ def patch_rows(graph: Rewriter, node: Node, windows: Windows) -> Node:
 
 
 def gathered_rows(graph: Rewriter, node: Node, windows: Windows) -> Node | None:
-    """Insert before `node`, a convolution, what gathers rows (..., windows, C * kernel) of windows that overlap, leave
-    gaps or reach over borders. Returns the last node; None for three spatial dimensions."""
+    """Insert before a convolution the operators that gather rows, (..., windows, C * kernel), of windows that overlap,
+    leave gaps or reach over borders. node: the convolution. windows: its windows. Returns the last node inserted; None
+    for three spatial dimensions."""
     n = len(windows.kernel)
     if n > 2:
         return None

@@ -52,8 +52,9 @@ def in_turn(called: Callable[[nn.Module], AbstractContextManager[None]] = lambda
 
 @contextmanager
 def global_hooks_of(model: nn.Module) -> Iterator[None]:
-    """Context in which hooks of all modules of the process do not run for those that torch.export puts around a model:
-    they would change its arguments and results once more. Other threads call them for every module, as always."""
+    """Context in which torch.export captures a model, and hooks that are registered for all modules do not run for the
+    wrappers that torch.export puts around the model: they would change its arguments and results a second time. Other
+    threads call them for every module, as always."""
     own, inner = threading.get_ident(), set(model.modules())
 
     def only_inside(hook: Callable[..., Any]) -> Callable[..., Any]:

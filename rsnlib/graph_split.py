@@ -65,11 +65,12 @@ from .values import AbstractState, RefusedError, WrongTypeError
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A piece of a split graph. nodes: its operators, in order. traced: the piece for the machine; None for PyTorch.
+    """A piece of a split graph. nodes: its operators, in order. takes: the values that it takes, the arguments of
+    `traced` in order. gives: the values that later pieces need, the results of `traced` in order; both are empty for
+    PyTorch. traced: the piece for the machine; None for PyTorch.
 
-    takes: live-ins, the arguments of `traced` in order. gives: live-outs, the results of `traced` in order; both are
-    empty for PyTorch. why: reasons. For PyTorch: what the machine cannot run, empty if the piece has no product. For
-    the machine: why the graph is cut before this piece, empty if the piece before is the reason.
+    why: reasons, as texts. For PyTorch: what the machine cannot run, empty if the piece has no product. For the
+    machine: why the graph is cut before this piece, empty if the piece before is the reason.
     """
 
     nodes: tuple[Node, ...]
@@ -133,10 +134,10 @@ class Split:
     def calls(
         self, programs: Sequence[object], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Generator[tuple[int, tuple[Any, ...]], Sequence[Any], Any]:
-        """Run the module but for its programs. Yields for each the number of its piece and the values that it takes,
-        and is sent the values that it gives. Returns the module's result. programs: as `built` returns them. args,
-        kwargs: the module's arguments, by position and by name. Raises `TensorError` for arguments that differ from the
-        example, and for operands that an operator cannot take."""
+        """Run a call of the module, in which the caller runs the programs. It is a generator: it yields the number of a
+        piece and the values that its program takes, is sent the values that the program gives, and returns the module's
+        result. programs: as `built` returns them. args, kwargs: the module's arguments, by position and by name. Raises
+        `TensorError` for arguments that differ from the example, and for operands that an operator cannot take."""
         environment = self.constants | self.interface.bind(args, kwargs)
         for number, (piece, program) in enumerate(zip(self.pieces, programs, strict=True)):
             if program is None:

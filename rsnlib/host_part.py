@@ -241,9 +241,9 @@ class HostPart:
         return _rows(environment[node], view).reshape(self.batch, self.seq_of(name), -1)
 
     def inputs(self, environment: Environment) -> dict[str, Array]:
-        """Return the network's inputs by activation name, float32 (batch, rows, columns), which may share memory with
-        those tensors. environment: holds the host's tensors that they are made from. Raises `TensorError` for a mask
-        with NaN."""
+        """Return the network's inputs by name, float32 (batch, rows, columns). They may share memory with the tensors
+        in `environment`, which holds the host's tensors that they are made from. Raises `TensorError` for a mask with
+        NaN."""
         return {
             name: _rows(_to_add(environment[node]) if name in self.added else environment[node], view).reshape(
                 self.batch, self.seq_of(name), -1
@@ -348,8 +348,8 @@ class HostPart:
         )
 
     def made_tables(self, arguments: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-        """Return the inputs that an object of `of_tables` makes, float32 (batch, rows, columns), by name. arguments: of
-        the call, by the name of their node. Raises `KeyError` for one that is missing."""
+        """Return the inputs with factors of rotations that an object of `of_tables` computes, by name, float32 (batch,
+        rows, columns). arguments: of the call, by the name of their node. Raises `KeyError` for a missing argument."""
         environment = self.constants | {node: arguments[node.name] for node in self.interface.arguments}
         run(self.before, environment)
         return self.inputs(environment)
@@ -409,8 +409,8 @@ class HostPart:
         )
 
     def take(self, outputs: Mapping[str, Array], environment: Environment) -> None:
-        """Add to `environment` the tensors that are views of the network's outputs, each with memory of its own among
-        them. outputs: as for `epilogue`. Raises `TensorError` for one that is missing or has another shape."""
+        """Add to `environment` the tensors that are views of the network's outputs, by node. No two of them share
+        memory. outputs: as for `epilogue`. Raises `TensorError` for an output that is missing or has another shape."""
         taken: set[str] = set()
         for node, (name, view) in self.results.items():
             parts = self.joined.get(name, (name,))

@@ -143,8 +143,9 @@ def integers_of(
 def reference_of(
     module: Callable[[], nn.Module], smooth: Sequence[Examples] | None = None, rows16: Sequence[str] = ()
 ) -> Reference:
-    """Return the reference of calls of a module compiled for overlay xnn8: what these integers are without a machine.
-    module: as for `verification.of_module`. smooth, rows16: as for `in_integers`."""
+    """Return the reference of calls of a module that is compiled for overlay xnn8: it computes a call in the same
+    integers without a machine (`in_integers`). module: as for `verification.of_module`. smooth, rows16: as for
+    `in_integers`."""
 
     def compute(args: tuple[Any, ...], kwargs: dict[str, Any], kind: ReferenceKind) -> Any:
         model = module()

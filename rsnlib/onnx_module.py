@@ -93,9 +93,10 @@ def load_onnx(path: str | os.PathLike[str]) -> OnnxModule:
 class OnnxModule(nn.Module):
     """An ONNX model as a module. Call it with its inputs in order or by name; it returns its output, or a tuple of all.
 
-    model: valid. is_normal: `onnx_operators.normal` has seen it. inputs, outputs: the names of both, in order. Raises
-    `UnsupportedError` for an opset that is too old, for an operator, an input or an attribute that the table does not
-    have, and for an input that is no tensor or of a type that PyTorch does not have.
+    model: a valid ONNX model. is_normal: it has been normalised (`onnx_operators.normal`); False: the constructor does
+    that. inputs, outputs: the names of both, in order. Raises `UnsupportedError` for an opset that is too old, for an
+    operator, an input or an attribute that the table does not have, and for an input that is no tensor or of a type
+    that PyTorch does not have.
     """
 
     def __init__(self, model: onnx.ModelProto, *, is_normal: bool = False) -> None:

@@ -30,11 +30,11 @@ FEWEST = 3
 class Quality:
     """How near rows of results are to those of a reference.
 
-    worst, mean: the smallest and the mean cosine of a row and the reference's row; 1 is the same direction. spearman:
-    rank correlation of the cosines between all pairs of rows, the model's with the reference's; 1 is the same order;
-    None for fewer than three rows, for pairs that are all equally near, and for logits. largest: difference, divided by
-    the reference's largest magnitude. perplexity, of_reference: of given tokens, by the logits of the model and of the
-    reference; None without tokens.
+    rows: how many rows were compared. worst, mean: the smallest and the mean cosine of a row and the reference's row; 1
+    is the same direction. spearman: rank correlation of the cosines between all pairs of rows, the model's with the
+    reference's; 1 is the same order; None for fewer than three rows, for pairs that are all equally near, and for
+    logits. largest: the largest difference of an element, divided by the reference's largest magnitude. perplexity,
+    of_reference: of given tokens, by the logits of the model and of the reference; None without tokens.
     """
 
     rows: int

@@ -42,11 +42,11 @@ class Value:
 
 @dataclass(frozen=True)
 class PartialAttention:
-    """An unfinished attention.
+    """An attention of which the operators read so far compute only a part.
 
     q, k: queries and keys, tensors (batch, heads, seq, columns). The value is scale * q @ k^T + masks, of shape (batch,
-    heads, seq, seq); its softmax if `normal`. scale: a number, or one per head, shape (heads,). cap: with scores cap *
-    tanh(scale * q @ k^T) + masks; None without. masks: nodes that are added.
+    heads, seq, seq); if `normal`, the softmax of that. scale: a number, or one per head, shape (heads,). cap: the
+    scores are cap * tanh(scale * q @ k^T) before masks are added; None without a cap. masks: nodes that are added.
     """
 
     q: Value

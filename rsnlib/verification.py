@@ -172,8 +172,9 @@ class Verification:
 
 
 class VerifiedCall:
-    """A call that is verified. reference, args, kwargs: what computes it in PyTorch, and its arguments. These are
-    copied when it begins, before anything writes to them; so is the state of PyTorch's random numbers."""
+    """A call that is verified. reference: computes it in PyTorch. args, kwargs: its arguments, by position and by name.
+    They are copied when the call begins, before anything writes to them; so is the state of PyTorch's random
+    numbers."""
 
     def __init__(self, reference: Reference, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._reference = reference
@@ -194,7 +195,8 @@ class VerifiedCall:
         to, is not PyTorch's, and what the reference raises.
 
         result, args, kwargs: of the call. layers: number of layers of the network, which decides the bound
-        (`tolerance.bound_of`). visible: rows that count. shown: what else the error says, from the arguments.
+        (`tolerance.bound_of`). visible: rows that count. shown: makes a text of the call's arguments that the error
+        ends with, such as which segment is wrong.
         """
         given = pytree.tree_map_only(np.ndarray, lambda x: as_tensor("", x), self._given)
         again = copied(given)
@@ -243,8 +245,8 @@ class LargestDifference:
 def differences(got: Any, expected: Any, visible: Iterable[Visible] = ()) -> Iterator[LargestDifference]:
     """Yield the differences between two trees (pytrees) of tensors, one for each pair of tensors that are not the same
     object. got, expected: tuples of (result, arguments by position, arguments by name), or of the result alone.
-    visible: rows that count. What has another structure, shape or type, or no number in one of them alone, differs by
-    infinity."""
+    visible: rows that count. The difference is infinity for trees of different structure, for tensors of different
+    shape or type, and where an element of only one of them is NaN."""
     visible = list(visible)
     found, wanted = pytree.tree_flatten_with_path(got)[0], pytree.tree_leaves(expected)
     if len(found) != len(wanted):

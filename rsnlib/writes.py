@@ -60,13 +60,14 @@ def writes(program: ExportedProgram) -> bool:
 
 
 def without_writes(program: ExportedProgram) -> ExportedProgram:
-    """Functionalize a graph: return one with the same operators, but none in place. Its meta has `LAID_OUT`. program:
-    is changed too; use the result alone.
+    """Functionalize a graph: return one with the same operators, but none in place. The graph's meta gets the entry
+    `LAID_OUT`. program: is changed too; use the result alone.
 
     torch's functionalization believes what operators declare. Some composite ones return a view of their operand, or
     the operand itself, and declare a new tensor: dropout in eval mode, type_as, einsum. A write to such a result would
-    be lost. So these become their operand, or what they are composed of, if they share memory for the shapes, types and
-    strides of the example. Raises `UnfollowedWriteError` for an operator that cannot be treated so.
+    be lost. So these become their operand, or the operators that they are composed of, if they share memory for the
+    shapes, types and strides of the example. Raises `UnfollowedWriteError` for an operator that shares memory so and is
+    composed of no others.
 
     If all writes are to whole tensors, such as caches, or to views of results that nothing else reads afterwards, the
     operators that write are replaced one by one: torch's functionalization captures the whole graph again, which takes

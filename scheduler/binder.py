@@ -241,10 +241,11 @@ def _sizes(accesses: Iterable[Access | RowStore]) -> str:
 
 class Binder:
     """Collects the work of one program (`BoundWork`); binding a segment appends to it, unit by unit. Functions that
-    bind take it as `s`. Units, banks and buffers are named; `KeyError` is raised for a name that there is not.
+    bind take it as their argument `s`. Units, banks and buffers are given by name; an unknown name raises `KeyError`.
 
     keeps_slices: with Loops.ROWS, slices may stay in the left memories from one op of a segment to the next. That takes
-    more ops."""
+    more ops.
+    """
 
     def __init__(self, tiled: Tiled, keeps_slices: bool = True) -> None:
         self.tiled, self.keeps_slices = tiled, keeps_slices

@@ -110,9 +110,9 @@ def _loaded(work: list[WorkItem], source: str) -> list[int]:
 
 
 def parameters_of(rows: Sequence[int], patches: Container[str], kind: int | str = "") -> tuple[Parameter, ...]:
-    """The run-time parameters of sequences that a program has patches for: `len`, by default all rows, and `start`, by
-    default 0. rows: number of rows of each sequence. patches: names of parameters. kind: number of keys in their names
-    (`AttentionLayer.counted`), "" for none."""
+    """The run-time parameters that a program has patches for: for sequence b `len[b]`, whose default is all its rows,
+    and `start[b]`, whose default is 0. rows: number of rows of each sequence. patches: names of the parameters with
+    patches. kind: a number of keys that the names contain, as `len16[b]` (`AttentionLayer.counted`); "" for none."""
     lengths = [Parameter(f"len{kind}[{i}]", 1, n, n) for i, n in enumerate(rows)]
     starts = [Parameter(f"start{kind}[{i}]", 0, n - 1, 0) for i, n in enumerate(rows)]
     return tuple(parameter for parameter in lengths + starts if parameter.name in patches)

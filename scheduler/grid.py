@@ -161,12 +161,10 @@ STATISTICS_EPS = 1e-6
 
 @dataclass(frozen=True)
 class PlacedGemms:
-    """The products of a segment with their weights placed.
-
-    gemms: the products, of one activation. groups: the column tiles of one MME op each, and the vectors (previous-layer
-    weights, bias) that the op loads. loops: which loop over output tiles is outside. tiles: how they are cut. passes:
-    before the products, over those operands whose statistics no product makes at its store.
-    """
+    """The products of a segment with their weights placed. gemms: the products, all of one activation. groups: for each
+    MME op its column tiles, and the vectors (previous-layer weights, bias) that it loads. loops: which loop over output
+    tiles is outside. tiles: how the products are cut. passes: passes that come before the products, one over each
+    operand that needs statistics and whose own product does not make them."""
 
     gemms: Sequence[Gemm]
     groups: Sequence[tuple[Sequence[ColumnTile], Sequence[Buffer]]]

@@ -610,7 +610,7 @@ class IntegerPanels:
 
     def lowered(self) -> Lowered:
         """Emit all panels, and return the network as instructions, with its weights. Raises `UnsupportedError`, naming
-        it, for a result that X never holds, `RoomError` if a bank is too small, and as `steps`."""
+        the output, for an output that is never in X; `RoomError` if a bank is too small, and as `steps`."""
         made = self.order
         missing = [out.name for out in self.net.outputs if all(b.name != out.name for b in self._memory.buffers)]
         if missing:

@@ -50,7 +50,7 @@ CUTS = (Tiles(tile_rows=3), Tiles(tile_rows=4, mme_rows=2), Tiles(tile_cols=4), 
 class SearchResult:
     """The result of a search: the best schedule. latency_s: modelled, in seconds, for the first `sampled` of the
     network's `segments` layers. tried: number of schedules priced after the first. steps: the log of improvements, one
-    line each."""
+    line each. busy: seconds in which each unit did not wait with the best schedule, by its name."""
 
     schedule: Schedule
     latency_s: float

@@ -45,8 +45,8 @@ COMPUTE = tuple(name for name, rate in XNN_BASE.rates.items() if rate.cause in _
 @dataclass(frozen=True)
 class Fit:
     """What was fitted on a row. constants: names of constants of the model; empty if only the units of the row were
-    inferred from it. certain: whether it is recorded that the row was used. how: the row was used, as text for the
-    output."""
+    inferred from it. certain: whether it is recorded that the row was used. how: in which way the row was used, as text
+    for the output."""
 
     constants: tuple[str, ...] = ()
     certain: bool = True
@@ -65,9 +65,10 @@ FAR = 6.0
 
 @dataclass(frozen=True)
 class Notes:
-    """What is said of the published numbers of a paper, in `notes.toml`, by key or pattern of keys. fits: what was
-    fitted on a row; the last pattern counts. known: what must be known of a row. explained: of rows whose error is
-    beyond `FAR`. untimed: of rows that compare no times. not_reproduced: of numbers without a row."""
+    """The notes of `notes.toml` on the published numbers of a paper, by the key of a number or by a pattern of keys.
+    fits: what was fitted on a row; if several patterns match, the last one counts. known: what a reader must know of a
+    row. explained: why the error of a row is beyond `FAR`. untimed: why a row compares no times. not_reproduced: why a
+    number has no row."""
 
     fits: dict[str, Fit]
     known: Mapping[str, str]

@@ -27,16 +27,14 @@ parameters)."""
 
 @dataclass(frozen=True)
 class Profile:
-    """A bitstream and how the host uses it.
-
-    overlay: the machine that it implements. arguments: the buffer (a bank, or the instructions) for each argument of
-    the kernel. graph: name of the AI Engine graph. fingerprint: name of the scalar argument behind those, whose
-    register every run sets to the overlay's fingerprint; "" if there is none. parameters: how the graph takes its
-    run-time parameters, one of `PARAMETERS`. limits: the most bytes of each buffer, by its name. platform: the one that
-    it was built for. pl_mhz, aie_mhz: clocks that it was built for, in MHz. xclbin: path of the bitstream, None where
-    the user names it. uuid, sha256: of the one xclbin that is meant; needed where no fingerprint tells it from others.
-    timeout_s: seconds after which a run counts as hung. source: where the bitstream comes from, or how it is built.
-    """
+    """A bitstream and how the host uses it. name: of the profile. overlay: the machine that the bitstream implements.
+    kernel: name of the PL kernel. arguments: the buffer (a bank, or the instructions) for each argument of the kernel.
+    graph: name of the AI Engine graph. fingerprint: name of the scalar argument behind those, whose register every run
+    sets to the overlay's fingerprint; "" if there is none. parameters: how the graph takes its run-time parameters, one
+    of `PARAMETERS`. limits: the most bytes of each buffer, by its name. platform: the platform that it was built for.
+    pl_mhz, aie_mhz: clocks that it was built for, in MHz. timeout_s: seconds after which a run counts as hung. xclbin:
+    path of the bitstream, None where the user names it. uuid, sha256: of the one xclbin that is meant; needed where no
+    fingerprint tells it from others. source: where the bitstream comes from, or how it is built."""
 
     name: str
     overlay: Overlay

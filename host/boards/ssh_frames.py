@@ -53,8 +53,9 @@ class Silent(Exception):
 
 
 class Frames:
-    """Frames over two file descriptors, `read` and `write`, which it makes non-blocking. silence_s: seconds without a
-    byte after which `Silent` is raised. Any thread may send; one thread at a time may receive."""
+    """Sends and receives frames over two file descriptors, `read` and `write`, which it makes non-blocking. A frame is
+    a message (JSON) and some blobs of bytes. silence_s: seconds without a byte after which `Silent` is raised. Any
+    thread may send; one thread at a time may receive."""
 
     def __init__(self, read: int, write: int, silence_s: float = SILENCE_S) -> None:
         self._read, self._write, self.silence_s = read, write, silence_s

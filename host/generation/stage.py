@@ -92,8 +92,8 @@ def load_decoder_shard(
     board: BoardName = "sim",
     xclbin: str | os.PathLike[str] | None = None,
 ) -> dict[ProgramKey, Runner]:
-    """Open a board of a decoder in shards that has no first shard of a stage, and return what runs its programs.
-    number: of the board. The others, and what is raised: as for `load_decoder_stage`."""
+    """Open a board of a decoder in shards that is not the first board of its stage, and return what runs its programs.
+    number: of the board, from 0. path, groups, board, xclbin, and what is raised: as for `load_decoder_stage`."""
     saved = _read(path, number)
     require_decoder_room(path, saved, groups)
     check_boards([board], 1)

@@ -48,9 +48,9 @@ def require_room(sizes: Mapping[str, int], overlay: Overlay, what: str, remedy: 
 def board_table(
     boards: Sequence[Mapping[str, int]], sets: int = 1, served: Sequence[Mapping[str, int]] = ()
 ) -> list[str]:
-    """Return a table of the memory of boards as lines. boards: bytes by bank. sets: the number of sets of
-    slots with which `rsn serve --boards` decodes, one for each stage. served: the bytes with these; empty for one
-    stage."""
+    """Return a table of the memory of boards as lines of text. boards: bytes that all programs take on each board, by
+    bank. sets: the number of sets of slots with which `rsn serve --boards` decodes: as many as there are stages.
+    served: bytes on each board with that many sets, by bank; empty for a model of one stage."""
     banks = list(boards[0])
     rows = [["board", *(f"{bank} of all programs" for bank in banks)]]
     rows[0] += [f"{bank} with {sets} sets of slots" for bank in banks if served]

@@ -33,10 +33,10 @@ else:
 @dataclass(frozen=True)
 class Compared:
     """The comparison of one result of a segment. name: of the activation. path: of its layer. layers: module paths of
-    all layers in its segment. where: source line of its first store. difference: from PyTorch's values, which PyTorch
-    computed from its own all the way. own: from what PyTorch computes from the machine's inputs of this segment, so
-    that errors of earlier segments do not count. Both are the largest absolute difference divided by the largest
-    magnitude of the expected tensor."""
+    all layers in its segment. where: source line of its first store. difference: from the result of PyTorch, which
+    computes all segments itself. own: from what PyTorch computes from the machine's inputs of this segment, so that
+    errors of earlier segments do not count. Both are the largest absolute difference divided by the largest magnitude
+    of the expected tensor."""
 
     name: str
     path: str
@@ -53,10 +53,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """The comparison of a compiled model with the one in float32 that its model was quantised from.
+    """The comparison of a compiled model with the model in float32 that it was quantised from.
 
-    segments: the program with PyTorch, as of `compare`. quantisation: results of the quantised model in PyTorch, beside
-    those of the reference. machine: results of the compiled model, beside those of the quantised one in PyTorch.
+    segments: the results of each segment beside those of PyTorch, as `compare` returns them. quantisation: results of
+    the quantised model in PyTorch, beside those of the model in float32. machine: results of the compiled model, beside
+    those of the quantised one in PyTorch.
     """
 
     segments: list[Compared]

@@ -122,12 +122,12 @@ class BuiltShards(BuiltStages):
 
 
 def built_stages(pipeline: Pipeline, traced: Traced, cuts: tuple[str, ...] | None = None) -> BuiltStages:
-    """Cut a traced module into the stages and shards of a pipeline, and build its programs. cuts: of another program of
-    its model, if they are to be the same.
+    """Cut a traced module into the stages and shards of a pipeline, and build its programs. cuts: names of the
+    activations behind which another program of the same model is cut, to cut this one there too; None to choose.
 
-    If the pipeline chooses the number of shards, all are tried that the boards, and the heads, allow, without a search
-    for schedules: `best_shards` says which is taken. Raises as `BuiltStages.of` and `BuiltShards.of`; if all numbers
-    are refused, `RoomError` or `UnsupportedError` with all reasons.
+    If the pipeline chooses the number of shards, it tries all numbers that the boards and the heads allow, without a
+    search for schedules; `best_shards` says which is taken. Raises as `BuiltStages.of` and `BuiltShards.of`; if all
+    numbers are refused, `RoomError` or `UnsupportedError` with all reasons.
     """
     if not pipeline.chooses_shards:
         made = BuiltStages if pipeline.shards == 1 else BuiltShards

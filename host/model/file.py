@@ -79,11 +79,11 @@ class SavedProgram:
 
 @dataclass(frozen=True, eq=False)
 class ModelVariant:
-    """A model for one choice of sizes. sizes: one for each dimension that calls choose, () if there are none. split:
-    its pieces; None for a whole model. programs: of the whole model, which is one, or one for each stage, which have
-    the same host part; or of each piece in order, None for one that PyTorch runs. verified: when a call was compared
-    with the model in PyTorch last, in UTC; None if none was. rounds: of a model in shards, which of its programs run
-    together; none of any other model."""
+    """A model for one choice of sizes. sizes: one for each dimension that calls choose, () if there are none. programs:
+    of a whole model its only program, or one for each stage, all with the same host part; of a model in pieces one for
+    each piece in order, None for a piece that PyTorch runs. split: the pieces; None for a whole model. verified: when a
+    call was last compared with the model in PyTorch, in UTC; None if none was. rounds: of a model in shards, which of
+    its programs run together; empty for any other model."""
 
     sizes: Sizes
     programs: tuple[SavedProgram | None, ...]
@@ -142,11 +142,12 @@ class SavedText:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """The content of a model file. parts: one for each choice of sizes, or each program of a decoder. padding: of
-    calls, None for a model of one size. borders: the data types of arguments and results of a model in half precision,
-    None for float32. same: for each part, if the model is whole, the index of the first part that has the same weights
-    at the same addresses. version: of the toolchain that wrote the file. decoder: None for a file of any other
-    model. encoder: of texts, None for a model without a tokenizer."""
+    """The content of a model file. parts: one for each choice of sizes, or each program of a decoder. padding: how
+    calls are padded, None for a model of one size. borders: the data types of arguments and results of a model in half
+    precision, None for float32. same: for each part, if the model is whole, the index of the first part that has the
+    same weights at the same addresses. version: of the toolchain that wrote the file. decoder: what the file says of a
+    decoder; None for any other model. encoder: what it says of a model of texts; None for a model without a
+    tokenizer."""
 
     parts: tuple[ModelVariant, ...]
     padding: CallPadding | None
@@ -229,9 +230,10 @@ def write(
     """Write a model file, completely or not at all.
 
     parts: one for each choice of sizes, or each program of a decoder; they are taken one by one, so that a generator
-    may compile each when it is needed. padding: of calls; None for a model of one size. borders: of a model in half
-    precision, else None. decoder: None for any other model. encoder: None for a model without a tokenizer. Raises
-    `UnsupportedError` for a host part that cannot be written, `OSError` if the file cannot be, and what `parts` raises.
+    may compile each when it is needed. padding: how calls are padded; None for a model of one size. borders: of a model
+    in half precision; None for float32. decoder: what the file says of a decoder; None for any other model. encoder:
+    what it says of a model of texts; None for a model without a tokenizer. Raises `UnsupportedError` for a host part
+    that cannot be written, `OSError` if the file cannot be, and what `parts` raises.
     """
     from safetensors.torch import save_file
 
@@ -356,9 +358,10 @@ def read(path: str | os.PathLike[str], board: int | None = None) -> Saved:
     """Read a model file.
 
     Weights are mapped, not copied: they are read from the file when they are used, and processes that load the same
-    file share them. board: number of the only board whose programs will be used, which without shards is that of its
-    stage, or `NO_BOARD`: the weights of others are not read, nor are they checked. Raises `ContainerError`, naming the
-    file, if it is cut short, altered, not a model, or of another format; `MissingError` without PyTorch.
+    file share them. board: number of the only board whose programs will be used (without shards, that is the number of
+    its stage), or `NO_BOARD`: weights of other boards are neither read nor checked. None reads all. Raises
+    `ContainerError`, naming the file, if it is cut short, altered, not a model, or of another format; `MissingError`
+    without PyTorch.
     """
     require_torch("loading a model")
     try:

@@ -52,11 +52,12 @@ class ProgramOnBoard(Protocol):
 
 
 class HostedProgram:
-    """Calls of a network with its host part. Not for several threads at once.
+    """Runs calls of a network with its host part. Not for several threads at once.
 
-    host: the host part. runners: each runs the only program of a stage, in order, on a board; the caller closes them.
-    The boards keep the caches that calls write to, as `Caches` says. programs: of all stages, if the runners are those
-    of a part of them, which begins with number `first`; None if the runners have all.
+    host: the host part. runners: one for each stage, in order: what runs its only program on a board; the caller closes
+    them. The boards keep the caches that calls write to, as `Caches` says. programs, first: if the runners are those of
+    some consecutive stages only, the programs of all stages, and the number of the first stage with a runner; None and
+    0 if all stages have runners.
     """
 
     def __init__(
@@ -79,9 +80,9 @@ class HostedProgram:
         passed: dict[str, Array] | None = None,
     ) -> Any:
         """Run the host part before the machine, the machine, and the host part behind it. args, kwargs: of the module,
-        by position and by name. rows: the rows of caches that new ones become, as for `Compiled.step`; None for those
-        that the module says. passed: what stages before these have computed, float32, by name; it receives what these
-        compute. Returns the module's result. Raises as `HostPart` and `Runner.run`."""
+        by position and by name. rows: the numbers of the rows of caches that new rows replace, as for `Compiled.step`;
+        None for those that the module computes. passed: what earlier stages have computed, float32, by name; what these
+        stages compute is added to it. Returns the module's result. Raises as `HostPart` and `Runner.run`."""
         host = self._host
         passed = {} if passed is None else passed
         inputs, spans, state = host.prologue(*args, **kwargs)

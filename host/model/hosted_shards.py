@@ -74,10 +74,11 @@ def exchanged(exchange: ShardExchange, outputs: Sequence[Mapping[str, Array] | N
 
 
 class HostedShards(HostedProgram):
-    """Calls of a network that is cut into stages and shards. Programs of one round run at the same time, each in a
+    """Runs calls of a network that is cut into stages and shards. Programs of one round run at the same time, each in a
     thread.
 
-    rounds: in order, with the numbers of programs among `runners`. The others: as for `HostedProgram`.
+    rounds: in order; the numbers of their programs are places among `runners`. host, runners, programs, first: as for
+    `HostedProgram`.
     """
 
     def __init__(

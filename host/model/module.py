@@ -46,11 +46,12 @@ class CompiledModule(BoardModule):
         raise NotImplementedError
 
     def module(self) -> nn.Module:
-        """Return a `torch.nn.Module` whose calls run here. It has the class, submodules, weights and attributes of the
-        model, so that libraries take it which look at these; a change of its weights is one of the model.
+        """Return a `torch.nn.Module` whose calls run on the compiled model. It has the class, submodules, weights and
+        attributes of the model, so that libraries that look at these take it; a change of its weights is a change of
+        the model.
 
-        It also takes arguments that calls of this object do not, if they have the values that they have when they are
-        left out, and `return_dict=False`. Raises `UnsupportedError` if the model no longer exists.
+        It also takes an argument that calls of this object do not take, if its value is the one that the model has when
+        the argument is left out; and `return_dict=False`. Raises `UnsupportedError` if the model no longer exists.
         """
         model, takes = self._called
         return torch_module.as_module(model, self, takes)

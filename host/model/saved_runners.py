@@ -29,10 +29,13 @@ def open_runners(
     metrics: Metrics | None,
     name: str,
 ) -> dict[Group, Runner]:
-    """Open a runner for each group of programs, in the order in which calls need them. saved: the file. board: of a
-    program, by its number; None for one that is not opened. The others: as for `Runner`; from the second runner on,
-    names have a number. In shards, requests wait for others in the first round alone: there are many. Raises as
-    `Runner`; then none is open."""
+    """Open a runner for each group of programs, in the order in which calls need them.
+
+    saved: the file. board: returns the board of a program, by the program's number; None for a program that is not
+    opened. xclbin, serving, metrics, name: as for `Runner`; from the second runner on, a number follows the name. In a
+    model in shards only the programs of the first round wait for other requests (`max_wait_s`), because a call has many
+    rounds. Raises as `Runner`; then no runner is open.
+    """
     rounds = saved.parts[0].rounds
     at_once = replace(serving, max_wait_s=0.0) if rounds else serving
     groups: dict[Group, list[SavedProgram]] = {}

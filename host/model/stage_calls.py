@@ -93,9 +93,9 @@ class SavedCalls:
 
     @cached_property
     def batch(self) -> int | None:
-        """The index in `dims` of the number of sequences of a request to the machine. None if each request has as many
-        as its program: unless the batch of each program is the network's own, programs have several batch sizes, and
-        each sequence of a program has a slot."""
+        """The index in `dims` of the number of sequences, if a request to the machine may have fewer sequences than a
+        program: if the model has programs of several batch sizes, the batch of each is the network's own, and each
+        sequence of a program has a slot. None if each request has as many sequences as its program."""
         batches = [i for i, dim in enumerate(self.dims) if isinstance(dim, Batch)]
         if len(batches) != 1:
             return None

@@ -151,9 +151,9 @@ def stage_table(figures: Sequence[StageFigures], modules: Sequence[str] = ()) ->
 
 @dataclass(frozen=True)
 class TriedShards:
-    """A number of boards that may compute each stage. shards: the number. stages: how many there are then. call_s:
-    modelled seconds of a call, with all links. exchange_s: of these, those of exchanges. refused: why the model cannot
-    be cut so, "" if it can; the figures are then 0."""
+    """What a number of boards for each stage would give. shards: the number. stages: how many stages there are then.
+    call_s: modelled seconds of a call, with all links. exchange_s: how many of these are exchanges. refused: why the
+    model cannot be cut so, "" if it can; if not, the other figures are 0."""
 
     shards: int
     stages: int = 0

@@ -132,9 +132,9 @@ class ModelStage(Closing):
         return self._calls.after(call, result.outputs)
 
     def server(self, name: str = "rsn") -> Server:
-        """Return a server of this stage, whose calls wait in the queue that `serving` says, and share runs. It takes
-        and gives what the stage does, the model's arguments by name; the board is closed with it. name: of the
-        model."""
+        """Return a server of this stage. Its calls wait in the queue that `serving` describes, and share runs. The
+        server of the first stage takes the model's arguments by name; otherwise its calls take and return what the
+        stage does. Closing the server releases the board. name: of the model."""
         return Server(self._runners, self._queued, name, (), {})
 
     def _queued(self, inputs: Any) -> QueuedCall:

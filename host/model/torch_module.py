@@ -19,9 +19,9 @@ def as_module(model: nn.Module, compiled: Callable[..., Any], takes: Collection[
     """Return a module of the class of `model`, with its submodules, weights and attributes, whose `forward` runs what
     was compiled from it.
 
-    takes: the names of the arguments that `compiled` takes. Another one of `model.forward` can be left out, or have the
-    value that it has if it is left out; `return_dict=False` gives a tuple instead of a result with named fields. Its
-    own hooks run in `compiled`, as they were captured.
+    compiled: runs a call. takes: the names of the arguments that `compiled` takes. Other arguments of `model.forward`
+    can be left out, or given with the values that they have when they are left out; `return_dict=False` gives a tuple
+    instead of a result with named fields. The model's own hooks run in `compiled`, as they were captured.
     """
     module = copy.copy(model)
     for name, value in vars(model).items():

@@ -239,12 +239,13 @@ def _plain(error: RsnError) -> RsnError:
 
 @contextmanager
 def cluster(address: str, devices: int = 0) -> Iterator[tuple[list[str], bool]]:
-    """Join a Ray cluster while this lasts. Yields the ids of its computers, and whether they say how many devices they
-    have (`BOARD`), so that each actor should take one.
+    """Context in which this process is part of a Ray cluster. Yields the ids of the cluster's computers, and whether
+    each actor should take one device of its computer: if `devices` is not 0, and the computers say how many devices
+    they have (`BOARD`).
 
-    address: HOST:PORT; "auto" for the one that runs on this computer, or one that is started here and ends with this
-    process if there is none; "local" for one that is started. devices: how many actors need a device of their computer.
-    Raises `BoardError` if there is no cluster at the address, and if its computers say that they have fewer devices.
+    address: HOST:PORT of a cluster; "auto" for the one that runs on this computer, or else a new one; "local" for a new
+    one. A new one ends with this process. devices: how many actors need a device. Raises `BoardError` if there is no
+    cluster at the address, and if its computers say that they have fewer devices.
     """
     if address not in ("auto", "local"):
         _require_answer(address)

@@ -143,10 +143,13 @@ class ReplicatedServer(Closing):
         self._called(self._all_settled())
 
     def replace(self, start: Callable[[int], BoardPipeline], idle: Callable[[int], bool] = lambda number: True) -> None:
-        """Replace all pipelines, one after the other, by those that `start` makes: each gets no further requests,
-        answers those that it has, and is closed before its successor begins. If a successor does not work, one of
-        before takes its place again, and the others stay; its `BoardError` is raised. idle: whether no more calls of
-        `ask_one` will come for a number."""
+        """Replace all pipelines, one after the other: each gets no further requests, answers those that it has, and is
+        closed before its successor begins. start: makes the successor of the pipeline of a number. idle: returns
+        whether no more calls of `ask_one` will come for a number.
+
+        If a successor does not work, a pipeline of the old kind takes its place again, the others stay, and the
+        successor's `BoardError` is raised.
+        """
         self._called(self._replaced(start, idle))
 
     def reports(self) -> list[Sequence[StageReport]]:
@@ -155,8 +158,9 @@ class ReplicatedServer(Closing):
         return [member.reports for member in list(self._members)]
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics of all stages, at most `FIGURES_S` and a look old, called rsn_stage_..., with labels
-        `replica` and `stage`, and `shard` if there are several, numbers from 0. Called by the Prometheus registry."""
+        """Yield the metrics of all stages for the Prometheus registry, which calls this. Their names begin with
+        rsn_stage_; their labels are `replica`, `stage` and, if there are several shards, `shard`, numbers from 0. They
+        are at most a second and `FIGURES_S` seconds old."""
         from prometheus_client.parser import text_string_to_metric_families
 
         families: dict[str, Any] = {}

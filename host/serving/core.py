@@ -89,11 +89,11 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
 class Core(Generic[T]):
     """The common part of an application, for requests that become a T.
 
-    parse: makes it from a body; a module's function, or an object that can be pickled. Raises `RsnError`s. health:
+    parse: makes a T from a body, and raises `RsnError`s; a module's function, or an object that can be pickled. health:
     returns what /health tells. error: makes the body of an answer from a status code, a message, and the name of the
     field at fault, "" for none. status: codes of further errors, before those of `STATUS`. registry: the Prometheus
     registry that /metrics shows; without one there is no such path. timeout_s: the most seconds for a body to arrive,
-    and to be parsed. limit_bytes: the most bytes of a body. keys: of which a request must have one; none for a server
+    and to be parsed. limit_bytes: the most bytes of a body. keys: of which a request must have one; empty for a server
     that takes all requests. replicas: returns what /replicas tells of the copies of a model; None: no such path.
     """
 
@@ -127,11 +127,11 @@ class Core(Generic[T]):
     # -- the application
 
     def application(self, routes: Mapping[str, tuple[str, Callable[[Any], Awaitable[Any]]]], unknown: str) -> Any:
-        """Return an ASGI application with these routes, /health, with a registry /metrics, and with replicas
-        /replicas.
+        """Return an ASGI application with given routes, and with /health, /metrics (if there is a registry) and
+        /replicas (if there are copies of a model).
 
-        routes: by path the methods, with spaces between, and what answers; `RsnError`s that it raises are answered.
-        unknown: the message for other paths.
+        routes: for each path, the methods as a text with spaces between, and the function that answers; `RsnError`s
+        that it raises become answers. unknown: the message for other paths.
         """
 
         def unrouted(request: Any, raised: Any) -> Any:

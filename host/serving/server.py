@@ -66,11 +66,11 @@ class ProgramRunner(Protocol):
 class Server(Closing):
     """Answers calls of a model. Any thread may call it.
 
-    runners: for each group of programs with the same weights, in an order in which calls ask them. prepare: makes a
-    call from the model's arguments by name, which raises `TensorError` until its first request. name: of the model.
-    arguments: the tensors that a call takes. sizes: those that there are programs for, by the name of the dimension.
-    boards: what the health calls the board of a group, where there are several. A server belongs to the process that
-    made it, as runners do.
+    runners: what runs each group of programs with the same weights, in an order in which calls need them. prepare:
+    begins a call with the model's arguments by name; it raises `TensorError` for wrong arguments before it yields the
+    call's first request. name: of the model. arguments: the tensors that a call takes. sizes: the sizes that there are
+    programs for, by the name of the dimension. boards: by group, what the health calls its board, where there are
+    several. A server belongs to the process that made it, as runners do.
     """
 
     def __init__(

@@ -24,9 +24,9 @@ class Editor:
         self._mode: Any = detect_fake_mode([x.meta["val"] for x in graph.nodes if "val" in x.meta])
 
     def insert(self, at: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Insert an operator before `at`, which it becomes a part of, and return its node. target, args, kwargs: the
-        operator and its arguments, in which nodes stand for tensors. Its result is computed on fake tensors; raises
-        what PyTorch raises for shapes that do not fit."""
+        """Insert an operator before the node `at`, and return its node. In messages it counts as a part of the operator
+        `at`. target, args, kwargs: the operator and its arguments, in which nodes stand for tensors. Its result is
+        computed on fake tensors; raises what PyTorch raises for shapes that do not fit."""
         with self._mode, torch.no_grad():
             values = map_arg((args, kwargs), lambda x: x.meta["val"])
             made = target(*values[0], **values[1])

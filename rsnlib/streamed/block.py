@@ -97,10 +97,11 @@ class Streamed:
 
         knobs: None for the present ones. groups: the number of each kernel's group, by name, such as a `Fusion` gives:
         between groups, results go through memory off the chip; None for the present ones. depths: of streams of the
-        program in tokens, by name; others get depths that are safe. ports: on the memory channels of a device; None for
-        the present ones, which are of no use for other knobs or groups: then the memory has no channels. layers: how
-        many the program goes through, the first ones of the block's; None for the present ones. Raises `ProgramError`
-        for names that the block does not have, and for a kernel without a group.
+        program in tokens, by name; others get depths that are safe. ports: how the program uses the memory channels of
+        a device; None for the present ports, but with other knobs or groups for a memory without channels, because the
+        present ports do not fit these. layers: how many of the block's layers the program goes through, from the first
+        on; None for the present number. Raises `ProgramError` for names that the block does not have, and for a kernel
+        without a group.
         """
         if ports is None and knobs is None and groups is None:
             ports = self.ports

@@ -516,8 +516,9 @@ def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of a cache with rows replaced: the new rows, then the cache tile by tile, with them in the rows
-    at their positions. If a single new row goes to one kernel, tiles go on as they come, and none is kept."""
+    """Body (`BODIES`) of a cache with rows replaced: the kernel first gets the new rows, then the cache tile by tile,
+    and puts each tile with the new rows at their positions. If there is a single new row and one kernel reads the
+    result, a tile is put as it comes, and none is kept."""
     s, n = plan.sizes, plan.loops
     new, width, positions, at = new_row_count(x), s["width"], ends.vectors["positions"], named("p")
     if new == 1 and not x.operands[1].row_tile and len(ends.puts) == 1:

@@ -338,8 +338,9 @@ def _rows_of(reader: GraphReader, x: Node) -> ColumnSlice:
 
 
 def quantise(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Rule (`reading.Rule`) of the nearest integers, with a constant scale and zero point, or those of each row. Raises
-    `OperatorRefused` for other scales, also those of other rows, and as `elementwise` does."""
+    """Rule (`reading.Rule`) of quantisation: the nearest integers, with a constant scale and zero point, or with those
+    that a kernel computes for each row of the same tensor. Raises `OperatorRefused` for other scales, and as
+    `elementwise` does."""
     if a["x"] in reader.constants:
         return None
     scale, zero = a["scale"], a["zero"]

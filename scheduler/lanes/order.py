@@ -30,7 +30,7 @@ RULE = DramPolicy(patience_us=0.0)
 class Ordered:
     """The order of the accesses of the bank of activations.
 
-    unit: the name of the unit of that bank. mops: its own, in order. order: the indices of the accesses
+    unit: the name of the unit of that bank. mops: the mOPs of that unit, in order. order: the indices of the accesses
     (`Emission.accesses`), in order. run: the run that found the order, without the instruction path. starts: when each
     mOP of each unit began, in seconds.
     """
@@ -91,8 +91,9 @@ def order_ddr(
 def jobs(accesses: Sequence[Access]) -> Iterator[Job]:
     """The accesses as jobs of list scheduling, each with the numbers of the accesses that must come before it.
 
-    Only T waits for rows. So rows do not overtake the stores that were added before them. The first product waits for
-    the first rows of all, so the first load of weights comes behind these."""
+    A load of rows comes after the store that was added last before it. The first load of weights comes after the first
+    loads of rows, because the first product waits for those. Other accesses may come in any order.
+    """
     first_rows = tuple(range(len(list(takewhile(_brings_rows, accesses)))))
     behind: dict[bool, tuple[int, ...]] = {False: first_rows, True: ()}
     """What the next access must be behind: one that brings rows, and any other load."""
