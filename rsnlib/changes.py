@@ -92,7 +92,8 @@ class Numbers:
         return list(map(torch.Tensor.data_ptr, self._tensors)) != self._pointers
 
     def have_changed(self) -> bool:
-        """Return whether a tensor was written to, by its counter, its samples or its checksum. None has moved."""
+        """Return whether a tensor was written to, by its counter, its samples or its checksum. Call it only if no
+        tensor has moved (`have_moved`): it reads the memory that they had at first."""
         if list(map(_version, self._counting)) != self._versions or b"".join(self._samples) != self._sampled:
             return True
         return self._sums is not None and _sums(self._tensors) != self._sums

@@ -38,8 +38,9 @@ class KeySpans(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, int], batch: int) -> KeySpans:
-        """Return the spans of `batch` sequences, 1 or more, from all run-time parameters of a program, by name, in
-        rows. A length that is missing is -1; `starts` is None if one is missing. Rows of caches are not read."""
+        """Return the spans of `batch` sequences, 1 or more. parameters: all run-time parameters of a program, by name,
+        in rows. A length that is missing is -1; `starts` is None if one of them is missing. `rows` and `others` are not
+        read from the parameters: they keep their defaults."""
         lengths, starts = ([parameters.get(f"{x}[{i}]", -1) for i in range(batch)] for x in ("len", "start"))
         return cls(np.array(lengths, np.int64), None if min(starts) < 0 else np.array(starts, np.int64))
 

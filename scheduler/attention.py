@@ -205,8 +205,8 @@ def halved(blocks: int) -> tuple[int, int]:
 def bind_slot_scores(
     s: Binder, att: AttentionLayer, slot: AttentionSlot, tile: TileAccesses, stored: bool = False
 ) -> None:
-    """Append softmax(Q K^T) of a slot. The results then store the probabilities if `stored`, else send them to the
-    product units of P V. tile: receives the loads of Q and K."""
+    """Append softmax(Q K^T) of a slot. stored: the result units then store the probabilities, rather than send them to
+    the product units of P V. tile: receives the loads of Q and K."""
     if slot.alone:
         _scores_single(s, att, slot, tile, stored)
     else:

@@ -284,9 +284,9 @@ class MoePrograms:
     # -- what cannot be avoided
 
     def bound_s(self, active: int) -> float:
-        """Return a lower bound of the time of the layer, in seconds. The router's weights and those of `active` experts
-        cross one memory once; rows and results cross the other; each memory has its bandwidth, and both work at the
-        same time."""
+        """Return a lower bound of the time of the layer, in seconds. One memory moves the router's weights and those of
+        `active` experts, once; another one moves the rows and the results. Each memory has its bandwidth, and both work
+        at the same time."""
         seconds = self.overlay.seconds
         s = self.sizes
         weights = s.width * s.experts + active * 3 * s.width * s.inner

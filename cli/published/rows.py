@@ -123,8 +123,9 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 class PublishedRow:
     """A published number and the modelled one.
 
-    table, row: names for the output. key: of the published number in `paper.toml`. note: the row's own. model: the
-    modelled value, in `unit`; unit: of both values. bound: a value, as text, that is inserted into its notes.
+    table, row: names of both as the output shows them. key: of the published number in `paper.toml`. note: a text that
+    the output shows before the notes of `notes.toml`. model: the modelled value, in `unit`; unit: of both values.
+    bound: a text that replaces `{bound}` in the notes of `notes.toml`.
     """
 
     NOTES: ClassVar = NOTES

@@ -381,7 +381,8 @@ def read(path: str | os.PathLike[str], board: int | None = None) -> Saved:
 
 
 def refuse_shards(path: str | os.PathLike[str], saved: Saved, what: str) -> None:
-    """Raise `ContainerError` for a model in shards. path, saved: its file. what: the user of stages of one board."""
+    """Raise `ContainerError` for a model in shards. path: of its file. saved: what the file holds. what: the name of
+    the function that needs stages of one board, for the message."""
     if saved.shards > 1:
         raise ContainerError(
             f"{path}: cut with shards={saved.shards}, whose boards compute each stage together; {what} takes stages of "

@@ -71,8 +71,8 @@ def _slots(program: Program) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The answer to a request. outputs: by buffer name, in the shape that users see. run: what the run took; other
-    requests may have shared it. outputs: float32."""
+    """The answer to a request. outputs: float32, by buffer name, in the shape that users see. run: what the run took;
+    other requests may have shared it."""
 
     outputs: dict[str, Array]
     run: Run

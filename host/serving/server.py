@@ -69,8 +69,8 @@ class Server(Closing):
     runners: what runs each group of programs with the same weights, in an order in which calls need them. prepare:
     begins a call with the model's arguments by name; it raises `TensorError` for wrong arguments before it yields the
     call's first request. name: of the model. arguments: the tensors that a call takes. sizes: the sizes that there are
-    programs for, by the name of the dimension. boards: by group, what the health calls its board, where there are
-    several. A server belongs to the process that made it, as runners do.
+    programs for, by the name of the dimension. boards: by group, a text that names its board in front of the error in
+    `health`; a group without one has the error alone. A server belongs to the process that made it, as runners do.
     """
 
     def __init__(

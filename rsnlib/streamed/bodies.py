@@ -395,7 +395,7 @@ def rotary(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Body (`BODIES`) of the columns of each head in another order, some with their sign changed."""
+    """Body (`BODIES`) of a turn: it puts the columns of each head in another order, and changes the sign of some."""
     columns: Sequence[int] = x.attributes["partners"]
     signs: Sequence[int] = x.attributes["signs"]
     runs = []

@@ -47,9 +47,9 @@ LEAST_DEPTH = 2
 
 @dataclass(frozen=True)
 class MovedBytes:
-    """What a task moves of a tensor in an execution. tensor: its name. share: bytes a cycle of the task's port on each
-    channel of the tensor. cost: of all tokens on each channel, in bytes that the channel could move in that time
-    (`ChannelPorts.cost`). word_bits: bits of a word of the stream."""
+    """What a task moves of a tensor in an execution. tensor: its name. share: how many bytes the task moves in a cycle
+    on each channel of the tensor, rounded up. cost: what all tokens cost each channel: as many bytes as the channel
+    could move in the time that they take (`ChannelPorts.cost`). word_bits: bits of a word of the stream."""
 
     tensor: str
     share: int

@@ -128,7 +128,8 @@ def multiply_add_dsps(device: StreamDevice, types: Types = FLOAT32) -> float:
 
 
 def multiplies_integers(types: Types) -> bool:
-    """Whether a product is of integers, which have up to 8 bits, or 9 behind zero points (i16)."""
+    """Whether the first operand of a product holds integers: of up to 8 bits, or of 9 (in an i16) after their zero
+    point is subtracted."""
     return types[0] not in FLOATS
 
 
