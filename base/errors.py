@@ -155,7 +155,7 @@ class WrongResultError(RsnError):
 
 class CompilerError(RsnError):
     """The compiler made a program that its own checks refuse: a mistake of rsn, or of a compiler pass of the user that
-    replaces one of rsn's. The message names the layer."""
+    replaces one of rsn's. The message names the layers of each error, where these are known."""
 
 
 class ScheduleError(RsnError):

@@ -10,8 +10,8 @@ from typing import Any
 @dataclass(frozen=True)
 class Check:
     """The result of one check. what: what was looked at. purpose: what it is needed for. version: what was found.
-    problem, mend: why it failed, and the command that repairs it; both empty if it passed. runs: the names of boards
-    that can be used because of it."""
+    problem: why it failed. mend: what repairs it, a command or a text. Both are empty if it passed. runs: the names of
+    boards that can be used because of it."""
 
     what: str
     purpose: str

@@ -17,13 +17,14 @@ NORMS = {aten.rms_norm, aten.layer_norm}
 
 @replacing(aten.mul, aten.div, aten.add)
 def norms(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`rewriter.Rewrite`) x / sqrt(mean(x^2) + eps) into rms_norm, the same of x - mean(x) into layer_norm,
-    and a constant vector that a norm is multiplied by, or that is added to a layer_norm, into its weight and bias.
+    """Rewrite (`rewriter.Rewrite`) x / sqrt(mean(x^2) + eps) into rms_norm, and the same of x - mean(x) into
+    layer_norm. A constant vector that multiplies a norm becomes its weight; one that is added to a layer_norm becomes
+    its bias.
 
-    The root may be rsqrt, a power, or a reciprocal; the mean a sum that is divided; the square a product or a power;
-    the variance one operator. Not applied to a mean over any other than the last dimension, another x in the root, a
-    vector of another size, or a norm whose result is used without the vector too.
-    """
+    1 / root may be rsqrt, a power or a reciprocal; a mean may be a sum divided by its size; a square may be a product
+    or a power; the variance may be one operator. Returns None for a dynamic shape, another type than float32, fewer
+    than 2 dimensions, an eps that is no constant above 0, a mean over another dimension than the last, and a root of
+    another tensor than x. A vector stays outside if it has another size or type, or if the norm has other readers."""
     if not is_static(node) or dtype_of(node) != torch.float32 or len(shape_of(node)) < 2:
         return None
     return _with_vector(graph, node) or _without_vector(graph, node)

@@ -120,7 +120,8 @@ class Rewriter(Editor):
 
     @property
     def premise(self) -> Premise:
-        """What the rewritten graph relies on: the weights and constants whose values `value` has returned."""
+        """What the rewritten graph relies on: the weights and constants on which the values that `value` has returned
+        depend, with the digests of their present values."""
         return Premise.of(self._read.values())
 
     def value(self, node: Node) -> torch.Tensor:

@@ -381,9 +381,10 @@ def with_bias(values: AbstractState, before: Gemm, view: View, other: Node) -> G
 
 
 def with_residual(values: AbstractState, before: Gemm, view: View, other: Node) -> Gemm | None:
-    """Return the product `before` with a tensor as its residual (previous-layer term), as a new layer. view: where each
-    element of the sum lies in the product's result. other: the node of the tensor. Returns None if the product has a
-    residual already, or if the tensor has another view or width, or depends on the product."""
+    """Fuse the addition of a tensor into a product: the tensor becomes its residual (previous-layer term). values: the
+    state, which gets the new layer. before: the product. view: where each element of the sum lies in the product's
+    result. other: the node of the tensor; one of the host becomes an input of the machine. Returns the new product;
+    None if it has a residual already, or if the tensor has another view or width, or depends on the product."""
     if before.residual is not None:
         return None
     residual = values.operand(other, lambda shown, width: (shown, width) == (view, before.width))

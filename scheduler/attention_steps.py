@@ -34,7 +34,8 @@ class KeyBlocks(NamedTuple):
 
     @property
     def halves(self) -> tuple[KeyBlocks, KeyBlocks]:
-        """The key blocks of the even and of the odd unit of a pair; of an odd number the even unit gets one more."""
+        """The first key blocks, which the even unit of a pair takes, and the last ones, of the odd unit. Of an odd
+        number the even unit gets one more."""
         even = -(-self.blocks // 2)
         return KeyBlocks(self.first, even), KeyBlocks(self.first + even, self.blocks - even)
 

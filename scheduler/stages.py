@@ -85,13 +85,15 @@ def carried_bytes(network: LayerGraph, place: int) -> int:
 
 
 def cut_places(network: LayerGraph, within: bool = False) -> tuple[int, ...]:
-    """Return where a folded network can be cut: numbers of layers, ascending, without 0 and all.
+    """Return the places where a folded network can be cut, ascending. A place is the number of layers in front of the
+    cut, from 1 to the number of layers less 1.
 
-    A place counts if no more columns cross there than at the places beside it: between the halves of a transformer
-    layer, not within its attention or its feed-forward. within: places between any two products count too, such as
-    within a feed-forward, where several times as many columns cross. Nowhere is an attention cut from its queries, keys
-    and values, or a cache from its readers: these lie in layouts of their own.
-    """
+    At a place some columns of activations cross: earlier layers compute them, and later ones read them. A place counts
+    if no fewer columns cross at the places beside it; of these, such as would cut an attention, and such as nothing
+    crosses, are left out. So places lie between the halves of a transformer layer. Where nothing crosses is no place.
+    within: places between any two products count too, such as within a feed-forward, where several times as many
+    columns cross. No place cuts an attention from its queries, keys and values, or a cache from its readers, because
+    these lie in layouts of their own."""
     whole, states = set[str](), set(network.states.values())
     for layer in network.layers:
         whole.update(name for name, _ in heads_in(layer))

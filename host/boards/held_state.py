@@ -11,9 +11,9 @@ from ...isa.program import Program, Role
 
 
 class HeldState:
-    """Which states of a loaded program a board holds. States are the buffers that keep their contents between runs.
-    They are held after a run that was given all of them, until a run fails or the board loses its memory. program: the
-    loaded program."""
+    """Which states of a loaded program the board still holds. States are the buffers with the role `state`: they keep
+    their contents between runs. program: the loaded one. At first no state is held. Before a run each one must be held,
+    or written by the host. A run that succeeds leaves all of them held; a run that fails, or `lose`, leaves none."""
 
     def __init__(self, program: Program) -> None:
         self._names = frozenset(b.name for b in program.with_role(Role.STATE))

@@ -44,7 +44,7 @@ def boards_for(
 ) -> Sequence[BoardName]:
     """Return the boards for a model from a file: `boards`, or `board` alone if that is None. path: of the file, for
     messages. count: how many boards the model needs. board: for a model of one stage. boards: one for each stage, or
-    for each shard of each. Raises as `check_boards`, naming the file."""
+    for each shard of each. Raises as `check_boards`; the message of `WrongBoards` begins with the path."""
     found = [board] if boards is None else boards
     try:
         check_boards(found, count)

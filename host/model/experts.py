@@ -33,11 +33,11 @@ else:
 class ExpertsRun:
     """What a layer of experts did in a call.
 
-    how: "static", "patched" or "sequenced". rows: number of rows of each active expert, by its number. runs: the runs
-    of its programs. host_bytes: bytes of off-chip memory that the host reads and writes between these runs: logits or
-    selectors and shares, gathered rows, results that are scattered and added up, and instructions. host_s: the seconds
-    that these bytes take at the bandwidth of the memory of activations.
-    """
+    how: how experts were chosen. "static": every expert computed all rows; "patched": the host made programs of the
+    chosen experts; "sequenced": the unit Seq issued their instructions. rows: number of rows of each active expert, by
+    its number. runs: the runs of its programs. host_bytes: bytes of off-chip memory that the host reads and writes
+    between these runs: logits or selectors and shares, gathered rows, results that are scattered and added up, and
+    instructions. host_s: the seconds that these bytes take at the bandwidth of the memory of activations."""
 
     how: str
     rows: dict[int, int]

@@ -68,7 +68,8 @@ class HttpModel(Protocol):
         """
 
     def close(self) -> None:
-        """Finish the submitted calls, and release the board."""
+        """End the submitted calls, and release the boards. The class says whether calls are finished, as by `Server`,
+        or cancelled, as by `ReplicatedServer`."""
 
 
 def application(

@@ -22,14 +22,16 @@ WHOLE = "outputs"
 
 
 class BinaryTensors(Form):
-    """The body format for any model: the arguments by name, and the tensors of the result by their names."""
+    """Bodies in the safetensors format, for any model: the arguments by name, and the tensors of the result by their
+    names. A request has no timeout. arguments: of the model."""
 
     def __init__(self, arguments: Sequence[Argument]) -> None:
         self._arguments = tuple(arguments)
 
     def read(self, body: bytes) -> Question:
         """Read the tensors of a request, each of the argument's dtype and number of dimensions. Raises `NotTheForm` for
-        what is not in the format, and `TensorError` naming the argument that does not fit."""
+        what is not in the format, `TensorError` naming the argument that does not fit, and `UnsupportedError` for an
+        argument of the model whose dtype is no number or boolean of NumPy."""
         try:
             tensors = load(body)
         except (SafetensorError, KeyError, TypeError, ValueError) as e:

@@ -190,11 +190,12 @@ def _float(number: float) -> float:
 
 
 def read_array(argument: Argument, value: Any) -> Tensor:
-    """Convert a JSON value to an array of the argument's dtype and number of dimensions.
+    """Convert a JSON value to an array of the argument's dtype and number of dimensions. value: nested lists of numbers
+    or booleans, or one of these for 0 dimensions; the sizes of the dimensions are not checked.
 
-    Floats are rounded to the dtype. Raises `TensorError`, naming the argument and the position in it, for a value of
-    another type or shape, and for one that would become infinite.
-    """
+    Floats are rounded to the dtype. Raises `TensorError`, naming the argument and the position in it, for an element of
+    another type, for lists of another depth or of unequal lengths, and for a number that the dtype cannot hold;
+    `UnsupportedError` for an argument whose dtype JSON cannot represent."""
     dtype = dtype_of(argument)
     flat, shape = _flattened(argument, value)
     array = np.empty(len(flat), dtype)

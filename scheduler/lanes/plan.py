@@ -94,9 +94,13 @@ class Planner:
         return out
 
     def plan(self, section: int, banks: Banks) -> list[Step]:
-        """The steps of a section. section: its number in `sections()`. banks: their contents when the section begins;
-        changed in place. Activations that must be stored are added to `stored`. If this adds new ones, earlier plans
-        must be made again. Raises `UnsupportedError` for a normalised residual that cannot be kept."""
+        """Return the steps of a section, in order. If the planner cuts and another section follows, the last step
+        computes the keys and values of the attention with which that section begins.
+
+        section: its number in `sections()`. banks: what the banks hold when the section begins; changed in place to
+        what they hold at its end. Activations that must be stored are added to `stored`; if some of them are new, plans
+        made earlier must be made again. Raises `UnsupportedError` for a residual with a norm of its own whose bank the
+        result overwrites, if `norms` has no norm with which the residual could be stored."""
         sections = self.sections()
         steps: list[Step] = []
         for op in sections[section]:

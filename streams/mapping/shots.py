@@ -75,8 +75,9 @@ class Collocations:
         return self._make("single", (), number, (number,), (0,), positions, ("single", node.kernel), node.body, ())
 
     def chain(self, parts: Sequence[Shots]) -> Shots:
-        """Return a node that runs the parts in turn; streams between them become local. If parts exchange tiles in a
-        collective, each runs until it waits, and then the next one does."""
+        """Return a node that runs the parts in turn; streams between them become streams inside of the node. If parts
+        exchange tiles in a collective, each runs until it waits, and then the next one does. The caller has checked
+        that the parts can run in this order. Raises `AssertionError` for parts of a collective that all wait."""
         made = self._made.get(("chain", tuple(part.number for part in parts), None))
         if made is not None:
             return made

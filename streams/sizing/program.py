@@ -25,8 +25,8 @@ CappedDepths = tuple[tuple[str, int], ...]
 
 
 class TimeError(ProgramError):
-    """The time of a program is not known before the run, or takes too long to find. The message has the line with a
-    caret, or the limit."""
+    """Data decides the time of a program, or the program is too large to be run or timed. The message has the line with
+    a caret in the first case, and the limit that is exceeded in the second."""
 
 
 @dataclass(frozen=True)

@@ -362,13 +362,16 @@ def sort_key(element: Any) -> float:
 
 @dataclass(frozen=True)
 class Iterate(Operator):
-    """Send each element through a part of the program, the body, as often as the body asks for: the head of a loop.
+    """Send each element through a part of the program, the body, until the body says that it is done: the head of a
+    loop.
 
-    Inputs: elements [n] of some type; and the results of the body, [W] tuples of such an element and a flag (a [1,1]
-    tile) that asks for another pass, on a stream of `Program.feedback`. Outputs: elements for the body [W]; finished
-    elements [n], in the order of the input. An element goes through the body at least once, and the next one enters
-    after it has left, so that streams of depth 1 suffice. When the input ends, the body is sent the end of a stream,
-    which it must pass on. This operator is not in the papers."""
+    Inputs: 0, elements [n] of some type; 1, what the body gives, [W], a stream of `Program.feedback`; W is the number
+    of passes of all elements. Each of these is a tuple of the next element and a flag, a [1,1] tile: not 0 sends the
+    element round again, 0 ends its loop. Outputs: 0, elements for the body [W]; 1, finished elements [n], in the order
+    of input 0. An element goes through the body at least once, and the next one enters after it has left, so that
+    streams of depth 1 suffice. When input 0 ends, the body is sent the end of a stream, which it must pass on. A run
+    raises `StreamFault` if that end comes back too early, or an element too late. This operator is not in the papers.
+    """
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 2)
