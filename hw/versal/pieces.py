@@ -152,6 +152,28 @@ else begin from <= next; if (push) to <= to + 1; end
     return clocked(_stream_ports(width), body, before)
 
 
+def fifo_in_lut_ram(depth: int) -> Callable[[int], str]:
+    """Return a function from the bits of a word to the Verilog of a stream in LUTs, as HLS makes it of `impl=lutram`: a
+    memory that is read where a register says. depth: in words, a power of 2."""
+
+    def of(width: int) -> str:
+        bits = (depth - 1).bit_length()
+        before = f"""
+(* ram_style = "distributed" *) reg [{width - 1}:0] words [0:{depth - 1}];
+reg [{bits - 1}:0] from, to;
+reg [{bits}:0] last;
+wire push = write & full_n, pop = read & empty_n;
+assign out = words[from];"""
+        body = f"""
+if (push) words[to] <= in;
+if (rst) begin from <= 0; to <= 0; end
+else begin if (pop) from <= from + 1; if (push) to <= to + 1; end
+{_ends(depth, "last")}"""
+        return clocked(_stream_ports(width), body, before)
+
+    return of
+
+
 def _stream_ports(width: int) -> str:
     """Of a FIFO."""
     data = f"input [{width - 1}:0] in, output [{width - 1}:0] out"
@@ -386,6 +408,7 @@ PIECES = (
     PieceKind("patch", "bits", moved, (64, 256, 1024)),
     *(PieceKind(f"fifo of {depth}", "bits of a word", fifo(depth), WIDTHS) for depth in FIFO_DEPTHS),
     PieceKind("fifo in block RAM", "bits of a word", fifo_in_block_ram, (64, 256, 1024)),
+    *(PieceKind(f"fifo of {n} in LUT RAM", "bits of a word", fifo_in_lut_ram(n), WIDTHS[:3]) for n in (32, 64)),
     PieceKind("register slice", "bits of a word", register_slice, (64, 256)),
     PieceKind("memory", f"words of {MEMORY_BITS} bits", memory, (32, 64, 128, 256, 512)),
     PieceKind("larger", "bits", larger, (32,)),

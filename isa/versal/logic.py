@@ -50,6 +50,12 @@ def fifo(width: int, depth: int) -> Cells:
     return piece(f"fifo of {next(d for d in FIFO_DEPTHS if depth <= d)}", width)
 
 
+def fifo_in_lut_ram(width: int, depth: int) -> Cells:
+    """Return the cells of a stream of up to 64 words of `width` bits that a pragma puts into memories of LUTs. The
+    smallest of these hold 14 bits of 32 words in eight LUTs; as shift registers they would take 14."""
+    return piece(f"fifo of {32 if depth <= 32 else 64} in LUT RAM", width)
+
+
 def register_slice(width: int) -> Cells:
     """Return the cells of an AXI4-Stream port of a kernel, of `width` bits. HLS registers all its signals (UG1399:
     register mode `both` is the default), so it can hold a second word, and chooses between the two. Only streams to and

@@ -9,7 +9,7 @@ import pytest
 
 from rsn.hw.versal.pieces import PIECES, SYNTHESIS, counted, synthesised, version
 from rsn.isa.versal import pieces
-from rsn.isa.versal.logic import WORD_BITS, LoopWork, crossbars, fifo, lut_ram
+from rsn.isa.versal.logic import WORD_BITS, LoopWork, crossbars, fifo, fifo_in_lut_ram, lut_ram
 from rsn.isa.versal.pieces import Cells, next_larger, piece
 from rsn.machine.resources import VC1902
 
@@ -47,6 +47,14 @@ def test_memories_come_in_steps() -> None:
     assert next_larger("memory", 33) == piece("memory", 64)
     assert next_larger("memory", 513) == 2 * piece("memory", 512)
     assert lut_ram(112, 5) == piece("memory", 32)
+
+
+@pytest.mark.parametrize(("depth", "larger"), [(32, 32), (33, 64)])
+def test_a_stream_in_lut_ram_is_its_memory_and_where_it_is(depth: int, larger: int) -> None:
+    """Its words have no register behind them. Three numbers, of the first, next and last word, take some LUTs."""
+    stream = fifo_in_lut_ram(224, depth)
+    assert 0 < stream.lut - 2 * piece("memory", larger).lut < 30
+    assert stream.ff < 30
 
 
 @pytest.mark.parametrize("banks", [2, 8])

@@ -64,6 +64,15 @@ def test_a_stream_of_each_element_is_counted() -> None:
         xnn8.element_bits(XNN8, "Nothing")
 
 
+def test_streams_lie_where_the_sources_say(root: Path) -> None:
+    text = (root / "hw/versal/xnn8/dma_hls.cpp").read_text("utf-8")
+    found = dict(re.findall(r"BIND_STORAGE variable=(\w+) type=fifo impl=(\w+)", text))
+    said = {name: found.get(name) for _, name, _, _ in STREAMS}
+    assert said == {name: "srl" if depth <= 16 else "lutram" if depth <= 64 else None for _, name, _, depth in STREAMS}
+    luts = rows()["LUT"].parts
+    assert luts["streams gathered"] < 48 * 216  # bits of their words, each of which would take a LUT
+
+
 def test_streams_of_tiles_are_those_of_the_kernel(root: Path) -> None:
     """Arrays of ports in dma_hls.h; and the PLIOs of a column: four wide ones, of which only 0 and 1, 4 and 5 are fast,
     because 3 and 7 have no registers; beside these, 2 and 6 are narrow ones."""

@@ -24,6 +24,11 @@ HELD = 16
 """Results of half a packet of a narrow head, in as many beats: they wait in half of the time in which they come."""
 GROUP = 64
 """Beats of eight rows of a block: exponents of the first ones are known when 59 of them are there."""
+SHIFTED = 16
+"""Words of a stream up to which it is a shift register: two bits of as many words are a LUT (AM005)."""
+IN_LUT_RAM = 64
+"""Words of a stream up to which it is a memory of LUTs. Without a pragma HLS puts streams of more than 1,024 bits where
+it likes, such as into block RAM (UG1399, config_storage)."""
 _ENGINE = "[engines]"
 _LANES = f"{_ENGINE}[lanes]"
 
@@ -247,6 +252,9 @@ def _interfaces() -> Iterator[str]:
 def _streams(kind: str, name: str, dimensions: str, depth: int | str, called: str = "") -> Iterator[str]:
     yield f"{INDENT}hls::stream<{kind}> {name}{dimensions};"
     yield f"#pragma HLS STREAM variable={name} depth={depth}"
+    if isinstance(depth, str) or depth <= IN_LUT_RAM:
+        impl = "lutram" if isinstance(depth, int) and depth > SHIFTED else "srl"
+        yield f"#pragma HLS BIND_STORAGE variable={name} type=fifo impl={impl}"
     yield f'{INDENT}RSN_OPEN({name}, "{called or name}", {depth});'
 
 

@@ -29,6 +29,7 @@ from ...versal.logic import (
     axi_ports,
     block_rams,
     cells_of,
+    fifo_in_lut_ram,
     half_block_rams,
     instruction_path,
     instruction_streams,
@@ -41,7 +42,7 @@ from ...versal.pieces import Cells, piece
 from ...versal.placement import ALL_OUTPUT_CHANNELS, INPUT_CHANNELS, single_plios, wide_plios
 from .formats import ENGINES, LANE_ROWS, LANES, PAIRS, T_CELLS, X_CELLS, cells
 from .functions import ENTRIES, TABLES
-from .network import CONSUMERS, PORTS, STREAMS, processes
+from .network import CONSUMERS, IN_LUT_RAM, PORTS, SHIFTED, STREAMS, processes
 from .numbers import BLOCK
 from .tile_streams import NARROW_BITS, PLIO_BITS, TILE_STREAMS
 
@@ -158,8 +159,12 @@ def needs(overlay: Overlay) -> Iterator[Need]:
         yield from _memory(part, bits, words, ALL_LANES * copies, where)
     for element, name, dimensions, depth in STREAMS:
         count = prod(DIMENSIONS[d] if d in DIMENSIONS else int(d) for d in re.findall(r"\[(\w+)\]", dimensions))
-        for need in stream(f"streams {name}", element_bits(overlay, element), depth):
-            yield Need(need.resource, count * need.amount, need.part, need.estimate)
+        bits, part = element_bits(overlay, element), f"streams {name}"
+        if SHIFTED < depth <= IN_LUT_RAM:
+            yield from cells_of(part, count * fifo_in_lut_ram(bits, depth))
+        else:
+            for need in stream(part, bits, depth):
+                yield Need(need.resource, count * need.amount, need.part, need.estimate)
     for process, copies in process_counts(overlay).items():
         dsp, cells = arithmetic(operators()[process])
         if dsp:
