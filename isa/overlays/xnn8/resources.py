@@ -214,8 +214,8 @@ def arithmetic(found: Mapping[str, int]) -> tuple[int, Cells]:
         name, _, size = text.partition(" ")
         if name == "loop":
             cells += count * Cells(ff=LOOP_STATE)
-        elif name == "step":  # whether there is an item in it, and whether it moves on
-            cells += count * Cells(1, 1)
+        elif name == "step":  # whether there is an item in it; all move on by one signal, which enables flip-flops
+            cells += count * Cells(ff=1)
         elif name == "multiply":
             larger, smaller, made = map(int, re.findall(r"\d+", size))
             blocks = multipliers(larger, smaller, made)
