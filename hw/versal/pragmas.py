@@ -256,10 +256,10 @@ STALLS = "RSN_STALLS"
 
 
 def _uses_memory(loop: BracedText) -> bool:
-    """Whether a loop accesses an argument of its function that is a port (`Port`) or a pointer."""
+    """Whether a loop accesses an argument of its function that is a port (`Port`, `MemoryPort`) or a pointer."""
     function = loop.nearest("function")
     head = function.head if function else ""
-    ports = re.findall(r"\b(?:Port\s+|[\w:]+\s*\*\s*(?:const\s+)?)(\w+)\s*(?=[,)])", head)
+    ports = re.findall(r"\b(?:(?:Memory)?Port[\s&]+|[\w:]+\s*\*\s*(?:const\s+)?)(\w+)\s*(?=[,)])", head)
     return any(re.search(rf"\b{port}\s*[.\[]", loop.text) for port in ports)
 
 

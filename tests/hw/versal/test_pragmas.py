@@ -126,6 +126,7 @@ def test_styles() -> None:
     assert "without RSN_STALLS() before the loop" in findings(body=stalled + uses)[0]
     assert findings("RSN_STALLS();", stalled + uses) == []
     assert findings("RSN_STALLS();", stalled + "sum += words[i];") == []
+    assert findings("RSN_STALLS();", stalled + uses, CODE.replace("Port port", "MemoryPort &port")) == []
     assert findings("RSN_STALLS();") == ["a.cpp:6: RSN_STALLS() without a loop of style=stp behind it in this block"]
 
 
