@@ -4,16 +4,16 @@
 
 #include <utility>
 
+alignas(rsn::xnn8::bytes) RSN_OF_TILE int32 rsn_xnn8_sums[rsn::xnn8::rows * rsn::xnn8::columns];
+
 namespace rsn::xnn8 {
 
 namespace {
 
-// What outlives a chunk. It is on the stack, so that natively each tile has its own.
-struct Memory {
-    alignas(bytes) int32 zeros[vector_lanes] = {};
-    alignas(bytes) int32 sums[rows * columns];
+struct Zeros {
+    alignas(bytes) int32 of[vector_lanes] = {};
 };
-static_assert(sizeof(Memory) + stack_for_calls <= stack_bytes);
+static_assert(sizeof(Zeros) + stack_for_calls <= stack_bytes);
 
 // Everywhere half to even, and symmetric.
 void set_modes() {
@@ -44,13 +44,13 @@ int shift_of(const ChunkRecord &record) {
 }
 
 // Adds up the chunks of a block of results. Returns the record of the last one.
-ChunkRecord sums_of_chunks(Chunk &a, Slice &b, Memory &memory, ChunkRecord record) {
+ChunkRecord sums_of_chunks(Chunk &a, Slice &b, const Zeros &zeros, ChunkRecord record) {
 each_chunk:
     for (bool first = true;; first = false) {
         b.acquire();
         const bool clears = first || record.clears;
         multiply(
-            a.data(), b.data(), clears ? same(memory.zeros) : continued(memory.sums, record.up), memory.sums,
+            a.data(), b.data(), clears ? same(zeros.of) : continued(rsn_xnn8_sums, record.up), rsn_xnn8_sums,
             rows_of(record) / 8, across
         );
         b.release();
@@ -73,17 +73,25 @@ each_block:
     }
 }
 
+// Of a result of which a tile knows no sum of weights.
+constexpr int32 first_word(unsigned column, bool odd) {
+    return static_cast<int32>(number_of(column, odd) << number_at);
+}
+
 // Adds to each eight sums those of the first tile, by one instruction of eight products of 32 and 16 bits, and shifts.
 void results(
-    const int32 *RSN_APART sums, unsigned of_lane, input_cascade<acc48> *in, Result &at_even, Result &at_odd, int shift
+    const int32 *RSN_APART sums, unsigned of_lane, input_cascade<acc48> *in, Result &at_even, Result &at_odd,
+    unsigned column, int shift
 ) {
     const auto one = aie::broadcast<int16, 8>(1);
     constexpr unsigned blocks = 2 * result_rows / 8 * across;
 each_window:
     for (unsigned first = 0; first < of_lane / 8 * across; first += blocks) {
-        Result &c = first / blocks % 2 ? at_odd : at_even;
+        const bool odd = first / blocks % 2;
+        Result &c = odd ? at_odd : at_even;
         c.acquire();
-        int16 *RSN_APART to = reinterpret_cast<int16 *>(c.data());
+        *c.data() = first_word(column, odd);
+        int16 *RSN_APART to = reinterpret_cast<int16 *>(c.data() + head_words);
     each_block:
         for (unsigned n = first; n < first + blocks; ++n) {
             const int32 *RSN_APART from = sums + place(n);
@@ -128,17 +136,20 @@ each_head:
     return own;
 }
 
-// Writes results, eight words at a time.
+// Writes results of attention, eight words at a time.
 struct Writer {
     Result *now, *next;
+    int32 first_word, next_first_word;
     unsigned at = 0;
-    void operator()(const aie::vector<int32, 8> &words) {
+    void operator()(const aie::vector<int32, head_words> &words) {
         if (!at) now->acquire();
         aie::store_v(now->data() + at, words);
-        at += 8;
+        if (!at) *now->data() += first_word;
+        at += head_words;
         if (at < result_words) return;
         now->release();
         std::swap(now, next);
+        std::swap(first_word, next_first_word);
         at = 0;
     }
 };
@@ -156,42 +167,42 @@ bool queries_follow(const ChunkRecord &record) { return record.kind == static_ca
 
 template <unsigned column>
 void pair_first(Chunk &a, Slice &b, Handed &handed, output_cascade<acc48> *out) {
-    Memory memory;
+    const Zeros zeros;
     set_modes();
     a.acquire();
     const ChunkRecord record = record_of(a.data());
     if (!queries_follow(record)) {
         if (passes(a, record, column)) return;
-        hand_on(memory.sums, rows_of(sums_of_chunks(a, b, memory, record)), out);
+        hand_on(rsn_xnn8_sums, rows_of(sums_of_chunks(a, b, zeros, record)), out);
         return;
     }
     Round round{};
-    if (!take_queries(a, column, false, memory.sums, round)) return;
+    if (!take_queries(a, column, false, rsn_xnn8_sums, round)) return;
     First place{out, handed};
-    attend(place, b, round, column, memory.zeros, memory.sums);
-    give(memory.sums, round.own(), [&](const aie::vector<int32, 8> &words) { writeincr(out, Sums(words)); });
+    attend(place, b, round, column, zeros.of, rsn_xnn8_sums);
+    give(rsn_xnn8_sums, round.own(), [&](const aie::vector<int32, 8> &words) { writeincr(out, Sums(words)); });
 }
 
 template <unsigned column>
 void pair_last(Chunk &a, Slice &b, input_cascade<acc48> *in, Hands &hands, Result &at_even, Result &at_odd) {
-    Memory memory;
+    const Zeros zeros;
     set_modes();
     a.acquire();
     const ChunkRecord record = record_of(a.data());
     if (!queries_follow(record)) {
         if (passes(a, record, column)) return;
-        const ChunkRecord last = sums_of_chunks(a, b, memory, record);
-        results(memory.sums, rows_of(last), in, at_even, at_odd, shift_of<column>(last));
+        const ChunkRecord last = sums_of_chunks(a, b, zeros, record);
+        results(rsn_xnn8_sums, rows_of(last), in, at_even, at_odd, column, shift_of<column>(last));
         return;
     }
     Round round{};
-    if (!take_queries(a, column, true, memory.sums, round)) return;
+    if (!take_queries(a, column, true, rsn_xnn8_sums, round)) return;
     Last place{in, hands};
-    attend(place, b, round, column, memory.zeros, memory.sums);
-    Writer write{&at_even, &at_odd};
+    attend(place, b, round, column, zeros.of, rsn_xnn8_sums);
+    Writer write{&at_even, &at_odd, first_word(column, false), first_word(column, true)};
     const unsigned words = round.own() / result_rows * result_words;
     for (unsigned i = 0; i < words; i += 8) write(readincr_v<8>(in).to_vector<int32>());
-    give(memory.sums, round.own(), [&](const aie::vector<int32, 8> &eight) { write(eight); });
+    give(rsn_xnn8_sums, round.own(), [&](const aie::vector<int32, 8> &eight) { write(eight); });
 }
 
 // One for each column of pairs.

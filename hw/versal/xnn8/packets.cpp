@@ -1,25 +1,25 @@
 // Packets of results of the tiles.
 //
-// Packets come in any order from four pairs of tiles, each by both DMA channels of its last tile in turn. Their numbers
-// say which: twice that of the pair among these, and the channel. The first word of a packet is its header. Sums of a
-// head have 32 bits, so two streams together bring as many as Post computes: of each, one process gathers beats of
-// eight results.
+// Packets come in any order from four pairs of tiles, each by both of its ports in turn. Their numbers say which: twice
+// that of the pair among these, and the port. The first word of a packet is its header, with an ID that the compiler of
+// the graph chooses; the highest bits of the next one are the number (packet.h). Sums of a head have 32 bits, so two
+// streams together bring as many as Post computes: of each, one process gathers beats of eight results.
 //
 // Of a gate, the first stream brings gates, the second one what they multiply. Neither has an order. So packets of the
 // second one wait in a memory for the packet of gates that Post takes: it has room for all of an operation, so that the
 // second stream never waits for the first one. As Post takes two cycles for eight products, four results a cycle
 // suffice.
 // SPDX-License-Identifier: Apache-2.0
+#include "packet.h"
 #include "post.h"
 
 namespace rsn::xnn8::pl {
 
 namespace {
 
-constexpr unsigned chunks = 130;     // of four words, in a packet
-constexpr unsigned head_chunks = 2;  // of these, sums of weights
-constexpr unsigned head_beats = 64;  // of results of a packet, and of that of a product
-constexpr unsigned product_beats = chunks - head_chunks;
+constexpr unsigned head_chunks = head_words / 4;  // of attention: sums of weights
+constexpr unsigned head_beats = 64;               // of results of a packet, and of that of a product
+constexpr unsigned product_beats = 2 * head_beats;
 
 using HeldCells = Quarter[all_held];
 
@@ -45,19 +45,19 @@ gather_uops:
 #pragma HLS UNROLL
                 carried[i] = in[i + 1];
             }
-            if (at == 0) number = static_cast<PacketNumber>(in[0]);
-            if (at == (of.attention ? head_chunks : 0)) packets << number;
+            if (at == 1) number = static_cast<PacketNumber>(words[0] >> number_at);
+            if (at == head_chunks) packets << number;
             if (of.attention && at == head_chunks) {
                 WeightSums sums;
                 for (unsigned i = 0; i < 8; ++i) {
 #pragma HLS UNROLL
-                    sums.of[i] = i < 4 ? before[i] : words[i - 4];
+                    sums.of[i] = (i < 4 ? before[i] : words[i - 4]) & ((1u << number_at) - 1);
                 }
                 weights << sums;
             }
             // Half of what a narrow head brings has no meaning.
-            const uint8_t end = of.narrow ? head_chunks + head_beats + 1 : chunks;
-            if (of.attention ? at > head_chunks && at <= end && at % 2 == 0 : at && at <= product_beats) {
+            const uint8_t end = head_chunks + (of.narrow ? head_beats + 1 : product_beats);
+            if (at > head_chunks && (!of.attention || (at <= end && at % 2 == 0))) {
                 Results out;
                 for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL

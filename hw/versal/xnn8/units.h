@@ -115,7 +115,7 @@ struct PacketsDue {
     bool last, attention, narrow, gated;
     uint8_t count;
 };
-// From which pair, and which of its two channels.
+// From which pair, and which of its two ports.
 using PacketNumber = ap_uint<3>;
 // And which of the two packets from there, or of four of a narrow head.
 using HeldPacket = ap_uint<5>;

@@ -68,8 +68,3 @@ extern "C" __attribute__((visibility("default"))) int run_pair(
     machine.start("pair", [&] { of[column]({a0, a1}, chunks, {b0, b1}, slices, out, odd, windows); });
     return static_cast<int>(machine.wait(60000));
 }
-
-// Of a tile's own memory, those of its kernel and windows.
-extern "C" __attribute__((visibility("default"))) unsigned tile_bytes(bool first) {
-    return first ? first_bytes : last_bytes;
-}
