@@ -18,6 +18,8 @@ Switch = tuple[int, int]
 """Column and row: row 0 is the array interface, row r + 1 is row r of tiles."""
 Port = tuple[Switch, Switch]
 """All ports from one switch to its neighbour."""
+Ports = dict[Switch, list[tuple[Switch, int]]]
+"""Of each switch its neighbours, each with the number of ports between the two."""
 
 ROUNDS = 12
 """A search that has not ended by then has hardly any way left to try."""
@@ -38,8 +40,10 @@ class Switches:
 
     def __init__(self) -> None:
         places = [(column, row) for column in range(ARRAY_COLUMNS) for row in range(ARRAY_ROWS + 1)]
-        self.ports: dict[Switch, list[tuple[Switch, int]]] = {}
+        self.ports: Ports = {}
         """Of each switch its neighbours, and the number by which all below know the ports to them."""
+        self.back: Ports = {}
+        """Of each switch its neighbours, and the number of their ports to it."""
         self.between: list[Port] = []
         self.room: list[int] = []
         for at in places:
@@ -48,24 +52,30 @@ class Switches:
                 self.ports[at].append((to, len(self.room)))
                 self.between.append((at, to))
                 self.room.append(room)
+        numbers = {port: number for number, port in enumerate(self.between)}
+        for at, ways in self.ports.items():
+            self.back[at] = [(to, numbers[to, at]) for to, _ in ways]
         self.wanted = [0] * len(self.room)
         self.surcharge = [1.0] * len(self.room)
 
-    def route(self, streams: Sequence[tuple[Switch, Sequence[Switch]]]) -> list[Port]:
-        """Look for a way for each stream, given by where it begins and all places where it ends. Returns the ports that
-        more streams want than there are: none if all have found a way. Raises `RsnError` for a place outside of the
-        array.
+    def route(
+        self, streams: Sequence[tuple[Switch, Sequence[Switch]]], merged: Sequence[tuple[Switch, Sequence[Switch]]] = ()
+    ) -> list[Port]:
+        """Look for a way for each stream, given by where it begins and all places where it ends. merged: of streams
+        that become one on their way, where that ends, and all places where they begin. Returns the ports that more
+        streams want than there are: none if all have found a way. Raises `RsnError` for a place outside of the array.
         """
-        for place in (place for start, ends in streams for place in (start, *ends)):
+        trees = [*((self.ports, *stream) for stream in streams), *((self.back, *stream) for stream in merged)]
+        for place in (place for _, start, ends in trees for place in (start, *ends)):
             if place not in self.ports:
                 raise RsnError(f"column {place[0]}, row {place[1]} lies outside of the array of switches")
-        taken: list[set[int]] = [set() for _ in streams]
+        taken: list[set[int]] = [set() for _ in trees]
         over: list[int] = []
         for _ in range(ROUNDS):
-            for i, (start, ends) in enumerate(streams):
+            for i, tree in enumerate(trees):
                 for port in taken[i]:
                     self.wanted[port] -= 1
-                taken[i] = self._way(start, ends)
+                taken[i] = self._way(*tree)
                 for port in taken[i]:
                     self.wanted[port] += 1
             over = [port for port, room in enumerate(self.room) if self.wanted[port] > room]
@@ -75,7 +85,7 @@ class Switches:
                 self.surcharge[port] += 0.5 * (self.wanted[port] - self.room[port])
         return [self.between[port] for port in over]
 
-    def _way(self, start: Switch, ends: Sequence[Switch]) -> set[int]:
+    def _way(self, ports: Ports, start: Switch, ends: Sequence[Switch]) -> set[int]:
         """The ports of a tree from `start` to all of `ends`: each of them joins it where that is cheapest."""
         columns = [start[0], *(end[0] for end in ends)]
         west, east = min(columns) - _DETOUR, max(columns) + _DETOUR
@@ -91,7 +101,7 @@ class Switches:
                     continue
                 if at in left:
                     break
-                for to, port in self.ports[at]:
+                for to, port in ports[at]:
                     if not west <= to[0] <= east:
                         continue
                     next_cost = spent + self._price(port)

@@ -196,6 +196,16 @@ def test_no_way_leads_out_of_the_array(start: Switch, end: Switch) -> None:
         Switches().route([(start, [end])])
 
 
+def test_streams_that_merge_share_ports() -> None:
+    """Of eight tiles above each other, down one column: four ways lead south. Apart, they would take all of three
+    columns and more."""
+    tiles = [(7, row) for row in range(1, 9)]
+    switches = Switches()
+    assert switches.route([], [((7, 0), tiles)] * 4) == []
+    assert [switches.wanted[port] for _, port in switches.back[7, 0] if switches.wanted[port]] == [4]
+    assert switches.route([], [((7, 0), tiles)] * 13) != []
+
+
 @pytest.mark.long
 def test_readme_shows_what_lies_in_a_tile(root: Path) -> None:
     text = (root / "hw/versal/README.md").read_text(encoding="utf-8")
