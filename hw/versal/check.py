@@ -15,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +27,13 @@ import click
 from ...base.deferred import deferred
 from ...base.errors import BoardError, RsnError
 from ...isa.overlay import Overlay
-from ...isa.versal.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
-from ...isa.versal.tiles import BEAT, BEATS
-from . import check_places, pragmas
+from ...isa.overlays.xnn8 import XNN8
+from ...isa.overlays.xnn8 import placement as xnn8_placement
+from ...isa.overlays.xnn8.formats import ENGINES, PAIRS
+from ...isa.overlays.xnn8.formats import LANES as XNN8_LANES
+from ...isa.versal.board import ARGUMENTS, FINGERPRINT, KERNEL, ArrayStream, KernelArgument, lanes
+from ...isa.versal.tiles import BEAT, BEATS, LANES
+from . import check_pairs, check_places, pragmas
 from .csim.build import ELSEWHERE, FLAGS, MACHINES, MachineSources, compiled, compiler
 from .csim.machine import MADE_FOR
 from .sources import GENERATED, sources
@@ -40,23 +45,64 @@ else:
 
 PORTS = """\
 #include <cstdio>
-#include "aie/graph.h"
+#include <memory>
 #include "csim/places.h"
-#include "pl/types.h"
-using namespace rsn::xnn;
-static_assert(sizeof(Line) * 8 == 512 && sizeof(Beat) * 8 == 1024 && sizeof(Lane) * 8 == 64);
+#include RSN_GRAPH
 int main() {
     adf::native::Design design;
     adf::native::Design::current = &design;
-    rsn::mme::Engines graph;
-    for (const auto &plio : design.inputs) std::printf("in %s\\n", plio->plio.c_str());
-    for (const auto &plio : design.outputs) std::printf("out %s\\n", plio->plio.c_str());
+    const auto graph = std::make_unique<RSN_ENGINES>();
+    for (const auto &plio : design.inputs) std::printf("in %s %u\\n", plio->plio.c_str(), plio->bits);
+    for (const auto &plio : design.outputs) std::printf("out %s %u\\n", plio->plio.c_str(), plio->bits);
     for (const auto &kernel : design.kernels) std::printf("kernel %zu\\n", kernel->in.size());
     rsn::csim::print_places(design);
 }
 """
-"""C++ program that prints PLIOs and kernels of the graph, and where they lie. The width of PLIOs needs no check: the
-stand-in for AMD's graph library accepts only 64 bit."""
+"""C++ program that prints PLIOs and kernels of the graph, and where they lie."""
+WORDS = """\
+#include "pl/types.h"
+using namespace rsn::xnn;
+static_assert(sizeof(Line) * 8 == 512 && sizeof(Beat) * 8 == 1024 && sizeof(Lane) * 8 == 64);
+"""
+WORDS_XNN8 = """\
+#include "xnn8/units.h"
+using namespace rsn::xnn8::pl;
+static_assert(sizeof(Shorts) * 8 == 256 && sizeof(Beat128) * 8 == 128);
+"""
+"""The widths of words of ports, as hosts and linker expect them."""
+
+
+@dataclass(frozen=True)
+class Interfaces:
+    """What the parts of a machine must agree on.
+
+    header, graph: paths of the headers with the kernel's signature and with the graph, below the folder of all sources.
+    engines: the graph's class. words: C++ that refuses other widths of words. config: path of the linker's
+    configuration. ports: of an array of streams in the signature, by its dimensions. arguments: of the kernel, in the
+    order in which hosts set them. streams: between kernel and graph. kernels: how many the graph has, by their inputs.
+    """
+
+    header: str
+    graph: str
+    engines: str
+    words: str
+    config: str
+    ports: tuple[int, ...]
+    arguments: tuple[KernelArgument, ...]
+    streams: tuple[ArrayStream, ...]
+    kernels: Mapping[int, int]
+
+
+def interfaces_of(overlay: Overlay) -> Interfaces:
+    """Return what the parts of a machine agree on. overlay: the one that it is for."""
+    if overlay is XNN8:
+        streams = tuple(plio.stream for plio in xnn8_placement.plios())
+        of_xnn8 = "xnn8/dma_hls.h", "xnn8/graph.h", "rsn::xnn8::Engines", WORDS_XNN8, "xnn8/system.cfg"
+        tiles = 2 * ENGINES * XNN8_LANES * PAIRS
+        return Interfaces(*of_xnn8, (XNN8_LANES, 2), xnn8_placement.ARGUMENTS, streams, {3: tiles})
+    mmes = len(overlay.by_kind["MME"])
+    of_mmes = "pl/dma_hls.h", "aie/graph.h", "rsn::mme::Engines", WORDS, "system.cfg"
+    return Interfaces(*of_mmes, (LANES,), ARGUMENTS, tuple(lanes(overlay)), {3: 16 * mmes, 4: 48 * mmes})
 
 
 @dataclass(frozen=True)
@@ -82,18 +128,28 @@ class Sources:
         """Which files are for HLS, for the AI Engine, for the native run."""
         return MACHINES[self.machine]
 
+    @property
+    def of_pairs(self) -> bool:
+        """Whether the graph is one of pairs of tiles, not of MMEs."""
+        return self.overlay is XNN8
+
     def text(self, name: str) -> str:
         """Read a file as UTF-8. name: its path below `root`. Raises `OSError`."""
         return (self.root / name).read_text(encoding="utf-8")
+
+    @cached_property
+    def agreed(self) -> Interfaces:
+        """What the parts of the machine agree on."""
+        return interfaces_of(self.overlay)
 
     @cached_property
     def arguments(self) -> list[tuple[str, str]]:
         """Type and name of each argument of the kernel, in order, from its header. Raises `RsnError` if it is not
         declared, `OSError` if the header cannot be read.
         """
-        body = re.search(rf"void {KERNEL}\((.*?)\);", self.text(f"pl/{KERNEL}.h"), re.DOTALL)
+        body = re.search(rf"void {KERNEL}\((.*?)\);", self.text(self.agreed.header), re.DOTALL)
         if body is None:
-            raise RsnError(f"pl/{KERNEL}.h declares no function {KERNEL}")
+            raise RsnError(f"{self.agreed.header} declares no function {KERNEL}")
         out = []
         for one in body[1].split(","):
             kind, name = re.fullmatch(r"\s*(.*?)[\s*&]*(\w+)(?:\[.*\])?\s*", one, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -102,21 +158,24 @@ class Sources:
 
     @cached_property
     def ports(self) -> set[str]:
-        """Names of the kernel's stream ports: each array of 16 streams becomes 16 ports with a number. Raises as
+        """Names of the kernel's stream ports: each stream of an array becomes a port with its numbers. Raises as
         `arguments`.
         """
-        return {f"{name}_{i}" for kind, name in self.arguments if "hls::stream" in kind for i in range(16)}
+        names = [name for kind, name in self.arguments if "hls::stream" in kind]
+        return {"_".join((name, *map(str, at))) for name in names for at in product(*map(range, self.agreed.ports))}
 
     @cached_property
     def graph(self) -> list[str]:
-        """Parts of the graph, one per line: `in NAME` or `out NAME` of a PLIO, `kernel INPUTS`; then places, as JSON.
+        """Parts of the graph, one per line: `in NAME BITS` or `out NAME BITS` of a PLIO, `kernel INPUTS`; then places,
+        as JSON.
 
         Raises `RsnError` if the graph does not compile or its constructor fails, `BoardError` if there is no compiler.
         """
         with tempfile.TemporaryDirectory() as folder:
             source, program = Path(folder) / "ports.cpp", Path(folder) / "ports"
-            source.write_text(PORTS, encoding="utf-8")
+            source.write_text(self.agreed.words + PORTS, encoding="utf-8")
             flags = [f for f in FLAGS if f != "-O3"]
+            flags += [f'-DRSN_GRAPH="{self.agreed.graph}"', f"-DRSN_ENGINES={self.agreed.engines}"]
             flags += [f"-I{self.root}", f"-I{self.root / 'csim' / 'include'}", *self.machine_sources.flags]
             try:
                 parts = [str(compiled(self.root / p, flags)) for p in (*self.machine_sources.graph, "csim/machine.cpp")]
@@ -158,7 +217,7 @@ def argument_order(s: Sources) -> Findings:
     Yields a sentence if they are not. Raises as `Sources.arguments`.
     """
     names = [name for kind, name in s.arguments if "hls::stream" not in kind]
-    expected = [*(a.name for a in ARGUMENTS), FINGERPRINT]
+    expected = [*(a.name for a in s.agreed.arguments), FINGERPRINT]
     if names != expected:
         yield f"{KERNEL} takes {', '.join(names)}; hosts set {', '.join(expected)}"
 
@@ -170,7 +229,7 @@ def interfaces(s: Sources) -> Findings:
     """
     text = s.text(s.top)
     for kind, name in s.arguments:
-        modes = re.findall(rf"#pragma HLS INTERFACE (\w+) port={name}\b", text)
+        modes = re.findall(rf"#pragma HLS INTERFACE (\w+)(?: \w+=\w+)* port={name}\b", text)
         memory = "Port" in kind or "Word" in kind
         expected = ["axis"] if "stream" in kind else ["m_axi", "s_axilite"] if memory else ["s_axilite"]
         if modes != expected:
@@ -183,19 +242,24 @@ def memories(s: Sources) -> Findings:
 
     Yields a sentence for each connection that is missing or too much. Raises `OSError` if system.cfg cannot be read.
     """
-    expected = {f"{KERNEL}_1.{a.name}:{a.memory}" for a in ARGUMENTS}
-    for line in sorted(expected.symmetric_difference(s.config("sp"))):
+    expected = {f"{KERNEL}_1.{a.name}:{a.memory}" for a in s.agreed.arguments}
+    for line in sorted(expected.symmetric_difference(s.config("sp", s.agreed.config))):
         yield f"sp={line} is {'missing' if line in expected else 'not what hosts expect'}"
 
 
 def connections(s: Sources) -> Findings:
-    """the 288 lanes each connect a port and the PLIO of the same name, in its direction, once
+    """each stream connects a port and the PLIO of the same name, in its direction, once
 
     Yields a sentence for each mistake. Raises as `Sources.graph` and `Sources.arguments`.
     """
-    plios = {name: way == "in" for way, name in (line.split() for line in s.graph if line[0] != "{") if way != "kernel"}
+    printed = (line.split() for line in s.graph if line.startswith(("in ", "out ")))
+    found = {name: (way == "in", int(bits)) for way, name, bits in printed}
+    plios = {name: into for name, (into, _) in found.items()}
+    for stream in s.agreed.streams:
+        if found.get(stream.plio, stream[1:])[1] != stream.bits:
+            yield f"{stream.plio} has {found[stream.plio][1]} bit, not {stream.bits}"
     ends: Counter[str] = Counter()
-    for line in s.config("sc"):
+    for line in s.config("sc", s.agreed.config):
         if not re.fullmatch(r"\w+\.\w+:\w+\.\w+", line):
             yield f"sc={line} is no pair of ends, as INSTANCE.PORT:INSTANCE.PORT"
             continue
@@ -214,40 +278,39 @@ def connections(s: Sources) -> Findings:
     for name in sorted(s.ports | plios.keys()):
         if ends[name] != 1:
             yield f"{name} is connected {ends[name]} times"
-    if set(ends) != {name for port, plio, _ in lanes(s.overlay) for name in (port, plio)}:
-        yield "the connected lanes are not those of the datapath"
+    if set(ends) != {name for stream in s.agreed.streams for name in (stream.port, stream.plio)}:
+        yield "the connected streams are not those of the datapath"
 
 
 def tiles(s: Sources) -> Findings:
-    """every MME has 64 AIE tiles, whose inputs place the run-time parameters where hosts expect them
+    """the graph has all AIE tiles, whose inputs place run-time parameters where hosts expect them
 
     Yields a sentence if the numbers of tiles or inputs differ. Raises as `Sources.graph`.
     """
-    inputs = Counter(line for line in s.graph if line.startswith("kernel"))
-    mmes = len(s.overlay.by_kind["MME"])
-    if inputs != {"kernel 3": 16 * mmes, "kernel 4": 48 * mmes}:
-        expected = f"{16 * mmes} with 3 inputs and {48 * mmes} with 4 inputs"
-        yield f"the graph has {sum(inputs.values())} kernels: {dict(inputs)}; expected {expected}"
+    inputs = Counter(int(line.split()[1]) for line in s.graph if line.startswith("kernel"))
+    if inputs != s.agreed.kernels:
+        expected = " and ".join(f"{count} with {ports} inputs" for ports, count in s.agreed.kernels.items())
+        yield f"the graph has {sum(inputs.values())} kernels, by inputs {dict(inputs)}; expected {expected}"
 
 
 def plio_places(s: Sources) -> Findings:
     """every PLIO has a channel of its own, in a column of the array interface that has PLIOs, near its tiles
 
-    Yields what `check_places.plios` finds. Raises as `Sources.graph`.
+    Yields what `plios` of `check_places` or `check_pairs` finds. Raises as `Sources.graph`.
     """
-    return check_places.plios(s.graph)
+    return check_pairs.plios(s.graph) if s.of_pairs else check_places.plios(s.graph)
 
 
 def tile_places(s: Sources) -> Findings:
     """the tiles of a cascade are neighbours, in the direction of their row
 
-    Yields what `check_places.tiles` finds. Raises as `Sources.graph`.
+    Yields what `tiles` of `check_places` or `check_pairs` finds. Raises as `Sources.graph`.
     """
-    return check_places.tiles(s.graph)
+    return check_pairs.tiles(s.graph) if s.of_pairs else check_places.tiles(s.graph)
 
 
 def routes(s: Sources) -> Findings:
-    """the array's stream switches have room for all lanes
+    """the array's stream switches have room for all streams
 
     Yields what `check_places.routes` finds. Raises as `Sources.graph`, and `RsnError` for a place outside of the array.
     """
@@ -257,9 +320,9 @@ def routes(s: Sources) -> Findings:
 def tile_memory(s: Sources) -> Findings:
     """buffers, stack and parameters of every tile fit its own 32 KiB, A and B in different banks
 
-    Yields what `check_places.memory` finds. Raises as `Sources.graph`.
+    Yields what `memory` of `check_places` or `check_pairs` finds. Raises as `Sources.graph`.
     """
-    return check_places.memory(s.graph)
+    return check_pairs.memory(s.graph) if s.of_pairs else check_places.memory(s.graph)
 
 
 def streams(s: Sources) -> Findings:
@@ -268,6 +331,8 @@ def streams(s: Sources) -> Findings:
     Yields a sentence for each that it does not. Raises `OSError` if the source cannot be read.
     """
     text, overlay = s.text(s.top), s.overlay
+    if s.of_pairs:  # its units are several processes each; its file is generated
+        return
     for stream in overlay.streams:
         if "MME" in {overlay.by_unit[unit].kind for unit in (stream.src, stream.dst)}:
             continue
@@ -290,7 +355,7 @@ def hls_files(s: Sources) -> Findings:
     Yields a sentence for each file that is missing on either side. Raises `OSError` if hls.cfg cannot be read.
     """
     config = s.machine_sources.hls_cfg
-    files = {os.path.relpath(path, s.root) for pattern in s.machine_sources.kernel for path in s.root.glob(pattern)}
+    files = {os.path.relpath(path, s.root) for path in s.machine_sources.kernel_files(s.root)}
     listed = {os.path.normpath(Path(config).parent / name) for name in s.config("syn.file", config)}
     for name in sorted(files ^ listed):
         yield f"{name} is {f'not in {config}' if name in files else f'in {config}, but does not exist'}"

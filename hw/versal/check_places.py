@@ -21,8 +21,6 @@ Findings = Iterator[str]
 TILE_BYTES = 32 * 1024
 BANK_BYTES = 8 * 1024
 """A double bank, which gives 256 bit to one access a cycle (UG1079, "AI Engine Memory")."""
-HEAP_BYTES = 1024
-"""The default, which no option of ours changes (UG1076, "AI Engine Compiler Options")."""
 SYNC_BYTES = 32
 """The number of runs and an end flag, beside stack and heap (there)."""
 SELECTOR_BYTES = 32
@@ -107,14 +105,13 @@ def tiles(graph: Sequence[str]) -> Findings:
 def routes(graph: Sequence[str]) -> Findings:
     """Yield a sentence for each place where the stream switches have no room for all streams. graph: as for `parts`.
     Nothing if a PLIO has no place; another check finds that. Raises `RsnError` for a place outside of the array."""
-    streams: list[tuple[tuple[int, int], list[tuple[int, int]]]] = []
+    ways: dict[bool, list[tuple[tuple[int, int], list[tuple[int, int]]]]] = {True: [], False: []}
     for plio in parts(graph)[0]:
         if not plio["at"] or None in plio["tiles"]:
             return  # another check's finding
         shim = plio["at"][0][0], 0
-        ends = [(column, row + 1) for column, row in plio["tiles"]]
-        streams += [(shim, ends)] if plio["inward"] else [(end, [shim]) for end in ends]
-    for (column, row), (to_column, to_row) in Switches().route(streams):
+        ways[bool(plio["inward"])].append((shim, [(column, row + 1) for column, row in plio["tiles"]]))
+    for (column, row), (to_column, to_row) in Switches().route(ways[True], ways[False]):
         where = f"column {column}, " + (f"row {row - 1}" if row else "the array interface")
         to = f"column {to_column}, " + (f"row {to_row - 1}" if to_row else "the array interface")
         yield f"too many streams go from {where} to {to}"
@@ -127,7 +124,7 @@ def layout(kernel: dict[str, Any]) -> TileMemory:
     for name, buffer in zip(BUFFERS, kernel["buffers"], strict=False):
         pinned += [(name, offset, offset + buffer["bytes"]) for _, _, offset in buffer["at"]]
     ((_, _, begin),) = kernel["stack"]
-    pinned.append(("stack", begin, begin + kernel["stack_bytes"] + HEAP_BYTES + SYNC_BYTES))
+    pinned.append(("stack", begin, begin + kernel["stack_bytes"] + kernel["heap_bytes"] + SYNC_BYTES))
     others = [("parameters", one["bytes"]) for one in kernel["parameters"] for _ in range(2)]
     return TileMemory(tuple(sorted(pinned, key=lambda x: x[1])), (*others, ("selector", SELECTOR_BYTES)))
 

@@ -40,7 +40,7 @@ def process_logic() -> dict[str, tuple[list[str], Counter[str]]]:
 
     Raises `RsnError` without clang."""
     made_of, folder = MACHINES["xnn8"], sources()
-    files = [p.relative_to(folder).as_posix() for pattern in made_of.kernel for p in sorted(folder.glob(pattern))]
+    files = [p.relative_to(folder).as_posix() for p in made_of.kernel_files(folder)]
     design = HlsDesign(machine_texts(folder), files, "dma_hls", made_of.flags)
     counted, out = process_counts(XNN8), dict[str, tuple[list[str], Counter[str]]]()
     for function in design.module.functions.values():

@@ -23,9 +23,10 @@ from ...isa.overlays.xnn2 import XNN2, network
 from ...isa.overlays.xnn2.cycles import LOOPS as XNN2_LOOPS
 from ...isa.overlays.xnn8 import XNN8
 from ...isa.overlays.xnn8 import network as xnn8_network
+from ...isa.overlays.xnn8 import placement as xnn8_placement
 from ...isa.overlays.xnn8.cycles import LOOPS as XNN8_LOOPS
 from ...isa.overlays.xnn8.formats import ChunkKind, ChunkRecord
-from ...isa.versal.board import system_cfg
+from ...isa.versal.board import ARGUMENTS, lanes, system_cfg
 from ...isa.versal.dispatcher import dispatcher, dispatcher_header
 from ...isa.versal.header import header, record_header
 from ...isa.versal.placement import placement_header
@@ -42,8 +43,10 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "xnn8/dispatch.h": partial(dispatcher_header, XNN8),
     "xnn8/dispatch.cpp": partial(dispatcher, XNN8),
     "xnn8/tables.h": xnn8_network.tables,
+    "xnn8/placement.h": xnn8_placement.placement_header,
     "xnn8/record.h": partial(record_header, ChunkRecord, ChunkKind, "../pl/fields.h"),
-    "system.cfg": partial(system_cfg, XNN),
+    "xnn8/system.cfg": lambda: system_cfg((p.stream for p in xnn8_placement.plios()), xnn8_placement.ARGUMENTS),
+    "system.cfg": lambda: system_cfg(lanes(XNN), ARGUMENTS),
     "aie/placement.h": partial(placement_header, XNN),
 }
 """Files by their path in this folder, each with what makes its text."""

@@ -1,9 +1,10 @@
-"""The XNN machine on the VCK190: what hosts, linker and C++ sources must agree on (contract section 4)."""
+"""The machines on the VCK190: what hosts, linker and C++ sources must agree on (contract section 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..overlay import Overlay
 from .tiles import LANES
@@ -22,14 +23,15 @@ class KernelArgument:
     memory: str
 
 
-ARGUMENTS = (
-    KernelArgument("lpddr0", "LPDDR"),
-    KernelArgument("lpddr1", "LPDDR"),
-    KernelArgument("ddr0", "DDR"),
-    KernelArgument("ddr1", "DDR"),
-    KernelArgument("instructions", "LPDDR"),
-)
-"""In the order of the kernel's signature. The same buffer twice per bank, once for each AXI port."""
+def arguments(ports: Mapping[str, int]) -> tuple[KernelArgument, ...]:
+    """Return the arguments of a kernel, in the order of its signature: for each bank the same buffer, once for each of
+    its AXI ports, then the instructions. ports: how many a bank has, by its name."""
+    banks = (KernelArgument(f"{bank.lower()}{i}", bank) for bank, count in ports.items() for i in range(count))
+    return (*banks, KernelArgument("instructions", "LPDDR"))
+
+
+ARGUMENTS = arguments({"LPDDR": 2, "DDR": 2})
+"""Of machines with MMEs."""
 
 FINGERPRINT = "fingerprint"
 """The argument behind them: a register of 64 bit that every run sets to the datapath's fingerprint. Hosts do not set
@@ -50,19 +52,31 @@ Descriptions"), as properties of the run (UG1393, "--vivado Options"). More effo
 routing: the design fills most of the device, and its clock is the machine's speed."""
 
 
-def lanes(overlay: Overlay) -> Iterator[tuple[str, str, bool]]:
-    """Yield each stream between the PL kernel and the AI Engine graph: the kernel's port, the graph's PLIO, and whether
-    the stream leads to the graph. Raises `KeyError` for an overlay without MMEs."""
+class ArrayStream(NamedTuple):
+    """A stream between the PL kernel and the AI Engine graph. port: the kernel's. into: it leads to the graph. bits: of
+    the graph's PLIO."""
+
+    port: str
+    into: bool
+    bits: int
+
+    @property
+    def plio(self) -> str:
+        """The name of the graph's PLIO."""
+        return self.port.upper()
+
+
+def lanes(overlay: Overlay) -> Iterator[ArrayStream]:
+    """Yield each stream between the PL kernel and the AI Engine graph. Raises `KeyError` for an overlay without MMEs."""
     for mme in overlay.by_kind["MME"]:
-        for operand, inward in (("a", True), ("b", True), ("c", False)):
+        for operand, into in (("a", True), ("b", True), ("c", False)):
             for lane in range(LANES):
-                name = f"{operand}{mme.index}_{lane}"
-                yield name, name.upper(), inward
+                yield ArrayStream(f"{operand}{mme.index}_{lane}", into, 64)
 
 
-def system_cfg(overlay: Overlay) -> str:
-    """Return the text of the linker's configuration file, system.cfg: memories, lanes between kernel and graph, effort
-    of Vivado. Raises as `lanes`."""
+def system_cfg(streams: Iterable[ArrayStream], of_kernel: Iterable[KernelArgument]) -> str:
+    """Return the text of the linker's configuration file, system.cfg: memories, streams between kernel and graph,
+    effort of Vivado. of_kernel: its arguments."""
     kernel = f"{KERNEL}_1"
     out = [
         "# How the linker joins kernel, AI Engine graph and memories: v++ -l --config system.cfg",
@@ -72,13 +86,13 @@ def system_cfg(overlay: Overlay) -> str:
         f"nk={KERNEL}:1:{kernel}",
         "",
         "# AXI ports to the memories of the platform.",
-        *(f"sp={kernel}.{a.name}:{a.memory}" for a in ARGUMENTS),
+        *(f"sp={kernel}.{a.name}:{a.memory}" for a in of_kernel),
         "",
-        "# Lanes of 64 bit: left and right operands to the MMEs, results from them.",
+        "# Streams: left and right operands to the tiles, results from them.",
     ]
-    for port, plio, inward in lanes(overlay):
-        ends = [f"{kernel}.{port}", f"ai_engine_0.{plio}"]
-        out.append("sc=" + ":".join(ends if inward else reversed(ends)))
+    for stream in streams:
+        ends = [f"{kernel}.{stream.port}", f"ai_engine_0.{stream.plio}"]
+        out.append("sc=" + ":".join(ends if stream.into else reversed(ends)))
     out += ["", "# More effort to reach the clock than by default, and for hours more.", "[vivado]"]
     out += [f"prop=run.impl_1.STEPS.{step}" for step in IMPLEMENTATION]
     return "\n".join([*out, ""])

@@ -97,7 +97,7 @@ void run_machine(const rsn_csim_program &program) {
     if (program.array) {
         graph = std::make_unique<mme::Engines>();
         set_ops(*graph, ops);
-        design.start(rsn_region, [&](const std::string &plio) -> hls::stream<Lane> & { return streams.at(plio); });
+        design.start(rsn_region, [&](const std::string &plio) -> hls::stream<Lane> & { return streams.at(plio); }, 1);
     } else {
         for (unsigned m = 0; m < units::MME; ++m) {
             const std::string name = "MME" + std::to_string(m);

@@ -33,8 +33,9 @@ MAIN = "csim/main.cpp"
 class MachineSources:
     """The sources of a machine, as patterns below their folder.
 
-    kernel: for HLS. graph: for the AI Engine. native: of the native run alone. hls_cfg: the configuration of HLS.
-    flags: options of the compiler.
+    kernel: for HLS, without `top_graph`. graph: programs of the AI Engine's tiles. native: of the native run alone.
+    hls_cfg: the configuration of HLS. flags: options of the compiler. top_graph: the source with the graph, for AMD's
+    compiler; the native run makes a graph of its own from the same header.
     """
 
     kernel: tuple[str, ...]
@@ -42,13 +43,20 @@ class MachineSources:
     native: tuple[str, ...]
     hls_cfg: str
     flags: tuple[str, ...] = ()
+    top_graph: str = "aie/graph.cpp"
+
+    def kernel_files(self, versal: Path) -> list[Path]:
+        """Return the source files of the kernel. versal: as for `files`."""
+        graph = versal / self.top_graph
+        return [path for pattern in self.kernel for path in sorted(versal.glob(pattern)) if path != graph]
 
     def files(self, versal: Path, *, program: bool = False) -> list[Path]:
         """Return the source files of the library. versal: the folder of all sources. program: add the source of the
         stand-alone program. A pattern without files gives none.
         """
-        patterns = (*self.kernel, *self.graph, *self.native, *([MAIN] if program else []))
-        return [path for pattern in patterns for path in sorted(versal.glob(pattern))]
+        patterns = (*self.graph, *self.native, *([MAIN] if program else []))
+        others = [path for pattern in patterns for path in sorted(versal.glob(pattern))]
+        return self.kernel_files(versal) + others
 
 
 _SHARED = ("csim/csim.cpp", "csim/machine.cpp")
@@ -68,6 +76,7 @@ MACHINES: Mapping[str, MachineSources] = {
         (*_SHARED, "csim/machine_xnn8.cpp"),
         "xnn8/hls.cfg",
         ("-DRSN_XNN8", "-O1"),  # -O3 takes twice as long to build, and saves little
+        "xnn8/graph.cpp",
     ),
 }
 """By the overlay that a machine is for."""
@@ -122,7 +131,7 @@ def build(
         raise BoardError(f"board csim cannot be built: {e}; {ELSEWHERE}") from e
     files = made_of.files(versal, program=program)
     flags_of_files = [*flags, f"{RENAMES}{versal}=.", f"-I{versal / 'csim' / 'include'}"]
-    target = cache_folder() / _key(cxx, flags, versal) / ("rsn-csim" if program else "librsn_csim.so")
+    target = cache_folder() / _key(cxx, flags, versal, files) / ("rsn-csim" if program else "librsn_csim.so")
     kept(target, lambda made: _compile(cxx, flags_of_files, files, made, shared=not program))
     if not os.access(target, os.X_OK):
         target.chmod(0o755)
@@ -177,10 +186,12 @@ def compiled(source: Path, flags: Sequence[str]) -> Path:
     return kept(target, lambda made: call([cxx, *flags, "-c", str(source), "-o", str(made)]))
 
 
-def _key(cxx: str, flags: Sequence[str], versal: Path) -> str:
-    """Return a hash of all that the result depends on: compiler, options and sources, but not the sources' folder."""
+def _key(cxx: str, flags: Sequence[str], versal: Path, files: Sequence[Path]) -> str:
+    """Return a hash of all that the result depends on: compiler, options and sources, but not the sources' folder.
+    files: those that are compiled."""
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
-    h = hashlib.sha256(repr((version, flags)).encode())
+    compiled = [path.relative_to(versal).as_posix() for path in files]
+    h = hashlib.sha256(repr((version, flags, compiled)).encode())
     for path in sorted(p for suffix in ("h", "hpp", "cpp", "cc") for p in versal.rglob(f"*.{suffix}")):
         h.update(f"{path.relative_to(versal)}\0".encode() + path.read_bytes() + b"\0")
     return h.hexdigest()[:16]

@@ -24,16 +24,14 @@ WARNINGS = {"g++": ("-Wconversion", "-Wshadow=local"), "clang++": ("-Wconversion
 """Beyond those of every build. With -Wshadow, g++ also refuses a constructor's parameter that is called as the member
 that it sets; clang does not."""
 COMPILERS = tuple(WARNINGS)
-OF_MMES = ("xnn", "xnn2")
-"""Machines whose graph for the AI Engine is that of `aie/`."""
 
 
 def files(machine: str, versal: Path) -> list[Path]:
     """Return the paths of the C++ sources of a machine, with those of the stand-alone program and those for the AI
     Engine. machine: a key of `MACHINES`; raises `KeyError` for another. versal: the folder of all sources (hw/versal).
     """
-    made_of = MACHINES[machine].files(versal, program=True)
-    return [*made_of, *sorted(versal.glob("aie/*.cpp"))] if machine in OF_MMES else made_of
+    made_of = MACHINES[machine]
+    return [*made_of.files(versal, program=True), *sorted(versal.glob(made_of.top_graph))]
 
 
 def lint(compiler: str, versal: Path | None = None) -> str:

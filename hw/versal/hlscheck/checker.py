@@ -120,7 +120,7 @@ def check_machine(machine: str, versal: Path) -> HlsReport:
     Raises as `check_kernel`, and `OSError`."""
     made_of = MACHINES[machine]
     texts = machine_texts(versal)
-    files = [p.relative_to(versal).as_posix() for pattern in made_of.kernel for p in sorted(versal.glob(pattern))]
+    files = [p.relative_to(versal).as_posix() for p in made_of.kernel_files(versal)]
     report = check_kernel(texts, files, "dma_hls", made_of.flags, TABLES[machine])
     programs = {name: text for name, text in texts.items() if name.startswith("aie/") or name in made_of.graph}
     found = dict.fromkeys([*report.findings, *rules_aie.pointers(programs), *rules_aie.alignment(programs)])

@@ -76,7 +76,7 @@ MISTAKES: Iterable[Any] = [
         "C0_0 dma_hls_1.c0_0 is no pair of ends",
     ),
     long(check.connections, "aie/graph.h", '"C" + name, adf', '"D" + name, adf', "the graph has no PLIO C0_0"),
-    long(check.connections, "aie/graph.h", "plio_64_bits", "plio_128_bits", "natively a PLIO has 64 bits"),
+    long(check.connections, "aie/graph.h", "plio_64_bits", "plio_128_bits", "A0_0 has 128 bit, not 64"),
     long(check.connections, "pl/types.h", "lane_floats>", "line_floats>", "the graph does not compile"),
     long(check.tiles, "aie/graph.h", "engines = xnn::units::MME", "engines = 5", "the graph has 320 kernels"),
     long(
@@ -335,6 +335,16 @@ def test_make_asks_for_each_step_once_in_order(versal: Path, tools: dict[str, st
         assert (versal / "build" / name).is_file()
     assert make(versal, "package", **tools).returncode == 0
     assert len(Path(tools["LOG"]).read_text(encoding="utf-8").splitlines()) == 5  # nothing is made twice
+
+
+def test_make_asks_for_the_graph_of_xnn8(versal: Path, tools: dict[str, str]) -> None:
+    assert make(versal, "xclbin", "MACHINE=xnn8", **tools).returncode == 0
+    steps = Path(tools["LOG"]).read_text(encoding="utf-8").splitlines()
+    kernel, graph = sorted(steps[:2], key=lambda step: "--mode aie" in step)
+    assert "--freqhz=220000000 --config xnn8/hls.cfg" in kernel
+    assert "--freqhz=220000000 --include ../xnn8/ --include .." in graph
+    assert " --aie.Xpreproc=-DRSN_PL_HZ=220000000 ../xnn8/graph.cpp" in graph
+    assert " --config ../xnn8/system.cfg " in steps[2]
 
 
 def test_frequency_and_jobs_reach_every_step(versal: Path, tools: dict[str, str]) -> None:

@@ -1,11 +1,14 @@
-// Stands in for AMD's graph library where it is not installed: what aie/graph.h and aie/kernels.h use, so that the same
-// graph runs natively, a thread to each kernel. Windows are double-buffered and filled by DMAs of their own, a stream
-// that forks goes on when all of its branches have room, as in the array.
+// Stands in for AMD's graph library where it is not installed: what graphs and kernels use, so that the same graph runs
+// natively, a thread to each kernel. Windows are double-buffered and filled by DMAs of their own, a stream that forks
+// goes on when all of its branches have room, as in the array. A merge of packets has no order: it takes any window
+// that is there, and puts a header in front of it, with an ID that nobody may count on.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_CSIM_ADF_H
 #define RSN_CSIM_ADF_H
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -36,9 +39,9 @@ namespace adf {
 struct input {};
 struct output {};
 struct cascade {};
-struct parameter {};
+struct pktstream {};
 struct ratio {};
-enum plio_type { plio_32_bits, plio_64_bits, plio_128_bits };
+enum plio_type { plio_32_bits = 32, plio_64_bits = 64, plio_128_bits = 128 };
 
 struct PLIO {};
 struct buffer {};
@@ -67,7 +70,6 @@ struct extents<N> {
 
 namespace native {
 
-using Lane = hls::vector<float, 2>;
 using Word = hls::vector<float, 8>;  // of a cascade
 
 // The same, by the tag of the accumulators: 384 bit are eight sums of either kind.
@@ -89,20 +91,30 @@ constexpr std::size_t cascade_depth = 64;
 struct Node {
     std::vector<Node *> next;
     std::string plio;                             // the name, of one that is a PLIO
+    unsigned bits = 0;                            // of a beat of a PLIO, and
+    double mhz = 0;                               // its clock, 0 for that of all
     std::vector<shim> place;                      // of a PLIO
+    bool merges = false;                          // of a PLIO: its stream has packets
     std::size_t window = 0;                       // of a buffer: words of 32 bits, as floats whatever they hold
-    std::vector<address> addresses;               // of a buffer: one for each of its two
-    std::unique_ptr<hls::stream<float>> buffer;   // of a buffer
-    hls::stream<Word> *cascade = nullptr;         // of a cascade, and
-    std::unique_ptr<hls::stream<Word>> owned;     // where it begins
+    std::size_t count = buffers;                  // of a buffer: how many it has
+    std::vector<address> addresses;               // of a buffer: one for each of these
+    std::shared_ptr<hls::stream<float>> buffer;   // of a buffer
+    std::shared_ptr<void> cascade;                // of a cascade: a stream of its words, and
+    std::shared_ptr<void> (*open_cascade)() = nullptr;  // what makes it, where it begins
     std::vector<uint32> values;                   // of a parameter
     bool asynchronous = false, written = false;   // of a parameter
 
-    // Where it leads to.
+    // Where it leads to: itself, if it is an end.
     void ends(std::vector<Node *> &out) {
         for (Node *node : next) node->ends(out);
         if (next.empty()) out.push_back(this);
     }
+};
+
+// An array of a kernel's source that the graph has a place for.
+struct Array {
+    std::size_t bytes = 0;
+    std::vector<address> place;
 };
 
 struct Kernel {
@@ -110,17 +122,20 @@ struct Kernel {
     std::function<void()> run;
     std::vector<tile> place;
     std::vector<address> stack;
-    std::size_t stack_bytes = 0;
+    std::size_t stack_bytes = 0, heap_bytes = 1024;
+    std::vector<std::shared_ptr<Array>> arrays;
 
     Node &add(std::vector<std::unique_ptr<Node>> &to) {
         to.push_back(std::make_unique<Node>());
         return *to.back();
     }
-    // Named after the stream that leaves it, or the cascade that it belongs to.
+    // Named after a stream that leaves it, or after the next one of the cascade that it belongs to.
     std::string name(const std::map<Node *, Kernel *> &owner) const {
         std::vector<Node *> ends;
-        out[0]->ends(ends);
-        return ends[0]->plio.empty() ? owner.at(ends[0])->name(owner) : ends[0]->plio;
+        for (const auto &node : out) node->ends(ends);
+        for (const Node *end : ends)
+            if (!end->plio.empty()) return end->plio;
+        return owner.at(ends[0])->name(owner);
     }
 };
 
@@ -139,9 +154,10 @@ struct Design {
                     throw std::logic_error("a kernel has a parameter without a value: update it before the run");
     }
 
-    // Starts everything in `region`. bind: the stream of a PLIO, by name.
-    template <typename Region>
-    void start(Region &region, const std::function<hls::stream<Lane> &(const std::string &)> &bind) {
+    // Starts everything in `region`. bind: the stream of a PLIO, by name. A stream of another width than its PLIO
+    // stands for both and the converter between them. runs: of each tile's kernel; negative for ever.
+    template <typename Region, typename Bind>
+    void start(Region &region, const Bind &bind, int runs) {
         require_values();
         std::map<Node *, Kernel *> owner;
         for (const auto &kernel : kernels)
@@ -152,45 +168,97 @@ struct Design {
             for (Node *node : ends) open(*node, plio->plio);
             region.start(plio->plio.c_str(), [ends, &from = bind(plio->plio)] { fill(from, ends); }, true);
         }
+        std::map<Node *, std::vector<Node *>> leave;  // by PLIO
         for (const auto &kernel : kernels) {
             for (const auto &node : kernel->out) {
                 std::vector<Node *> ends;
                 node->ends(ends);
-                if (node->window) {
-                    open(*node, ends[0]->plio);
-                    region.start(
-                        ends[0]->plio.c_str(), [&n = *node, &to = bind(ends[0]->plio)] { drain(n, to); }, true);
+                if (!node->window) {
+                    node->cascade = ends[0]->cascade = node->open_cascade();
+                } else if (ends[0]->plio.empty()) {
+                    open(*node, kernel->name(owner));
+                    ends[0]->buffer = node->buffer;
                 } else {
-                    node->owned = std::make_unique<hls::stream<Word>>();
-                    node->owned->open("cascade", cascade_depth);
-                    node->cascade = ends[0]->cascade = node->owned.get();
+                    open(*node, ends[0]->plio);
+                    leave[ends[0]].push_back(node.get());
                 }
             }
         }
-        for (const auto &kernel : kernels) region.start(kernel->name(owner).c_str(), kernel->run);
+        for (std::size_t i = 0; i < outputs.size(); ++i) {
+            Node &plio = *outputs[i];
+            const std::vector<Node *> &from = leave.at(&plio);
+            if (from.size() > 1 && !plio.merges) throw std::logic_error(plio.plio + " has several streams, no packets");
+            region.start(plio.plio.c_str(), [from, i, merges = plio.merges, &to = bind(plio.plio)] {
+                if (merges) merge(from, static_cast<unsigned>(i), to);
+                else drain(*from[0], to);
+            }, true);
+        }
+        for (const auto &kernel : kernels) {
+            const auto run = [&once = kernel->run, runs] { for (int i = 0; i != runs; i += runs > 0) once(); };
+            region.start(kernel->name(owner).c_str(), run, runs < 0);
+        }
     }
 
   private:
     static void open(Node &node, const std::string &name) {
-        node.buffer = std::make_unique<hls::stream<float>>();
-        node.buffer->open(name.c_str(), buffers * node.window);
+        node.buffer = std::make_shared<hls::stream<float>>();
+        node.buffer->open(name.c_str(), node.count * node.window);
     }
-    static void fill(hls::stream<Lane> &from, const std::vector<Node *> &to) {
+    template <typename Beat>
+    static void fill(hls::stream<Beat> &from, const std::vector<Node *> &to) {
+        constexpr std::size_t each = sizeof(Beat) / sizeof(float);
+        const std::size_t words = to[0]->window;
         for (;;) {
-            const Lane lane = from.read();
-            for (Node *node : to) {
-                node->buffer->write(lane[0]);
-                node->buffer->write(lane[1]);
+            std::vector<float *> windows;
+            for (Node *node : to) windows.push_back(node->buffer->window_to_write(words));
+            for (std::size_t i = 0; i < words; i += each) {
+                const Beat beat = from.read();
+                std::memcpy(windows[0] + i, &beat, sizeof beat);
             }
+            for (float *window : windows)
+                if (window != windows[0]) std::memcpy(window, windows[0], words * sizeof(float));
+            for (Node *node : to) node->buffer->written(words);
         }
     }
-    static void drain(Node &from, hls::stream<Lane> &to) {
-        for (;;) {
-            Lane lane;
-            lane[0] = from.buffer->read();
-            lane[1] = from.buffer->read();
-            to.write(lane);
+    template <typename Beat>
+    static void put(const float *words, std::size_t count, hls::stream<Beat> &to) {
+        constexpr std::size_t each = sizeof(Beat) / sizeof(float);
+        for (std::size_t i = 0; i < count; i += each) {
+            Beat beat = {};
+            std::memcpy(static_cast<void *>(&beat), words + i, std::min(each, count - i) * sizeof(float));
+            to.write(beat);
         }
+    }
+    template <typename Beat>
+    static void drain(Node &from, hls::stream<Beat> &to) {
+        for (;;) {
+            put(from.buffer->window_to_read(from.window), from.window, to);
+            from.buffer->taken(from.window);
+        }
+    }
+    // plio: its number, so that IDs are others in each.
+    template <typename Beat>
+    static void merge(const std::vector<Node *> &from, unsigned plio, hls::stream<Beat> &to) {
+        const unsigned count = static_cast<unsigned>(from.size());
+        std::vector<rsn::csim::Channel *> all;
+        for (Node *node : from) all.push_back(&node->buffer->channel());
+        for (unsigned next = 0;; next = rsn::csim::Process::current->next(next, count)) {
+            rsn::csim::wait_any(all);
+            Node &node = *from[next];
+            if (!all[next]->ask(rsn::csim::Channel::get)) continue;
+            const std::uint32_t header = header_of((plio + count - 1 - next) % count, node.addresses);
+            std::vector<float> packet(1 + node.window);
+            std::memcpy(packet.data(), &header, sizeof header);
+            std::memcpy(&packet[1], node.buffer->window_to_read(node.window), node.window * sizeof(float));
+            node.buffer->taken(node.window);
+            put(packet.data(), packet.size(), to);
+        }
+    }
+    // ID, row and column of the tile whose DMA sends, and odd parity (UG1079, "Packet Stream Operations").
+    static std::uint32_t header_of(unsigned id, const std::vector<address> &at) {
+        const auto row = static_cast<unsigned>(at.at(0).row), column = static_cast<unsigned>(at.at(0).column);
+        const std::uint32_t header = id | row << 16 | column << 21;
+        return header | (__builtin_parity(header) ? 0 : 1u << 31);
     }
 };
 
@@ -264,7 +332,7 @@ struct Argument<input_cascade<T> *> {
     input_cascade<T> value{};
     explicit Argument(Kernel &kernel) : node(kernel.add(kernel.in)) {}
     input_cascade<T> *get() {
-        value.stream = node.cascade;
+        value.stream = static_cast<decltype(value.stream)>(node.cascade.get());
         return &value;
     }
 };
@@ -273,9 +341,15 @@ template <typename T>
 struct Argument<output_cascade<T> *> {
     Node &node;
     output_cascade<T> value{};
-    explicit Argument(Kernel &kernel) : node(kernel.add(kernel.out)) {}
+    explicit Argument(Kernel &kernel) : node(kernel.add(kernel.out)) {
+        node.open_cascade = []() -> std::shared_ptr<void> {
+            auto made = std::make_shared<hls::stream<typename Cascade<T>::Word>>();
+            made->open("cascade", cascade_depth);
+            return made;
+        };
+    }
     output_cascade<T> *get() {
-        value.stream = node.cascade;
+        value.stream = static_cast<decltype(value.stream)>(node.cascade.get());
         return &value;
     }
 };
@@ -357,13 +431,14 @@ class plio {
   public:
     port<Direction> in[1], out[1];
 
-    static plio create(const std::string &name, plio_type type, const std::string & = "") {
-        if (type != plio_64_bits) throw std::invalid_argument(name + ": natively a PLIO has 64 bits");
+    static plio create(const std::string &name, plio_type type, const std::string & = "", double mhz = 0) {
         plio made;
         constexpr bool inwards = std::is_same_v<Direction, input>;
         auto &design = *native::Design::current;
         const auto &node = (inwards ? made.out : made.in)[0].shared();
         node->plio = name;
+        node->bits = type;
+        node->mhz = mhz;
         (inwards ? design.inputs : design.outputs).push_back(node);
         return made;
     }
@@ -373,9 +448,50 @@ class plio {
 using input_plio = plio<input>;
 using output_plio = plio<output>;
 
+// Makes one stream of packets of N, in any order, each with a header.
+template <unsigned N>
+class pktmerge {
+    static_assert(N >= 1 && N <= 32, "an ID has five bits");
+
+  public:
+    port<input> in[N];
+    port<output> out[1];
+
+    static pktmerge create() {
+        pktmerge made;
+        for (const auto &one : made.in) one.node().next.push_back(&made.out[0].node());
+        return made;
+    }
+};
+
+// An array of a kernel's source, which is single and the kernel's own; as a type, what a host updates.
+class parameter {
+  public:
+    std::shared_ptr<native::Array> made;
+
+    template <typename T, std::size_t N>
+    static parameter array(T (&)[N]) {
+        parameter out;
+        out.made = std::make_shared<native::Array>();
+        out.made->bytes = N * sizeof(T);
+        return out;
+    }
+};
+
 template <typename Kind = void, typename From, typename To>
 void connect(const From &from, const To &to) {
     from.node().next.push_back(&to.node());
+    if constexpr (std::is_same_v<Kind, pktstream>) to.node().merges = true;
+}
+template <typename Kind = void>
+void connect(const parameter &array, kernel &to) {
+    to.made->arrays.push_back(array.made);
+}
+
+// Of both ends of a connection that is a buffer, in place of two.
+template <typename End>
+void single_buffer(const End &end) {
+    end.node().count = 1;
 }
 
 // A parameter that keeps its value from run to run, until it is updated.
@@ -397,6 +513,7 @@ Ignored runtime(kernel &) {
 }
 
 inline std::size_t &stack_size(kernel &of) { return of.made->stack_bytes; }
+inline std::size_t &heap_size(kernel &of) { return of.made->heap_bytes; }
 
 // Where something lies: the places that are assigned to it are kept.
 template <typename Place>
@@ -415,6 +532,11 @@ template <typename Kind, typename Direction>
 Located<shim> location(plio<Direction> &of) {
     static_assert(std::is_same_v<Kind, PLIO>);
     return {of.end().place};
+}
+template <typename Kind>
+Located<address> location(parameter &of) {
+    static_assert(std::is_same_v<Kind, parameter>);
+    return {of.made->place};
 }
 template <typename Kind>
 Located<address> location(const kernel::Ends::End &of) {
