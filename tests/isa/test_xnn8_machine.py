@@ -17,6 +17,7 @@ from rsn.isa.overlays.xnn8.checks import legal, rules
 from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound, PanelNorm
 from rsn.isa.overlays.xnn8.formats import (
     PAIRS,
+    CacheRows,
     ChunkSource,
     EngineOp,
     LaneMemory,
@@ -239,6 +240,8 @@ def test_rows_in_x8_have_one_factor() -> None:
         ("Engine0", EngineOp(), "makes no results"),
         ("LPDDR", ChunkTransfer(0, 80, False, ("Rows0",), 8320), "constants come from LPDDR"),
         ("DDR", ChunkTransfer(0, 80, False, ("Rows0",), 80), "blocks of rows from DDR"),
+        ("DDR", CacheRows(0, 2304, False, ("Rows0",), 144, None, 32), "rows of lanes are 32, rows that move 16"),
+        ("DDR", CacheRows(0, 2304, True, ("Rows0",), 144, 3, 16), "rows of lanes are 16, rows that move 1"),
     ],
 )
 def test_what_units_cannot_execute(unit: str, uop: Any, reason: str) -> None:

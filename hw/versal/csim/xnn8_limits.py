@@ -35,8 +35,6 @@ class _Limits:
         match mop:
             case OffChipChunks(end=ChunkEnd.LOAD_T | ChunkEnd.STORE_T):
                 yield "T in off-chip memory"
-            case OffChipChunks(end=ChunkEnd.LOAD_ROWS | ChunkEnd.STORE_ROWS):
-                yield "rows that lie off chip one by one"
             case PanelRows() if mop.blocks:
                 yield from self._rows(mop)
             case PanelSend() if mop.chunks:
@@ -47,8 +45,6 @@ class _Limits:
                 yield from self._keys(mop)
 
     def _rows(self, mop: PanelRows) -> Iterator[str]:
-        if mop.by_row:
-            yield "rows that lie off chip one by one"
         if mop.gated and mop.rotated:
             yield "a gate with a rotation"
         yield from self._lanes(mop)
@@ -57,7 +53,7 @@ class _Limits:
                 yield "norms of heads"
             if mop.attention:
                 yield from self._heads(mop)
-        elif mop.memory == LaneMemory.T:
+        elif mop.memory == LaneMemory.T and not mop.by_row:
             yield "T in off-chip memory"
         blocks = blocks_of_results(mop, mop.blocks) if mop.op == RowOp.TAKE else mop.blocks
         added = [mop.residual_slot] * (mop.residual > 0) + [mop.source] * (mop.op == RowOp.SUM)
@@ -74,16 +70,14 @@ class _Limits:
             yield f"rows of more than {MOST_CHUNKS} blocks"
 
     def _heads(self, mop: PanelRows | PanelSend | PanelHeads) -> Iterator[str]:
-        if not isinstance(mop, PanelHeads) and (mop.spread or mop.grouped):
-            yield "steps of a decoder"
+        if not isinstance(mop, PanelHeads) and mop.grouped and mop.narrow:
+            yield "heads of 32 columns that become rows"
         if mop.skip >= 2 * mop.groups:
             yield "keys and values that lie two heads or more before those of the first head"
         yield from self._keys(mop)
 
     def _keys(self, mop: PanelRows | PanelSend | PanelHeads | EngineOp) -> Iterator[str]:
-        if isinstance(mop, EngineOp) and mop.spread:
-            yield "steps of a decoder"
-        if mop.key_rows != self.rows:
+        if not isinstance(mop, PanelHeads) and not mop.spread and mop.key_rows != self.rows:
             yield "a sequence over several engines"
 
     def _lanes(self, mop: PanelRows | PanelSend) -> Iterator[str]:

@@ -162,7 +162,7 @@ tiles_uops:
                 before = word;
             }
         }
-        const unsigned keys = op.key_rows * op.lanes, slices = (keys + 31) / 32;
+        const unsigned keys = op.key_rows * (op.spread ? lanes : unsigned{op.lanes}), slices = (keys + 31) / 32;
         unsigned first_key = 0, i = 0;  // of a slice, and halves of words of it
         bool second = false, of_keys = true, last = !op.wide;
     tiles_heads:

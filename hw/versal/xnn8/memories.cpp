@@ -1,4 +1,4 @@
-// X, X8 and T of a lane: each cycle one cell is written and one read.
+// X, X8 and T of a lane: each cycle one cell is written and one read; of T, some of the rows of a cell.
 // SPDX-License-Identifier: Apache-2.0
 #include "units.h"
 
@@ -8,13 +8,66 @@ namespace {
 
 using XCells = XCell[x_depth];
 using X8Cells = X8Cell[x8_depth];
-using TCells = TCell[t_depth];
+using TCells = TRow[4][t_depth];  // a row of a cell is a word of an URAM, which is written by itself
+
+template <unsigned Depth, typename Word>
+void put(Word (&cells)[Depth], const CellWrite<Word> &write) {
+#pragma HLS INLINE
+    cells[write.at] = write.cell;
+}
+template <unsigned Depth, typename Word>
+Word at(const Word (&cells)[Depth], unsigned address) {
+#pragma HLS INLINE
+    return cells[address];
+}
+void put(TCells &cells, const CellWrite<TCell> &write) {
+#pragma HLS INLINE
+    for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+        TRow row;
+        row.exponent = write.cell.exponent[r];
+        for (unsigned i = 0; i < 8; ++i) {
+#pragma HLS UNROLL
+            row.of[i] = write.cell.of[8 * r + i];
+        }
+        if (write.rows >> r & 1) cells[r][write.at] = row;
+    }
+}
+TRow row_of(const TCell &cell, unsigned row) {
+#pragma HLS INLINE
+    TRow made = {};
+    for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+        if (row != r) continue;
+        made.exponent = cell.exponent[r];
+        for (unsigned i = 0; i < 8; ++i) {
+#pragma HLS UNROLL
+            made.of[i] = cell.of[8 * r + i];
+        }
+    }
+    return made;
+}
+TCell at(const TCells &cells, unsigned address) {
+#pragma HLS INLINE
+    TCell cell;
+    for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+        const TRow row = cells[r][address];
+        cell.exponent[r] = row.exponent;
+        for (unsigned i = 0; i < 8; ++i) {
+#pragma HLS UNROLL
+            cell.of[8 * r + i] = row.of[i];
+        }
+    }
+    return cell;
+}
 
 // Words behind the last cell have 32 bits and are in LUTs: factors of rows, for which each block RAM of X8 would be one
 // word too short.
-template <unsigned Readers, unsigned Depth, typename Word>
-void serve(Word (&cells)[Depth], hls::stream<CellWrite<Word>> &writes, hls::stream<Token> &done,
-           hls::stream<CellRead> reads[Readers], hls::stream<Word> words[Readers]) {
+// Of T, a third reader gets one row of a cell.
+template <unsigned Readers, unsigned Depth, typename Cells, typename Word>
+void serve(Cells &cells, hls::stream<CellWrite<Word>> &writes, hls::stream<Token> &done,
+           hls::stream<CellRead> reads[Readers], hls::stream<Word> words[Readers], hls::stream<TRow> *rows = nullptr) {
 #pragma HLS INLINE
     hls::vector<int8_t, 4> behind[lane_rows];
 #pragma HLS AGGREGATE variable=behind compact=bit
@@ -26,7 +79,8 @@ memory_cycles:
 #pragma HLS PIPELINE II=ii::cells style=flp
 #pragma HLS DEPENDENCE variable=cells type=inter dependent=false
         if constexpr (Readers == 1) RSN_WAIT_FOR_ANY(writes, reads[0]);
-        else RSN_WAIT_FOR_ANY(writes, reads[0], reads[1]);
+        else if constexpr (Readers == 2) RSN_WAIT_FOR_ANY(writes, reads[0], reads[1]);
+        else RSN_WAIT_FOR_ANY(writes, reads[0], reads[1], reads[2]);
         if (!writes.empty()) {
             const CellWrite<Word> write = writes.read();
             if (write.last) {
@@ -39,22 +93,23 @@ memory_cycles:
                 }
                 behind[write.at % lane_rows] = factor;
             } else {
-                cells[write.at] = write.cell;
+                put(cells, write);
             }
             if (write.told) done << Token(1);
         }
         CellRead read = {true, 0};
-        bool first = !reads[0].empty(), any = first;
-        if (first) read = reads[0].read();
-        if constexpr (Readers == 2) {
-            if (!first && !reads[1].empty()) {
-                read = reads[1].read();
-                any = true;
-            }
+        unsigned reader = 0;
+        bool any = false;
+        for (unsigned i = 0; i < Readers; ++i) {
+#pragma HLS UNROLL
+            if (any || reads[i].empty()) continue;
+            read = reads[i].read();
+            reader = i;
+            any = true;
         }
         if (any && read.last) --readers;
         if (any && !read.last) {
-            Word cell = cells[read.at % Depth];
+            Word cell = at(cells, (reader == 2 ? read.at / 4 : read.at) % Depth);
             if (Readers == 1 && read.at >= Depth) {
                 const hls::vector<int8_t, 4> factor = behind[read.at % lane_rows];
                 for (unsigned i = 0; i < 4; ++i) {
@@ -62,8 +117,13 @@ memory_cycles:
                     cell.of[i] = factor[i];
                 }
             }
-            if (first) words[0] << cell;
-            else words[Readers - 1] << cell;
+            for (unsigned i = 0; i < Readers; ++i) {
+#pragma HLS UNROLL
+                if (i < 2 && reader == i) words[i] << cell;
+            }
+            if constexpr (Readers == 3) {
+                if (reader == 2) *rows << row_of(cell, read.at % 4);
+            }
         }
     }
 }
@@ -75,7 +135,7 @@ void x_memory(hls::stream<CellWrite<XCell>> &writes, hls::stream<Token> &done, h
     RSN_MEMORY(XCells, cells);
 #pragma HLS AGGREGATE variable=cells compact=bit
 #pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=uram
-    serve<2>(cells, writes, done, reads, words);
+    serve<2, x_depth>(cells, writes, done, reads, words);
 }
 
 void x8_memory(hls::stream<CellWrite<X8Cell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[1],
@@ -83,15 +143,16 @@ void x8_memory(hls::stream<CellWrite<X8Cell>> &writes, hls::stream<Token> &done,
     RSN_MEMORY(X8Cells, cells);
 #pragma HLS AGGREGATE variable=cells compact=bit
 #pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=bram
-    serve<1>(cells, writes, done, reads, words);
+    serve<1, x8_depth>(cells, writes, done, reads, words);
 }
 
-void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
-              hls::stream<TCell> words[2]) {
+void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[3],
+              hls::stream<TCell> words[2], hls::stream<TRow> &rows) {
     RSN_MEMORY(TCells, cells);
 #pragma HLS AGGREGATE variable=cells compact=bit
+#pragma HLS ARRAY_PARTITION variable=cells complete dim=1
 #pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=uram
-    serve<2>(cells, writes, done, reads, words);
+    serve<3, t_depth>(cells, writes, done, reads, words, &rows);
 }
 
 }  // namespace rsn::xnn8::pl

@@ -2,16 +2,26 @@
 //
 // Of weights a port moves a quarter of each column of pairs, of X the lanes whose number is its own, modulo four: of a
 // block the 4x4 blocks of two lanes in turn, 16 words each; those of 16 rows, and then their exponents, lie side by
-// side. Constants take one port.
+// side. So do the integers and the exponents of a row of T or X, where rows lie one by one: those of two lanes pass in
+// turn. Constants take one port.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pl/decoder.h"
 #include "units.h"
 
 namespace rsn::xnn8::pl {
 
+namespace {
+
+constexpr unsigned words_per_unit = 2, floats_per_word = 8, floats_per_unit = words_per_unit * floats_per_word;
+
+}  // namespace
+
 void expand(const OffChip &mop, std::uint16_t iteration, hls::stream<Transfer> &uops) {
-    const Transfer uop = {false, mop.int4, mop.end, mop.engines, mop.first, mop.lanes, mop.rows,
-                          mop.addr + iteration * mop.reuse_stride, mop.size};
+    const unsigned row_units = (mop.further + 1u) << mop.of_x;  // and one for exponents
+    const auto before = static_cast<unsigned>(mop.keeps ? within<11>(mop.row) * within<5>(row_units + 1) : 0);
+    const Transfer uop = {false, mop.int4, mop.keeps && before * floats_per_unit >= mop.size, mop.end, mop.engines,
+                          mop.first, mop.lanes, static_cast<uint8_t>(words_per_unit * row_units), mop.rows,
+                          mop.addr + before + iteration * mop.reuse_stride, mop.size};
     give_chunks(uop, mop.chunks, mop.chunk_stride, uops);
 }
 
@@ -19,7 +29,6 @@ namespace {
 
 constexpr unsigned burst = 16;  // words of a lane, in turn with those of another
 constexpr unsigned group_parts = 4, group_words = group_parts * burst + 1;  // of 16 rows: bursts, and exponents
-constexpr unsigned words_per_unit = 2, floats_per_word = 8;
 
 Bytes bytes_of(const Shorts &word) {
 #pragma HLS INLINE
@@ -79,23 +88,29 @@ ddr_uops:
         const Transfer uop = uops.read();
         if (uop.last) break;
         if (uop.end == to_w) load_weights(uop, port, number, weights);
+        const bool of_rows = uop.end == to_rows || uop.end == from_rows;
+        const bool loads_cells = uop.end == to_x || uop.end == to_rows;
         const unsigned rows = uop.rows, of_lane = rows / (uop.lanes ? uop.lanes : 1), of_block = rows * 65 / 16;
-        const unsigned blocks = uop.end == to_w ? 0 : uop.size / floats_per_word / of_block;
+        const unsigned blocks = uop.end == to_w ? 0 : of_rows ? 1 : uop.size / floats_per_word / of_block;
+        // What lies side by side: 16 rows, or one; in bursts, and then exponents.
+        const unsigned lane_groups = of_rows ? rows : of_lane / 16, parts = of_rows ? 1 : group_parts;
+        const unsigned integers = of_rows ? unsigned{uop.row_words} : burst, behind = of_rows ? words_per_unit : 1;
+        const unsigned of_group = of_rows ? integers + behind : group_words;
     ddr_blocks:
         for (unsigned block = 0; block < blocks; ++block) {
             const unsigned start = uop.addr * words_per_unit + block * of_block;
             // Exponents of 16 rows come first, and are stored last.
         ddr_groups:
-            for (unsigned group = 0; group < of_lane / 16; ++group) {
+            for (unsigned group = 0; group < lane_groups; ++group) {
             ddr_parts:
-                for (unsigned n = 0; n < 2 * (group_parts + 1); ++n) {
+                for (unsigned n = 0; n < 2 * (parts + 1); ++n) {
                     const unsigned which = n % 2, lane = number + ports * which, at = lane - uop.first;
                     if (lane < uop.first || at >= uop.lanes) continue;
-                    const unsigned part = uop.end == to_x ? n / 2 : (n / 2 + 1) % (group_parts + 1);
-                    const unsigned count = part ? burst : 1;
-                    const unsigned from = start + (at * (of_lane / 16) + group) * group_words
-                        + (part ? part - 1 : group_parts) * burst;
-                    if (uop.end == to_x) {
+                    const unsigned part = loads_cells ? n / 2 : n / 2 == parts ? 0 : n / 2 + 1;
+                    const unsigned count = part ? integers : behind;
+                    const unsigned from = start + (at * lane_groups + group) * of_group
+                        + (part ? part - 1 : parts) * integers;
+                    if (loads_cells) {
                         RSN_STALLS();
                         port.read_request(from, count);
                     load_words:
@@ -110,7 +125,7 @@ ddr_uops:
                         }
                     } else {
                         RSN_STALLS();
-                        port.write_request(from, count);
+                        if (!uop.drops) port.write_request(from, count);
                     store_words:
                         for (unsigned w = 0; w < count; ++w) {
 #pragma HLS PIPELINE II=ii::burst style=stp
@@ -119,9 +134,9 @@ ddr_uops:
 #pragma HLS UNROLL
                                 if (uop.engines == 1u << e) word = which ? stores[e][1].read() : stores[e][0].read();
                             }
-                            port.write(word);
+                            if (!uop.drops) port.write(word);
                         }
-                        port.write_response();
+                        if (!uop.drops) port.write_response();
                     }
                 }
             }

@@ -10,6 +10,7 @@ namespace rsn::xnn8::pl {
 namespace {
 
 constexpr unsigned x_cells_of_lane = x_depth / cell_groups / x_words;
+constexpr unsigned exponent_words = 2;  // of rows that lie off chip one by one: of the second nothing
 constexpr unsigned cell_words = 64;  // words of X of 16 rows; off chip, exponents in front of them
 constexpr unsigned send_reads = 0, heads_reads = 1;  // bits of a field
 constexpr int product_bits = 30, offset_bits = 38;
@@ -131,6 +132,119 @@ void add_up(const Packed &two, const Gains &gains, unsigned block, unsigned grou
     }
 }
 
+// Goes through rows that lie off chip one by one, `count` beats each: parts of 8 bytes, which are in one cell, and two
+// words, of which the first has exponents, the second nothing.
+struct PartOfRow {
+    uint8_t row = 0, beat = 0;
+    void next(unsigned count) {
+#pragma HLS INLINE
+        const bool last = beat + 1u == count;
+        beat = last ? 0 : static_cast<uint8_t>(beat + 1);
+        row = static_cast<uint8_t>(row + last);
+    }
+};
+
+// Rows of a cache to T. Their exponents come first.
+void load_rows(const Rows &op, hls::stream<Shorts> &loads, hls::stream<CellWrite<TCell>> &t) {
+#pragma HLS INLINE
+    const unsigned of_row = op.blocks * t_words + exponent_words;
+    const auto count = static_cast<uint16_t>(within<8>(op.key_rows) * within<7>(of_row));
+    PartOfRow at;
+    int8_t exponents[pairs] = {};
+#pragma HLS ARRAY_PARTITION variable=exponents complete
+    Shorts word = {};
+load_parts:
+    for (uint16_t i = 0; i < count; ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+        const bool ahead = at.beat < exponent_words;
+        const unsigned part = at.beat - exponent_words;
+        if (ahead || part % 4 == 0) word = loads.read();
+        for (unsigned b = 0; b < pairs; ++b) {
+#pragma HLS UNROLL
+            if (at.beat == 0) exponents[b] = static_cast<int8_t>(word[b / 2] >> b % 2 * 8);
+        }
+        TCell cell;
+        for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+            for (unsigned e = 0; e < 8; ++e) {
+#pragma HLS UNROLL
+                cell.of[8 * r + e] = static_cast<int8_t>(word[part % 4 * 4 + e / 2] >> e % 2 * 8);
+            }
+            cell.exponent[r] = exponents[part / t_words % pairs];
+        }
+        const unsigned group = group_of(op.slot, part / t_words % pairs, op.key_rows) + at.row / 4;
+        const auto address = static_cast<uint16_t>(group * t_words + part % t_words);
+        const ap_uint<4> rows = 1 << at.row % 4;
+        if (!ahead) t << CellWrite<TCell>{false, i + 1 == count, address, cell, rows};
+        at.next(of_row);
+    }
+}
+
+// Rows of T or X, one by one. Their exponents go last.
+void store_rows(const Rows &op, hls::stream<CellRead> &x_reads, hls::stream<XCell> &x_cells,
+                hls::stream<CellRead> &t_reads, hls::stream<TRow> &t_rows, hls::stream<Shorts> &stores) {
+#pragma HLS INLINE
+    const bool of_t = op.memory == in_t;
+    const unsigned in_block = of_t ? t_words : x_words, parts = op.blocks * in_block, of_row = parts + exponent_words;
+    const unsigned rows = op.keeps ? 1u : unsigned{op.rows};
+    const auto count = static_cast<uint16_t>(within<7>(rows) * within<8>(of_row));
+    PartOfRow asked, taken;
+    int8_t exponents[pairs] = {};
+#pragma HLS ARRAY_PARTITION variable=exponents complete
+    Shorts word = {};
+store_parts:
+    for (uint16_t i = 0; i < static_cast<uint16_t>(count + under_way); ++i) {
+#pragma HLS PIPELINE II=ii::cells style=flp
+        if (asked.row < rows && asked.beat < parts) {
+            const unsigned block = asked.beat / in_block;
+            const unsigned group = group_of(op.slot, block, op.rows) + asked.row / 4;
+            const unsigned cell = group * in_block + asked.beat % in_block;
+            if (of_t) t_reads << CellRead{false, static_cast<uint16_t>(4 * cell + asked.row % 4)};
+            else x_reads << CellRead{false, static_cast<uint16_t>(cell)};
+        }
+        asked.next(of_row);
+        if (i < under_way) continue;
+        const unsigned r = taken.row % 4;
+        Quarter part = {};
+        int8_t exponent = 0;
+        if (taken.beat < parts && !of_t) {
+            const XCell cell = x_cells.read();
+            for (unsigned e = 0; e < 16; ++e) {
+#pragma HLS UNROLL
+                if (e / 4 == r) part[e % 4] = cell.of[e];
+                if (e / 4 == r) exponent = cell.exponent[e / 4];
+            }
+        }
+        if (taken.beat < parts && of_t) {
+            const TRow row = t_rows.read();
+            for (unsigned e = 0; e < 4; ++e) {
+#pragma HLS UNROLL
+                part[e] = static_cast<int16_t>(static_cast<uint8_t>(row.of[2 * e]) | row.of[2 * e + 1] << 8);
+            }
+            exponent = row.exponent;
+        }
+        if (taken.beat < parts) {
+            for (unsigned e = 0; e < 16; ++e) {
+#pragma HLS UNROLL
+                if (e / 4 == taken.beat % 4) word[e] = part[e % 4];
+            }
+            exponents[taken.beat / in_block] = exponent;
+            if (taken.beat % 4 == 3) stores << word;
+        } else {
+            Shorts ends = {};
+            for (unsigned b = 0; b < pairs; ++b) {
+#pragma HLS UNROLL
+                if (taken.beat > parts) continue;
+                if (!of_t) ends[b] = exponents[b];
+                else if (b % 2) ends[b / 2] |= static_cast<int16_t>(exponents[b] << 8);
+                else ends[b / 2] = static_cast<uint8_t>(exponents[b]);
+            }
+            stores << ends;
+        }
+        taken.next(of_row);
+    }
+}
+
 // x, limited to the magnitudes up to 127 * 2^low_bits. Its bits tell whether it is above, so that no sum is made.
 int64_t limited(int64_t x, unsigned low_bits) {
 #pragma HLS INLINE
@@ -146,7 +260,8 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<Shorts> &constants, hls::stream<Token> free[2], hls::stream<Token> filled[2],
           hls::stream<CellWrite<XCell>> &x, hls::stream<Token> &x_done, hls::stream<CellRead> &x_reads,
           hls::stream<XCell> &x_cells, hls::stream<CellWrite<X8Cell>> &x8, hls::stream<Token> &x8_done,
-          hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<PostWork> &to_post,
+          hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<CellRead> &t_reads,
+          hls::stream<TRow> &t_rows, hls::stream<PostWork> &to_post,
           hls::stream<ResidualWork> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
           hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
           hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values,
@@ -189,6 +304,7 @@ rows_uops:
             x8 << CellWrite<X8Cell>{true, false, 0, {}};  // hls-allow state-order: memories end by themselves
             t << CellWrite<TCell>{true, false, 0, {}};
             x_reads << CellRead{true, 0};
+            t_reads << CellRead{true, 0};  // hls-allow state-order: memories end by themselves
             break;
         }
         const Rows op = Rows::decode(uop.words);
@@ -197,19 +313,23 @@ rows_uops:
             if (i < op.wait) free[0].read();
             else free[1].read();
         }
-        const bool has_rows = op.blocks && lane >= op.first && lane < unsigned{op.first} + op.lanes;
+        const bool has_rows =
+            op.blocks && lane >= op.first && lane < unsigned{op.first} + (op.keeps ? 1u : unsigned{op.lanes});
         const auto groups_of_rows = static_cast<uint8_t>(op.rows / 4);
         // Two narrow heads are a block, a wide one is two.
         const bool heads_come = op.op == take && op.attention, halves = heads_come && op.narrow;
         const unsigned of_results = (unsigned{op.blocks} + halves) << (heads_come && op.wide);
         const auto blocks = static_cast<uint8_t>(of_results >> (op.gated || halves));  // of the memory
         const auto block_cells = static_cast<uint8_t>(op.rows / cell_rows);
+        // Heads that are rows become columns of the first one.
+        const bool grouped = heads_come && op.grouped;
+        const uint8_t told_again = grouped ? op.groups : 1;  // as often each block of results is told
         const auto cell_of = [&](unsigned block) {
-            return static_cast<uint8_t>(op.slot + within<6>(block) * within<3>(block_cells));
+            return static_cast<uint8_t>(op.slot + within<9>(block) * within<3>(block_cells));
         };
         const bool takes_t = op.op == take && op.memory == in_t, computed = op.op == take || op.op == sum;
         const bool to_angles = op.op == load && op.memory == in_angles;
-        const bool stored = op.op == store, norms = op.norm && (stored || op.op == walk);
+        const bool stored = op.op == store && !op.by_row, norms = op.norm && (stored || op.op == walk);
         const bool summed = op.op == sum, added = summed || (op.op == take && op.residual != nothing);
         if (has_rows && (computed || to_angles)) {
             to_post << PostWork{false, to_angles, summed, op.attention, op.narrow, op.wide, op.gated, op.rotated,
@@ -225,12 +345,14 @@ rows_uops:
         for (uint8_t b = 0; op.gains && b < blocks; ++b) gains.take(cell_of(b), constants);
         if (!has_rows) {
             // A lane without rows tells its readers as the others do: they count alike.
-            const unsigned written = !op.blocks || op.op == load || op.op == store ? 0
-                : op.op == walk ? op.blocks : takes_t ? blocks : 0;
+            const bool to_t = takes_t || (op.op == load && op.memory == in_t);
+            const unsigned written = !op.blocks ? 0 : to_t || op.op == walk ? blocks : 0;
         rows_tokens:
-            for (unsigned i = 0; i < written; ++i) {
-                if (takes_t && op.readers >> heads_reads & 1) filled[1] << Token(1);
-                if (!takes_t || op.readers >> send_reads & 1) filled[0] << Token(1);
+            for (uint8_t again = 0; again < told_again; ++again) {
+                for (unsigned i = 0; i < written; ++i) {
+                    if (to_t && op.readers >> heads_reads & 1) filled[1] << Token(1);
+                    if (!to_t || op.readers >> send_reads & 1) filled[0] << Token(1);
+                }
             }
             continue;
         }
@@ -336,7 +458,17 @@ rows_uops:
         }
 
         const auto sixteens = static_cast<uint8_t>(blocks * op.rows / cell_rows);
-        if (op.op == load || (computed && !takes_t)) {
+        if (op.op == load && op.by_row) {
+            load_rows(op, loads, t);
+            t_done.read();
+        rows_loaded:
+            for (uint8_t b = 0; b < op.blocks; ++b) {
+                if (op.readers >> heads_reads & 1) filled[1] << Token(1);
+                if (op.readers >> send_reads & 1) filled[0] << Token(1);  // hls-allow state-order: as above
+            }
+        } else if (op.op == store && op.by_row) {
+            store_rows(op, x_reads, x_cells, t_reads, t_rows, stores);
+        } else if (op.op == load || (computed && !takes_t)) {
             const bool loaded = op.op == load;
             const auto count = static_cast<uint16_t>(sixteens * 2 * (loaded ? cell_words + 1 : cell_words));
             uint8_t n = 0, sixteen = 0, block = op.slot;  // of what is loaded: of its words, of rows in the block
@@ -447,12 +579,14 @@ rows_uops:
 #pragma HLS UNROLL
                 groups_left[c] = static_cast<uint8_t>(op.rows / 8);
             }
-            uint8_t whole = 0, before = 0;  // blocks that are whole, as all before them; where the group before went
+            uint8_t whole = 0;  // blocks that are whole, as all before them
+            Place before = {};  // where the group before went
         take_to_t:
             for (uint16_t i = 0; i < static_cast<uint16_t>(count + group_beats); ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
                 const unsigned n = i % group_beats;
-                if (n == 0) before = at.column;
+                if (n == 0) before = at;
+                const TCell before_beat = cell;
                 if (i < count) {
                     if (n == 0) at = places.read();
                     const Packed in = results.read();  // hls-allow state-order: they come behind their place
@@ -461,21 +595,51 @@ rows_uops:
                         cell.of[8 * row_in_four(n, e) + 4 * (n / 2 % 2) + e % 4] = static_cast<int8_t>(in.of[e]);
                         cell.exponent[row_in_four(n, e)] = in.exponent[e / 4];
                     }
-                    const unsigned group = cell_groups * cell_of(at.column) + 2 * at.group + upper(n);
-                    const unsigned address = group * t_words + n / 8;
-                    const bool told = n + 1 == group_beats;
-                    if (n % 4 == 3) t << CellWrite<TCell>{false, told, static_cast<uint16_t>(address), cell};
                 }
+                unsigned to_block = at.column, group = 2 * at.group + upper(n), word = n / 8;
+                CellWrite<TCell> write = {false, n + 1 == group_beats, 0, cell};
+                bool due = n % 4 == 3 && i < count;
+                if (grouped) {
+                    // A row of a cell in each beat: two as soon as they are whole, the others in the next two beats.
+                    const unsigned turn = (n + 2) % 4, of_cell = (n + 62) / 4 % 16;
+                    const Place of = n < 2 ? before : at;
+                    const unsigned row = 8u * of.group + of_cell % 2 * 4 + turn, column = of.column >> op.wide;
+                    const auto head = static_cast<unsigned>(within<3>(column) * within<6>(op.groups) + row);
+                    to_block = op.wide ? 2 * head + of.column % 2 : head;
+                    group = 0;
+                    word = of_cell / 2;
+                    for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                        if (turn != r) continue;
+                        write.cell.exponent[0] = r < 2 ? cell.exponent[r] : before_beat.exponent[r];
+                        for (unsigned e = 0; e < 8; ++e) {
+#pragma HLS UNROLL
+                            write.cell.of[e] = r < 2 ? cell.of[8 * r + e] : before_beat.of[8 * r + e];
+                        }
+                    }
+                    write.told = n == 1;
+                    write.rows = row < op.groups;
+                    due = i >= 2 && i < count + 2;
+                }
+                write.at = static_cast<uint16_t>((cell_groups * cell_of(to_block) + group) * t_words + word);
+                if (due) t << write;
                 if (n == group_beats / 2 && i >= group_beats) {
                     t_done.read();  // hls-allow state-order: the group before has been written
-                    --groups_left[before];
+                    --groups_left[before.column];
                 }
-                if (whole < blocks && !groups_left[whole]) {
+                if (!grouped && whole < blocks && !groups_left[whole]) {
                     ++whole;
                     // hls-allow state-order: readers take tokens by themselves
                     if (op.readers >> heads_reads & 1) filled[1] << Token(1);
                     // hls-allow state-order: the same
                     if (op.readers >> send_reads & 1) filled[0] << Token(1);
+                }
+            }
+        take_grouped:
+            for (uint8_t again = 0; grouped && again < told_again; ++again) {
+                for (uint8_t b = 0; b < blocks; ++b) {
+                    if (op.readers >> heads_reads & 1) filled[1] << Token(1);
+                    if (op.readers >> send_reads & 1) filled[0] << Token(1);  // hls-allow state-order: as above
                 }
             }
         } else {

@@ -23,11 +23,15 @@ struct ChunkGroup {
     }
 };
 
-// Beats of chunks: their cells, then their record. All chunks pass once, or once for each part of their rows.
+// Beats of chunks: their cells, then their record. All chunks pass once, or once for each part of their rows. member:
+// of four heads whose first rows become a cell.
 struct ChunkBeat {
-    uint8_t chunk = 0, beat = 0, part = 0;
-    void next(unsigned chunks) {
+    uint8_t chunk = 0, beat = 0, part = 0, member = 0;
+    void next(unsigned chunks, bool gathers) {
 #pragma HLS INLINE
+        const bool stays = gathers && member != 3;
+        member = stays ? static_cast<uint8_t>(member + 1) : 0;
+        if (stays) return;
         const bool last = beat + 1u == chunk_cells + record_beats, ends = last && chunk + 1u == chunks;
         beat = last ? 0 : static_cast<uint8_t>(beat + 1);
         chunk = ends ? 0 : static_cast<uint8_t>(chunk + last);
@@ -97,15 +101,17 @@ inline unsigned head_cell(unsigned slot, unsigned rows, unsigned head, HeadWidth
 }
 
 // The largest exponents of heads from `slot` on, of all lanes, for `count` heads of queries, of which `groups` share
-// one. skip: of those that share the first one, how many come before. before: rows of the sequence in other lanes.
-void exponents_of(HeadWidth width, uint8_t groups, uint8_t skip, uint8_t rows, uint8_t slot, uint8_t count,
-                  bool has_rows, uint16_t before, uint16_t shown, hls::stream<CellRead> &reads,
+// one. skip: of those that share the first one, how many come before. members: heads that have one exponent together.
+// before: rows of the sequence in other lanes.
+void exponents_of(HeadWidth width, uint8_t groups, uint8_t skip, uint8_t members, uint8_t rows, uint8_t slot,
+                  uint8_t count, bool has_rows, uint16_t before, uint16_t shown, hls::stream<CellRead> &reads,
                   hls::stream<TCell> &cells, hls::stream<CellExponent> &own, hls::stream<CellExponent> &of_all,
                   CellExponent (&top)[pairs]) {
 #pragma HLS INLINE
     ChunkGroup asked, taken;
     SharedHead shared(skip, groups);
     CellExponent most = lowest;
+    uint8_t member = 0;
     const unsigned of_block = rows / 4u, of_head = of_block << width.wide;
     const auto address = [&](unsigned) {
         const unsigned at = head_cell(slot, rows, shared.head, width, asked.group, 0);
@@ -113,7 +119,8 @@ void exponents_of(HeadWidth width, uint8_t groups, uint8_t skip, uint8_t rows, u
         if (!asked.group) shared.next(groups);
         return at;
     };
-    const auto groups_of_heads = static_cast<uint16_t>(has_rows ? within<4>(count) * within<5>(of_head) : 0);
+    const int64_t all = within<4>(count) * within<6>(members);
+    const auto groups_of_heads = static_cast<uint16_t>(has_rows ? within<8>(all) * within<6>(of_head) : 0);
     read_cells(reads, cells, groups_of_heads, address, [&](unsigned, const TCell &cell) {
         CellExponent of_cell = lowest;
         for (unsigned r = 0; r < 4; ++r) {
@@ -121,8 +128,10 @@ void exponents_of(HeadWidth width, uint8_t groups, uint8_t skip, uint8_t rows, u
             const bool shows = before + 4 * (taken.group - (taken.group < of_block ? 0 : of_block)) + r < shown;
             of_cell = static_cast<CellExponent>(larger(of_cell, shows ? cell.exponent[r] : lowest));
         }
-        most = static_cast<CellExponent>(larger(taken.group ? most : lowest, of_cell));
-        if (taken.group + 1u == of_head) own << most;
+        most = static_cast<CellExponent>(larger(taken.group || member ? most : lowest, of_cell));
+        const bool ends = taken.group + 1u == of_head, ends_all = ends && member + 1u == members;
+        if (ends_all) own << most;
+        member = ends_all ? 0 : static_cast<uint8_t>(member + ends);
         taken.next(of_head);
     });
 nothing_of_heads:
@@ -162,22 +171,27 @@ send_uops:
 #pragma HLS ARRAY_PARTITION variable=top complete dim=0
 #pragma HLS ARRAY_PARTITION variable=top_of_rows complete dim=1
         const auto before_lane = static_cast<uint16_t>((lane - op.first) % lanes * op.rows);
+        const auto before_keys = static_cast<uint16_t>(op.spread ? lane * op.key_rows : before_lane);
+        // Of heads that are rows, each lane has the first row alone.
+        const uint16_t shown = op.grouped ? uint16_t{op.groups} : uint16_t{op.count};
         // A tile has half of the rows, or all rows and half of the columns.
         const auto second_row = static_cast<uint8_t>(op.wide ? 0 : op.rows / 2);
         const HeadWidth width = {op.narrow, op.wide};
         if (op.source == queries) {
         query_exponents:
             for (uint8_t part = 0; part < 2; ++part) {
-                exponents_of(width, part ? op.groups : 1, part ? op.skip : 0, part ? op.key_rows : op.rows,
-                             part ? op.keys_slot : op.slot, chunks, has_rows, before_lane, part ? op.keys : op.count,
-                             t_reads, t_cells, own, of_all, top[part]);
+                exponents_of(width, part && !op.grouped ? op.groups : 1, part ? op.skip : 0,
+                             !part && op.grouped ? op.groups : 1, part ? op.key_rows : op.rows,
+                             part ? op.keys_slot : op.slot, chunks, has_rows || (part && op.spread),
+                             part ? before_keys : before_lane, part ? op.keys : op.count, t_reads, t_cells, own, of_all,
+                             top[part]);
             }
         query_shifts:
             for (uint8_t head = 0; head < chunks; ++head)
                 shifts[head] = score_shifts(top[0][head] + top[1][head], op.head_dim);
             record.kind = static_cast<uint8_t>(ChunkKind::QUERIES);
             record.heads = chunks;
-            record.lanes = op.lanes;
+            record.lanes = op.spread ? static_cast<uint8_t>(lanes) : op.lanes;
             record.rows = static_cast<uint8_t>(op.rows << op.wide);
             record.narrow = op.narrow;
             record.wide = op.wide;
@@ -233,51 +247,77 @@ send_uops:
         ChunkBeat asked, sent;
         Bytes cell_before = {};
         Beat128 late = {};  // the second tile gets each beat one cycle after the first
+        bool begun = false;
     send_beats:
         const uint8_t parts = op.low_bits ? 2 : 1;
-        const auto beats = static_cast<uint16_t>(parts * chunks * (chunk_cells + record_beats) + under_way);
+        const unsigned fours = op.grouped ? (op.groups + 3u) / 4 : 0, gathered = fours * t_words << op.wide;
+        const auto beats =
+            static_cast<uint16_t>(parts * chunks * (chunk_cells + record_beats + 3 * gathered) + under_way);
+        const auto group_of_query = [&](unsigned n) { return n % 2 * second_row / 4 + n / 16; };
+        const auto of_first_rows = [&](unsigned n) {
+            return n / 16 < (op.wide ? op.rows / 4u : op.rows / 8u) && group_of_query(n) < fours;
+        };
+        TCell of_heads = {};
+#pragma HLS ARRAY_PARTITION variable=of_heads.exponent complete
         for (uint16_t i = 0; i < beats; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
             // hls-allow state-order: what comes before is sent without it
             if (op.each && asked.chunk && !asked.part && !asked.beat) filled.read();
+            const bool asks_heads = asked.beat < chunk_cells && of_first_rows(asked.beat);
             if (asked.part < parts && asked.beat < chunk_cells) {
-                const unsigned n = asked.beat, group = of_queries ? n % 2 * second_row / 4 + n / 16 : n / 8;
+                const unsigned n = asked.beat, group = of_queries ? group_of_query(n) : n / 8;
                 const unsigned k = of_queries ? n / 2 % 8 : n % 2 * (t_words / 2) + n / 2 % 4;
-                const unsigned in_rows = 4 * group < op.rows ? group : 0;  // nothing is made of more rows
+                // nothing is made of more rows
+                const unsigned in_rows = 4 * group < op.rows && !asks_heads ? group : 0;
                 const bool second_block = of_queries && op.wide && n % 2;
                 const unsigned there = in_rows + (second_block ? op.rows / 4 : 0);
-                const unsigned block = in_parts ? 2 * asked.chunk + asked.part : asked.chunk;
+                const unsigned before_chunk = asks_heads ? asked.chunk : 0;
+                const auto head = static_cast<unsigned>(within<3>(before_chunk) * within<6>(op.groups)) + 4 * group;
+                const unsigned block = in_parts ? 2 * asked.chunk + asked.part
+                    : asks_heads ? head + asked.member : unsigned{asked.chunk};
                 const HeadWidth of_block = {of_queries && op.narrow, of_queries && op.wide};
                 const unsigned at = head_cell(in_parts ? 0 : op.slot, op.rows, block, of_block, there, k);
                 const CellRead read = {false, static_cast<uint16_t>(at)};
                 if (of_x8) x8_reads << read;
                 else t_reads << read;
             }
-            asked.next(chunks);
+            asked.next(chunks, asks_heads);
             if (i < under_way) continue;
             const unsigned chunk = sent.chunk, n = sent.beat;
             const bool last = chunk + 1u == chunks && sent.part + 1u == parts;
             // Results of different operations never wait side by side.
             // hls-allow state-order: Post ends what came before by itself
             if (n == 0 && last && !of_queries && before && has_rows) taken.read();
+            const unsigned of_query = group_of_query(n);
+            const bool gathers = n < chunk_cells && of_first_rows(n);
             Beat128 first, second;
             if (n < chunk_cells) {
                 TCell cell = {};
                 if (of_x8) cell.of = x8_cells.read().of;
                 else cell = t_cells.read();
-                const unsigned group = n % 2 * second_row / 4 + n / 16;
+                TCell whole = cell;  // first rows of four heads, when the last of them has come
+                for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                    if (gathers) whole.exponent[r] = r == 3 ? cell.exponent[0] : of_heads.exponent[r];
+                    if (sent.member == r) of_heads.exponent[r] = cell.exponent[0];
+                    for (unsigned e = 0; e < 8; ++e) {
+#pragma HLS UNROLL
+                        if (gathers) whole.of[8 * r + e] = r == 3 ? cell.of[e] : of_heads.of[8 * r + e];
+                        if (sent.member == r) of_heads.of[8 * r + e] = cell.of[e];
+                    }
+                }
                 CellExponent tops[4];
                 bool shows[4];
                 for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
                     tops[r] = of_queries ? top[0][chunk] : of_x8 ? CellExponent{0} : top_of_rows[r][n / 8];
-                    shows[r] = !of_queries || before_lane + 4 * group + r < op.count;
+                    shows[r] = !of_queries || before_lane + 4 * of_query + r < shown;
                 }
-                const Bytes made = aligned(cell.of, cell.exponent, tops, shows, cut, cut && sent.part);
+                const Bytes made = aligned(whole.of, whole.exponent, tops, shows, cut, cut && sent.part);
                 const Beat128 of_this = half_of(made, 0), of_before = half_of(cell_before, 1);
                 first = n % 2 ? of_before : of_this;
                 second = n == 0 ? late : n % 2 ? of_this : of_before;
-                cell_before = made;
+                if (!gathers || sent.member == 3) cell_before = made;
             } else {
                 if (of_queries) {
                     record.head = static_cast<uint8_t>(chunk);
@@ -297,19 +337,22 @@ send_uops:
                 second = n == chunk_cells ? half_of(cell_before, 1) : late;
                 late = first;
             }
-            to[0] << first;
-            if (i > under_way) to[1] << second;  // hls-allow state-order: neither tile waits for the other
-            sent.next(chunks);
+            const bool goes = !gathers || sent.member == 3;
+            if (goes) to[0] << first;
+            if (goes && begun) to[1] << second;  // hls-allow state-order: neither tile waits for the other
+            begun = begun || goes;
+            sent.next(chunks, gathers);
         }
         put_behind(to[1], late);
-        if (has_rows) {
-            if (op.source == queries) {
-                if (before) taken.read();
-                put_behind(safe, Token(1));
-            }
-            before = true;
+        if (of_queries) {
+            // The last slice of a column comes from one lane, and makes results in all of them: so all wait for all.
+            if (before && has_rows) taken.read();
+            put_behind(own, CellExponent{lowest});
+            of_all.read();
+            if (has_rows || op.spread) put_behind(safe, Token(has_rows));  // whether Post takes results
         }
-        free << Token(1);
+        before = before || has_rows;
+        put_behind(free, Token(1));
     }
     if (before) taken.read();
     // hls-allow state-order: the memories end by themselves
@@ -465,15 +508,14 @@ heads_uops:
 #pragma HLS ARRAY_PARTITION variable=top complete dim=0
     heads_exponents:
         for (uint8_t part = 0; part < 2; ++part) {
-            exponents_of(width, op.groups, op.skip, op.key_rows, slots[part], op.heads, has_rows, before_lane,
+            exponents_of(width, op.groups, op.skip, 1, op.key_rows, slots[part], op.heads, has_rows, before_lane,
                          op.keys, reads, cells, own, of_all, top[part]);
         }
         uint8_t taken_by[pairs] = {};  // heads of keys and values, by columns of pairs
 #pragma HLS ARRAY_PARTITION variable=taken_by complete
         SharedHead shared(op.skip, op.groups);
-    heads_of_values:
+    heads_taken:
         for (uint8_t head = 0; has_rows && head < op.heads; ++head) {
-            of_values << top[1][head];
             taken_by[head] = shared.head;
             shared.next(op.groups);
         }
@@ -490,6 +532,7 @@ heads_uops:
         HalfBytes late[2] = {};  // what was made in the two cycles before, the latest first
 #pragma HLS ARRAY_PARTITION variable=late complete
         bool waits = false, of_keys_before = false;
+        bool results = false;  // Post of this lane takes some
     heads_words:
         for (uint16_t i = 0; words && i <= end; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
@@ -508,7 +551,7 @@ heads_uops:
             const bool of_keys = taken.walk.of_keys, whole = taken.at.pair && i != end;
             const unsigned head = taken.head(), group = taken.group();
             // hls-allow state-order: Post ends what came before by itself
-            if (!second && i != end && taken.walk.last() && taken.at.begins()) safe.read();
+            if (!second && i != end && taken.walk.last() && taken.at.begins()) results = safe.read() != 0;
             CellExponent tops[4];
             bool shows[4];
             HalfBytes four;
@@ -537,6 +580,8 @@ heads_uops:
             late[0] = made;
             if (second) taken.next();
         }
+    heads_of_values:
+        for (uint8_t head = 0; results && head < op.heads; ++head) of_values << top[1][head];
         free << Token(1);
     }
     reads << CellRead{true, 0};

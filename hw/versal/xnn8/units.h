@@ -57,12 +57,12 @@ using KeptExponent = ap_int<12>;  // and in memories and streams of rows
 enum RowsOp : uint8_t { load, store, walk, take, sum };
 enum Added : uint8_t { nothing, raw, as_normalised };
 enum Source : uint8_t { from_x8, from_t, queries };
-enum End : uint8_t { to_w, to_constants, to_x, from_x };
+enum End : uint8_t { to_w, to_constants, to_x, from_x, to_rows = 6, from_rows };
 enum Memory : uint8_t { in_x, in_t, in_angles };
 
 // The first group of rows of a block. slot: first cell of the first block. rows: of a lane.
 inline unsigned group_of(unsigned slot, unsigned block, unsigned rows) {
-    return cell_groups * slot + static_cast<unsigned>(within<8>(block) * within<5>(rows / 4));
+    return cell_groups * slot + static_cast<unsigned>(within<8>(block) * within<6>(rows / 4));
 }
 
 template <typename Elements>
@@ -72,6 +72,9 @@ struct Cell {
 };
 using XCell = Cell<Shorts>;
 using TCell = Cell<Bytes>;
+struct TRow {
+    int8_t of[8], exponent;
+};
 struct X8Cell {
     Bytes of;
 };
@@ -82,15 +85,22 @@ struct CellWrite {
     uint16_t at;
     Word cell;
 };
+template <>
+struct CellWrite<TCell> {
+    bool last, told;
+    uint16_t at;
+    TCell cell;
+    ap_uint<4> rows = 15;  // of the cell, that are written: a bit for each
+};
 struct CellRead {
     bool last;
     uint16_t at;
 };
 
-// A uOP of DDR or LPDDR.
+// A uOP of DDR or LPDDR. row_words: of the integers of a row, where rows lie one by one. drops: nothing is written.
 struct Transfer {
-    bool last, int4;
-    uint8_t end, engines, first, lanes;
+    bool last, int4, drops;
+    uint8_t end, engines, first, lanes, row_words;
     uint16_t rows;
     uint32_t addr, size;
 };
@@ -264,15 +274,16 @@ void x_memory(hls::stream<CellWrite<XCell>> &writes, hls::stream<Token> &done, h
               hls::stream<XCell> words[2]);
 void x8_memory(hls::stream<CellWrite<X8Cell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[1],
                hls::stream<X8Cell> words[1]);
-void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[2],
-              hls::stream<TCell> words[2]);
+void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[3],
+              hls::stream<TCell> words[2], hls::stream<TRow> &rows);
 
 // rows.cpp. It tells the two others what to do when that is due.
 void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts> &loads, hls::stream<Shorts> &stores,
           hls::stream<Shorts> &constants, hls::stream<Token> free[2], hls::stream<Token> filled[2],
           hls::stream<CellWrite<XCell>> &x, hls::stream<Token> &x_done, hls::stream<CellRead> &x_reads,
           hls::stream<XCell> &x_cells, hls::stream<CellWrite<X8Cell>> &x8, hls::stream<Token> &x8_done,
-          hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<PostWork> &to_post,
+          hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<CellRead> &t_reads,
+          hls::stream<TRow> &t_rows, hls::stream<PostWork> &to_post,
           hls::stream<ResidualWork> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
           hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
           hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values,

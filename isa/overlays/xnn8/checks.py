@@ -103,6 +103,9 @@ def _cache_rows(unit: UnitSpec, uop: CacheRows) -> Iterator[str]:
         yield f"{uop.size} elements are no whole number of {uop.piece}, which pass at a time"
     if uop.row is not None and not uop.store:
         yield "one row of a cache is only stored"
+    rows = 1 if uop.row is not None else uop.size // max(1, uop.pitch)
+    if uop.of_lanes != rows:
+        yield f"rows of lanes are {uop.of_lanes}, rows that move {rows}"
 
 
 def _span(uop: Any) -> Iterator[str]:

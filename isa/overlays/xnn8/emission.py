@@ -393,7 +393,8 @@ class IntegerEmitter:
             self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, **rows, **of.fields))
             count = of.lanes * of.rows
             fields = {"end": ChunkEnd.STORE_ROWS, "engines": 1 << of.engine, "further": blocks - 1, "keeps": keeps}
-            fields |= {"size": (cache or count) * units * UNIT, "of_x": int(in_x)}
+            fields |= {"size": (cache or count) * units * UNIT, "of_x": int(in_x), "first": of.first}
+            fields |= {"lanes": 1, "rows": 1} if keeps else {"lanes": of.lanes, "rows": of.rows}
             mop = OffChipChunks(addr=addresses[of.number] + of.part * count * units, **fields)
             if in_x:
                 self._late.append(partial(self._add, "DDR", mop))
@@ -409,7 +410,7 @@ class IntegerEmitter:
         slot += self._first[LaneMemory.T]
         units, all_lanes = units_of_row(blocks), {"lanes": LANES, "rows": of.rows}
         size = LANES * of.key_rows * units * UNIT
-        fields = {"end": ChunkEnd.LOAD_ROWS, "engines": 1 << of.engine, "further": blocks - 1}
+        fields = {"end": ChunkEnd.LOAD_ROWS, "engines": 1 << of.engine, "further": blocks - 1, "rows": of.key_rows}
         self._add("DDR", OffChipChunks(addr=addr, size=size, **fields))
         waits = self._waits(of.engine, self._tiles(T + slot, blocks, cells(of.key_rows)), readers)
         take = {"memory": LaneMemory.T, "by_row": 1, "slot": slot, "blocks": blocks, "key_rows": of.key_rows}

@@ -83,7 +83,8 @@ OF_ROWS = ChunkEnd.LOAD_ROWS, ChunkEnd.STORE_ROWS
 class CacheRows(NamedTuple):
     """Rows of T or X that lie off chip row by row (`stored.matrix_words_by_row`). addr: of the first, in units of 64
     bytes. size: float32 elements of all. store: write to the memory, else read. peers: names of units. pitch: elements
-    of a row. row: the only one that is written, which is dropped beyond `size`; None for all."""
+    of a row. row: the only one that is written, which is dropped beyond `size`; None for all. of_lanes: rows that the
+    lanes take or give."""
 
     addr: int
     size: int
@@ -91,6 +92,7 @@ class CacheRows(NamedTuple):
     peers: tuple[str, ...]
     pitch: int
     row: int | None
+    of_lanes: int
 
     @property
     def piece(self) -> int:
@@ -106,7 +108,7 @@ class OffChipChunks(Record, words=5, name="OffChip"):
     size: int = bits(1, 0, 23, "words of 32 bits of one chunk")
     end: int = bits(1, 23, 3, "weights to W, constants to lanes, blocks of X or T, or rows of T, to or from lanes")
     engines: int = bits(1, 26, 3, "whose lanes: bit i selects engine i; ignored for weights")
-    rows: int = bits(4, 0, 10, "of a block of X or T, of the lanes of an engine together")
+    rows: int = bits(4, 0, 10, "of a block of X or T, of the lanes of an engine together; one by one, of a lane")
     first: int = bits(4, 10, 3, "first of these lanes")
     lanes: int = bits(4, 13, 4, "their number: each has a port of the memory with one other", default=LANES)
     row: int = bits(4, 17, 11, "of a cache of `size` words: that is stored")
@@ -131,7 +133,8 @@ def off_chip_uops(mop: OffChipChunks, iteration: int) -> Iterator[ChunkTransfer 
         named = peers if len(peers) == 1 else ("",)
         (units,) = row_units((mop.further + 1) * BLOCK, 1 + mop.of_x)
         for addr in starts(mop, iteration):
-            yield CacheRows(addr, mop.size, stores, named, units * UNIT, mop.row if mop.keeps else None)
+            row, of_lanes = mop.row if mop.keeps else None, mop.rows * mop.lanes
+            yield CacheRows(addr, mop.size, stores, named, units * UNIT, row, of_lanes)
         return
     if end is ChunkEnd.WEIGHTS:
         peers = ("W",)

@@ -68,6 +68,11 @@ def _exponents(heads: int, rows: int) -> int:
     return heads * rows // 4 + AHEAD + FILL + heads
 
 
+def _gathered(uop: PanelSend) -> int:
+    """Cycles that a chunk takes longer if its rows are the first ones of heads: four cells are read for each."""
+    return 3 * -(-uop.groups // 4) * (BLOCK // 8) << uop.wide
+
+
 AHEAD = 15
 """Cells of a memory that are asked for before the first is taken."""
 FILL = LOOPS["cells"].fill
@@ -234,8 +239,8 @@ class SendUnit(LaneReader):
             read = uop.rows if uop.source == ChunkSource.X8 else uop.rows // 4 * uop.chunks
             yield Step("lane_word", read + AHEAD + FILL, puts=(self._factors,), do=factors)
         else:
-            both = (_exponents(uop.chunks, rows << uop.wide) for rows in (uop.rows, uop.key_rows))
-            yield Step("lane_word", sum(both))
+            of_rows = _exponents(uop.chunks * (uop.groups if uop.grouped else 1), uop.rows << uop.wide)
+            yield Step("lane_word", of_rows + _exponents(uop.chunks, uop.key_rows << uop.wide))
         for number in range(sent_chunks(uop)):
             if uop.each and 0 < number < uop.chunks:
                 yield from self.wait(1)
@@ -243,6 +248,8 @@ class SendUnit(LaneReader):
             def chunk(number: int = number) -> tuple[Any]:
                 return self._query(uop, number, made, heard) if queries else self._chunk(uop, number, made)
 
+            if uop.grouped:
+                yield Step("lane_word", _gathered(uop))
             yield Step(*self._beats, puts=(self._engine,), do=chunk)
         yield Step(puts=(self.free,))
 
@@ -295,7 +302,9 @@ class SendUnit(LaneReader):
         return (packed_chunk(made[0][head], record),)
 
     def effect_key(self, uop: PanelSend) -> Hashable:
-        return uop.source, uop.chunks, uop.wait, uop.each, uop.rows, uop.key_rows, uop.wide, uop.others, uop.low_bits
+        shares = uop.grouped and uop.groups
+        of_rows = uop.rows, uop.key_rows, uop.wide, uop.low_bits, shares
+        return uop.source, uop.chunks, uop.wait, uop.each, uop.others, *of_rows
 
 
 def sent_chunks(uop: PanelSend) -> int:

@@ -66,8 +66,9 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("X8Cell", "x8_cells", f"{_LANES}[1]", 16),
     ("CellWrite<TCell>", "t_writes", _LANES, 16),
     ("Token", "t_done", _LANES, 2),
-    ("CellRead", "t_reads", f"{_LANES}[2]", 4),
+    ("CellRead", "t_reads", f"{_LANES}[3]", 4),
     ("TCell", "t_cells", f"{_LANES}[2]", 16),
+    ("TRow", "t_rows", _LANES, 16),
     ("Statistics", "statistics", _LANES, 16),
     ("RowFactor", "factors", _LANES, LANE_ROWS),
     ("CellExponent", "of_values", _LANES, 32),
@@ -198,9 +199,12 @@ def _lane(engine: int, lane: int) -> Iterator[tuple[str, str, list[str]]]:
     rows, send, heads = (f"{kind}{engine}" for kind in ("Rows", "Send", "Heads"))
     yield rows, "x_memory", of("x_writes", "x_done", "x_reads", "x_cells")
     yield rows, "x8_memory", of("x8_writes", "x8_done", "x8_reads", "x8_cells")
-    yield rows, "t_memory", of("t_writes", "t_done", "t_reads", "t_cells")
+    yield rows, "t_memory", of("t_writes", "t_done", "t_reads", "t_cells", "t_rows")
     own = [f"rows{engine}_uops[{lane}]", f"{lane}u", f"loads{port}", f"stores{port}"]
-    memories = ("x_writes", "x_done", "x_reads@[0]", "x_cells@[0]", "x8_writes", "x8_done", "t_writes", "t_done")
+    memories = (
+        *("x_writes", "x_done", "x_reads@[0]", "x_cells@[0]", "x8_writes", "x8_done"),
+        *("t_writes", "t_done", "t_reads@[2]", "t_rows"),
+    )
     parts = (
         "post_uops",
         "residual_uops",

@@ -77,10 +77,11 @@ ELEMENTS = {
     "RowScale": 16 + 12 + 32,
     "XCell": CELL,
     "TCell": CELL,
+    "TRow": CELL // 4,
     "X8Cell": WORD,
     "CellWrite<XCell>": 2 + 16 + CELL,
     "CellWrite<X8Cell>": 2 + 16 + WORD,
-    "CellWrite<TCell>": 2 + 16 + CELL,
+    "CellWrite<TCell>": 2 + 16 + CELL + 4,
     "CellRead": 1 + 16,
 }
 """Bits of the elements of streams (hw/versal/xnn8/units.h, numbers.h); those of uOPs follow from their format."""

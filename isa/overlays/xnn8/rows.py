@@ -12,7 +12,6 @@ from ....base.errors import ProgramError
 from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Wiring
-from ...layout import UNIT_BYTES
 from . import numbers
 from .cycles import LOOPS
 from .formats import (
@@ -54,7 +53,6 @@ from .stored import (
     rows_of_words,
     short_row_words,
     short_rows_of_words,
-    units_of_row,
     words_by_row,
 )
 
@@ -95,8 +93,9 @@ def _moved_short(rows: int) -> int:
 
 
 def _moved_rows(rows: int, uop: PanelRows, lanes: int) -> float:
-    """Cycles for rows of an operation between these lanes and DDR, one by one, if each lane has 16 bytes a cycle."""
-    return rows * units_of_row(uop.blocks, _bits(uop)) * UNIT_BYTES / 16 / lanes
+    """Cycles for rows of an operation between these lanes and DDR, one by one. A lane moves eight bytes of a row a
+    cycle, which are in one cell of T or X, and the exponents of a row in two cycles."""
+    return rows * (uop.blocks * BLOCK * _bits(uop) // 64 + 2) / lanes
 
 
 def _bits(uop: PanelRows) -> int:

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from rsn.base.errors import DeadlockError
 from rsn.hw.sim.machine import Machine, simulate
 from rsn.isa.expansion import ExpandedProgram
+from rsn.isa.layout import UNIT
 from rsn.isa.overlays.xnn8 import numbers
 from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound, PanelNorm
 from rsn.isa.overlays.xnn8.formats import (
+    LANES,
     PAIRS,
     T_CELLS,
     WIDE_ROWS,
@@ -24,13 +26,15 @@ from rsn.isa.overlays.xnn8.formats import (
     ChunkSource,
     EngineOp,
     LaneMemory,
+    PanelHeads,
     PanelRows,
+    PanelSend,
     RowOp,
     cells,
 )
 from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
-from rsn.isa.overlays.xnn8.numbers import X_BITS, BlockNumbers, NormConstants
-from rsn.isa.overlays.xnn8.stored import columns_of
+from rsn.isa.overlays.xnn8.numbers import T_BITS, X_BITS, BlockNumbers, NormConstants
+from rsn.isa.overlays.xnn8.stored import columns_of, units_of_row, words_by_row
 from rsn.tests.effort import FULL, examples
 from rsn.tests.isa.xnn8_programs import HandMade
 
@@ -193,6 +197,130 @@ def test_an_encoder_layer(
         last = Destination(0, function=function, gains=True, gated=True)
     hand.product(ChunkSource.T, inner, 4, last, heads << last.gated, of_ddr, min(low_bits, 7))
     hand.store(heads, of_norm)
+    check_alike(hand, stalls)
+
+
+@examples(4, quick=2, phases=UNSHRUNK)
+@given(
+    seed=st.integers(0, 1000),
+    rows=st.sampled_from([16, 32, 64]),
+    blocks=st.integers(1, PAIRS),
+    in_x=st.booleans(),
+    kept=st.sampled_from([None, 0, 5, 255]),
+    stalls=st.sampled_from([0, 1]),
+    data=st.data(),
+)
+def test_rows_one_by_one(
+    seed: int, rows: int, blocks: int, in_x: bool, kept: int | None, stalls: int, data: st.DataObject
+) -> None:
+    """Rows of X are stored, and rows of caches go to T and come back, in two engines. kept: the row of a cache that the
+    first row of a sequence becomes, of 128; None: all rows are stored."""
+    hand = Layer(seed, 2, 1, LANES, rows)
+    x, short = (numbers.blocks_of(hand.rng.normal(size=(hand.rows, 64 * blocks)), bits) for bits in (X_BITS, T_BITS))
+    hand.load(x, None)
+    slot = data.draw(st.integers(0, T_CELLS - blocks * cells(rows)))
+    memory = LaneMemory.X if in_x else LaneMemory.T
+    of_x = data.draw(st.integers(0, X_CELLS - blocks * cells(rows))) if in_x else 0
+    of_x = of_x if of_x >= blocks * cells(rows) else 0
+    for number, of in enumerate(hand.placed):
+        part = BlockNumbers(*(y[number * hand.pitch : (number + 1) * hand.pitch] for y in short))
+        hand.emit.load_rows(of._replace(spread=rows), hand.put("ddr", words_by_row(part)), slot, blocks, (SEND, HEADS))
+        for kind, waits in ("Send", PanelSend(chunks=0)), ("Heads", PanelHeads(heads=0)):
+            hand.emit.sequences[f"{kind}{of.engine}"].append(waits)
+    if of_x:
+        hand.emit.sum(0, Destination(of_x), blocks, 0)
+    count = units_of_row(blocks, X_BITS if in_x else T_BITS) * UNIT * (hand.pitch if kept is None else 128)
+    at = [hand.put("ddr", hand.rng.normal(size=count).astype(np.float32)) for _ in hand.placed]
+    hand.emit.store_rows(at, of_x if in_x else slot, blocks, 0 if kept is None else 128, memory)
+    hand.emit.stored_late()
+    mops = hand.emit.sequences["DDR"]
+    mops[:] = [mop.replace(row=kept) if getattr(mop, "keeps", 0) else mop for mop in mops]
+    check_alike(hand, stalls)
+
+
+@examples(10, quick=3, phases=UNSHRUNK)
+@given(
+    seed=st.integers(0, 1000),
+    engines=st.integers(1, 3),
+    sequences=st.integers(1, 4),
+    heads=st.integers(1, PAIRS),
+    head_dim=st.sampled_from([32, 64, 64, 128]),
+    groups=st.sampled_from([1, 2, 3, 4, 7, 16]),
+    keys=st.sampled_from([16, 32, 64, 96, 192]),
+    rotated=st.booleans(),
+    four_bits=st.booleans(),
+    low_bits=st.sampled_from([0, 0, 8]),
+    stalls=st.sampled_from([0, 1]),
+    data=st.data(),
+)
+def test_a_step_of_a_decoder(
+    seed: int,
+    engines: int,
+    sequences: int,
+    heads: int,
+    head_dim: int,
+    groups: int,
+    keys: int,
+    rotated: bool,
+    four_bits: bool,
+    low_bits: int,
+    stalls: int,
+    data: st.DataObject,
+) -> None:
+    """The new rows of keys and values go to caches, these to T of all lanes; attention over them, and two products of
+    which the second one passes through X. heads: of keys and values, of which groups of queries share each. keys: in
+    each lane."""
+    wide, per = head_dim > 64, max(1, 64 // head_dim)
+    if per > 1:
+        groups = 1
+    if wide and keys > 96:
+        keys = 96
+    blocks = -(-heads // per) << wide  # of keys and values
+    if not FULL:
+        keys = min(keys, 96 if engines * sequences < 4 else 32)
+    while 2 * blocks * groups + 2 * blocks * (1 + cells(keys)) > T_CELLS or blocks * groups > 48:
+        heads, groups = (heads, groups - per) if groups > per else (heads - 1, groups)
+        blocks = -(-heads // per) << wide
+    hand = Layer(seed, engines, sequences, 2, 16)
+    hand.emit.begin([of._replace(spread=keys) for of in hand.placed])
+    hand.four_bits = four_bits
+    hand.begin(blocks, PanelNorm(NormConstants.of(64 * blocks, 1e-5), True))
+    if rotated:
+        angles = hand.rng.uniform(-1, 1, (hand.rows, max(64, head_dim)))
+        hand.load(numbers.blocks_of(angles, X_BITS), None, LaneMemory.ANGLES)
+    of_queries, of_caches = -(-heads * groups // per) << wide, blocks * cells(keys)
+    queries, results, new_keys, new_values = (0, of_queries, 2 * of_queries, 2 * of_queries + blocks)
+    of_keys, of_values = (2 * (of_queries + blocks) + i * of_caches for i in range(2))
+    of_heads = HeadsRound(
+        *(queries, of_keys, of_values, results, heads, head_dim, 1, data.draw(st.integers(1, 8 * keys)), groups),
+        grouped=groups > 1,
+    )
+    for slot, columns in ((new_keys, blocks), (new_values, blocks), (queries, of_queries)):
+        turned = {"rotated": rotated and slot != new_values, "pitch": of_heads.pitch}
+        for at in range(0, columns, PAIRS):
+            some = min(PAIRS, columns - at)
+            hand.product(ChunkSource.X8, 0, blocks, Destination(slot + at, True, (SEND,), **turned), some, 1)
+    caches = []
+    for slot in (new_keys, new_values):
+        stored = [numbers.blocks_of(hand.rng.normal(size=(8 * keys, 64 * blocks)), T_BITS) for _ in hand.placed]
+        parts = [[BlockNumbers(*(y[:, at : at + PAIRS] for y in x)) for at in range(0, blocks, PAIRS)] for x in stored]
+        caches.append([[hand.put("ddr", words_by_row(part)) for part in x] for x in parts])
+        for i, at in enumerate(range(0, blocks, PAIRS)):
+            addresses = [of_sequence[i] for of_sequence in caches[-1]]
+            hand.emit.store_rows(addresses, slot + at, min(PAIRS, blocks - at), 8 * keys)
+    work = [of for some in hand.emit.rounds() for of in some]
+    last = {of.engine: of for of in work}
+    for of in work:
+        for at_cells, of_all, readers in zip((of_keys, of_values), caches, ((SEND, HEADS), (HEADS,)), strict=True):
+            for addr, at in zip(of_all[of.number], range(0, blocks, PAIRS), strict=True):
+                to = at_cells + at * cells(keys)
+                hand.emit.load_rows(of, addr, to, min(PAIRS, blocks - at), readers)
+        hand.emit.attend(of_heads, of, ends=last[of.engine] == of)
+    some = min(PAIRS, blocks)
+    hand.product(ChunkSource.T, results, of_queries, Destination(0, residual=AddedResidual.RAW), some, some, low_bits)
+    words = units_of_row(some, X_BITS) * UNIT
+    hand.emit.store_rows([hand.put("ddr", np.ones(words, np.float32)) for _ in work], 0, some, 1, LaneMemory.X)
+    hand.emit.stored_late()
     check_alike(hand, stalls)
 
 

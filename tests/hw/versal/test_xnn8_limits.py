@@ -16,8 +16,7 @@ from .test_csim_xnn8 import Layer
 
 BEFORE = "keys and values that lie two heads or more before those of the first head"
 APART = "a sequence over several engines"
-ROWS = "rows that lie off chip one by one"
-STEP = "steps of a decoder"
+NARROW = "heads of 32 columns that become rows"
 
 
 def layer(head_dim: int = 64) -> dict[str, list[Record]]:
@@ -64,11 +63,12 @@ def test_heads_of_other_widths_are_not_refused(head_dim: int) -> None:
         ("Send0", {"source": 2}, {"first_row": 64}, APART),
         ("Heads0", {}, {"skip": 3}, BEFORE),
         ("DDR", {"end": ChunkEnd.LOAD}, {"end": ChunkEnd.LOAD_T}, "T in off-chip memory"),
-        ("DDR", {"end": ChunkEnd.LOAD}, {"end": ChunkEnd.LOAD_ROWS}, ROWS),
-        ("Rows0", {"op": RowOp.STORE}, {"by_row": 1}, ROWS),
-        ("Rows0", {"attention": 1}, {"spread": 1}, STEP),
-        ("Send0", {"source": 2}, {"grouped": 1}, STEP),
-        ("Engine0", {"attention": 1}, {"spread": 1}, STEP),
+        ("DDR", {"end": ChunkEnd.LOAD}, {"end": ChunkEnd.LOAD_ROWS}, None),
+        ("Rows0", {"op": RowOp.STORE}, {"by_row": 1, "memory": LaneMemory.T}, None),
+        ("Rows0", {"attention": 1}, {"spread": 1, "key_rows": 64}, None),
+        ("Send0", {"source": 2}, {"grouped": 1}, None),
+        ("Send0", {"source": 2}, {"grouped": 1, "narrow": 1}, NARROW),
+        ("Engine0", {"attention": 1}, {"spread": 1, "key_rows": 64}, None),
     ],
 )
 def test_what_it_lacks_is_refused_by_name(
