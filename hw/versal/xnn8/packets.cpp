@@ -104,6 +104,7 @@ hold_uops:
         HeldPacket comes = 0, goes = 0;
         uint8_t in = 0, out = 0;  // words of these
         bool asked = false;
+        ap_uint<2> ahead = 0;  // packets whose number was handed on, and not yet all results
         Results got = {}, made = {};
 #pragma HLS ARRAY_PARTITION variable=got.of complete
 #pragma HLS ARRAY_PARTITION variable=made.of complete
@@ -112,22 +113,28 @@ hold_uops:
         while (left) {
 #pragma HLS PIPELINE II=ii::cells style=flp
 #pragma HLS DEPENDENCE variable=cells type=inter dependent=false
-            const bool leaves = holds && asked && there[goes], begins = (in & of_beat) == 0;
+            const bool leaves = holds && asked && there[goes], begins = !holds || (in & of_beat) == 0;
             if (!leaves && begins) {
-                if (!holds && of.attention) RSN_WAIT_FOR_ANY(weights, results);
+                if (!holds && of.attention && !ahead) RSN_WAIT_FOR_ANY(weights);
+                else if (!holds && of.attention) RSN_WAIT_FOR_ANY(weights, results);
+                else if (!holds && !ahead) RSN_WAIT_FOR_ANY(packets);
                 else if (!holds) RSN_WAIT_FOR_ANY(packets, results);
                 else if (asked) RSN_WAIT_FOR_ANY(results);
                 else RSN_WAIT_FOR_ANY(results, wanted);
             }
-            const bool takes = begins && !results.empty();
+            const bool takes = begins && (holds || ahead) && !results.empty();
             if (!holds) {
                 // Both together: Post waits for the weights of a packet that it knows, and takes no results meanwhile.
-                if (!packets.empty() && (!of.attention || !weights.empty())) {
+                const bool comes_next = of.attention ? !weights.empty() : !packets.empty();
+                if (comes_next) {
                     packets_to_post << packets.read();
                     // hls-allow state-order: behind their packet's number
                     if (of.attention) weights_to_post << weights.read();
                 }
                 if (takes) results_to_post << results.read();  // hls-allow state-order: behind their packet's number
+                const bool whole = takes && in + 1u == (of.attention ? head_beats : product_beats);
+                ahead += static_cast<unsigned>(comes_next) - static_cast<unsigned>(whole);
+                in = whole ? 0 : static_cast<uint8_t>(in + takes);
                 left -= takes;
                 continue;
             }

@@ -361,6 +361,26 @@ def test_a_compiled_layer_of_a_decoder() -> None:
     assert (got - floats).abs().max() < 0.02 * floats.abs().max()
 
 
+@pytest.mark.parametrize(("make", "slots"), [("gpt2", 2), ("llama", 4)])
+def test_decoders(make: str, slots: int) -> None:
+    """Prompts and steps of decoders, of which each call is compared with the integers, caches too."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from rsn.host.generation import Decoder
+    from rsn.tests import test_integer_decoding as decoding
+
+    torch.manual_seed(0)
+    model = decoding.gpt2() if make == "gpt2" else decoding.llama(head_dim=64, vocab_size=600)
+    options = {"overlay": "xnn8", "verify": "always", "board": "csim"}
+    with Decoder(model, slots=slots, capacity=40, **options) as decoder:
+        for slot in range(2):
+            decoder.prefill(slot, [7 * k % 90 + slot for k in range(3 + 4 * slot)])
+        for token in range(2):
+            decoder.step({slot: token + slot for slot in range(2)})
+        step = ExpandedProgram(decoder._step.program)
+    assert {uop.spread for uop in step.uops if isinstance(uop, EngineOp) and uop.attention} == {1}
+
+
 @pytest.mark.parametrize(("heads", "rows16"), [(4, ["qkv.*", "o", "up"]), (1, [])])
 def test_a_compiled_layer_with_other_heads(heads: int, rows16: list[str]) -> None:
     """Heads of 32 columns with rows of 16 bits, and of 128 columns. A sum is behind no product."""
