@@ -217,7 +217,7 @@ class PanelRowsUnit(LaneMemories):
 
         cycles = _moved_rows(ROW_STEP, uop, at.lanes)
         pieces = at.all // ROW_STEP
-        yield Burst(pieces, "lane_word", cycles, gets=(self._loads,), do=keep, needs_whole_token=True)
+        yield Burst(pieces, "lane_word", cycles, gets=(self._loads,), do=keep)
         for _ in range(uop.blocks):
             yield from self._told(uop)
 
