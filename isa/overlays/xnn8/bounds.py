@@ -15,29 +15,33 @@ WIDE_BITS = 63
 
 
 def check_product(place: str, largest: int) -> None:
-    """Check the sums of a product. place: for the message. largest: 127 * the largest sum of magnitudes of a column of
-    the weight. Raises `UnsupportedError` with the numbers."""
+    """Check that no sum of a product of rows of 8 bits overflows. place: of the product in the model, for the message.
+    largest: 127 * the largest sum of magnitudes of a column of the weight. Raises `UnsupportedError` with the
+    numbers."""
     _check(place, "a sum of products with rows of up to 127", largest, SUM_BITS)
 
 
 def low_bits(place: str, magnitudes: int) -> int:
-    """Return how many bits the rows of a product may have beyond 8, so that no sum overflows on its way: high parts
-    pass first, which are up to 128 / 256 larger than the rows. place: for the message. magnitudes: the largest sum of
-    magnitudes of a column of the weight. Raises `UnsupportedError` with the numbers where that is none."""
+    """Return how many bits the rows of a product may have beyond 8, 1 to `LOW_BITS`, so that no sum overflows on its
+    way: high parts pass first, which are up to 128 / 256 larger than the rows. place: of the product in the model, for
+    the message. magnitudes: the largest sum of magnitudes of a column of the weight. Raises `UnsupportedError` with the
+    numbers if not even 1 is possible."""
     of_bits = {bits: ((127 << bits) + 128) * magnitudes for bits in range(LOW_BITS, 0, -1)}
     _check(place, "a sum of products with rows of 9 bits", of_bits[1], SUM_BITS)
     return next(bits for bits, largest in of_bits.items() if largest < 1 << SUM_BITS - 1)
 
 
 def check_attention(place: str, head_dim: int, keys: int) -> None:
-    """Check the scores of attention, which start at the largest one of a row, and the sums of weighted values. keys:
-    the most of a sequence. Raises `UnsupportedError` with the numbers."""
+    """Check that neither the scores of attention, which start at the largest one of a row, nor the sums of weighted
+    values overflow. place: of the attention in the model, for the message. head_dim: columns of a head. keys: the most
+    of a sequence. Raises `UnsupportedError` with the numbers."""
     _check(place, f"the difference of two scores of {head_dim} columns", 2 * head_dim * 127 * 127, SUM_BITS)
     _check(place, f"a sum of {keys} values of up to 127 with weights of up to 255", keys * 127 * 255, SUM_BITS)
 
 
 def check_norm(place: str, columns: int) -> None:
-    """Check the sums over a row from which its deviation follows. Raises `UnsupportedError` with the numbers."""
+    """Check that the sums over a row do not overflow from which its deviation follows. place: of the norm in the model,
+    for the message. columns: of the row. Raises `UnsupportedError` with the numbers."""
     most = 1 << X_BITS - 1 + GUARD
     _check(place, f"sums of squares over {columns} columns", 4 * columns * most * most, WIDE_BITS)
 

@@ -53,7 +53,7 @@ from .rows import blocks_of_results, results_of
 
 
 def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
-    """Yield the reasons why a unit cannot execute a uOP whose fields are all in range."""
+    """Yield the reasons why a unit cannot execute a uOP whose fields are all in range: a text each; none if it can."""
     match uop:
         case ChunkTransfer():
             yield from legal_chunk(unit, uop)
@@ -300,8 +300,9 @@ def _tiles(memory: str, slot: int, blocks: int, rows: int, low_bits: int = 0) ->
 
 
 class BlockWrite(NamedTuple):
-    """A block that Rows writes. number: in its program. op: its operation. waited: of each reader, the operations that
-    Rows has waited for. low_bits: that rows in X8 have beyond 8."""
+    """A block that Rows writes to X8 or T. number: of the block among all that the unit writes, from 0. op: number of
+    the uOP that writes it. waited: for Send and Heads, how many of their operations Rows has waited for before.
+    low_bits: bits beyond 8 of rows in X8."""
 
     number: int
     op: int
@@ -311,15 +312,15 @@ class BlockWrite(NamedTuple):
 
 @dataclass
 class LaneWrites:
-    """What a unit Rows writes, by memory and block. tokens: of each reader, the numbers of the blocks that its tokens
-    tell of."""
+    """What a unit Rows writes in a program. cells: for each cell, by memory and number, the blocks that are written to
+    it, in order. tokens: for Send and Heads, the numbers of the blocks whose writing Rows tells them, in order."""
 
     cells: dict[tuple[str, int], list[BlockWrite]] = field(default_factory=lambda: defaultdict(list))
     tokens: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
 
     @classmethod
     def of(cls, uops: Sequence[PanelRows]) -> LaneWrites:
-        """Return what a unit Rows writes with these uOPs, in their order."""
+        """Return what a unit Rows writes with these uOPs. uops: of the whole program, in order."""
         made, number, waited = cls(), 0, (0, 0)
         for op, uop in enumerate(uops):
             waited = waited[0] + uop.wait, waited[1] + uop.wait_heads
@@ -342,8 +343,9 @@ class LaneWrites:
 
 
 def rules(expansion: ExpandedProgram, balanced: bool) -> Iterator[Finding]:
-    """Yield all findings about a program. expansion: of a program with the units of xnn8; raises `KeyError` for
-    another. balanced: sends equal receives on every stream; otherwise streams have findings of their own."""
+    """Yield all findings about a program. expansion: of a program with the units of xnn8; `KeyError` is raised for
+    another. balanced: whether as many words are sent as received on every stream. If not, streams have findings of
+    their own, and the bits of weights are not checked."""
     if balanced:
         for memory in ("LPDDR", "DDR"):
             yield from _bits_of_weights(expansion, memory)

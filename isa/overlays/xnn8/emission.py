@@ -50,28 +50,30 @@ FACTORS = T + T_CELLS
 
 
 class PanelNorm(NamedTuple):
-    """A norm of rows of X."""
+    """A norm of rows of X. constants: of the norm. rms: whether it is an RMS norm, whose mean counts as 0."""
 
     constants: NormConstants
     rms: bool = False
 
     @property
     def fields(self) -> dict[str, int]:
-        """Of an operation of Rows."""
+        """The fields that state it, as keyword arguments of `PanelRows`."""
         return PanelRows.of_norm(self.constants, rms=self.rms)
 
 
 class StoredConstants(NamedTuple):
-    """Constants of blocks, in LPDDR: where they begin, in units of 64 bytes, and their number for each block."""
+    """Constants of blocks in LPDDR. addr: where they begin, in units of 64 bytes. each: how many constants (pairs of
+    vectors) a block has."""
 
     addr: int
     each: int
 
 
 class StoredWeights(NamedTuple):
-    """Weights of a block of up to 512 columns. lpddr, ddr: where the chunks begin, in units of 64 bytes. of_ddr:
-    columns of pairs whose weights are in DDR. shifts: of results, of each column of pairs. short: they have 4 bits.
-    low_bits: that rows have beyond 8; weights pass twice then."""
+    """Weights of a block of up to 512 columns. lpddr, ddr: where the chunks begin in each memory, in units of 64 bytes.
+    of_ddr: number of columns of pairs, the last ones, whose weights are in DDR. shifts: for each column of pairs, the
+    bits by which its sums are shifted to the right. short: whether the weights have 4 bits. low_bits: bits that rows
+    have beyond 8; with more than 0 the weights pass twice."""
 
     lpddr: int
     ddr: int
@@ -82,11 +84,13 @@ class StoredWeights(NamedTuple):
 
 
 class HeadsRound(NamedTuple):
-    """A round of attention: up to eight heads in T. queries, keys, values, results: first cells. heads: their number.
-    head_dim: columns that count. rows, shown: of a sequence, all and those whose keys count. groups: heads that share
-    keys and values. skip: of those, how many come before the first head. masked: the run-time parameter len[b] of a
-    sequence says how many keys count. causal: of these, those up to each row. grouped: the heads are those of keys,
-    and the queries that share one are its rows, which takes sequences of one row."""
+    """A round of attention: up to eight heads in T. queries, keys, values, results: first cells. heads: number of
+    heads, one for each column of pairs. head_dim: columns of a head that count. rows, shown: of a sequence, the number
+    of its rows, and how many of its keys count. groups: how many neighbouring heads share keys and values. skip: heads
+    that come before the first one, of those whose keys and values begin at the cells `keys` and `values`. masked:
+    whether the run-time parameter len[b] of sequence b says how many keys count. causal: whether only keys up to the
+    row of the query count. grouped: whether `heads` are those of keys and values, and the queries that share one of
+    them become its rows; this takes sequences of one row."""
 
     queries: int
     keys: int
@@ -103,32 +107,33 @@ class HeadsRound(NamedTuple):
     grouped: bool = False
 
     def moved(self, by: int) -> HeadsRound:
-        """Return the same, `by` cells further in T."""
+        """Return the same round, `by` cells further in T."""
         slots = ("queries", "keys", "values", "results")
         return self._replace(**{name: getattr(self, name) + by for name in slots})
 
     @property
     def pitch(self) -> int:
-        """Columns from a head to the next."""
+        """Columns from a head to the next: 32, or the next power of two from `head_dim` on."""
         return max(BLOCK // 2, 1 << (self.head_dim - 1).bit_length())
 
     @property
     def widths(self) -> dict[str, int]:
-        """The fields that state the columns of heads."""
+        """The fields of instructions that state how many columns a head has."""
         return {"narrow": int(self.pitch < BLOCK), "wide": int(self.pitch > BLOCK)}
 
     @property
     def shares(self) -> dict[str, int]:
-        """The fields that state which heads share keys and values."""
+        """The fields of `PanelRows` and `PanelSend` that state which heads share keys and values."""
         return {"groups": self.groups, "skip": self.skip, "grouped": int(self.grouped)}
 
     @property
     def shares_of_keys(self) -> dict[str, int]:
-        """The same for what sends keys and values."""
+        """The fields of `PanelHeads` that state which heads share keys and values."""
         return {"groups": 1 if self.grouped else self.groups, "skip": self.skip}
 
     def blocks(self, *, shared: bool) -> int:
-        """How many blocks heads take. shared: those of keys and values."""
+        """Return how many blocks of 64 columns the heads of the round take in T. shared: count keys or values, instead
+        of queries or results."""
         heads = self.heads * (self.groups if self.grouped else 1)
         if shared:
             heads = self.heads if self.grouped else 1 + (self.skip + self.heads - 1) // self.groups
@@ -137,9 +142,11 @@ class HeadsRound(NamedTuple):
 
 @dataclass(frozen=True)
 class Destination:
-    """Where results of a product go. slot: first cell, in T or X. readers: of T. residual, function: as Rows has them.
-    residual_slot: first cell of X that is added. gains: constants bring them. gated: pairs of columns make one. norm:
-    of each head. pitch: of heads that are normalised or rotated. rotated: by Angles."""
+    """Where results of a product go, and what Post does before. slot: first cell, in T if in_t, else in X. readers: of
+    T: which units read it, `SEND`, `HEADS` or both. residual, function: as the fields of `PanelRows`. residual_slot:
+    first cell of X that is added. gains: whether constants bring the gains of what is written. gated: whether two
+    columns of pairs make one block, the first a gate of the second. norm: of each head; None for none. pitch: columns
+    from a head to the next, of heads that are normalised or rotated. rotated: whether results are rotated by Angles."""
 
     slot: int
     in_t: bool = False
@@ -154,14 +161,15 @@ class Destination:
     rotated: bool = False
 
     def constants(self, columns: int) -> int:
-        """How many vectors `columns` blocks of sums take: scales and bias of each; for each block that is stored, those
-        of a normalised residual, of a norm of heads, and gains."""
+        """Return how many constants (pairs of vectors) results of `columns` columns of pairs take: scales and bias of
+        each; and for each block that is stored, gain and shift of a normalised residual and of a norm of heads, and
+        gains."""
         more = (self.residual == AddedResidual.NORMALISED) + (self.norm is not None) + self.gains
         return columns + columns // (1 + self.gated) * more
 
     @property
     def fields(self) -> dict[str, int]:
-        """Of an operation of Rows."""
+        """The fields that state it, as keyword arguments of `PanelRows`."""
         return {
             "memory": LaneMemory.T if self.in_t else LaneMemory.X,
             "slot": self.slot,
@@ -179,11 +187,12 @@ class Destination:
 
 
 class PlacedSequence(NamedTuple):
-    """A sequence in a panel, or a part of one that is spread over engines and has all their lanes. first, lanes: of its
-    engine. rows: of a lane, the same in all of a program. number: of the sequence in the batch. part, parts:
-    which of how many. length: rows of the sequence; None for those that a round of attention states. pitch: rows of a
-    block of a sequence off chip; 0 for those of its lanes. spread: keys of a lane, of which all lanes of the engine
-    have as many; 0 if its own lanes have them."""
+    """A sequence in a panel, or its part in one engine, of those over which it is spread. engine: 0 to 2. first, lanes:
+    the first of its lanes there, and their number. rows: in each of them, the same in all of a program. number: of the
+    sequence in the batch. part, parts: number of the part, from 0, and how many there are. length: rows of the sequence
+    that count; None if a round of attention states them. pitch: rows of a block of the sequence off chip; 0 for those
+    of its lanes. spread: how many of its keys each lane of the engine has, if all lanes have some; 0 if they are in its
+    own lanes."""
 
     engine: int
     first: int
@@ -198,18 +207,22 @@ class PlacedSequence(NamedTuple):
 
     @property
     def fields(self) -> dict[str, int]:
-        """Its lanes, as fields."""
+        """The fields that state its lanes and their rows, as keyword arguments of `PanelRows` and `PanelSend`."""
         return {"first": self.first, "lanes": self.lanes, "rows": self.rows}
 
     @property
     def key_rows(self) -> int:
-        """Keys in a lane: of the whole sequence."""
+        """Keys in each lane, of all parts of the sequence."""
         return self.spread or self.rows * self.parts
 
 
 class IntegerEmitter:
-    """Makes the instructions of a program. overlay: xnn8. sequences: of each unit. patches: fields that depend on the
-    lengths of sequences, by parameter."""
+    """Makes the instructions of a program. overlay: xnn8. sequences: the instructions made so far, by unit. patches:
+    fields that depend on run-time parameters, by the parameter's name, such as len[0].
+
+    Addresses are in units of 64 bytes. Cells are counted from the first ones of the panel (`begin`); whether they exist
+    is not checked. Methods without a result add to the instructions of several units, and raise `FieldError` for a
+    value that does not fit its field."""
 
     def __init__(self, overlay: Overlay) -> None:
         self.sequences: dict[str, list[Record]] = {unit.name: [] for unit in overlay.units}
@@ -223,8 +236,8 @@ class IntegerEmitter:
         """Of each engine that computes the panel, the lanes that have rows, and the rows of each, as fields."""
 
     def begin(self, placed: Sequence[PlacedSequence], x: int = 0, t: int = 0) -> None:
-        """Begin a panel of these sequences, or go on with it. x, t: its first cells of X and T, from which all are
-        counted."""
+        """Begin a panel of these sequences, or go on with it; call it before any other method. x, t: the first cells of
+        the panel in X and T, from which all other methods count."""
         self._placed = tuple(placed)
         self._first |= {LaneMemory.X: x, LaneMemory.T: t}
         self._lanes = {}
@@ -265,7 +278,8 @@ class IntegerEmitter:
         return {"wait": send, "wait_heads": heads}
 
     def rounds(self) -> list[list[PlacedSequence]]:
-        """The sequences of the panel, those with the first lanes of their engines first."""
+        """Return the sequences of the panel in groups: those that begin with the same lane of their engines are in one
+        group, the first lanes first."""
         firsts = sorted({of.first for of in self._placed})
         return [[of for of in self._placed if of.first == first] for first in firsts]
 
@@ -277,8 +291,8 @@ class IntegerEmitter:
         gains: StoredConstants | None,
         memory: LaneMemory = LaneMemory.X,
     ) -> None:
-        """Load the rows of the sequences to X or Angles from cell `slot` on. addresses: of the sequences of the batch,
-        in units of 64 bytes. gains: of these blocks."""
+        """Load the rows of the sequences to X or Angles. addresses: of each sequence of the batch. slot: first cell.
+        blocks: of a row. gains: of these blocks; None to leave the gains as they are. memory: X or Angles."""
         slot += self._first[memory]
         for number, some in enumerate(self.rounds()):
             takes = gains is not None and not number
@@ -299,9 +313,10 @@ class IntegerEmitter:
         *,
         late: bool = False,
     ) -> None:
-        """Store the rows of the sequences, from cell `slot` of X on. addresses: as for `load`. norm, affine: of the
-        norm of what is stored, both or none. late: DDR takes them behind the weights of the next product, or with
-        `stored_late`, so that it does not wait for these rows."""
+        """Store the rows of the sequences, from cell `slot` of X on. addresses: as for `load`. blocks: of a row. norm,
+        affine: the norm of what is stored, and its gain and shift; give both or none. late: DDR takes the blocks only
+        after the weights of the next product, or when `stored_late` is called, so that weights do not wait for these
+        rows."""
         slot += self._first[LaneMemory.X]
         fields = {"slot": slot, "blocks": blocks, **({} if norm is None else norm.fields)}
         for some in self.rounds():
@@ -323,7 +338,7 @@ class IntegerEmitter:
                 take()
 
     def stored_late(self) -> None:
-        """Let DDR take what `store` has left to it."""
+        """Let DDR take the blocks and rows that `store` and `store_rows` have left for later."""
         for take in self._late:
             take()
         self._late.clear()
@@ -353,7 +368,8 @@ class IntegerEmitter:
         return [(*first, FACTORS), *map(tuple, others)]
 
     def put_apart(self, addr: int, slot: int, blocks: int) -> None:
-        """Store blocks of T, from cell `slot` on, of all parts of a sequence. addr: where, in units of 64 bytes."""
+        """Store blocks of T of all parts of a sequence that is spread over several engines. addr: where in DDR. slot:
+        first cell. blocks: how many."""
         slot += self._first[LaneMemory.T]
         for of in self._placed:
             fields = {"memory": LaneMemory.T, "slot": slot, "blocks": blocks, **of.fields}
@@ -361,7 +377,8 @@ class IntegerEmitter:
             self._moved(addr, ChunkEnd.STORE_T, of, blocks, of.lanes * of.rows * ROW_PAIR // 4)
 
     def fetch(self, addr: int, slot: int, blocks: int, readers: tuple[int, ...]) -> None:
-        """Load what `put_apart` has stored to T of all engines, from cell `slot` on. readers: of it."""
+        """Load what `put_apart` has stored to T of all engines that have a part of the sequence. addr: where in DDR.
+        slot: first cell. blocks: how many. readers: units that will read them, `SEND`, `HEADS` or both."""
         slot += self._first[LaneMemory.T]
         of = self._placed[0]
         rows, each = of.lanes * of.rows, cells(of.key_rows)
@@ -382,9 +399,10 @@ class IntegerEmitter:
     def store_rows(
         self, addresses: Sequence[int], slot: int, blocks: int, cache: int = 0, memory: LaneMemory = LaneMemory.T
     ) -> None:
-        """Store rows of up to eight blocks of T or X, from cell `slot` on, row by row. addresses: of the sequences of
-        the batch, in units of 64 bytes. cache: number of rows of a cache, of which row row[b] becomes the first row of
-        sequence b; 1 for that row alone; 0 stores all rows. DDR takes rows of X late, as for `store`."""
+        """Store rows of T or X one by one. addresses: of each sequence of the batch. slot: first cell. blocks: of a
+        row, up to eight. cache: 0 stores all rows of the sequences. Otherwise only the first row of each sequence b is
+        stored, as row row[b] (a run-time parameter) of a cache with this number of rows, or, for 1, as its only row.
+        memory: T or X. DDR takes rows of X later, as for `store` with `late`."""
         slot += self._first[memory]
         in_x = memory is LaneMemory.X
         units, keeps = units_of_row(blocks, X_BITS if in_x else T_BITS), int(cache > 0)
@@ -405,8 +423,9 @@ class IntegerEmitter:
                 self.patches[f"row[{of.number}]"].append(patch)
 
     def load_rows(self, of: PlacedSequence, addr: int, slot: int, blocks: int, readers: tuple[int, ...]) -> None:
-        """Load up to eight blocks of the rows of a cache to T of all lanes of the engine of a sequence, from cell
-        `slot` on. addr: in units of 64 bytes."""
+        """Load the rows of a cache to T of all lanes of the engine of a sequence. of: the sequence. addr: of the first
+        row. slot: first cell. blocks: of a row, up to eight. readers: units that will read them, `SEND`, `HEADS` or
+        both."""
         slot += self._first[LaneMemory.T]
         units, all_lanes = units_of_row(blocks), {"lanes": LANES, "rows": of.rows}
         size = LANES * of.key_rows * units * UNIT
@@ -418,8 +437,8 @@ class IntegerEmitter:
         self._add(f"Rows{of.engine}", PanelRows(op=RowOp.LOAD, **take, **all_lanes, **waits))
 
     def sum(self, source: int, to: Destination, blocks: int, constants: int) -> None:
-        """Add blocks of X, from cell `source` on, to those that `to` names, if it names any. constants: where gains
-        begin, in units of 64 bytes."""
+        """Add blocks of X to those that `to` names as residual, if it names any, and write them to the cells of `to`.
+        source: first cell of the blocks. blocks: how many. constants: address of the gains of what is written."""
         source, to = source + self._first[LaneMemory.X], self._here(to)
         if to.gains:
             self._constants(constants, blocks, self._lanes)
@@ -428,7 +447,8 @@ class IntegerEmitter:
             self._add(f"Rows{engine}", PanelRows(op=RowOp.SUM, **lanes, **fields))
 
     def walk(self, slot: int, blocks: int, norm: PanelNorm | None, low_bits: int = 0) -> None:
-        """Send blocks of X to X8, from cell `slot` on. low_bits: that rows have beyond 8."""
+        """Send blocks of X to X8, as rows of the next products. slot: first cell in X. blocks: how many. norm: of the
+        rows; None for none. low_bits: bits that the rows have beyond 8."""
         slot += self._first[LaneMemory.X]
         fields = {"low_bits": low_bits, **({} if norm is None else norm.fields)}
         for engine, lanes in self._lanes.items():
@@ -446,8 +466,10 @@ class IntegerEmitter:
         *,
         each: bool,
     ) -> None:
-        """Compute up to 512 columns of a product. source: X8 or T. slot: first cell of its rows. constants: where those
-        of the results begin, in units of 64 bytes. each: the rows are being walked."""
+        """Compute up to 512 columns of a product. source: the memory of its rows, X8 or T. slot: their first cell, in X
+        (`walk`) or in T. chunks: blocks of the rows. weights: of these columns. constants: address of the constants of
+        the results. to: where the results go. each: whether each chunk is sent as soon as `walk` has written it, for
+        the first product of these rows; otherwise all rows must have been written."""
         columns = len(weights.shifts)
         shifts = {f"shift{i}": shift for i, shift in enumerate(weights.shifts)}
         low_bits, passes = weights.low_bits, 1 + (weights.low_bits > 0)
@@ -481,7 +503,8 @@ class IntegerEmitter:
             self._add(f"Rows{engine}", PanelRows(op=RowOp.TAKE, blocks=columns, **lanes, **to.fields, **waits))
 
     def attention(self, heads: HeadsRound, *, last: bool) -> None:
-        """Compute a round of attention for each sequence. last: a product follows, or nothing."""
+        """Compute a round of attention for each sequence of the panel. heads: the round. last: whether it is the last
+        round before a product, or of the program; engines then wait until its results have left the tiles."""
         rounds = self.rounds()
         for number, some in enumerate(rounds):
             for of in some:
@@ -489,7 +512,8 @@ class IntegerEmitter:
                 self.attend(heads, of, ends=ends)
 
     def attend(self, heads: HeadsRound, at: PlacedSequence, *, ends: bool) -> None:
-        """Compute a round of attention for a sequence. ends: it is the last one of its engine before a product."""
+        """Compute a round of attention for one sequence. heads: the round. at: the sequence. ends: whether it is the
+        last one of its engine before a product, or of the program."""
         heads = heads.moved(self._first[LaneMemory.T])
         send, reader = self._tokens[at.engine]
         spread = int(at.spread > 0)
@@ -539,7 +563,7 @@ class IntegerEmitter:
             self.patches[f"len[{at.number}]"].append(patch)
 
     def finish(self) -> None:
-        """End the program: let all units take the tokens that are left."""
+        """End the program: let all units take the tokens that are left in streams."""
         for engine, (send, heads) in enumerate(self._tokens):
             rows = PanelRows(blocks=0, wait=send.unwaited, wait_heads=heads.unwaited)
             for unit, mop in (

@@ -62,13 +62,15 @@ CASCADE_US = (LANE_ROWS * BLOCK // 8 + CASCADE_FILL) / AIE_MHZ
 
 
 def cascade_share(rows: int) -> float:
-    """Return the share of `CASCADE_US` that the sums of a lane take. rows: of the lane, 1 to 64."""
+    """Return the part of `CASCADE_US` that the sums of a lane take, 1 for 64 rows. rows: of the lane, 1 to 64."""
     return (rows * BLOCK // 8 + CASCADE_FILL) / (LANE_ROWS * BLOCK // 8 + CASCADE_FILL)
 
 
 class PanelWeightsUnit(Unit):
-    """Sends chunks of weights to all engines at once. A chunk is made of two parts, one from each memory. Weights of 4
-    bits are unpacked as they leave."""
+    """Sends chunks of weights to all engines at once. The first columns of a chunk come from LPDDR, the others from
+    DDR. Weights of 4 bits are sent with 8.
+
+    A run raises `ProgramError` where a chunk that comes has other bits than the instruction says."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -110,12 +112,15 @@ class PanelWeightsUnit(Unit):
 
 
 def key_lanes(uop: EngineOp) -> int:
-    """The lanes that have the keys and values of an operation."""
+    """Return how many lanes of the engine have the keys and values of an operation."""
     return LANES if uop.spread else uop.lanes
 
 
 class EngineUnit(Unit):
-    """The tiles of an engine, with what passes weights or heads on to them."""
+    """The tiles of an engine, and what passes weights, keys and values on to them: multiplies rows by weights, or
+    computes attention.
+
+    A run raises `ProgramError` where the record of a chunk of rows says something else than the instruction."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)

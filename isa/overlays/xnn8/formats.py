@@ -42,12 +42,14 @@ ROW_PAIR = BLOCK + 1
 
 
 def slices(key_rows: int) -> int:
-    """Return in how many parts, equally long, the keys of a lane pass on here. key_rows: its keys."""
+    """Return the number of equal parts in which Heads passes on the keys of a lane. It is even, and a part has at most
+    32 keys of the lane. key_rows: keys of the lane."""
     return 2 * -(-key_rows // (2 * SLICE_KEYS))
 
 
 def cells(rows: int) -> int:
-    """Return how many cells of a lane a block takes. rows: of the lane, a multiple of 16."""
+    """Return how many cells of a lane's memory a block takes. A cell has 16 rows and 64 columns. rows: of the lane, a
+    multiple of 16."""
     return rows // ROW_STEP
 
 
@@ -57,20 +59,26 @@ block of a product."""
 
 
 def slices_of_keys(key_rows: int, lanes: int) -> int:
-    """Return the slices of `SLICE_KEYS` keys of a sequence. The last one may be filled up. key_rows: of each of its
-    lanes."""
+    """Return the number of slices of `SLICE_KEYS` keys that a sequence has; the last one may have fewer. key_rows: keys
+    in each lane of the sequence. lanes: number of these lanes."""
     return -(-key_rows * lanes // SLICE_KEYS)
 
 
 class ChunkEnd(IntEnum):
-    """Where a transfer goes to or comes from."""
+    """What a transfer of an off-chip memory moves, and to or from which units."""
 
     WEIGHTS = 0
+    """To W."""
     CONSTANTS = 1
+    """Vectors of constants, to lanes."""
     LOAD = 2
+    """Blocks of 16 bits to X or Angles of lanes."""
     STORE = 3
+    """Blocks from X of lanes."""
     LOAD_T = 4
+    """Blocks of 8 bits to T of lanes."""
     STORE_T = 5
+    """Blocks from T of lanes."""
     LOAD_ROWS = 6
     """Rows of a cache to T of all lanes."""
     STORE_ROWS = 7
@@ -96,7 +104,7 @@ class CacheRows(NamedTuple):
 
     @property
     def piece(self) -> int:
-        """Elements that pass at a time: of up to 16 rows."""
+        """Float32 elements that pass at a time: those of one row if only one is written, else of 16 rows."""
         return self.pitch if self.row is not None else self.pitch * ROW_STEP
 
 
@@ -155,7 +163,7 @@ class PanelWeights(Record, words=1, name="W"):
 
 
 class RowOp(IntEnum):
-    """What Rows does."""
+    """What an operation of Rows does."""
 
     LOAD = 0
     """Blocks from DDR to a memory."""
@@ -170,16 +178,18 @@ class RowOp(IntEnum):
 
 
 class LaneMemory(IntEnum):
-    """What Rows writes, or stores to DDR."""
+    """The memory of a row lane that Rows writes, or stores to DDR."""
 
     X = 0
+    """Integers of 16 bits: what residuals add up."""
     T = 1
+    """Integers of 8 bits: queries, keys, values, heads, and what only products read."""
     ANGLES = 2
     """The factors of rotations: of each pair of columns, its own, then its partner's."""
 
 
 class AddedResidual(IntEnum):
-    """What Post adds to a result."""
+    """What Post adds to a result: nothing, a block of X as it is (RAW), or a block of X that it normalises first."""
 
     NONE = 0
     RAW = 1
@@ -188,7 +198,8 @@ class AddedResidual(IntEnum):
 
 
 class PanelRows(Record, words=8, name="Rows"):
-    """Move blocks of 64 columns into the memories of a lane, out of them, or from the engine to X or T."""
+    """Move blocks of 64 columns: from DDR into memories of the lanes of an engine, from X or T to DDR, from X to X8, or
+    results of the tiles through Post into X or T."""
 
     op: int = bits(7, 0, 3, "load, store, send, take, sum")
     memory: int = bits(0, 2, 2, "that is loaded, stored, or takes results: X, T, Angles")
@@ -231,14 +242,16 @@ class PanelRows(Record, words=8, name="Rows"):
 
     @staticmethod
     def of_norm(constants: NormConstants, *, rms: bool) -> dict[str, int]:
-        """Return the fields that state a norm."""
+        """Return the fields that state a norm, as keyword arguments of `PanelRows`. constants: of the norm. rms:
+        whether it is an RMS norm, whose mean counts as 0. Whether a number fits its field is checked when the record is
+        made."""
         (added, added_exponent), (root, root_exponent) = constants.added, constants.root
         fields = {"added": added, "added_low": -added_exponent, "root": root, "root_exponent": root_exponent}
         return {"norm": 1, "rms": int(rms), "columns": constants.columns, **fields}
 
     @property
     def constants(self) -> NormConstants:
-        """What the fields state of the norm: the inverse of `of_norm`."""
+        """The constants of the norm that the fields state: the inverse of `of_norm`."""
         return NormConstants(self.columns, (self.added, -self.added_low), (self.root, self.root_exponent))
 
 
@@ -261,24 +274,29 @@ class ColumnShifts(Record, words=3):
 
 
 class ChunkSource(IntEnum):
-    """Where the rows that Send sends are from."""
+    """Which rows Send sends, and from which memory."""
 
     X8 = 0
+    """Rows of a product that Rows has made of X."""
     T = 1
+    """Rows of a product, from T."""
     QUERIES = 2
+    """Queries of attention, from T."""
 
 
 def walked_cells(slot: int, blocks: int, rows: int, low_bits: int) -> list[range]:
-    """Return the cells of X8 for each of some blocks of X, which begin at cell `slot` there: the same ones; or, of rows
-    of more than 8 bits, from the first cell of X8 on, those of a block's high part and then its low one. rows: of a
-    lane."""
+    """Return, for each of some blocks of X, the cells of X8 to which Rows sends the block. slot: first cell of the
+    blocks in X. blocks: how many. rows: of a lane. low_bits: bits that the rows have beyond 8.
+
+    With low_bits = 0 a block has the same cells in X8 as in X. Otherwise it has twice as many, the first block from
+    cell 0 of X8 on: cells for the high parts of its integers, then cells for the low parts."""
     first, each = (0, 2 * cells(rows)) if low_bits else (slot, cells(rows))
     return [range(at, at + each) for at in range(first, first + blocks * each, each)]
 
 
 class PanelSend(ColumnShifts, words=6, name="Send"):
-    """Send chunks of 64 columns of rows to the engine: the rows of a product for one block of 512 columns, or queries
-    of up to eight heads."""
+    """Send rows to the tiles of the engine, in chunks of 64 columns: all rows of a product for up to 512 columns of its
+    results, or the queries of up to eight heads."""
 
     source: int = bits(0, 0, 2, "X8, rows of T, queries in T")
     slot: int = bits(2, 19, 8, "first cell")
@@ -307,7 +325,8 @@ class PanelSend(ColumnShifts, words=6, name="Send"):
 
 
 class PanelHeads(Record, words=3, name="Heads"):
-    """Send keys, then keys and values, in slices of up to 32, to the columns of pairs: one head to each."""
+    """Send keys, then keys and values, to the tiles of the engine: in slices of up to 32 rows, one head to each column
+    of pairs."""
 
     keys_slot: int = bits(0, 0, 8, "cell in T of the keys")
     values: int = bits(0, 8, 8, "cell in T of the values")
@@ -324,8 +343,9 @@ class PanelHeads(Record, words=3, name="Heads"):
 
 
 class EngineOp(Record, words=2, name="Engine"):
-    """Take weights for blocks of 512 columns of a product, or heads for a round of attention. What the tiles do with a
-    chunk is said by its record; this counts what is passed on to them."""
+    """Pass weights on to the tiles of the engine, for blocks of up to 512 columns of a product, or keys and values for
+    a round of attention. The record of each chunk of rows says what the tiles do with it; this operation says how many
+    chunks, blocks or heads there are."""
 
     attention: int = bits(0, 0, 1, "heads, not weights")
     first: int = bits(0, 1, 3, "first lane that has rows, in attention")

@@ -79,7 +79,7 @@ FILL = LOOPS["cells"].fill
 
 
 class LaneRows(NamedTuple):
-    """Rows in lanes of an engine, side by side. rows: of a lane."""
+    """Rows in neighbouring lanes of an engine. first: number of the first lane. lanes: how many. rows: in each lane."""
 
     first: int
     lanes: int
@@ -92,7 +92,8 @@ class LaneRows(NamedTuple):
 
 
 class LaneBlocks:
-    """A memory of the lanes of an engine. count: its cells. Whether cells exist is not checked here."""
+    """A memory of all lanes of an engine, which holds integers and exponents of blocks, 0 at first. count: cells of a
+    lane. Methods do not check whether lanes and cells exist."""
 
     def __init__(self, count: int) -> None:
         self._integers = np.zeros((LANES, count, ROW_STEP, BLOCK), np.int64)
@@ -105,13 +106,14 @@ class LaneBlocks:
         return some.reshape(at.lanes, count, at.rows, -1)
 
     def of(self, at: LaneRows, slot: int, count: int) -> BlockNumbers:
-        """Return `count` blocks of some rows, from cell `slot` on: (rows, count, 64) and their exponents, (rows, count,
-        1)."""
+        """Return `count` blocks of some rows, from cell `slot` of each lane on: (rows, count, 64) and exponents, (rows,
+        count, 1). at: the rows; rows here are those of all its lanes, lane by lane."""
         parts = (self._blocks(x, at, slot, count).swapaxes(1, 2) for x in (self._integers, self._exponents))
         return BlockNumbers(*(x.reshape(at.all, count, -1) for x in parts))
 
     def put(self, at: LaneRows, slot: int, x: BlockNumbers) -> None:
-        """Write blocks of some rows, from cell `slot` on. x: (rows, blocks, 64), with exponents (rows, blocks, 1)."""
+        """Write blocks of some rows, from cell `slot` of each lane on. at: the rows. x: (rows, blocks, 64) with
+        exponents (rows, blocks, 1), lane by lane."""
         for memory, new in zip((self._integers, self._exponents), x, strict=True):
             blocks = new.shape[-2]
             into = self._blocks(memory, at, slot, blocks)
@@ -127,10 +129,11 @@ class LaneBlocks:
         least: Integers | None = None,
         groups: int = 1,
     ) -> tuple[Integers, Integers]:
-        """Return heads of a sequence as attention takes them: integers of 8 bits (heads, rows, columns of a head), and
-        the exponent of each, (heads, 1, 1). which: their numbers, of those from cell `slot` on. count: rows that count;
-        the others are 0. pitch: columns from a head to the next. least, groups: as for `numbers.of_heads`, of all
-        heads."""
+        """Return heads of a sequence as attention takes them: integers of 8 bits (heads, rows, pitch), and the exponent
+        of each, (heads, 1, 1). at: the rows of the sequence. slot: the cell with which the first head begins. which:
+        numbers of the heads, counted from there. count: how many rows count, from the first one; the others become 0.
+        pitch: columns from a head to the next. least, groups: as for `numbers.of_heads`, of all heads from `slot`
+        on."""
         x = self.of(at, slot, -(-(int(which.max()) + 1) * pitch // BLOCK))
         shows = np.arange(at.all) < count
         all_heads = BlockNumbers(x.integers[None], x.exponents[None])
@@ -139,41 +142,49 @@ class LaneBlocks:
 
 
 def rows_of(uop: PanelRows | PanelSend) -> LaneRows:
-    """The rows of an operation."""
+    """Return the lanes of an operation, and how many rows it has in each."""
     return LaneRows(uop.first, uop.lanes, uop.rows)
 
 
 def keys_of(uop: PanelRows | PanelSend | PanelHeads) -> LaneRows:
-    """The rows of keys and values of an operation."""
+    """Return the lanes that hold the keys and values of an operation, and how many keys are in each: its own lanes, or
+    all lanes of the engine if keys are spread over these."""
     if not isinstance(uop, PanelHeads) and uop.spread:
         return LaneRows(0, LANES, uop.key_rows)
     return LaneRows(uop.first, uop.lanes, uop.key_rows)
 
 
 def pitch_of(uop: PanelRows | PanelSend | PanelHeads) -> int:
-    """Columns from a head of an operation to the next."""
+    """Return the columns from a head of an operation to the next: 32, 64 or 128."""
     return BLOCK << uop.wide >> uop.narrow
 
 
 def shared(uop: PanelRows | PanelSend | PanelHeads, heads: int) -> Integers:
-    """Of each of some heads, the number of the one whose keys and values it takes."""
+    """Return, for each head of an operation, the number of the head of keys and values that it takes, counted from the
+    first cell of the keys. heads: how many heads the operation has."""
     groups = 1 if not isinstance(uop, PanelHeads) and uop.grouped else uop.groups
     return (uop.skip + np.arange(heads)) // groups
 
 
 class LaneMemories(Unit):
-    """What Rows keeps of the lanes of an engine, and others read."""
+    """The memories of the lanes of an engine that Rows writes and the units Send and Heads of the engine read. Only a
+    run with data has them.
+
+    x8: rows of products that Rows has made of X: integers of 8 bits, without exponents; 64 cells in each lane. t:
+    queries, keys, values, heads and rows of products, of 8 bits; 256 cells. factor: the scales of the rows in x8,
+    (rows, 1, 1), with the rows of all lanes; None before the first SEND of Rows. low_bits: bits that the rows in x8
+    have beyond 8, 0 to 8."""
 
     x8: LaneBlocks
     t: LaneBlocks
     factor: RowFactor | None
-    """Of the rows in X8."""
     low_bits: int
-    """That these rows have beyond 8."""
 
 
 class LaneReader(Unit):
-    """Reads memories that Rows of the same lanes writes."""
+    """A unit that reads the memories which the unit Rows of the same engine writes. filled: the stream on which Rows
+    tells of each block that it has written. free: the stream on which this unit tells Rows of each operation that has
+    ended."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -182,19 +193,22 @@ class LaneReader(Unit):
 
     @property
     def rows(self) -> LaneMemories:
-        """The unit that writes."""
+        """The unit Rows of the same engine, with the memories that it writes."""
         unit = self._net.units[self._rows]
         assert isinstance(unit, LaneMemories)
         return unit
 
     def wait(self, blocks: int) -> Steps:
-        """Return the steps that wait until Rows has written more blocks. blocks: how many; 0 does not wait."""
+        """Return the steps that wait until Rows has written `blocks` more blocks for this unit; none for 0."""
         if blocks:
             yield Burst(blocks, gets=(self.filled,))
 
 
 class SendUnit(LaneReader):
-    """Sends rows to the tiles."""
+    """Sends chunks of rows to the tiles of its engine, each with a record: rows of a product from X8 or T, or queries
+    from T. It sends the factors of the rows of a product to Rows.
+
+    A run raises `ProgramError` where rows in X8 have other bits than the instruction says."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -313,13 +327,16 @@ def sent_chunks(uop: PanelSend) -> int:
 
 
 def packed_chunk(rows: Integers, record: ChunkRecord) -> npt.NDArray[np.int8]:
-    """A chunk of rows, 8 bits each, and behind it its record."""
+    """Return a chunk as the tiles get it, int8 (elements of rows + 32,): the rows, and behind them the record. rows:
+    integers of 8 bits, of any shape."""
     return np.concatenate([rows.astype(np.int8).reshape(-1), np.array(record.encode(), np.uint32).view(np.int8)])
 
 
 class HeadsUnit(LaneReader):
-    """Sends keys and values of a sequence to the columns of pairs: to column c first those of lane c, then those of
-    lane c + 1, and so on, so that each column takes from another lane. Here a step has half of those of each lane."""
+    """Sends keys and values of a sequence to the tiles of its engine. Column c of pairs gets first those of lane c,
+    then those of lane c + 1, and so on, so that at any time each column takes from another lane.
+
+    In the simulator a step sends one of `slices` equal parts of the keys of all lanes."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)

@@ -113,7 +113,7 @@ FORMATS: tuple[tuple[str, type[Record]], ...] = (
 
 
 class PanelBankUnit(ChunkBankUnit):
-    """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
+    """DDR or LPDDR: executes one uOP after another, strictly in order; reading and writing never overlap."""
 
     def words(self, piece: int) -> tuple[int, int]:
         return 1, 1

@@ -109,7 +109,7 @@ CONSUMERS = {"W": 2 + PAIRS, "Rows": 2 + LANES, "Send": LANES, "Heads": 1 + LANE
 
 
 def top(overlay: Overlay) -> str:
-    """Return the text of hw/versal/xnn8/dma_hls.cpp."""
+    """Return the text of hw/versal/xnn8/dma_hls.cpp. overlay: xnn8."""
     arguments = [f"MemoryPort {bank}{i}" for bank in ("lpddr", "ddr") for i in range(PORTS)]
     arguments += ["const Word *instructions", "uint64_t *fingerprint"]
     arguments += [f"hls::stream<Beat128> {x}{e}[lanes][2]" for x in "abc" for e in range(ENGINES)]
@@ -155,7 +155,8 @@ def top(overlay: Overlay) -> str:
 
 
 def processes() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield unit, function and arguments of each process."""
+    """Yield each process of the kernel, without those of the instruction path, in the order of the calls in C++: the
+    unit that it is a part of, the C++ function that it runs, and the arguments of the call, as C++."""
     for bank in ("LPDDR", "DDR"):
         name = bank.lower()
         yield bank, "bank", [f"{name}_uops", f"{name}_parts", f"{name}_done"]

@@ -61,15 +61,17 @@ class BlockNumbers(NamedTuple):
 
 
 class RowFactor(NamedTuple):
-    """Positive values mantissa * 2^exponent. mantissa: from 2^14 up to 2^15 - 1. Both have the same shape."""
+    """Positive values mantissa * 2^exponent, such as the scales of rows. mantissa: from 2^14 up to 2^15 - 1. Both have
+    the same shape, (..., 1, 1) for rows."""
 
     mantissa: Integers
     exponent: Integers
 
 
 class NormConstants(NamedTuple):
-    """What a norm of rows needs to be told. columns: that count. added, root: columns * eps, which is added to the sum
-    of squares, and the root of columns: integers of up to 31 bits and their exponents."""
+    """The constants of a norm over the columns of a row. columns: number of columns that count, without padding. added:
+    columns * eps, which is added to the sum of squares. root: the square root of columns. added and root are pairs
+    (mantissa, exponent) of mantissa * 2^exponent; a mantissa has up to 31 bits."""
 
     columns: int
     added: tuple[int, int]
@@ -77,13 +79,15 @@ class NormConstants(NamedTuple):
 
     @classmethod
     def of(cls, columns: int, eps: float) -> NormConstants:
-        """Return the constants of a norm. columns: of its rows. eps: added to the variance."""
+        """Return the constants of a norm. columns: number of columns that count. eps: not negative, added to the
+        variance."""
         return cls(columns, _constant(columns * eps, 31), _constant(columns**0.5, 31))
 
 
 class Statistics(NamedTuple):
-    """Of the rows of an X. mean: in units of 2^(top - GUARD), 24 bits. top: the largest exponent of a row's blocks.
-    inverse: 1 / deviation, or 1 / root of the mean square. All are (..., 1, 1)."""
+    """Mean and deviation of the rows of an X; each array is (..., 1, 1). mean: 24 bits, in units of 2^(top - GUARD).
+    top: the largest exponent of a row's blocks. inverse: 1 / standard deviation, or, for an RMS norm, 1 / root of the
+    mean square."""
 
     mean: Integers
     top: Integers
@@ -94,8 +98,9 @@ class Statistics(NamedTuple):
 
 
 def rounded(x: Integers, shift: Integers | int) -> Integers:
-    """x / 2^shift to the nearest integer, half to even. shift: to be broadcast to x; negative: x * 2^-shift. x: at most
-    61 bits, of which shifts by more than 62 make 0."""
+    """x / 2^shift to the nearest integer, half to even, elementwise. x: at most 61 bits and a sign. shift: in bits, to
+    be broadcast to x; a negative one multiplies by 2^-shift. Shifts beyond 62 bits count as 62 bits: to the right they
+    make 0."""
     shift = np.asarray(shift, np.int64)
     if shift.min() < 0:
         x = x << np.clip(-shift, 0, 62)
@@ -108,20 +113,20 @@ def rounded(x: Integers, shift: Integers | int) -> Integers:
 
 
 def saturated(x: Integers, bits: int) -> Integers:
-    """x, limited to the magnitudes of `bits` bits with a sign: -127 to 127 of 8."""
+    """x, limited to the integers of `bits` bits with a sign, symmetrically: to -127 to 127 for 8 bits."""
     most = (1 << bits - 1) - 1
     return np.clip(x, -most, most)
 
 
 def length(x: Integers) -> Integers:
-    """The number of bits of |x|: 0 of 0, 8 of 255. Exact for up to 62 bits."""
+    """The number of bits of |x|, elementwise: 0 for 0, 8 for 255. Exact for up to 62 bits."""
     high, low = np.abs(x) >> 31, np.abs(x) & 0x7FFFFFFF
     bits = np.where(high > 0, np.frexp(high.astype(np.float64))[1] + 31, np.frexp(low.astype(np.float64))[1])
     return bits.astype(np.int64)
 
 
 def divided(x: Integers, divisor: Integers | int) -> Integers:
-    """x / divisor to the nearest integer, half to even. divisor: positive."""
+    """x / divisor to the nearest integer, half to even, elementwise. divisor: positive, to be broadcast to x."""
     quotient = x // divisor
     twice = 2 * (x - quotient * divisor)
     made: Integers = quotient + ((twice > divisor) | ((twice == divisor) & (quotient & 1 == 1)))
@@ -129,7 +134,8 @@ def divided(x: Integers, divisor: Integers | int) -> Integers:
 
 
 def normal(x: Integers, exponent: Integers | int, *, up: bool = False) -> RowFactor:
-    """x * 2^exponent as a factor. x: not negative, at most 61 bits; 0 is taken for 1. up: rounded up."""
+    """x * 2^exponent as a factor, elementwise. x: not negative, at most 61 bits; 0 counts as 1. up: whether the
+    mantissa is rounded up; otherwise it is rounded to the nearest."""
     x = np.maximum(x, 1)
     shift = length(x) - FACTOR_BITS
     made = rounded(x, shift)
@@ -148,9 +154,10 @@ def times(a: RowFactor, b: RowFactor) -> RowFactor:
 
 
 def stored(v: Integers, exponent: Integers, bits: int) -> BlockNumbers:
-    """v * 2^exponent as blocks of `bits` bits, each with the exponent by which its largest integer has all of them.
-    In a block for which `HIGHEST` is too low, all that is not 0 saturates. v: (..., blocks, columns), at most 31 bits
-    and a sign. exponent: (..., blocks, 1), or of halves of blocks, (..., blocks, 2)."""
+    """v * 2^exponent as blocks of integers of `bits` bits. The exponent of a block is the least one with which its
+    largest integer fits, but from `LOWEST` to `HIGHEST`. In a block for which `HIGHEST` is too low, all that is not 0
+    saturates. v: (..., blocks, columns), at most 31 bits and a sign. exponent: (..., blocks, 1), or one for each half
+    of a block, (..., blocks, 2). Returns integers of v's shape, with exponents (..., blocks, 1)."""
     exponent = np.broadcast_to(exponent, (*v.shape[:-1], exponent.shape[-1]))
     parts = v.reshape(*exponent.shape, -1)
     most = np.abs(parts).max(-1)
@@ -164,8 +171,10 @@ def stored(v: Integers, exponent: Integers, bits: int) -> BlockNumbers:
 
 
 def added(*addends: tuple[Integers, Integers, int]) -> tuple[Integers, Integers]:
-    """The sum of up to three addends, which are aligned first: integers of 31 bits and a sign, and their exponents.
-    addends: integers, exponents, and bits of the integers without their sign; in the sum each has at most 29."""
+    """The sum of one to three addends: integers of 31 bits and a sign, (..., blocks, columns), and their exponents,
+    (..., blocks, 1). addends: each of these two arrays, in shapes that broadcast, and the bits of the largest possible
+    integer without its sign. The addends are first shifted to a common exponent, with which each has at most `SUM_BITS`
+    bits."""
     top = addends[0][1] + addends[0][2]
     for _, exponent, bits in addends[1:]:
         top = np.maximum(top, exponent + bits)
@@ -177,7 +186,7 @@ def added(*addends: tuple[Integers, Integers, int]) -> tuple[Integers, Integers]
 
 
 def kept(x: BlockNumbers, bits: int = X_BITS) -> tuple[Integers, Integers, int]:
-    """Blocks as an addend of `added`."""
+    """Return blocks as an addend of `added`. bits: of their integers, with the sign."""
     return x.integers, x.exponents, bits - 1
 
 
@@ -185,8 +194,8 @@ def kept(x: BlockNumbers, bits: int = X_BITS) -> tuple[Integers, Integers, int]:
 
 
 def statistics(x: BlockNumbers, constants: NormConstants, *, rms: bool) -> Statistics:
-    """Mean and deviation of each row of an X, whose columns behind those that count are 0. rms: the mean is taken for
-    0.
+    """Mean and deviation of each row of an X. x: 16 bits, (..., blocks, columns); columns that do not count are 0.
+    constants: of the norm. rms: whether it is an RMS norm, whose mean counts as 0.
 
     Each block has a sum (22 bits) and a sum of squares (36). They are aligned to the largest exponent of the row, with
     8 bits more (16 for squares): of n columns, sums have 23 + log2 n bits, sums of squares 46 + log2 n. The squares of
@@ -215,12 +224,13 @@ def statistics(x: BlockNumbers, constants: NormConstants, *, rms: bool) -> Stati
 def sent(
     x: BlockNumbers, gain: BlockNumbers, norm: Statistics | None = None, low_bits: int = 0
 ) -> tuple[Integers, RowFactor]:
-    """The rows of an X as a product takes them: int8 (..., blocks, columns), and the scale of each row (..., 1, 1).
-    gain: 16 bits, (blocks, columns); columns that do not count have 0. norm: of the rows, None for none. low_bits: that
-    rows have beyond 8, up to 127 * 2^low_bits.
+    """The rows of an X as a product takes them: integers up to 127 * 2^low_bits in magnitude, (..., blocks, columns),
+    and the scale of each row, (..., 1, 1). x: 16 bits. gain: 16 bits, (blocks, columns), 0 for columns that do not
+    count. norm: of the rows; None if they are not normalised. low_bits: bits that the rows have beyond 8, 0 to
+    `LOW_BITS`.
 
-    Row r stands for (x - mean) * gain / deviation. A scale is not the largest of these, which is known too late, but
-    max |x * gain| + |mean| * max |gain|, at most 31 bits, over 127."""
+    A row stands for (x - mean) * gain / deviation. Its scale does not follow from the largest of these values, which is
+    known too late, but from a bound of it: max |x * gain| + |mean| * max |gain|, at most 31 bits, over 127."""
     exponents = x.exponents + gain.exponents
     most = np.abs(x.integers * gain.integers).max(-1, keepdims=True)  # 30 bits
     top = (exponents + 30).max(-2, keepdims=True)
@@ -242,7 +252,8 @@ def sent(
 
 
 def normalised(x: BlockNumbers, gain: BlockNumbers, shift: BlockNumbers, norm: Statistics) -> tuple[Integers, Integers]:
-    """(x - mean) * gain / deviation + shift, as `added` returns it. gain, shift: 16 bits, (blocks, columns)."""
+    """(x - mean) * gain / deviation + shift, as `added` returns it. x: 16 bits, (..., blocks, columns). gain, shift: 16
+    bits, (blocks, columns). norm: of the rows of x."""
     u, exponent = _centred(x, gain, norm)
     return added((u * norm.inverse.mantissa, exponent + norm.inverse.exponent, 41), kept(shift))
 
@@ -271,8 +282,9 @@ def _constant(value: float, bits: int) -> tuple[int, int]:
 
 
 def of_rows(x: BlockNumbers, low_bits: int = 0) -> tuple[Integers, RowFactor]:
-    """The rows of a T as a product takes them: int8, aligned to the largest exponent of each row, its scale. low_bits:
-    that rows have beyond 8, so that blocks far below that exponent keep their bits."""
+    """The rows of a T as a product takes them: integers of 8 + low_bits bits, (..., blocks, columns), and the scale of
+    each row, (..., 1, 1). They are aligned to the largest exponent of their row. x: 8 bits, (..., blocks, columns).
+    low_bits: bits that the rows have beyond 8, with which blocks of smaller exponents lose fewer bits."""
     top = x.exponents.max(-2, keepdims=True)
     factor = RowFactor(np.full_like(top, 1 << 14), top - 14 - low_bits)
     return rounded(x.integers, top - low_bits - x.exponents), factor
@@ -286,9 +298,10 @@ def of_heads(
     groups: int = 1,
 ) -> tuple[Integers, Integers]:
     """A T as attention takes it: int8 (batch, heads, rows, pitch), and the exponent of each head and sequence, (batch,
-    heads, 1, 1): its largest one. x: (batch, rows, blocks, columns). pitch: columns from a head to the next, 32 or a
-    multiple of 64. shows: (batch, rows), rows whose exponents count; others are 0. None: all. least: exponents of the
-    first heads in rows that are elsewhere, (heads, 1, 1). groups: neighbouring heads that have one exponent."""
+    heads, 1, 1): the largest one in its rows. x: (batch, rows, blocks, columns). pitch: columns from a head to the
+    next, 32 or a multiple of 64. shows: (batch, rows), whether a row counts; others become 0, and their exponents are
+    ignored. None: all rows count. least: exponents that the first heads have at least, (heads, 1, 1), as rows of these
+    heads that lie elsewhere need them. groups: so many neighbouring heads have one exponent."""
     unit = min(pitch, BLOCK)
     batch, rows = x.integers.shape[:2]
     of_units = x.exponents.repeat(BLOCK // unit, -2).reshape(batch, rows, -1, pitch // unit, 1)
@@ -310,8 +323,8 @@ def of_heads(
 
 
 def unpacked(codes: npt.NDArray[np.int8], multipliers: npt.NDArray[np.uint8]) -> Integers:
-    """Weights of 4 bits as tiles multiply them: each times the multiplier of its group, 8 bits (K, N). codes: -8 to 7
-    (K, N). multipliers: in units of 2^-4, (K / 32, N)."""
+    """Weights of 4 bits as tiles multiply them: each weight times the multiplier of its group, rounded to 8 bits, (K,
+    N). codes: -8 to 7, (K, N). multipliers: in units of 2^-4, (K / 32, N)."""
     products = codes.reshape(-1, GROUP, codes.shape[-1]).astype(np.int64) * multipliers[:, None]
     return saturated(rounded(products, MULTIPLIER_BITS), 8).reshape(codes.shape)
 
@@ -326,15 +339,16 @@ def sums(x: npt.NDArray[np.integer[Any]], y: npt.NDArray[np.integer[Any]]) -> In
 
 
 def parts(rows: Integers) -> tuple[Integers, Integers]:
-    """Rows of more than 8 bits as tiles multiply them: high * 256 + low. rows: up to 127 * 256, as `sent` and `of_rows`
-    make them; high: -127 to 127; low: -128 to 127."""
+    """The high and the low parts of rows of more than 8 bits, with which rows = high * 256 + low. rows: up to 127 * 256
+    in magnitude, as `sent` and `of_rows` make them. high: -127 to 127. low: -128 to 127. All three have one shape."""
     high = rows + 128 >> LOW_BITS
     return high, rows - (high << LOW_BITS)
 
 
 def sums_of_rows(rows: Integers, weight: npt.NDArray[np.integer[Any]], low_bits: int) -> Integers:
-    """`sums` of rows with `low_bits` beyond 8: those of the high parts, shifted to the left, and on them those of the
-    low parts. `bounds.low_bits` says for which weights all of them fit in 32 bits, so they are exact."""
+    """`sums` of rows that have `low_bits` bits beyond 8: those of the high parts, times 256, plus those of the low
+    parts. rows: (..., M, K). weight: 8 bits, (K, N). `bounds.low_bits` says for which weights all of them fit in 32
+    bits, so they are exact."""
     if not low_bits:
         return sums(rows, weight)
     high, low = parts(rows)
@@ -342,20 +356,21 @@ def sums_of_rows(rows: Integers, weight: npt.NDArray[np.integer[Any]], low_bits:
 
 
 def drained(x: Integers, shifts: Integers) -> Integers:
-    """Sums as they leave the tiles: int16 (..., blocks, columns). x: int32 (..., N). shifts: (blocks, 1), of which
-    `drain_shift` says that nothing saturates."""
+    """Sums as they leave the tiles: shifted to the right and saturated to 16 bits, (..., blocks, columns). x: 32 bits,
+    (..., N). shifts: in bits, (blocks, 1); with the shifts that `drain_shift` returns nothing saturates."""
     return saturated(rounded(x.reshape(*x.shape[:-1], -1, BLOCK), shifts), 16)
 
 
 def drain_shift(largest: int) -> int:
-    """The least shift by which no sum of magnitudes up to `largest` saturates in 16 bits."""
+    """The least shift to the right, in bits, with which no sum of magnitudes up to `largest` saturates in 16 bits."""
     shift = max(0, largest.bit_length() - 15)
     return shift + (int(rounded(np.asarray(largest), shift)) >= 1 << 15)
 
 
 def scaled(drain: Integers, shifts: Integers, columns: BlockNumbers, row: RowFactor) -> tuple[Integers, Integers, int]:
     """What drained sums stand for, as an addend of `added` with 41 bits: sum * scale of the column (30 bits, of which
-    26 are kept) * scale of the row. columns: 16 bits, (blocks, columns). row: (..., 1, 1)."""
+    26 are kept) * scale of the row. drain: as `drained` returns it. shifts: those with which it was drained. columns:
+    the scales of columns, 16 bits, (blocks, columns). row: the scales of rows, (..., 1, 1)."""
     products = rounded(drain * columns.integers, 4) * row.mantissa
     return products, shifts + columns.exponents + 4 + row.exponent, 41
 
@@ -373,7 +388,8 @@ class Table(NamedTuple):
 
 
 def activated(v: Integers, exponent: Integers, table: Table | None) -> Integers:
-    """A function of v * 2^exponent, with the same exponents. v: 31 bits and a sign. table: None for max(v, 0)."""
+    """A function of v * 2^exponent: integers that have the same exponents. v: 31 bits and a sign, (..., blocks,
+    columns). exponent: (..., blocks, 1). table: None for max(v, 0)."""
     positive = np.maximum(v, 0)
     if table is None:
         return positive
@@ -382,7 +398,8 @@ def activated(v: Integers, exponent: Integers, table: Table | None) -> Integers:
 
 
 def gated(gate: tuple[Integers, Integers], x: tuple[Integers, Integers]) -> tuple[Integers, Integers]:
-    """gate * x, of 31 bits and a sign each, of which 26 and 23 are multiplied; the result has 29 and a sign."""
+    """gate * x: integers of 29 bits and a sign, and exponents. gate, x: each integers of 31 bits and a sign, (...,
+    blocks, columns), of which 26 and 23 bits are multiplied, and exponents, (..., blocks, 1)."""
     products = rounded(gate[0], 5) * rounded(x[0], 8)
     return rounded(products, 20), gate[1] + x[1] + 33
 
@@ -397,8 +414,9 @@ def rotated(v: Integers, exponent: Integers, own: Integers, partner: Integers) -
 
 
 def turned(angles: BlockNumbers) -> tuple[Integers, Integers]:
-    """The factors of a rotation, as `rotated` takes them. angles: of each pair of columns, its own factor and that of
-    the partner, which has the other sign in the first column; 16 bits, below 2."""
+    """The factors of a rotation, own and partner, as `rotated` takes them. angles: 16 bits, below 2, (..., blocks,
+    columns): for each pair of columns first the factor of a column itself, then that of its partner, whose sign is
+    changed for the first column of the pair."""
     units = rounded(angles.integers, -14 - angles.exponents)
     pairs = units.reshape(*units.shape[:-1], -1, 2)
     own, partner = pairs[..., :1], pairs[..., 1:]
@@ -407,8 +425,10 @@ def turned(angles: BlockNumbers) -> tuple[Integers, Integers]:
 
 
 def joined(v: Integers, exponent: Integers) -> tuple[Integers, Integers]:
-    """Units of 32 columns, two of which become a block, each with its own exponent, as `stored` takes it; units of 64
-    stay. v: (..., units, columns), exponent: (..., units, 1). A unit of zeros is added to an odd number."""
+    """Join units of 32 columns, two of which become a block of 64; units of 64 columns stay as they are. v: (...,
+    units, columns). exponent: (..., units, 1). An odd number of units gets one of zeros behind it. Returns integers
+    (..., blocks, 64), and the exponents of each block's units, (..., blocks, 2) or (..., blocks, 1), as `stored` takes
+    them."""
     count = BLOCK // v.shape[-1]
     odd = [(0, 0)] * (v.ndim - 2) + [(0, -v.shape[-2] % count), (0, 0)]
     v, exponent = np.pad(v, odd), np.pad(exponent, odd, constant_values=LOWEST)
@@ -426,9 +446,10 @@ def heads_normalised(
     *,
     rms: bool,
 ) -> tuple[Integers, Integers]:
-    """A norm of each head, as `joined` returns it: 31 bits and a sign, and exponents. v: 31 bits and a sign, (...,
-    blocks, columns), which are stored with 16 bits first. pitch: columns from a head to the next, 32 or a multiple of
-    64. gain, shift: 16 bits, (blocks, columns)."""
+    """Normalise each head; returns what `joined` returns: 31 bits and a sign, and exponents. v: 31 bits and a sign,
+    (..., blocks, columns), which are stored with 16 bits first. exponent: (..., blocks, 1). pitch: columns from a head
+    to the next, 32 or a multiple of 64. gain, shift: 16 bits, (blocks, columns). constants, rms: as for `statistics`,
+    of a head."""
     unit = min(pitch, BLOCK)
 
     def split(x: Integers, exponents: Integers) -> tuple[Integers, Integers]:
@@ -465,9 +486,10 @@ def power(x: Integers) -> Integers:
 
 
 def score_shifts(exponent: Integers, head_dim: int) -> tuple[Integers, Integers]:
-    """By how much the difference of two scores is shifted to 16 bits, and then its product with log2 e, to become the x
-    of `power`. exponent: that of scores. The first shift is the least by which what saturates is beyond `FAR`, or by
-    which nothing saturates."""
+    """Return two shifts to the right, in bits: that of the difference of two scores, to 16 bits, and that of its
+    product with log2 e, which makes it the x of `power`. exponent: of the scores; the shifts have its shape. head_dim:
+    columns of a head. The first shift is the least with which a difference that saturates is beyond `FAR`, or with
+    which none saturates."""
     widest = max(0, (2 * head_dim * 127 * 127).bit_length() - 15)
     first = np.clip(-11 - exponent, 0, widest)
     return first, np.maximum(3 - exponent - first, 0)
@@ -485,11 +507,11 @@ def weights(scores: Integers, shifts: tuple[Integers, Integers], shows: npt.NDAr
 
 
 def of_weights(total: Integers, weight: Integers, exponent: Integers, keys: int) -> tuple[Integers, Integers]:
-    """Sums of weighted values over the sum of their weights: as `added` returns it, of a head.
+    """Sums of weighted values over the sum of their weights, for a head: as `added` returns it, (..., rows, columns).
 
-    total: int32 (..., rows, columns), which leave the tiles as they are, and are shifted to 26 bits if there may be
-    more for this number of keys. weight: sums of weights, (..., rows, 1), up to 255 * keys; 0 makes 0. exponent: that
-    of the values, (..., 1, 1)."""
+    total: int32 (..., rows, columns), as the sums leave the tiles; they are shifted to 26 bits if there may be more
+    with this number of keys. weight: sums of weights, (..., rows, 1), up to 255 * keys; where it is 0 the result is 0.
+    exponent: of the values, (..., 1, 1). keys: the most that a sequence may have."""
     shift = max(0, (127 * 255 * keys).bit_length() - 26)
     divisor = normal(weight, 0)
     reciprocal = divided(np.asarray(1 << 29), divisor.mantissa)  # 16 bits
@@ -500,8 +522,8 @@ def of_weights(total: Integers, weight: Integers, exponent: Integers, keys: int)
 
 
 def blocks_of(values: Floats, bits: int) -> BlockNumbers:
-    """The nearest blocks of `bits` bits. values: (..., columns), filled up with 0 to whole blocks. Raises `TensorError`
-    for values that are not finite."""
+    """The nearest blocks of `bits` bits. values: (..., columns), filled up with 0 to whole blocks. Returns (...,
+    blocks, 64) with exponents (..., blocks, 1). Raises `TensorError` for values that are not finite."""
     if not np.isfinite(values).all():
         raise TensorError("a value is not finite; overlay xnn8 computes with integers")
     columns = values.shape[-1]
@@ -515,6 +537,7 @@ def blocks_of(values: Floats, bits: int) -> BlockNumbers:
 
 
 def values_of(x: BlockNumbers, columns: int) -> npt.NDArray[np.float32]:
-    """What blocks stand for: float32 (..., columns), exact for 16 bits unless beyond float32's range."""
+    """What blocks stand for: float32 (..., columns), exact for 16 bits unless beyond float32's range. columns: of the
+    result; those behind them are left out."""
     values = np.ldexp(x.integers.astype(np.float64), x.exponents)
     return values.reshape(*values.shape[:-2], -1)[..., :columns].astype(np.float32)

@@ -145,7 +145,7 @@ DECODERS = frozenset(("decode", "decode_bank"))
 
 def needs(overlay: Overlay) -> Iterator[Need]:
     """Yield the resources that the machine takes: tiles and their streams, memories, streams, processes, ports, and the
-    path of instructions. Raises `KeyError` for a stream of elements whose bits are not known."""
+    path of instructions. overlay: xnn8. Raises `KeyError` for a stream of elements whose bits are not known."""
     yield Need("AIE", ENGINES * LANES * PAIRS * 2, "pairs of tiles")
     for part, of in TILE_STREAMS.items():
         direction, wide = "in" if of.into else "out", of.all - of.narrow
@@ -178,7 +178,8 @@ def needs(overlay: Overlay) -> Iterator[Need]:
 
 
 def element_bits(overlay: Overlay, element: str) -> int:
-    """Return the bits of an element of a stream. Raises `KeyError` for an unknown one."""
+    """Return the bits of an element of a stream between processes. element: its type in C++. Raises `KeyError` for a
+    type that is not in `ELEMENTS` and no uOP."""
     if found := re.fullmatch(r"Uop<(\w+)::words>", element):
         return 1 + 32 * max(form.mop.WORDS for form in overlay.formats if form.kind == found[1])
     return ELEMENTS[element]
@@ -195,7 +196,8 @@ def _memory(part: str, bits: int, words: int, copies: int, where: str) -> Iterat
 
 
 def process_counts(overlay: Overlay) -> Counter[str]:
-    """Return how many processes run each function of hw/versal/xnn8, decoders included."""
+    """Return how many processes run each function of hw/versal/xnn8, by the function's name, decoders included.
+    overlay: xnn8."""
     counts = Counter(function for _, function, _ in processes())
     counts.update("decode_bank" if unit.bank else "decode" for unit in overlay.units)
     return counts
@@ -203,13 +205,15 @@ def process_counts(overlay: Overlay) -> Counter[str]:
 
 @cache
 def operators() -> Mapping[str, Mapping[str, int]]:
-    """Return the table of hw/versal/operators.py: by process, its cells, and the numbers of its operators by name."""
+    """Return the table of hw/versal/operators.py: by process, the LUTs and flip-flops of its logic, and how many of
+    each other operator it has, by the operator's name and bits."""
     return tomllib.loads(files(__package__).joinpath("operators.toml").read_text(encoding="utf-8"))
 
 
 def arithmetic(found: Mapping[str, int]) -> tuple[int, Cells]:
-    """Return DSPs and cells of a process. found: cells of its logic, `LUT` and `FF`, and how many it has of each other
-    operator, by name and bits. Raises `KeyError` for an unknown one."""
+    """Return how many DSPs, and how many LUTs and flip-flops, a process takes. found: of the process, as `operators`
+    returns it: `LUT` and `FF` of its logic, and how many it has of each other operator, by name and bits. Raises
+    `KeyError` for an operator that is not known."""
     dsp, cells = 0, Cells(found.get("LUT", 0), found.get("FF", 0))
     for text, count in found.items():
         name, _, size = text.partition(" ")
@@ -228,8 +232,9 @@ def arithmetic(found: Mapping[str, int]) -> tuple[int, Cells]:
 
 
 def multipliers(larger: int, smaller: int, made: int) -> int:
-    """Return the DSPs of a product of two integers, each cut into parts of what a DSP multiplies, without those that
-    are above the bits that are kept. larger, smaller, made: bits of operands and product, with their signs."""
+    """Return how many DSPs a product of two integers takes. Both are cut into parts that a DSP multiplies; parts whose
+    products lie above the bits that are kept take none. larger, smaller, made: bits of the operands and of what is kept
+    of the product, with their signs."""
 
     def of(a: int, b: int) -> int:
         high, low = DSP_BITS

@@ -113,14 +113,19 @@ def _factors(rows: int, blocks: int) -> int:
 
 
 def normalised(x: BlockNumbers, affine: PackedConstants, norm: Statistics | None) -> BlockNumbers:
-    """A block of X behind its norm, as X would keep it. Raises `ProgramError` if no norm was asked for before."""
+    """Return a block of X that is normalised, with 16 bits, as X would keep it: (rows, 1, 64) with exponents (rows, 1,
+    1). x: the block, in the same shapes. affine: gain and shift of the norm. norm: of the rows, from the latest SEND of
+    Rows. Raises `ProgramError` if it is None, since that SEND had no norm."""
     if norm is None:
         raise ProgramError("a residual is normalised by the norm of the latest SEND, which had none")
     return numbers.stored(*numbers.normalised(x, affine.first, affine.second, norm), X_BITS)
 
 
 class PanelRowsUnit(LaneMemories):
-    """X, X8 and T of the lanes of an engine, and Post."""
+    """Writes the memories X, X8, T and Angles of the lanes of an engine, stores X and T to DDR, and, as Post, makes of
+    the results of the tiles what is written to X or T.
+
+    A run raises `ProgramError` where a residual is to be normalised and the latest SEND had no norm."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -415,20 +420,24 @@ MOST_KEYS = ENGINES * LANES * LANE_ROWS
 
 
 def slots_of(uop: PanelRows) -> range:
-    """The first cells of the blocks of an operation, other than results."""
+    """Return the first cell of each block of an operation of Rows. uop: takes no results; `blocks` of one that does
+    counts columns of pairs."""
     step = cells(uop.rows)
     return range(uop.slot, uop.slot + uop.blocks * step, step)
 
 
 def results_of(uop: PanelRows) -> int:
-    """How many results Post takes at a time: of narrow heads, of a gate, and of a wide head that is normalised, two."""
+    """Return how many results, one from each column of pairs, Post takes at a time. In attention these are two of
+    narrow heads, unless the heads become rows (`grouped`), and otherwise one. For a product it is one; a gate doubles
+    that, and so do wide heads that are normalised. uop: takes results."""
     if uop.attention:
         return 1 + (uop.narrow & ~uop.grouped)
     return (1 + uop.gated) * (1 + (uop.norm & uop.wide))
 
 
 def blocks_of_results(uop: PanelRows, count: int) -> int:
-    """How many blocks become of `count` results."""
+    """Return how many blocks of 64 columns Post makes of `count` results, one from each column of pairs. uop: takes
+    results."""
     if uop.attention:
         return -(-count * (uop.groups if uop.grouped else 1) * pitch_of(uop) // BLOCK)
     return count // (1 + uop.gated)
@@ -449,7 +458,8 @@ def _post_cycles(uop: PanelRows) -> float:
 
 
 def joined_constants(of: list[PackedConstants]) -> tuple[BlockNumbers, BlockNumbers, Integers]:
-    """The constants of blocks: first and second vectors, (blocks, 64), and shifts, (blocks, 1)."""
+    """Return the constants of several blocks as arrays: the first vectors and the second ones, (blocks, 64) with
+    exponents (blocks, 1), and the shifts, (blocks, 1). of: of each block its constants; at least one."""
     vectors = ([getattr(x, name) for x in of] for name in ("first", "second"))
     first, second = (BlockNumbers(*(np.concatenate(x) for x in zip(*some, strict=True))) for some in vectors)
     return first, second, np.array([[x.shift] for x in of])

@@ -17,14 +17,16 @@ Words = npt.NDArray[np.float32]
 
 
 class PackedConstants(NamedTuple):
-    """Two vectors of a block: of 64 columns, 16 bits, with exponents; and the shift of a product's results."""
+    """Two vectors of the 64 columns of a block, as constants in LPDDR, and a shift. first, second: 16 bits, (1, 64),
+    with exponents (1, 1): scales and bias of a product, gain and shift of a norm, or gains and zeros. shift: bits by
+    which the tiles shift sums of the product to the right."""
 
     first: BlockNumbers
     second: BlockNumbers
     shift: int = 0
 
     def packed(self) -> Words:
-        """As they lie in memory, (80,)."""
+        """Return them as they lie in memory: 32-bit words, (80,)."""
         out = np.zeros(160, np.int16)
         for i, vector in enumerate((self.first, self.second)):
             out[BLOCK * i : BLOCK * (i + 1)] = vector.integers.reshape(-1)
@@ -44,18 +46,21 @@ class PackedConstants(NamedTuple):
 
 
 def constant_words(blocks: Iterable[Sequence[PackedConstants]]) -> Words:
-    """Constants of blocks, block by block."""
+    """Return the words of the constants of blocks as they lie in memory, block by block: (80 * constants,). blocks: of
+    each block its constants, in their order."""
     return np.concatenate([vector.packed() for block in blocks for vector in block])
 
 
 def columns_of(x: BlockNumbers) -> list[BlockNumbers]:
-    """The blocks of a vector (blocks, 64), (blocks, 1), one by one."""
+    """Return the blocks of a vector one by one, each (1, 64) with exponent (1, 1). x: (blocks, 64) with exponents
+    (blocks, 1)."""
     return [BlockNumbers(x.integers[i : i + 1], x.exponents[i : i + 1]) for i in range(len(x.integers))]
 
 
 def weight_words(weight: npt.NDArray[np.integer[Any]], of_ddr: int) -> tuple[Words, Words]:
-    """The weights of a block of up to 512 columns in LPDDR and in DDR, chunk by chunk. weight: (K, columns), multiples
-    of 64. of_ddr: columns of pairs whose weights are in DDR.
+    """Return the words of the weights of a block of up to 512 columns, in LPDDR and in DDR, chunk by chunk. weight: 8
+    bits, (K, columns), both multiples of 64. of_ddr: number of columns of pairs, the last ones, whose weights are in
+    DDR.
 
     Each column of pairs has four parts, which four ports move side by side: the blocks of 8x4 of one tile and of every
     second group of four columns, as a tile takes them."""
@@ -65,8 +70,9 @@ def weight_words(weight: npt.NDArray[np.integer[Any]], of_ddr: int) -> tuple[Wor
 def short_weight_words(
     codes: npt.NDArray[np.int8], multipliers: npt.NDArray[np.uint8], of_ddr: int
 ) -> tuple[Words, Words]:
-    """The same for weights of 4 bits, two to a byte, the first in its low half: each of the four parts begins with the
-    multipliers of its columns. codes: -8 to 7 (K, columns). multipliers: (K / 32, columns)."""
+    """Return what `weight_words` does, for weights of 4 bits. Two are in a byte, the first one in its low half; each of
+    the four parts begins with the multipliers of its columns. codes: -8 to 7, (K, columns), both multiples of 64.
+    multipliers: (K / 32, columns). of_ddr: as for `weight_words`."""
     x = _parts(codes)
     nibbles = to_nibbles(x).reshape(*x.shape[:4], -1)
     of_parts = multipliers.reshape(len(x), 2, -1, 8, 2, 4).transpose(0, 2, 4, 1, 3, 5).reshape(*x.shape[:4], -1)
@@ -86,13 +92,16 @@ def _in_memories(parts: npt.NDArray[np.integer[Any]], of_ddr: int) -> tuple[Word
 
 
 def weights_of_words(words: Words, columns: int) -> npt.NDArray[np.int8]:
-    """The inverse of `weight_words`, of one chunk: (columns, 64, 64), of each column of pairs (K, columns)."""
+    """Return the weights of one chunk, the inverse of `weight_words`: int8 (columns, 64, 64), for each column of pairs
+    (K, its columns). words: of the chunk, (1024 * columns,). columns: number of columns of pairs."""
     x = np.ascontiguousarray(words).view(np.int8).reshape(columns, 2, 2, 8, 4, 8, 4)
     return x.transpose(0, 2, 4, 5, 3, 1, 6).reshape(columns, BLOCK, BLOCK)
 
 
 def short_weights_of_words(words: Words, columns: int) -> npt.NDArray[np.int8]:
-    """The inverse of `short_weight_words`, of one chunk, unpacked: (columns, 64, 64), as `weights_of_words`."""
+    """Return the weights of one chunk with 8 bits, the inverse of `short_weight_words`, each times its multiplier: int8
+    (columns, 64, 64), as from `weights_of_words`. words: of the chunk, (544 * columns,). columns: number of columns of
+    pairs."""
     x = np.ascontiguousarray(words).view(np.uint8).reshape(columns, 2, 2, -1)
     multipliers = x[..., : BLOCK // 2].reshape(columns, 2, 2, 8, 4).transpose(2, 0, 3, 1, 4).reshape(2, -1)
     nibbles = np.ascontiguousarray(x[..., BLOCK // 2 :]).reshape(-1)
@@ -108,8 +117,9 @@ units of 64 bytes of T."""
 
 
 def row_words(x: BlockNumbers) -> Words:
-    """Rows of X, block by block: of each 16 rows the integers, then the exponents. Blocks of 8x8 go along the columns,
-    and in each four blocks of 4x4. x: (rows, blocks, 64) and (rows, blocks, 1); a multiple of 16 rows."""
+    """Return the words of rows of X as they lie off chip, block by block: of each 16 rows the integers, then the
+    exponents. Blocks of 8x8 go along the columns, and in each four blocks of 4x4. x: 16 bits, (rows, blocks, 64) with
+    exponents (rows, blocks, 1); a multiple of 16 rows. The result is (rows * blocks * 32.5,)."""
     rows, blocks = x.integers.shape[:2]
     groups = rows // ROW_GROUP
     integers = x.integers.reshape(groups, 2, 2, 4, blocks, 8, 2, 4).transpose(4, 0, 1, 5, 2, 6, 3, 7)
@@ -119,7 +129,8 @@ def row_words(x: BlockNumbers) -> Words:
 
 
 def rows_of_words(words: Words, blocks: int) -> BlockNumbers:
-    """The inverse of `row_words`. blocks: of 64 columns."""
+    """Return rows of X from their words, the inverse of `row_words`: (rows, blocks, 64) with exponents (rows, blocks,
+    1). words: (rows * blocks * 32.5,). blocks: number of blocks of 64 columns."""
     x = np.ascontiguousarray(words).view(np.int16).astype(np.int64).reshape(blocks, -1, ROW_GROUP * (BLOCK + 1))
     groups = x.shape[1]
     integers = x[..., : ROW_GROUP * BLOCK].reshape(blocks, groups, 2, 8, 2, 2, 4, 4).transpose(1, 2, 4, 6, 0, 3, 5, 7)
@@ -143,18 +154,22 @@ def short_rows_of_words(words: Words) -> BlockNumbers:
 
 
 def row_blocks(blocks: int) -> list[range]:
-    """Return the blocks of a row that lie side by side, in their order, where rows lie one by one. blocks: of a row."""
+    """Return the numbers of the blocks that lie side by side, where rows lie one by one: up to `ROW_BLOCKS` in each
+    range, the ranges in the order in which they lie. blocks: of a row."""
     return [range(at, min(at + ROW_BLOCKS, blocks)) for at in range(0, blocks, ROW_BLOCKS)]
 
 
 def units_of_row(blocks: int, bits: int = T_BITS) -> int:
-    """Return the units of 64 bytes of a row of up to `ROW_BLOCKS` blocks. bits: of T or X."""
+    """Return how many units of 64 bytes a row of up to `ROW_BLOCKS` blocks takes, where rows lie one by one. bits: of
+    an integer, 8 for T, 16 for X."""
     (units,) = row_units(blocks * BLOCK, bits // 8)
     return units
 
 
 def words_by_row(x: BlockNumbers, bits: int = T_BITS) -> Words:
-    """Rows of T or X, one by one. x: (rows, up to 8 blocks, 64) and (rows, blocks, 1). bits: of T or X."""
+    """Return the words of rows of T or X that lie one by one, as in a cache: of each row its integers, its exponents,
+    and zeros up to whole units of 64 bytes. x: (rows, blocks, 64) with exponents (rows, blocks, 1), up to 8 blocks.
+    bits: of an integer, 8 for T, 16 for X. The result is (rows * 16 * units_of_row,)."""
     rows, blocks = x.integers.shape[:2]
     made = np.zeros(
         (rows, units_of_row(blocks, bits) * UNIT_BYTES * 8 // bits), np.int8 if bits == T_BITS else np.int16
@@ -165,7 +180,9 @@ def words_by_row(x: BlockNumbers, bits: int = T_BITS) -> Words:
 
 
 def of_words_by_row(words: Words, blocks: int, bits: int = T_BITS) -> BlockNumbers:
-    """The inverse of `words_by_row`."""
+    """Return rows of T or X from their words, the inverse of `words_by_row`: (rows, blocks, 64) with exponents (rows,
+    blocks, 1). words: (rows * 16 * units_of_row,). blocks: of a row, up to 8. bits: of an integer, 8 for T, 16 for
+    X."""
     x = np.ascontiguousarray(words).view(np.int8 if bits == T_BITS else np.int16).astype(np.int64)
     x = x.reshape(-1, units_of_row(blocks, bits) * UNIT_BYTES * 8 // bits)
     ends = x[:, blocks * BLOCK : blocks * (BLOCK + 1)]
@@ -173,15 +190,17 @@ def of_words_by_row(words: Words, blocks: int, bits: int = T_BITS) -> BlockNumbe
 
 
 def matrix_words_by_row(values: Floats, bits: int) -> Words:
-    """A matrix of whole blocks as rows: all rows of the first eight blocks, then of the next ones. values: (rows,
-    columns). bits: of T or X. Raises `TensorError` for values that are not finite."""
+    """Return the words of a matrix whose rows lie one by one: all rows of the first eight blocks, then all rows of the
+    next ones. values: (rows, columns), columns a multiple of 64. bits: of an integer, 8 for T, 16 for X. Raises
+    `TensorError` for values that are not finite."""
     x = blocks_of(values, bits)
     groups = row_blocks(x.integers.shape[1])
     return np.concatenate([words_by_row(BlockNumbers(*(y[:, g.start : g.stop] for y in x)), bits) for g in groups])
 
 
 def matrix_of_words_by_row(words: Words, columns: int, bits: int) -> npt.NDArray[np.float32]:
-    """The inverse of `matrix_words_by_row`: float32 (rows, columns)."""
+    """Return a matrix from its words, the inverse of `matrix_words_by_row`: float32 (rows, columns). columns: a
+    multiple of 64. bits: of an integer, 8 for T, 16 for X."""
     groups = row_blocks(columns // BLOCK)
     units = [units_of_row(len(g), bits) for g in groups]
     rows = words.size // (sum(units) * UNIT)
@@ -191,11 +210,12 @@ def matrix_of_words_by_row(words: Words, columns: int, bits: int) -> npt.NDArray
 
 
 def matrix_words(values: Floats) -> Words:
-    """A matrix of whole blocks as rows of X. values: (rows, columns). Raises `TensorError` for values that
-    are not finite."""
+    """Return the words of a matrix as rows of X lie off chip (`row_words`). values: (rows, columns), rows a multiple of
+    16, columns of 64. Raises `TensorError` for values that are not finite."""
     return row_words(blocks_of(values, X_BITS))
 
 
 def matrix_of_words(words: Words, columns: int) -> npt.NDArray[np.float32]:
-    """The inverse of `matrix_words`: float32 (rows, columns)."""
+    """Return a matrix from its words, the inverse of `matrix_words`: float32 (rows, columns). columns: a multiple of
+    64."""
     return values_of(rows_of_words(words, columns // BLOCK), columns)

@@ -25,7 +25,8 @@ TILES = 2
 
 
 class TileStreams(NamedTuple):
-    """Streams that are alike. into: they lead to the array. all: how many. narrow: of these."""
+    """Streams that are alike. into: whether they lead into the array. all: how many there are. narrow: how many of them
+    are narrow."""
 
     into: bool
     all: int
@@ -45,6 +46,6 @@ TILE_STREAMS = {
 
 
 def narrow_lanes(engine: int) -> range:
-    """Return the lanes of an engine whose streams of rows are narrow."""
+    """Return the numbers of an engine's lanes whose streams of rows are narrow. engine: 0 to 2."""
     wide = ENGINES * LANES - NARROW_LANES - engine * LANES
     return range(min(max(0, wide), LANES), LANES)
