@@ -107,8 +107,8 @@ def interfaces_of(overlay: Overlay) -> Interfaces:
 
 @dataclass(frozen=True)
 class Sources:
-    """The source files of a machine in the folder `root`. machine: a key of `MACHINES`, the overlay that it is for; for
-    another, `KeyError` is raised."""
+    """The source files of a machine. root: the folder of all sources, laid out as hw/versal. machine: the overlay that
+    the machine is for, a key of `MACHINES`; properties raise `KeyError` for another."""
 
     root: Path
     machine: str = "xnn"
@@ -125,7 +125,7 @@ class Sources:
 
     @property
     def machine_sources(self) -> MachineSources:
-        """Which files are for HLS, for the AI Engine, for the native run."""
+        """Which of the files are for HLS, for the AI Engine, and for the native run."""
         return MACHINES[self.machine]
 
     @property
@@ -328,8 +328,7 @@ def tile_memory(s: Sources) -> Findings:
 def streams(s: Sources) -> Findings:
     """the kernel declares every stream and unit of the datapath once, streams with their depths
 
-    Yields a sentence for each that it does not. Raises `OSError` if the source cannot be read.
-    """
+    Yields a sentence for each stream or unit that is not declared so. Raises `OSError` if the source cannot be read."""
     text, overlay = s.text(s.top), s.overlay
     if s.of_pairs:  # its units are several processes each; its file is generated
         return

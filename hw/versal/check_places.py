@@ -33,7 +33,8 @@ BUFFERS = ("A", "B", "C")
 
 @dataclass(frozen=True)
 class TileMemory:
-    """What lies in a tile's own memory, in bytes: pinned parts as name, begin and end; others as name and size."""
+    """What lies in the memory of an AIE tile. pinned: parts that have an address, each as name, begin and end in bytes.
+    others: parts that the compiler places, each as name and size in bytes."""
 
     pinned: tuple[tuple[str, int, int], ...]
     others: tuple[tuple[str, int], ...]
@@ -45,17 +46,16 @@ class TileMemory:
 
 
 def parts(graph: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the PLIOs and the tiles of a graph. graph: the lines that the design program prints (`Sources.graph`).
-    Each PLIO or tile is its JSON object.
-    """
+    """Return the PLIOs and the tiles of a graph, each as the JSON object of its line, with the keys that
+    `csim/places.h` writes. graph: the lines that the design program prints (`Sources.graph`)."""
     lines = [json.loads(line) for line in graph if line.startswith("{")]
     return [x for x in lines if "plio" in x], [x for x in lines if "plio" not in x]
 
 
 def plios(graph: Sequence[str]) -> Findings:
-    """Yield a sentence for each mistake in the places of the PLIOs: one without a place, columns and channels that do
-    not exist or that isa/versal/placement.py has otherwise, channels that are shared, and an MME's PLIOs over too many
-    or too few columns. graph: as for `parts`."""
+    """Yield a sentence for each mistake in the places of the PLIOs: a PLIO without a place, a column or channel that
+    does not exist or is not the one of isa/versal/placement.py, a channel of several PLIOs, and an MME's PLIOs over too
+    many or too few columns. graph: as for `parts`."""
     found, _ = parts(graph)
     table = p.shims(XNN)
     users: dict[tuple[bool, int, int], list[str]] = defaultdict(list)
@@ -131,8 +131,8 @@ def layout(kernel: dict[str, Any]) -> TileMemory:
 
 def memory(graph: Sequence[str]) -> Findings:
     """Yield a sentence for each mistake in the memory of the tiles: parts without an address, parts that overlap, more
-    than 32 KiB, A and B in one bank. The same mistake in many cascades is told once for each tile of a cascade. graph:
-    as for `parts`."""
+    than 32 KiB, the buffers A and B in one bank. The same mistake in many cascades is told once for each tile of a
+    cascade. graph: as for `parts`."""
     _, found = parts(graph)
     seen = set()
     for i, kernel in enumerate(found):

@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class PragmaValue(Enum):
-    """Kinds of values that are not one of a few words."""
+    """What the value of an option may be, if it is not one of a few words."""
 
     NUMBER = "a number"
     VARIABLE = "a variable"
@@ -25,7 +25,7 @@ Legal = PragmaValue | frozenset[str]
 
 
 class PragmaPlace(Enum):
-    """Where a pragma may stand. The value is the text for a finding."""
+    """Where a pragma may stand. The value of a member is its text in a finding."""
 
     FUNCTION = "at the head of a function"
     LOOP = "in the body of a loop"
@@ -35,12 +35,12 @@ class PragmaPlace(Enum):
 
 @dataclass(frozen=True)
 class Directive:
-    """One directive.
+    """One directive, with what its pragma may say.
 
-    section: its page of UG1399 (2024.1), in the chapter HLS Pragmas. options: the values of `key=value`. words: what
-    may stand alone. required: options that must be there; `a|b` where one of two must. free: an option whose value may
-    also stand alone, as in `INTERFACE axis`.
-    """
+    section: its page of UG1399 (2024.1), in the chapter HLS Pragmas. place: where it may stand. options: by key, what
+    the value in `key=value` may be. words: words that may stand alone, without a value. required: options that must be
+    there; `a|b` if one of the two must. free: an option whose value may also stand without its key, as in `INTERFACE
+    axis`."""
 
     section: str
     place: PragmaPlace

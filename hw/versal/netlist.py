@@ -43,7 +43,8 @@ MOST_REGISTERS = 64
 
 
 def verilog(design: HlsDesign, function: LlvmFunction) -> str:
-    """Return a module `top` with the logic of a function of a design."""
+    """Return the Verilog of a module `top` with the logic of a function: its states, the choices between them, and its
+    integers. design: the sources with the function. function: one that the design has not inlined."""
     return _VerilogWriter(design, function).module()
 
 

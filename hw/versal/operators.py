@@ -33,12 +33,12 @@ WITHOUT_DSPS = f"{SYNTHESIS} -nodsp"
 
 
 def process_logic() -> dict[str, tuple[list[str], Counter[str]]]:
-    """Return, by the name of each process, the Verilog of its logic, and how many operators are not in there: products
-    by `multiply BITSxBITS to BITS`, quotients by `divider BITS`, or `dividers BITS` if one begins in a cycle; `loop`,
-    the number of pipelined loops, and `step`, that of all their steps. A template has several texts, and the operators
-    of the instance with most.
+    """Return the logic of each process, by the name of its C++ function. The logic is the Verilog of each instance (a
+    template has several), and how many operators are not in there, in the instance that has most: `multiply BITSxBITS
+    to BITS` for products; `divider BITS` for quotients one at a time, `dividers BITS` if one begins in each cycle;
+    `loop` for the number of pipelined loops, and `step` for that of all their steps.
 
-    Raises `RsnError` without clang."""
+    Raises `RsnError` without clang, or if the sources do not compile."""
     made_of, folder = MACHINES["xnn8"], sources()
     files = [p.relative_to(folder).as_posix() for p in made_of.kernel_files(folder)]
     design = HlsDesign(machine_texts(folder), files, "dma_hls", made_of.flags)
@@ -53,7 +53,8 @@ def process_logic() -> dict[str, tuple[list[str], Counter[str]]]:
 
 
 def digest(texts: Sequence[str]) -> int:
-    """Return a number that tells whether logic has changed. texts: its Verilog."""
+    """Return a number by which a later call tells whether logic has changed: 32 bits of the SHA-256. texts: the Verilog
+    of all instances of a process."""
     return int(sha256("\n".join(texts).encode()).hexdigest()[:8], 16)
 
 
@@ -88,7 +89,7 @@ def _made(texts: Sequence[str], before: Mapping[str, int]) -> tuple[int, int]:
 
 @click.command(help=__doc__)
 def main() -> None:
-    """Print the table."""
+    """Print the table of what each process takes, as TOML. Raises as `process_logic` and `pieces.synthesised`."""
     click.echo("# What each process takes. Made by: python -m rsn.hw.versal.operators")
     processes = sorted(process_logic().items())
     with ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -55,7 +55,7 @@ def clocked(ports: str, body: str, before: str = "") -> str:
 
 
 def multiplexer(ways: int) -> str:
-    """Return the Verilog of a choice of one word of 64 bits, by its number. ways: words to choose from."""
+    """Return the Verilog that selects one of `ways` words of 64 bits, by the number of the word."""
     inputs = ", ".join(f"input [{WORD - 1}:0] in{n}" for n in range(ways))
     cases = " ".join(f"{n}: out <= in{n};" for n in range(ways - 1))
     number = (ways - 1).bit_length()
@@ -75,9 +75,9 @@ def butterfly(banks: int) -> str:
 
 
 def crossbar(banks: int) -> str:
-    """Return the Verilog of the accesses of two slots: one side reads and writes a slot, the other side reads one. Each
-    access goes through a butterfly; choices and butterflies have registers. banks: of each slot, a power of 2.
-    """
+    """Return the Verilog of three accesses to a memory of two slots: one side writes a word and reads one of a slot,
+    the other side reads a word of the other slot. Each access goes through a butterfly; choices and butterflies have
+    registers. banks: of each slot, a power of 2."""
     cell, word = WORD // banks, f"[{WORD - 1}:0]"
     number = f"[{(banks - 1).bit_length() - 1}:0]"
     accesses = ("written", "filling", "emptying")
@@ -98,9 +98,8 @@ other <= which ? slot1 : slot0; {turned("emptying", "other")}"""
 
 
 def moved(bits: int) -> str:
-    """Return the Verilog of a patch of `bits` bits, more than 32, that is loaded, or moves down by an element of 32
-    bits while another comes in behind.
-    """
+    """Return the Verilog of a register of `bits` bits, more than 32: in a cycle it is loaded, or moves down by 32 bits
+    while 32 others come in above."""
     top = bits - 1
     ports = f"input load, enable, input [{top}:0] in, input [31:0] behind, output reg [{top}:0] out"
     return clocked(ports, f"if (enable) out <= load ? in : {{behind, out[{top}:32]}};")
@@ -218,7 +217,7 @@ def memory(depth: int) -> str:
 
 def larger(bits: int) -> str:
     """Return the Verilog of the larger of two numbers of float32; the first one if one of them is not a number. bits:
-    32."""
+    32; no other size is made."""
     assert bits == 32
     before = """
 wire nan = &b[30:23] & |b[22:0] | &a[30:23] & |a[22:0];
@@ -229,7 +228,8 @@ wire more = ~nan & (a[31] != b[31] ? a[31] : y > x);"""
 
 def masked(bits: int) -> str:
     """Return the Verilog that passes an element of float32 whose column lies in the range from `first` to before
-    `end_`, and gives minus infinity for any other. The column is a sum of an input and of a constant. bits: 32."""
+    `end_`, and gives minus infinity for any other. The column is a sum of an input and of a constant. bits: 32; no
+    other size is made."""
     assert bits == 32
     before = "wire signed [12:0] at = {col, 5'd13};\nwire valid = at >= first & at < end_;"
     ports = "input [7:0] col, input signed [12:0] first, end_, input [31:0] in, output reg [31:0] out"
@@ -237,7 +237,8 @@ def masked(bits: int) -> str:
 
 
 def bound(bits: int) -> str:
-    """Return the Verilog of the larger of a column, and of a row plus an offset: signed numbers of `bits` bits."""
+    """Return the Verilog of the larger of two signed numbers: a column, and the sum of a row and an offset. bits: of
+    each."""
     before = f"wire signed [{bits - 1}:0] sum = row + offset;"
     ports = f"input signed [{bits - 1}:0] row, offset, col, output reg signed [{bits - 1}:0] out"
     return clocked(ports, "out <= sum > col ? sum : col;", before)
@@ -245,7 +246,7 @@ def bound(bits: int) -> str:
 
 def adder(bits: int) -> str:
     """Return the Verilog of a sum of float32 without DSPs, in seven steps; a number below the least normal one counts
-    as 0. bits: 32."""
+    as 0. bits: 32; no other size is made."""
     assert bits == 32
     before = """
 reg s1, d1, s2, d2, s3, d3, s4, s5, s6, z5, z6;
@@ -285,8 +286,7 @@ DIGITS, BY_STEP = 26, 2
 
 def divider(bits: int) -> str:
     """Return the Verilog of a quotient of float32: for each digit the divisor is added to the remainder or subtracted.
-    bits: 32.
-    """
+    bits: 32; no other size is made."""
     assert bits == 32
     start = """
 wire signed [26:0] r_0 = {3'b0, |a[30:23], a[22:0]};
@@ -305,8 +305,8 @@ wire q_{n}_digit = ~r_{n}_next[26];"""
 
 
 def square_root(bits: int) -> str:
-    """Return the Verilog of a root of float32: for each digit, the digits found so far are added to the remainder or
-    subtracted. bits: 32."""
+    """Return the Verilog of a square root of float32: for each digit, the digits found so far are added to the
+    remainder or subtracted. bits: 32; no other size is made."""
     assert bits == 32
     start = """
 wire [25:0] m_0 = a[23] ? {1'b0, |a[30:23], a[22:0], 1'b0} : {|a[30:23], a[22:0], 2'b0};
@@ -350,8 +350,8 @@ def _by_digits(ports: str, start: str, digit: Callable[[int], str], state: Calla
 
 
 def integer_divider(bits: int) -> str:
-    """Return the Verilog of a quotient of integers without a sign, of `bits` bits, a digit in each cycle, one quotient
-    at a time."""
+    """Return the Verilog of a divider of unsigned integers of `bits` bits, which makes one quotient at a time, one
+    digit in each cycle."""
     word = f"[{bits - 1}:0]"
     count = f"[{bits.bit_length() - 1}:0]"
     before = f"""
@@ -369,8 +369,8 @@ ready <= ~|left;"""
 
 
 def integer_dividers(bits: int) -> str:
-    """Return the Verilog of a quotient of integers without a sign, of `bits` bits, of which one begins in each cycle: a
-    digit between two registers."""
+    """Return the Verilog of a divider of unsigned integers of `bits` bits, which begins a quotient in each cycle: a
+    register stands behind each digit."""
     word = f"[{bits - 1}:0]"
     before, body = [f"wire {word} rest_0 = 0, by_0 = b, made_0 = a;"], []
     for n in range(bits):
@@ -385,11 +385,10 @@ def integer_dividers(bits: int) -> str:
 
 @dataclass(frozen=True)
 class PieceKind:
-    """A kind of pieces.
+    """A kind of pieces, which differ in size.
 
-    name: in the table. size: what the sizes are, as text. verilog: makes a module `top` of one size. sizes: those that
-    are synthesised, in rising order.
-    """
+    name: of the kind, in the table. size: what a size counts, as text, such as `bits of a word`. verilog: makes a
+    module `top` of one size. sizes: those that are synthesised, in rising order."""
 
     name: str
     size: str
@@ -447,10 +446,10 @@ def version() -> str:
 
 
 def synthesised(verilog: Sequence[str], command: str = SYNTHESIS) -> list[tuple[int, int]]:
-    """Return LUTs and flip-flops of each of some modules `top`, in their order. verilog: the text of each.
+    """Return how many LUTs and flip-flops each of some modules `top` takes, in their order. verilog: the text of each.
+    command: of Yosys, which synthesises.
 
-    Raises `FileNotFoundError` if there is no Yosys, `CalledProcessError` if it fails, `ValueError` as `counted`.
-    """
+    Raises `FileNotFoundError` if there is no Yosys, `CalledProcessError` if it fails, `ValueError` as `counted`."""
     with tempfile.TemporaryDirectory() as name:
         folder, script = Path(name), []
         for n, text in enumerate(verilog):
@@ -511,9 +510,8 @@ def _paired(free: Sequence[frozenset[int]]) -> int:
 
 
 def table(pieces: Sequence[PieceKind]) -> Iterator[str]:
-    """Yield the lines of the file that has, of each of some pieces, LUTs and flip-flops by size. Raises as
-    `synthesised`.
-    """
+    """Yield the lines of the table, as TOML: of each kind of pieces, LUTs and flip-flops by size. Raises as
+    `synthesised`."""
     yield "# LUTs and flip-flops of pieces of a machine, by size. Made by: python -m rsn.hw.versal.pieces"
     yield f'tool = "{version()}"'
     yield f'command = "{SYNTHESIS}"'
@@ -529,7 +527,7 @@ def table(pieces: Sequence[PieceKind]) -> Iterator[str]:
 @click.command(help=__doc__)
 @click.option("--only", multiple=True, help="Pieces of this name.")
 def main(only: tuple[str, ...]) -> None:
-    """Print the table."""
+    """Print the table of all kinds of pieces, or of those named by --only. Raises as `synthesised`."""
     for line in table([piece for piece in PIECES if not only or piece.name in only]):
         click.echo(line)
 

@@ -22,10 +22,10 @@ OTHER_WORDS = ("if", "else", "switch", "try", "catch")
 
 @dataclass
 class BracedText:
-    """Text in braces, or a whole file. kind: what it is: `file`, `loop`, `function`, `scope` or `other`. outer: the
-    block around it, None for a file. head: what stands before them. start, end: offsets of the braces in `file`. parts:
-    the text in them that is not in the braces of a block inside.
-    """
+    """A text in braces in a C++ file, or the whole file. file: the text of the file. head: what stands before the
+    opening brace. kind: what it is, `file`, `loop`, `function`, `scope` (of a namespace, class or struct) or `other`.
+    start, end: offsets of the braces in `file`. outer: the block around it, None for a file. parts: the pieces of its
+    text that are in no block inside."""
 
     file: str
     head: str
@@ -36,7 +36,7 @@ class BracedText:
     parts: list[str] = field(default_factory=list)
 
     def around(self) -> Iterator[BracedText]:
-        """Yield this block and those around it, from the inside."""
+        """Yield this block and those around it, the innermost first."""
         block: BracedText | None = self
         while block is not None:
             yield block
@@ -54,7 +54,8 @@ class BracedText:
 
 @dataclass(frozen=True)
 class Pragma:
-    """One `#pragma HLS`. line: its first, from 1. at: its offset. text: what follows HLS. block: the one around it."""
+    """One `#pragma HLS`. line: number of its first line, from 1. at: its offset in the file. text: what follows the
+    word HLS. block: the innermost one around it."""
 
     line: int
     at: int
@@ -68,9 +69,8 @@ class Pragma:
 
     @cached_property
     def arguments(self) -> list[tuple[str, str | None]]:
-        """What follows the directive, in order: options with their values as (key in lower case, value), words with
-        None.
-        """
+        """What follows the directive, in order: an option as (key in lower case, value), a word alone as (word in lower
+        case, None)."""
         out: list[tuple[str, str | None]] = []
         for part in re.sub(r"\s*=\s*", "=", self.text).split()[1:]:
             key, equals, value = part.partition("=")
@@ -83,16 +83,16 @@ class Pragma:
 
 
 def read(text: str) -> list[Pragma]:
-    """Return the HLS pragmas of a C++ text, in order. A pragma behind `//` is none."""
+    """Return the HLS pragmas of a C++ text, in order. One that stands in a comment is left out."""
     return list(_pragmas(text, _blocks(_blanked(text))))
 
 
 def check(texts: Mapping[str, str], others: Collection[str] = (), *, styles: bool = True) -> Iterator[str]:
-    """Yield a sentence for each mistake in texts of C++ by file name: `FILE:LINE: what`.
+    """Yield a sentence for each mistake in the pragmas of C++ texts: `FILE:LINE: what`. texts: by the names of their
+    files.
 
-    others: further texts, which are only searched for functions and constants. styles: whether each pipeline must state
-    its style, as loops that access streams must.
-    """
+    others: further texts, in which only functions and constants are looked up. styles: whether each PIPELINE must state
+    its style, as it must where loops access streams."""
     blank = {name: _blanked(text) for name, text in texts.items()}
     known = "\n".join((*blank.values(), *map(_blanked, others)))
     for name, text in texts.items():

@@ -15,8 +15,9 @@ IN_LUTS = 8
 
 
 def widths(function: LlvmFunction) -> Mapping[str, int]:
-    """Return the bits of each value of a function, with its sign, as far as they follow from those that it is made of:
-    less than its type has, where it was widened. Values that come around a loop have those of their type."""
+    """Return how many bits each value of a function needs, with its sign, by the value's name. It is never more than
+    the value's type has, and less where that follows from the operands of its instruction, or because its users need
+    fewer bits. A value that comes around a loop needs the bits of its type, or those that its users need."""
     width = dict[str, int]()
     for i in function.instructions():
         if i.result:
@@ -27,38 +28,40 @@ def widths(function: LlvmFunction) -> Mapping[str, int]:
 
 
 def constant_of(i: Instruction) -> int | None:
-    """Return the second operand, if it is a constant of more than one bit."""
+    """Return the last operand of an instruction if it is an integer constant, else None."""
     last = i.parts[-1].split()
     return int(last[-1]) if last and re.fullmatch(r"-?\d+", last[-1]) else None
 
 
 def power_of(x: int | None) -> int | None:
-    """Return the binary logarithm of x, if x is a power of two."""
+    """Return the binary logarithm of x if x is a power of two, else None."""
     return x.bit_length() - 1 if x is not None and x > 0 and not x & (x - 1) else None
 
 
 def size_of(value: str, bits: int, width: Mapping[str, int]) -> int:
-    """Return the bits of an operand, with its sign. value: its name, or a constant. bits: of its type. width: of all
-    values."""
+    """Return how many bits an operand needs, with its sign. value: its name, or a constant. bits: of its type. width:
+    bits of all values, as `widths` returns them."""
     if not re.fullmatch(r"-?\d+", value):
         return min(bits, width.get(value, bits))
     return int(value).bit_length() + 1 if bits > 1 else 1
 
 
 def operand_bits(i: Instruction) -> int:
-    """Return the bits of the type of an instruction's operands, 0 if they are no integers."""
+    """Return the bits of the type of an instruction's operands; 0 if they are no integers."""
     found = re.match(r".*?\bi(\d+)\b", i.rest)
     return int(found[1]) if found else 0
 
 
 def operand_sizes(i: Instruction, width: Mapping[str, int]) -> tuple[int, int]:
-    """Return the bits of both operands of an operation, with their signs. width: of all values."""
+    """Return how many bits each operand needs, with its sign. i: an instruction with two operands. width: as for
+    `size_of`."""
     one, other = (size_of(part.split()[-1], operand_bits(i), width) for part in i.parts)
     return one, other
 
 
 def is_of_luts(i: Instruction, width: Mapping[str, int]) -> bool:
-    """Return whether a product is made of LUTs: with a power of two, which is a shift, or with a small number."""
+    """Return whether a multiplication is made of LUTs, and of no DSP: one by a power of two, which is a shift, or by a
+    number of few bits. i: the multiplication. width: as for `size_of`."""
     return power_of(abs(constant_of(i) or 0)) is not None or min(operand_sizes(i, width)) <= IN_LUTS
 
 
@@ -116,7 +119,7 @@ def _width(i: Instruction, own: int, width: Mapping[str, int]) -> int:
 
 
 def type_bits(i: Instruction) -> int:
-    """Return the bits of the type of an instruction's result, 64 if it is no integer."""
+    """Return the bits of the type of an instruction's result; 64 if it is no integer."""
     found = re.findall(r"\bi(\d+)\b", i.rest)
     if not found:
         return 64

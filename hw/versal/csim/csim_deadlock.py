@@ -25,7 +25,8 @@ End = tuple[str, bool]
 
 @dataclass(frozen=True)
 class BlockedProcess:
-    """A process that waits to put to a stream (put) or to get from it. uop: number of the uOP that it runs."""
+    """A process that waits at a stream. process: its name. uop: number of the uOP that it runs. put: whether it waits
+    for room to put an element; otherwise for an element to get. stream: its name, without the number of a lane."""
 
     process: str
     uop: int
@@ -35,9 +36,8 @@ class BlockedProcess:
 
 @dataclass(frozen=True)
 class StalledPipeline:
-    """A process whose pipeline (style stp) holds elements for a stream back. uop: number of the uOP that it runs.
-    elements: how many are held back. stages: of the pipeline.
-    """
+    """A process whose pipeline (style stp) holds elements for a stream back. process: its name. uop: number of the uOP
+    that it runs. stream: its name. elements: how many are held back. stages: how many the pipeline has."""
 
     process: str
     uop: int
@@ -48,8 +48,8 @@ class StalledPipeline:
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """What a stream has carried. depth, written, taken: in elements of the stream. last: number of the uOP that wrote
-    last."""
+    """What a stream has carried. depth: in elements. written, taken: elements that were written and read so far. last:
+    number of the uOP that wrote last."""
 
     depth: int
     written: int
@@ -57,13 +57,15 @@ class StreamProgress:
     last: int
 
     def least(self, other: StreamProgress) -> StreamProgress:
-        """Return the minimum of two lanes in every number: what both have carried."""
+        """Return what both of two lanes of a stream have carried: the minimum in every number."""
         return StreamProgress(*map(min, astuple(self), astuple(other)))
 
 
 @dataclass
 class NativeReport:
-    """The report of the native machine. The lanes of a stream count as one stream, under its name."""
+    """The report of the native machine at the end of a run. error: why the run failed, "" if it did not. waits:
+    processes that wait. held: pipelines that hold elements back. streams: what each stream has carried, by its name;
+    the lanes of a stream count as one."""
 
     error: str = ""
     waits: list[BlockedProcess] = field(default_factory=list)
@@ -103,9 +105,9 @@ def _whole(stream: str) -> str:
 
 def stalled(facts: NativeReport, seed: int) -> str:
     """Describe a deadlock that is caused by pipelines which cannot flush: a line for each of them. facts: the report of
-    the run. seed: of its stalls, for the message.
+    the run. seed: that of the run's random pauses, for the message.
 
-    Returns "" if no pipeline causes it: a process that waits for room would wait in any style."""
+    Returns "" if no pipeline causes the deadlock. A process that waits for room to put would wait with any style."""
     holders = {h.process for h in facts.held}
     guilty = dict.fromkeys(w.process for w in facts.waits if not w.put and w.process in holders)
     if not guilty:
@@ -124,11 +126,11 @@ def stalled(facts: NativeReport, seed: int) -> str:
 
 
 def settle(path: InstructionPath, facts: NativeReport, where: Callable[[str, int], str]) -> NoReturn:
-    """Raise the error that the executor would raise in the state in which the native machine stopped.
+    """Raise the error that the executor would raise in the state in which the native machine stopped. It never returns.
 
-    path: the program's instructions. facts: the report of the run. where: source line of a unit's packet or op, for the
-    report. Raises `DeadlockError`, or `ProgramError` if words are left in streams; `BoardError` if a part of a word is
-    left. It never returns."""
+    path: the program's instructions. facts: the report of the run. where: returns the source line of a unit's packet or
+    op, given the unit and its number, for the report. Raises `DeadlockError`, or `ProgramError` if words are left in
+    streams; `BoardError` if only a part of a word is left in a stream."""
     net, left = _stopped(path, facts, where)
     tasks = [net.progress[name].task for name in left]
     for task in tasks:

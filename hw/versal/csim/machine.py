@@ -47,7 +47,7 @@ POLL_MS = 100
 
 
 class NativeState(IntEnum):
-    """State of a run; the values are those of csim.h."""
+    """State of a native run: it runs, has ended, waits for ever, was stopped by its caller, or has failed."""
 
     RUNNING = 0
     DONE = 1

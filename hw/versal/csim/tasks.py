@@ -25,9 +25,8 @@ SECONDS = 600.0
 
 @dataclass(frozen=True)
 class NativeWait:
-    """A process that waits at the end of a run. line: of the user's file, from 1. stream: its name. put: it waits for
-    room.
-    """
+    """A process that waits at the end of a run. process: its name. line: of the user's file, from 1. put: whether it
+    waits for room to put; otherwise for something to get. stream: its name."""
 
     process: str
     line: int
@@ -37,8 +36,9 @@ class NativeWait:
 
 @dataclass(frozen=True)
 class NativeRun:
-    """How a run ended. memories: those that are written back, empty unless it was complete. error: why it failed.
-    streams: by name the depth, and the transfers written and taken."""
+    """How a run ended. memories: the bytes of each tensor that is written back; empty unless the run was complete.
+    error: why it failed, "" if it did not. waits: processes that wait. streams: by name the depth, the transfers
+    written and those taken."""
 
     memories: tuple[bytes, ...]
     error: str
@@ -79,11 +79,12 @@ def run_region(
     seconds: float = SECONDS,
     sizes: Sequence[int] = (),
 ) -> NativeRun:
-    """Run region `number` of a program that `build_regions` made.
+    """Run a region of a program that `build_regions` made. number: of the region, from 0.
 
-    memories: bytes of the tensors, in order; the result has them as the run left them. draws: results of `data()`, one
-    item for each task instance that calls it, with one byte a call. seconds: limit of the run on this computer. sizes:
-    values of those that the run gives, in order. Raises `BoardError` for a run that takes longer, or that crashes."""
+    memories: bytes of the tensors, in the order of the region's arguments; the result has them as the run left them.
+    draws: results of `data()`, one item for each task instance that calls it, with one byte a call. seconds: limit of
+    the run on this computer. sizes: values of the sizes that the run gives, in order. Raises `BoardError` for a run
+    that takes longer, or that crashes."""
     numbers = [struct.pack("<i", size) for size in sizes]
     given = b"".join(struct.pack("<Q", len(m)) + m for m in (*memories, *draws, *numbers))
     try:

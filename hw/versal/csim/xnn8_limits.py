@@ -86,8 +86,8 @@ class _Limits:
 
 
 def beyond(mops: Sequence[Record]) -> str | None:
-    """Return what instructions of xnn8 ask for that the C++ machine does not compute, by name; None if there is
-    nothing."""
+    """Return the first thing that instructions of xnn8 ask for and the C++ machine does not compute, as text for a
+    message; None if there is none. mops: of a whole program."""
     rows = [mop.rows for mop in mops if isinstance(mop, PanelRows) and mop.blocks]
     limits = _Limits(rows[0] if rows else ROW_STEP)
     return next((what for mop in mops for what in limits.of(mop)), None)

@@ -18,8 +18,8 @@ Words = npt.NDArray[np.float32]
 
 class PackedConstants(NamedTuple):
     """Two vectors of the 64 columns of a block, as constants in LPDDR, and a shift. first, second: 16 bits, (1, 64),
-    with exponents (1, 1): scales and bias of a product, gain and shift of a norm, or gains and zeros. shift: bits by
-    which the tiles shift sums of the product to the right."""
+    with exponents (1, 1): scales and bias of a product, or gain and shift of a norm; of gains for X only the first one
+    is used. shift: bits by which the tiles shift sums of the product to the right."""
 
     first: BlockNumbers
     second: BlockNumbers
