@@ -39,9 +39,11 @@ _ALLOWED = re.compile(r"//\s*hls-allow ([\w-]+): (\S.*)")
 
 @dataclass(frozen=True)
 class CheckedLoop:
-    """What was derived of a pipelined loop. stated, needed: its interval, and what recurrences allow, None if a loop is
-    left inside. trips: iterations, None if they are no constant. depth: cycles, at least. multiplications: in an
-    iteration, of floats and of integers, none of which is a constant, but for those that are bound to LUTs."""
+    """What was derived of a pipelined loop. line: of its PIPELINE pragma. function: in which it is, by its name in the
+    sources. stated: the initiation interval that the pragma states. needed: the least interval that recurrences allow;
+    None if a loop is left inside. trips: number of iterations; None if it is no constant. depth: cycles of an
+    iteration, at least. multiplications: of floats and of integers in an iteration, without those by a constant or made
+    of LUTs."""
 
     line: CppLine
     function: str
@@ -54,8 +56,9 @@ class CheckedLoop:
 
 @dataclass
 class HlsReport:
-    """Findings, in the order of the sources, and loops. allowed: findings for which a source gives a reason. processes:
-    of dataflow regions, in order, by name, with the cycles of one run of each."""
+    """What a check has found. findings: in the order of the sources. allowed: findings that a comment in the source
+    allows, each with the reason that it gives. loops: all pipelined loops. processes: of dataflow regions, in order,
+    each with its name and the cycles of one run."""
 
     findings: list[HlsFinding] = field(default_factory=list)
     allowed: list[tuple[HlsFinding, str]] = field(default_factory=list)
@@ -70,9 +73,10 @@ def check_kernel(
     flags: Sequence[str] = (),
     table: Mapping[str, PipelinedLoop] | None = None,
 ) -> HlsReport:
-    """Check the sources of one kernel. texts: by path. files: the paths of those that are compiled. top: the top
-    function. flags: further options of clang. table: the cycles of loops, by the name to which PIPELINE pragmas refer;
-    None: loops are not compared with a table. Raises `RsnError` if clang is not installed, or does not compile them."""
+    """Check the sources of one kernel. texts: all sources by path. files: the paths of those that are compiled. top:
+    name of the top function. flags: further options of clang. table: the cycles of loops, by the name to which PIPELINE
+    pragmas refer; None: loops are not compared with a table. Raises `RsnError` if clang is not installed, or does not
+    compile the sources."""
     design = HlsDesign(texts, files, top, flags)
     facts, report = MemoryFacts(design), HlsReport()
     found: dict[HlsFinding, None] = {}
@@ -131,10 +135,9 @@ def check_machine(machine: str, versal: Path) -> HlsReport:
 
 
 def check_folder(folder: Path, sizes: Mapping[str, int] | None = None) -> HlsReport:
-    """Check a folder that `rsn hls` has written, except for its test bench. sizes: values of those that each run gives,
-    by name: loops count as in a run with these. Raises as `check_kernel`, `RsnError` for a size that the sources do not
-    have, and `OSError` if it has no hls.tcl.
-    """
+    """Check a folder that `rsn hls` has written, except for its test bench. sizes: by name, values of sizes that each
+    run gives; loops then have the iterations of a run with these values. Raises as `check_kernel`, `RsnError` for a
+    size that the sources do not have, and `OSError` if the folder cannot be read or has no hls.tcl."""
     texts = {p.name: p.read_text(encoding="utf-8") for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cpp")}
     texts.pop("testbench.cpp", None)
     script = (folder / "hls.tcl").read_text(encoding="utf-8")

@@ -26,15 +26,16 @@ MOST_STEPS = 1 << 17
 
 @dataclass(frozen=True)
 class FunctionCycles:
-    """The cycles of one run of a function, and the loops of which the iterations are no constant, which count as one
-    iteration each."""
+    """How long one run of a function takes. cycles: at least. unknown: number of loops whose iterations are no
+    constant; each counts as one iteration."""
 
     cycles: int
     unknown: int
 
 
 class CycleCounts:
-    """Counts the cycles of functions. loops: the schedules of the pipelined loops."""
+    """Counts the cycles of functions of a design. facts: of the same design. loops: the schedules of its pipelined
+    loops."""
 
     def __init__(self, design: HlsDesign, facts: MemoryFacts, loops: Iterable[LoopSchedule]) -> None:
         self.design, self.facts = design, facts
@@ -44,8 +45,8 @@ class CycleCounts:
         self._done: dict[str, FunctionCycles] = {}
 
     def of(self, name: str) -> FunctionCycles:
-        """Return the cycles of one run of a function, by its name in the module. A call of a function by itself counts
-        as 0 cycles. Raises `KeyError` if the module has no such function with a body."""
+        """Return the cycles of one run of a function. name: of the function in the module. A call of a function by
+        itself counts as 0 cycles. Raises `KeyError` if the module has no such function with a body."""
         if name not in self._done:
             self._done[name] = FunctionCycles(0, 0)  # for what calls itself, which a rule refuses
             function = self.design.module.functions[name]
@@ -58,7 +59,8 @@ class CycleCounts:
         return self._done[name]
 
     def iteration(self, function: LlvmFunction, loop: NaturalLoop) -> int:
-        """Return a lower bound of the cycles of one iteration of a loop; for a pipelined loop this is its depth."""
+        """Return how many cycles one iteration of a loop takes, at least; for a pipelined loop this is its depth.
+        function: in which the loop is."""
         pipelined = self._loops.get((function.name, loop.header))
         return pipelined.depth if pipelined else self._path(function, loop.blocks, loop.inner).cycles
 

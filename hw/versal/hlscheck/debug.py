@@ -14,7 +14,8 @@ from .ir import Module, split
 
 @dataclass(frozen=True)
 class ArrayDimension:
-    """A dimension of an array. count: of elements, 0 if it is not known. stride: bytes from one to the next."""
+    """A dimension of an array. count: number of elements, 0 if it is not known. stride: bytes from one element to the
+    next."""
 
     count: int
     stride: int
@@ -22,9 +23,9 @@ class ArrayDimension:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array, or a scalar, of which HLS makes one memory; its elements are words. name: of the member in its
-    variable, "" if it is all of it. offset: of its first byte in the variable. dims: its dimensions, the outermost
-    first; none for a scalar. size: bytes of a word."""
+    """An array, or a scalar, of which HLS makes one memory; its elements are called words. name: of the member of the
+    variable, "" if it is the whole variable. offset: bytes from the beginning of the variable. dims: its dimensions,
+    the outermost first; none for a scalar. size: bytes of a word."""
 
     name: str
     offset: int
@@ -38,7 +39,7 @@ class StoredArray:
 
     @property
     def bytes(self) -> int:
-        """Number of bytes from its first one to behind its last one."""
+        """Number of bytes from the beginning of its first word to the end of its last one."""
         return self.size + sum((max(d.count, 1) - 1) * d.stride for d in self.dims)
 
 
@@ -56,11 +57,12 @@ class CppLine:
 
 
 class DebugInformation:
-    """The debug information of a module. folder: of the sources that clang read.
+    """The debug information of a module: names, types and places in the sources. module: compiled with it. folder: of
+    the sources that clang read.
 
-    A number is that of a metadata node in the module's text. node: the fields of a node, by name. lines: given the
-    number of a debug location, the line of the instruction, then those of the calls through which it was inlined.
-    """
+    Everything in it is a metadata node, known by its number in the module's text. node: a function that returns the
+    fields of a node, by name, given its number. lines: a function that returns, given the number of a debug location,
+    the line of the instruction, then those of the calls through which it was inlined."""
 
     def __init__(self, module: Module, folder: Path) -> None:
         self._module, self._folder = module, folder
@@ -84,9 +86,8 @@ class DebugInformation:
         return int(value[1:]) if value.startswith("!") and value[1:].isdigit() else -1
 
     def file(self, node: dict[str, str]) -> str:
-        """Return the file of a scope, by its path below the folder, or its name alone if it lies elsewhere. node: the
-        scope's fields.
-        """
+        """Return the file of a scope: its path below the folder, or its name alone if it lies elsewhere. node: the
+        fields of the scope's node."""
         found = self.node(self._reference(node, "file"))
         path = os.path.normpath(Path(found.get("directory", ""), found.get("filename", "")))
         inside = path.startswith(f"{self._folder}/")
@@ -105,26 +106,26 @@ class DebugInformation:
         return tuple(out)
 
     def line_of_function(self, subprogram: int) -> CppLine:
-        """Return where a function is defined. subprogram: number of its node."""
+        """Return where a function is defined. subprogram: number of the function's node."""
         node = self.node(subprogram)
         return CppLine(self.file(node), int(node.get("line", "0")))
 
     def name_of_function(self, subprogram: int) -> str:
-        """Return the name of a function in the sources, "" if it is not known. subprogram: number of its node."""
+        """Return the name of a function in the sources, "" if it is not known. subprogram: number of the function's
+        node."""
         return self.node(subprogram).get("name", "")
 
     def variable(self, number: int) -> tuple[str, int, CppLine]:
-        """Return the name of a local variable, which argument it is (from 1; 0: none), and where it is declared.
-        number: of its node.
-        """
+        """Return the name of a local variable, which argument of its function it is (from 1; 0 if it is none), and
+        where it is declared. number: of the variable's node."""
         node = self.node(number)
         scope = self.node(self._reference(node, "scope"))
         return node.get("name", ""), int(node.get("arg", "0")), CppLine(self.file(scope), int(node.get("line", "0")))
 
     def arrays(self, variable: int, *, whole: bool = False) -> tuple[StoredArray, ...]:
         """Return the memories that HLS makes of a variable: it takes structs apart, and makes one memory of each
-        member. variable: number of its node in the debug information. whole: structs stay whole, as the pragma
-        AGGREGATE asks for; then each is one word."""
+        member. variable: number of its node. whole: whether structs stay whole, as the pragma AGGREGATE asks for; each
+        is one word then."""
         return tuple(self._parts(self._reference(self.node(variable), "type"), "", 0, (), whole))
 
     def _element(self, variable: int) -> tuple[dict[str, str], set[str]]:
@@ -148,9 +149,9 @@ class DebugInformation:
         return name.startswith("burst_maxi<"), "DW_TAG_pointer_type" in tags and not name.startswith("stream<")
 
     def bits_of_stream(self, variable: int) -> int:
-        """Return the bits that an element of a stream, or of an array of streams, has in hardware; 0 if they are not
-        known. They are those of the member element_ of the stream, as our headers declare it; of `rsn::Nibble`, which
-        is a byte there, 4. variable: number of its node."""
+        """Return how many bits an element of a stream, or of an array of streams, has in hardware; 0 if that is not
+        known. The type of the element is that of the stream's member element_, as our stand-in for AMD's header
+        declares it; `rsn::Nibble` is a byte there and has 4 bits in hardware. variable: number of the stream's node."""
         node, _ = self._element(variable)
         for n in self._list(node):
             member = self.node(n)
@@ -162,7 +163,7 @@ class DebugInformation:
         return self._bytes(of) * (4 if "rsn::Nibble<" in of.get("name", "") else 8)
 
     def global_variable(self, number: int) -> tuple[str, CppLine]:
-        """Return the name of a global variable, and where it is declared. number: of its node."""
+        """Return the name of a global variable, and where it is declared. number: of the variable's node."""
         node = self.node(number)
         if node.get("kind") == "DIGlobalVariableExpression":
             node = self.node(self._reference(node, "var"))

@@ -58,8 +58,8 @@ _AFTER = (*_UNROLL, *_UNROLL, "new_gvn", "sccp", "instruction_combine", "aggress
 
 @dataclass(frozen=True)
 class PipelinedPlace:
-    """A loop, or a function, that a PIPELINE pragma binds. loop: None for a function. interval: what the pragma states,
-    0 if nothing."""
+    """A loop, or a whole function, to which a PIPELINE pragma applies. function: that has the loop. loop: None if it is
+    the whole function. pragma: that applies. interval: cycles that the pragma states, 0 if it states none."""
 
     function: LlvmFunction
     loop: NaturalLoop | None
@@ -68,16 +68,18 @@ class PipelinedPlace:
 
     @property
     def blocks(self) -> set[str]:
-        """Labels of the blocks of the loop, or of the function."""
+        """Labels of the basic blocks of the loop, or of the function."""
         return self.loop.blocks if self.loop else set(self.function.blocks)
 
 
 class HlsDesign:
-    """Sources of one kernel, compiled, inlined and unrolled. texts: by their paths. files: those that are compiled.
-    top: the top function.
+    """Sources of one kernel, compiled, inlined and unrolled. texts: all sources by path. files: the paths of those that
+    are compiled. top: name of the top function. flags: further options of clang. Raises `RsnError` if clang is not
+    installed, or does not compile the sources.
 
-    flags: further options of clang. Raises `RsnError` if clang is not there, or does not compile them.
-    """
+    pragmas: of all sources. module: what LLVM has made of them. debug: its debug information. memories: of each
+    function, by its name. Calls of `rsn_hls_...` in the module are markers: they stand for pragmas (`MarkedSources`),
+    or for accesses to streams and ports."""
 
     def __init__(self, texts: Mapping[str, str], files: Sequence[str], top: str, flags: Sequence[str] = ()) -> None:
         self.top = top
@@ -91,13 +93,13 @@ class HlsDesign:
         self.memories = {f.name: FunctionMemory(f, types, self.debug) for f in self.module.functions.values()}
 
     def marks(self, function: LlvmFunction, kind: str) -> Iterator[tuple[Instruction, MarkedPragma]]:
-        """Yield the calls of a kind of marker in a function, each with its pragma. kind: such as `pipeline`, for
-        `rsn_hls_pipeline`.
-        """
+        """Yield the markers of a kind in a function, each with the pragma for which it stands. kind: the end of the
+        marker's name, such as `pipeline` of `rsn_hls_pipeline`."""
         yield from self.marks_of(function.instructions(), kind)
 
     def marks_of(self, instructions: Iterable[Instruction], kind: str) -> Iterator[tuple[Instruction, MarkedPragma]]:
-        """Yield the calls of a kind of marker among instructions, each with its pragma. kind: as for `marks`."""
+        """Yield the markers of a kind among instructions, each with the pragma for which it stands. kind: as for
+        `marks`."""
         for instruction in instructions:
             if instruction.callee == f"rsn_hls_{kind}":
                 number = int(instruction.arguments[0])
@@ -106,9 +108,8 @@ class HlsDesign:
 
     @cached_property
     def pipelines(self) -> list[PipelinedPlace]:
-        """All loops and functions that PIPELINE pragmas bind. A loop that was inlined several times is there
-        as often.
-        """
+        """All loops and functions to which PIPELINE pragmas apply. A loop that was inlined several times is there as
+        often."""
         out = []
         for function in self.module.functions.values():
             for call, pragma in self.marks(function, "pipeline"):
@@ -125,18 +126,20 @@ class HlsDesign:
 
     @staticmethod
     def levels(pragma: MarkedPragma) -> int:
-        """Return how many loops stand in front of the braces around a pragma."""
+        """Return how many loops stand in front of the opening brace around a pragma, as two in `for (...) for (...)
+        {`."""
         return len(re.findall(r"\bfor\s*\(", pragma.pragma.block.head))
 
     def is_in_front(self, function: LlvmFunction, loop: NaturalLoop, pragma: MarkedPragma) -> bool:
-        """Return whether a loop stands in front of the braces around a pragma, in the same file. It stands there if it
-        is at most as many lines before the pragma as there are loops in front of the braces."""
+        """Return whether a loop is one of those in front of the opening brace around a pragma (`levels`). It is taken
+        for one if it is in the same file, at most as many lines before the pragma as there are such loops. function: in
+        which the loop is."""
         at = self.line(function.blocks[loop.latches[0]].instructions[-1])
         return at.file == pragma.file and pragma.line - self.levels(pragma) <= at.line < pragma.line
 
     def number_of(self, function: LlvmFunction, loop: NaturalLoop | None) -> int:
-        """Return the number that a loop got before clang transformed it; 0 without a loop, -1 for a loop without a
-        number."""
+        """Return the number that a loop got before clang transformed it; 0 for no loop, -1 for a loop without a number.
+        function: in which the loop is."""
         if loop is None:
             return 0
         line = self.module.lines[function.blocks[loop.latches[0]].instructions[-1].line]
@@ -146,13 +149,14 @@ class HlsDesign:
         return next((int(k[1]) for k in known if k), -1)
 
     def line_of_loop(self, function: LlvmFunction, loop: NaturalLoop) -> CppLine:
-        """Return the first line of the instructions of a loop; the line of the function if none of them has a line."""
+        """Return the first source line of a loop's instructions; the line of the function if none of them has a line.
+        function: in which the loop is."""
         places = [self.line(i) for b in loop.blocks for i in function.blocks[b].instructions if i.place >= 0]
         return min(places, key=lambda p: p.line) if places else self.debug.line_of_function(function.subprogram)
 
     def line(self, instruction: Instruction) -> CppLine:
         """Return where an instruction stands in the sources: its own line, not that of a call through which it was
-        inlined; line 0 of `?` if it has none."""
+        inlined; line 0 of file `?` if it has none."""
         lines = self.debug.lines(instruction.place)
         return lines[0] if lines else CppLine("?", 0)
 

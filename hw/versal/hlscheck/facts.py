@@ -22,7 +22,8 @@ STREAMS = re.compile(r"(stream|burst_maxi)\b")
 
 @dataclass(frozen=True)
 class HlsMemory:
-    """One memory: an array in a variable of a function. root: the name of the variable's value in that function."""
+    """One memory: an array, or a scalar, in a variable of a function. function: its name in the module. root: the name
+    of the variable's value in that function. array: which part of the variable it is."""
 
     function: str
     root: str
@@ -30,14 +31,14 @@ class HlsMemory:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is one word, and no array."""
+        """Whether the memory is one word, and no array."""
         return not self.array.dims
 
 
 @dataclass(frozen=True)
 class DependencePragma:
-    """What a DEPENDENCE pragma says. block: in which it stands. distance: iterations between a store and a load of the
-    same element; 0: no element is accessed by two iterations."""
+    """What a DEPENDENCE pragma says of a memory. block: label of the basic block in which it stands. distance:
+    iterations between a store and a load of the same element; 0: no element is accessed by two iterations."""
 
     pragma: MarkedPragma
     block: str
@@ -46,17 +47,15 @@ class DependencePragma:
 
 @dataclass(frozen=True)
 class ArrayPartition:
-    """How a dimension is cut into banks: type as the pragma says it (`cyclic`, `block`, `complete`), and its factor,
-    the number of banks.
-    """
+    """How a dimension of an array is cut into banks. kind: as the pragma says it, `cyclic`, `block` or `complete`.
+    factor: number of banks; ignored if complete."""
 
     kind: str
     factor: int
 
     def bank(self, index: int, count: int) -> int:
-        """Return the number of the bank that an element lies in. index: of the element. count: elements of the
-        dimension.
-        """
+        """Return the number of the bank in which an element of the dimension lies. index: of the element. count: number
+        of elements of the dimension."""
         if self.kind == "complete":
             return index
         return index % self.factor if self.kind == "cyclic" else index // -(-count // self.factor)
@@ -64,9 +63,8 @@ class ArrayPartition:
 
 @dataclass(frozen=True)
 class ProcessAccess:
-    """How a process of a dataflow region accesses something. call: of the process. name: of the process, in the
-    sources. how: it reads (`r`), writes (`w`), or both.
-    """
+    """How a process of a dataflow region accesses a memory, stream or port. call: the call of the process in the
+    region. name: of the process, in the sources. how: `r` if it reads, `w` if it writes; both are possible."""
 
     call: Instruction
     name: str
@@ -74,11 +72,11 @@ class ProcessAccess:
 
 
 class RegionProcesses:
-    """Which processes of dataflow regions access which memories and streams.
+    """Which processes of the dataflow regions of a design access which memories and streams.
 
-    of: by memory, those of regions in which it lies or to which it is an argument. ends: the same of streams and AXI
-    ports, by function and address.
-    """
+    regions: the functions that are dataflow regions. of: for each memory of a region, a variable or an argument of it,
+    the accesses by its processes. ends: the same for each stream and AXI port, by the region's name and the address
+    there."""
 
     def __init__(self, design: HlsDesign) -> None:
         self._design = design
@@ -157,8 +155,9 @@ _MOVES = {"rsn_hls_get": "r", "rsn_hls_put": "w"}
 
 
 class MemoryFacts:
-    """What the pragmas of a design say of its memories. Methods take functions and memories of this design, and raise
-    `KeyError` for others."""
+    """What the pragmas of a design say of its memories. pragmas: those of each memory, each with its marker.
+    without_memory: pragmas whose variable has no memory, each with the name of the function. Methods take functions and
+    memories of this design, and raise `KeyError` for others."""
 
     def __init__(self, design: HlsDesign) -> None:
         self.design = design
@@ -181,8 +180,9 @@ class MemoryFacts:
             self.without_memory.append((pragma, function.name))
 
     def named(self, function: LlvmFunction, pointer: str, name: str) -> Iterator[HlsMemory]:
-        """Yield the memories of the variable to which a pointer leads, or of a member of it. name: the variable as a
-        pragma writes it; a name with a dot means one member."""
+        """Yield the memories that a pragma names: of the variable to which a pointer leads, or of a member of it.
+        function: in which the pragma stands. pointer: name of the value that leads to the variable. name: the variable
+        as the pragma writes it; with a dot it is one member."""
         memory = self.design.memories[function.name]
         for address in memory.addresses(pointer):
             for at in (address, *memory.copied(address)):
@@ -196,7 +196,7 @@ class MemoryFacts:
 
     @cached_property
     def callers(self) -> Mapping[str, list[tuple[LlvmFunction, Instruction]]]:
-        """Calls of each function that has a body, by its name: the function that calls, and the instruction."""
+        """For each function with a body, by its name, the calls of it: the function that calls, and the instruction."""
         out: dict[str, list[tuple[LlvmFunction, Instruction]]] = defaultdict(list)
         for function in self.design.module.functions.values():
             for i in function.instructions():
@@ -205,7 +205,8 @@ class MemoryFacts:
         return out
 
     def origins(self, memory: HlsMemory) -> list[HlsMemory]:
-        """Return the memories that this one may be: those that callers pass for an argument, or itself."""
+        """Return the memories that a memory may be: for an argument those that callers pass, through any number of
+        calls; otherwise itself."""
         function = self.design.module.functions[memory.function]
         if memory.root not in function.parameters:
             return [memory]
@@ -230,8 +231,8 @@ class MemoryFacts:
     # -- what they say
 
     def partitions(self, memory: HlsMemory) -> tuple[ArrayPartition | None, ...]:
-        """Return how each dimension of a memory is cut; None if it is not cut. An argument may be several memories
-        (`origins`): a dimension that is cut differently in these is None."""
+        """Return, for each dimension of a memory, how it is cut into banks; None if it is not. An argument may be
+        several memories (`origins`): where these are cut differently, it is None."""
         if memory not in self._cuts:
             found = [_partitions(memory.array, pragmas) for pragmas in self._stated(memory)]
             cuts = tuple(of[0] if len(set(of)) == 1 else None for of in zip(*found, strict=True))
@@ -239,42 +240,42 @@ class MemoryFacts:
         return self._cuts[memory]
 
     def storage(self, memory: HlsMemory) -> tuple[str, str]:
-        """Return type and implementation that BIND_STORAGE states, each "" where it does not."""
+        """Return the type and the implementation of a memory that BIND_STORAGE states, each "" if it states none."""
         stated = (p.pragma for pragmas in self._stated(memory) for p, _ in pragmas)
         bound = next((p for p in stated if p.name == "bind_storage"), None)
         return (bound.option("type") or "", bound.option("impl") or "") if bound else ("", "")
 
     def channel(self, memory: HlsMemory) -> str:
-        """Return what a STREAM pragma makes of an array between processes: its type, `fifo` if it states none; ""
-        without a pragma.
-        """
+        """Return what a STREAM pragma makes of an array between processes: its type in lower case, such as `pipo`;
+        `fifo` if the pragma states none; "" without a pragma."""
         stated = (p.pragma for pragmas in self._stated(memory) for p, _ in pragmas)
         return next((p.option("type") or "fifo" for p in stated if p.name == "stream"), "")
 
     def registers(self, memory: HlsMemory) -> bool:
-        """Whether each element of an array is a register: by pragmas, or because HLS takes few elements apart by
-        itself.
-        """
+        """Return whether each element of an array is a register: because pragmas say so, or because HLS makes registers
+        of an array of few elements."""
         left = [d.count for d, p in zip(memory.array.dims, self.partitions(memory), strict=True) if not _is_complete(p)]
         few = prod(left) < COMPLETE_BELOW and all(left)
         return not left or (few and not self.storage(memory)[0])
 
     def is_in_registers(self, memory: HlsMemory) -> bool:
-        """Whether no port limits the accesses of a memory: it is a scalar, or an array that is partitioned whole."""
+        """Return whether no port limits the accesses of a memory: it is a scalar, or each of its elements is a
+        register."""
         return memory.is_scalar or self.registers(memory)
 
     def is_shared(self, memory: HlsMemory) -> bool:
-        """Whether several processes of a dataflow region access a memory."""
+        """Return whether several processes of a dataflow region access a memory."""
         return any(len(self.processes.of.get(o, ())) > 1 for o in self.origins(memory))
 
     @cached_property
     def processes(self) -> RegionProcesses:
-        """Which processes of dataflow regions access which memories and streams. It is found once."""
+        """Which processes of dataflow regions access which memories and streams. It is found at the first use."""
         return RegionProcesses(self.design)
 
     def dependences(self, memory: HlsMemory, place: PipelinedPlace) -> list[DependencePragma]:
-        """Return what DEPENDENCE pragmas in a pipelined loop or function say of a memory. Left out are pragmas on
-        dependences within an iteration (`intra`), and of a write on a read or write before it (`war`, `waw`)."""
+        """Return what DEPENDENCE pragmas in a pipelined loop or function say of a memory. place: the loop or function.
+        Left out are pragmas on dependences within an iteration (`intra`), and of a write on a read or write before it
+        (`war`, `waw`)."""
         out = []
         for pragma, call in self.pragmas[memory]:
             if pragma.pragma.name != "dependence" or call.block not in place.blocks:
@@ -303,9 +304,8 @@ class MemoryFacts:
         return out
 
     def bound(self, line: CppLine, operator: str) -> tuple[str, str]:
-        """Return implementation and latency, as texts, that BIND_OP states of an operator in a line, each "" where it
-        does not. operator: by the name that HLS gives it, such as `fadd`.
-        """
+        """Return the implementation and the latency in cycles, both as texts, that BIND_OP states of an operator in a
+        line; each is "" if it states none. operator: by the name that HLS gives it, such as `fadd`."""
         return self._bound.get((line, operator), ("", ""))
 
 

@@ -38,8 +38,9 @@ Known = dict[str, int]
 
 
 def entered(function: LlvmFunction, known: Known, block: str, before: str) -> None:
-    """Compute the integers of the block labelled `block`, which is entered from the block `before`. known: changed in
-    place; values that are no longer known leave it. Raises `KeyError` for an unknown label."""
+    """Compute the integers of the block labelled `block` of a function, when it is entered from the block labelled
+    `before` ("" for none). known: the integers that are known, changed in place; values that are no longer known leave
+    it. Raises `KeyError` for an unknown label."""
     merged = {}
     for i in function.blocks[block].instructions:
         if i.opcode == "phi":
@@ -52,8 +53,8 @@ def entered(function: LlvmFunction, known: Known, block: str, before: str) -> No
 
 
 def successor(function: LlvmFunction, known: Known, block: str) -> str | None:
-    """Return the label of the block that comes behind the block labelled `block`, "" if the function ends there, None
-    if an unknown value decides. Raises `KeyError` for an unknown label."""
+    """Return the label of the block that comes behind the block labelled `block` of a function; "" if the function ends
+    there, None if an unknown value decides. known: as `entered` has left it. Raises `KeyError` for an unknown label."""
     here = function.blocks[block]
     if len(set(here.successors)) < 2:
         return here.successors[0] if here.successors else ""

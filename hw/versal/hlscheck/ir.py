@@ -27,8 +27,8 @@ _TARGET = re.compile(rf"label ({_LOCAL})")
 
 @dataclass(eq=False)
 class Instruction:
-    """One instruction. result: the name of its value, or "". text: what follows the opcode. line: its last one in the
-    module's text. place: the number of its debug location, or -1. block: the label of its block."""
+    """One instruction. result: the name of its value, or "". text: what follows the opcode. line: index of its last
+    line in the module's text. place: the number of its debug location, or -1. block: the label of its block."""
 
     result: str
     opcode: str
@@ -39,7 +39,7 @@ class Instruction:
 
     @cached_property
     def rest(self) -> str:
-        """What follows the opcode, without metadata."""
+        """The text behind the opcode, without metadata."""
         return _METADATA.sub("", self.text) if "!" in self.text else self.text
 
     @cached_property
@@ -60,7 +60,8 @@ class Instruction:
 
     @cached_property
     def incoming(self) -> list[tuple[str, str]]:
-        """The values, or constants, of a `phi`, each with the label of the block from which it comes."""
+        """Of a `phi`: its values or constants, each with the label of the block from which it comes. Empty for another
+        instruction."""
         return [(v.strip(), b) for v, b in re.findall(rf"\[ (.*?), ({_LOCAL}) \]", self.rest)]
 
     @cached_property
@@ -109,7 +110,8 @@ def split(text: str) -> list[str]:
 
 @dataclass(eq=False)
 class BasicBlock:
-    """A basic block. label: with its %. successors: labels of the blocks that may follow."""
+    """A basic block. label: its name, with the % in front. instructions: in order. successors: labels of the blocks
+    that may follow, each once."""
 
     label: str
     instructions: list[Instruction] = field(default_factory=list)
@@ -118,9 +120,9 @@ class BasicBlock:
 
 @dataclass(eq=False)
 class NaturalLoop:
-    """A natural loop. header, latches: labels of the block that it is entered by, and of those that lead back there.
-    blocks: labels, inner loops' included. outer: the loop around it, None for an outermost one.
-    """
+    """A natural loop. header: label of the block by which it is entered. blocks: labels of all its blocks, those of
+    inner loops too. latches: labels of the blocks from which it goes back to the header. outer: the loop around it,
+    None for an outermost one. inner: the loops right inside it."""
 
     header: str
     blocks: set[str]
@@ -130,13 +132,15 @@ class NaturalLoop:
 
     @property
     def own(self) -> set[str]:
-        """Labels of the blocks that are in no inner loop."""
+        """Labels of its blocks that are in no inner loop."""
         return self.blocks - {b for loop in self.inner for b in loop.blocks}
 
 
 @dataclass(frozen=True)
 class NamedPointer:
-    """A record of the debug information: the variable of this number has this value, or, declared, lies there."""
+    """A record of the debug information that ties a variable of the sources to a pointer. value: name of the pointer.
+    declared: whether the variable lies where it points; otherwise the pointer is the variable's value. variable: number
+    of the variable's node. place: number of the debug location. block: label of the block."""
 
     value: str
     declared: bool
@@ -147,10 +151,9 @@ class NamedPointer:
 
 @dataclass(eq=False)
 class LlvmFunction:
-    """A function with a body. parameters: names, with their %. head: what follows its parameters, such as attributes.
-    subprogram: number of its node in the debug information. blocks: by label, the first one first. named: what the
-    debug information says of its values.
-    """
+    """A function with a body. name: in the module. parameters: their names, with the % in front. head: the text behind
+    its parameters, such as attributes. subprogram: number of its node in the debug information, -1 if there is none.
+    blocks: by label, in order. named: which variables of the sources its pointers are."""
 
     name: str
     parameters: list[str]
@@ -166,12 +169,12 @@ class LlvmFunction:
 
     @cached_property
     def defined(self) -> dict[str, Instruction]:
-        """Instructions by the name of their value."""
+        """The instructions that have a value, by its name."""
         return {i.result: i for i in self.instructions() if i.result}
 
     @cached_property
     def graph(self) -> nx.DiGraph[str]:
-        """The labels of blocks, with an edge to each block that may follow."""
+        """The control flow: the labels of all blocks, with an edge to each block that may follow."""
         graph: nx.DiGraph[str] = nx.DiGraph()
         graph.add_nodes_from(self.blocks)
         graph.add_edges_from((b.label, s) for b in self.blocks.values() for s in b.successors)
@@ -179,7 +182,7 @@ class LlvmFunction:
 
     @cached_property
     def loops(self) -> list[NaturalLoop]:
-        """All loops, inner ones before those around them."""
+        """All natural loops, inner ones before those around them."""
         entry = next(iter(self.blocks))
         dominator = nx.immediate_dominators(self.graph, entry)
         depths = {entry: 0}
@@ -224,7 +227,7 @@ class LlvmFunction:
 
     @cached_property
     def innermost(self) -> dict[str, NaturalLoop]:
-        """The innermost loop around each block, by the block's label; blocks in no loop are left out."""
+        """The innermost loop around each block, by the block's label. Blocks that are in no loop are left out."""
         out: dict[str, NaturalLoop] = {}
         for loop in self.loops:
             for block in loop.blocks:
@@ -233,7 +236,9 @@ class LlvmFunction:
 
 
 class Module:
-    """A module's text, read. text: as LLVM prints it."""
+    """A module of LLVM, read from its text. text: as LLVM prints it. lines: the lines of the text. functions: those
+    with a body, by name. metadata: the text of each node, by number. structs: the text of each named type, by its name
+    with the %."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()

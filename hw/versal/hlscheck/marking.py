@@ -23,7 +23,8 @@ _OF_SCOPES = ("dataflow", "inline", "latency", "loop_flatten")
 
 @dataclass(frozen=True, eq=False)
 class MarkedPragma:
-    """A pragma that clang keeps. file: its path below the folder of all sources."""
+    """A pragma for which a marker stands in the code that clang compiles. file: its path below the folder of all
+    sources. pragma: as read from there."""
 
     file: str
     pragma: Pragma
@@ -35,8 +36,9 @@ class MarkedPragma:
 
 
 class MarkedSources:
-    """Copies of sources in `folder`, each pragma replaced by a call; a call's first argument is an index of
-    `pragmas`."""
+    """Copies of sources in which a marker stands in place of each pragma: a call of a function without a body,
+    `rsn_hls_...`, whose first argument is an index of `pragmas`. texts: the sources by path. folder: where the copies
+    are written. pragmas: of all sources. Raises `OSError` if a copy cannot be written."""
 
     def __init__(self, texts: Mapping[str, str], folder: Path) -> None:
         self.texts = texts

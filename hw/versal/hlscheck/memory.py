@@ -20,9 +20,8 @@ from .ir import Instruction, LlvmFunction, Module, NaturalLoop, split
 
 @dataclass(frozen=True)
 class Offset:
-    """A sum of values times bytes, and a constant: `terms` are pairs (name of the value, bytes), `constant` is in
-    bytes.
-    """
+    """An offset in bytes: a constant, and values that are each multiplied by a number of bytes. terms: pairs (name of
+    the value, bytes), without 0, sorted. constant: in bytes."""
 
     terms: tuple[tuple[str, int], ...]
     constant: int
@@ -41,9 +40,8 @@ class Offset:
 
 @dataclass(frozen=True)
 class Address:
-    """Where an access begins. root: the name of a variable, an argument, or a value that nothing more is known of.
-    offset: from there, in bytes.
-    """
+    """Where an access begins. root: the name of a variable, an argument, or a value of which nothing more is known.
+    offset: from there."""
 
     root: str
     offset: Offset
@@ -51,9 +49,8 @@ class Address:
 
 @dataclass
 class StoredVariable:
-    """A variable that lies in memories. root: the name of its value. name: in the sources. arrays: the memories that
-    HLS makes of it. number: of its record in the debug information, -1 if there is none.
-    """
+    """A variable or an argument of a function. root: the name of its value. name: in the sources. number: of its node
+    in the debug information, -1 if there is none. arrays: the memories that HLS makes of it."""
 
     root: str
     name: str
@@ -62,9 +59,8 @@ class StoredVariable:
 
 
 class ArrayIndex(NamedTuple):
-    """Elements of a dimension that an access may mean: `first`, and others a multiple of `step` away from it; step 0
-    for none.
-    """
+    """The elements of a dimension that an access may mean: `first`, and all that are a multiple of `step` away from it;
+    with step 0 only `first`."""
 
     first: int
     step: int
@@ -75,8 +71,9 @@ ANYWHERE = ArrayIndex(0, 1)
 
 @dataclass(frozen=True)
 class WordAccess:
-    """A load or store of a word of a memory, or of a part of the word. indices: in each dimension. where: the same for
-    all accesses of one word."""
+    """An access of an instruction to a word of a memory, or to a part of the word. root: the name of the variable's
+    value. array: the memory. indices: for each dimension, the elements that it may mean. offset: from the beginning of
+    the variable. writes: whether it is a store."""
 
     instruction: Instruction
     root: str
@@ -87,9 +84,8 @@ class WordAccess:
 
     @property
     def word(self) -> tuple[str, str, tuple[tuple[str, int], ...], int]:
-        """A key that is equal for accesses of the same word: memory, offset without its constant, first byte of the
-        word in the array.
-        """
+        """A key that is equal for accesses of the same word: variable, memory, offset without its constant, and the
+        first byte of the word in the memory."""
         within = self.offset.constant - self.array.offset
         return (
             self.root,
@@ -100,14 +96,15 @@ class WordAccess:
 
 
 class Types:
-    """Sizes of LLVM's types in bytes."""
+    """Sizes and parts of the types of a module. A type is a text, as LLVM writes it."""
 
     def __init__(self, module: Module) -> None:
         self._structs = module.structs
         self._sizes: dict[str, tuple[int, int]] = {}
 
     def size(self, text: str) -> int:
-        """Return the bytes from one element of an array of this type to the next. text: a type as LLVM writes it."""
+        """Return the bytes from one element of an array of this type to the next; 0 for a type that is not known. text:
+        the type."""
         return self._size_and_alignment(text)[0]
 
     def _size_and_alignment(self, text: str) -> tuple[int, int]:
@@ -141,9 +138,8 @@ class Types:
         return 0, 1
 
     def offset(self, text: str, field_number: int) -> int:
-        """Return the bytes from the beginning of a struct to one of its fields. text: its type, as LLVM writes it.
-        field_number: from 0; 0 bytes if there is no such field.
-        """
+        """Return the bytes from the beginning of a struct to one of its fields; 0 if it has no such field. text: the
+        type of the struct. field_number: from 0."""
         inside = self._structs.get(text, text)
         found = re.fullmatch(r"<?\{ ?(.*?) ?\}>?", inside)
         parts, packed, offset = split(found[1]) if found else [], inside.startswith("<{"), 0
@@ -156,9 +152,8 @@ class Types:
         return 0
 
     def part(self, text: str, field_number: int) -> str:
-        """Return the type of an element of an array, or of a field of a struct, as LLVM writes it. text: the type of
-        the whole. field_number: from 0; an array ignores it. Raises `IndexError` if there is no such field.
-        """
+        """Return the type of an element of an array, or of a field of a struct. text: the type of the array or struct.
+        field_number: from 0; an array ignores it. Raises `IndexError` if there is no such field."""
         inside = self._structs.get(text, text)
         if found := re.fullmatch(r"[\[<](\d+) x (.*)[\]>]", inside):
             return found[2]
@@ -166,15 +161,15 @@ class Types:
         return split(found[1])[field_number] if found else inside
 
     def is_struct(self, text: str) -> bool:
-        """Whether a type, as LLVM writes it, is a struct."""
+        """Return whether a type is a struct."""
         inside = self._structs.get(text, text)
         return inside.startswith(("{", "<{"))
 
 
 def sum_of(function: LlvmFunction, text: str, depth: int = 0) -> Offset:
-    """Return a number of a function as a sum of values and a constant, as far as it is one; else as itself. text: a
-    value's name or a constant. depth: operators around it; no more than eight are followed.
-    """
+    """Return an integer of a function as a constant and a sum of values, each times a number, as far as additions and
+    products by constants show it. The numbers of the result are without a unit. text: name of the integer's value, or a
+    constant. depth: number of operators around it; no more than eight are followed."""
     if re.fullmatch(r"-?\d+", text):
         return Offset((), int(text))
     made = function.defined.get(text)
@@ -199,9 +194,8 @@ def sum_of(function: LlvmFunction, text: str, depth: int = 0) -> Offset:
 
 
 def step_of(function: LlvmFunction, loop: NaturalLoop, value: str) -> int | None:
-    """Return how much a value at the head of a loop grows from iteration to iteration, None if that is not known.
-    value: its name.
-    """
+    """Return how much a value grows from one iteration of a loop to the next; None if that is not known. value: its
+    name; it must be a `phi` at the head of the loop."""
     made = function.defined.get(value)
     if made is None or made.opcode != "phi" or made.block != loop.header:
         return None
@@ -217,7 +211,8 @@ def step_of(function: LlvmFunction, loop: NaturalLoop, value: str) -> int | None
 
 @dataclass
 class FunctionMemory:
-    """The memories that a function accesses. aggregated: names of variables whose structs are one word."""
+    """The memories that a function accesses. types, debug: of the function's module. aggregated: names of the variables
+    whose structs are one word, as the pragma AGGREGATE asks for."""
 
     function: LlvmFunction
     types: Types
@@ -229,8 +224,8 @@ class FunctionMemory:
 
     @cached_property
     def variables(self) -> dict[str, StoredVariable]:
-        """The variables and arguments of the function, by the names of their values. One without debug information has
-        the number -1 and no arrays."""
+        """The variables and arguments of the function, by the names of their values. A variable without debug
+        information has the number -1 and no memories."""
         out: dict[str, StoredVariable] = {}
         parameters = set(self.function.parameters)
         roots = {i.result for i in self.function.instructions() if i.opcode == "alloca"} | parameters
@@ -247,8 +242,8 @@ class FunctionMemory:
         return out
 
     def addresses(self, pointer: str, depth: int = 0) -> list[Address]:
-        """Return all places where a pointer may point; a pointer that a selection chose has several. pointer: its name.
-        depth: number of pointers that were followed to reach it."""
+        """Return all places to which a pointer may point; there are several where branches or conditions choose the
+        pointer. pointer: name of its value. depth: number of pointers that were followed to reach it."""
         if pointer not in self._addresses:
             self._addresses[pointer] = [Address(pointer, Offset((), 0))]  # of a circle
             self._addresses[pointer] = self._of(pointer, depth)
@@ -311,8 +306,8 @@ class FunctionMemory:
         return self._pointers
 
     def copied(self, address: Address) -> list[Address]:
-        """Return the addresses to which the object at an address is copied, if the object has no name. Such an object
-        is an argument by value, which is copied to a variable. Empty for any other address."""
+        """Return the addresses to which the object at an address is copied, if the object has no name, such as an
+        argument that is passed by value and copied to a variable. Empty for any other address."""
         out: list[Address] = []
         if address.root not in self.variables or self.variables[address.root].number >= 0:
             return out
@@ -346,7 +341,8 @@ class FunctionMemory:
         )
 
     def accesses(self, instruction: Instruction) -> list[WordAccess]:
-        """Return the words that a load, a store, or a copy may access; none of any other instruction."""
+        """Return the words that an instruction may access, if it is a load, a store, or a copy; empty for any other
+        one."""
         if instruction not in self._accesses:
             self._accesses[instruction] = [
                 a

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """Of an operator. cycles: the least number of cycles from its operands to its result, a fraction if several such
-    operators fit in one cycle. source: who published it."""
+    """How long an operator takes. cycles: the least number of cycles from its operands to its result, a fraction if
+    several such operators fit in one cycle. source: who published it."""
 
     cycles: float
     source: str
@@ -63,8 +63,8 @@ _DIVISIONS = frozenset(("udiv", "sdiv", "urem", "srem"))
 
 
 def operator_of(opcode: str, rest: str, callee: str) -> str:
-    """Return the row of `OPERATORS` of an instruction: `wire` for one that takes no logic. opcode: its name. rest: the
-    text behind the opcode. callee: the function that it calls, or ""."""
+    """Return the row of `OPERATORS` for an instruction; `wire` if it takes no logic. opcode: of the instruction. rest:
+    the text behind the opcode. callee: name of the function that it calls, or ""."""
     if opcode == "call":
         return _CALLS.get(callee, "logic" if callee.startswith("llvm.") else "wire")
     if opcode in _WIRES:

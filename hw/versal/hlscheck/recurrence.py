@@ -18,9 +18,8 @@ import networkx as nx
 
 @dataclass(frozen=True)
 class OperatorEdge:
-    """`to` needs the value of `of`, `distance` iterations later (of, to: numbers of operators). cycles: from the
-    operands of `of` to those of `to`.
-    """
+    """Operator `to` needs the value that operator `of` has made `distance` iterations before. of, to: numbers of the
+    operators. cycles: from the operands of `of` to those of `to`."""
 
     of: int
     to: int
@@ -30,16 +29,16 @@ class OperatorEdge:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A circle, by the numbers of its nodes. interval: cycles from iteration to iteration that it needs."""
+    """A circle of operators, each of which needs the value of the one before it. nodes: numbers of the operators, in
+    order. interval: cycles from one iteration to the next that the circle needs at least."""
 
     nodes: tuple[int, ...]
     interval: int
 
 
 def tightest(edges: Sequence[OperatorEdge], stated: int) -> Recurrence | None:
-    """Return the circle of operators that needs most cycles per iteration, None if none needs more than `stated`
-    cycles. edges: of the loop. Source: Rau, "Iterative Modulo Scheduling", 1996.
-    """
+    """Return the circle of operators that needs most cycles per iteration; None if none needs more than `stated`
+    cycles. edges: between the operators of a loop. Source: Rau, "Iterative Modulo Scheduling", 1996."""
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_edges_from((e.of, e.to) for e in edges)
     component_of = {n: c for c, nodes in enumerate(nx.strongly_connected_components(graph)) for n in nodes}
@@ -93,8 +92,7 @@ def _circle_of(by: Mapping[int, OperatorEdge]) -> list[OperatorEdge]:
 
 
 def spelled(operators: Iterable[str]) -> str:
-    """Return the operators of a circle as text: `exp, 32 compares`. operators: rows of `OPERATORS`; wires and logic are
-    left out.
-    """
+    """Return operators as text, with their numbers, the most frequent first: `32 fcmp, 1 fadd`. operators: rows of the
+    table `OPERATORS`; wires and logic are left out."""
     counted = Counter(operators)
     return ", ".join(f"{n} {name}" for name, n in counted.most_common() if name not in ("wire", "logic"))

@@ -10,7 +10,8 @@ from .debug import CppLine
 
 @dataclass(frozen=True)
 class HlsRule:
-    """A rule. text: what must hold. source: a document and its section, or a message of a published log."""
+    """A rule of the checker. text: what must hold. source: a document and its section, or a message of a published
+    log."""
 
     text: str
     source: str
@@ -18,7 +19,7 @@ class HlsRule:
 
 @dataclass(frozen=True)
 class HlsFinding:
-    """What breaks a rule. rule: a key of `RULES`."""
+    """A place in the sources that breaks a rule. line: the place. rule: a key of `RULES`. text: what is wrong there."""
 
     line: CppLine
     rule: str

@@ -36,8 +36,8 @@ _ITERATOR = r"\b{name}\s*=\s*aie::begin_vector(?:<\d+>)?\(\s*(\w+)"
 
 
 def pointers(texts: Mapping[str, str]) -> HlsFindings:
-    """Yield the pointers of pipelined loops that the compiler must take for possible aliases of others (rule
-    `restrict`). texts: of the source files, by path."""
+    """Yield the pointers in pipelined loops that are not `__restrict`, so that the compiler must expect them to lead to
+    the same memory as others (rule `restrict`). texts: of the source files, by path."""
     words = "|".join({"__restrict", *(m for t in texts.values() for m in re.findall(r"#define (\w+) __restrict\b", t))})
     for name, text in texts.items():
         for start, end in _pipelined(text):
@@ -74,7 +74,8 @@ def _is_apart(before: str, name: str, words: str, depth: int = 0) -> bool:
 
 
 def alignment(texts: Mapping[str, str]) -> HlsFindings:
-    """Yield arrays of floats that are not aligned for vectors of 32 bytes (rule `alignment`). texts: by path."""
+    """Yield arrays of floats that are not aligned for vectors of 32 bytes (rule `alignment`). texts: of the source
+    files, by path."""
     for name, text in texts.items():
         for n, line in enumerate(text.splitlines(), 1):
             found = re.match(r"\s*(?:static\s+)?(?:alignas\((\d+)\)\s+)?(?:(?:static|const)\s+)*float (\w+)\[", line)
@@ -83,9 +84,9 @@ def alignment(texts: Mapping[str, str]) -> HlsFindings:
 
 
 def stacks(folder: Path, program: str, flags: Sequence[str]) -> HlsFindings:
-    """Yield the mistakes in the stack of a control program (rule `stack`). folder: of all sources. program: its path
-    below it. flags: options of the compiler. Raises `RsnError` if the program does not compile, `OSError` if it cannot
-    be read."""
+    """Yield where the stack of a tile, as the graph states it, is too small for a control program (rule `stack`).
+    folder: of all sources. program: the program's path below it. flags: options of the compiler. Raises `RsnError` if
+    clang is not installed or the program does not compile, `OSError` if it cannot be read."""
     text = (folder / program).read_text(encoding="utf-8")
     first = CppLine(program, 1)
     if "stack_bytes" not in text or "static_assert" not in text:

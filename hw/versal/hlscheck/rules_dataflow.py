@@ -26,8 +26,7 @@ def _names(accesses: list[ProcessAccess]) -> str:
 
 def processes(facts: MemoryFacts) -> HlsFindings:
     """Yield arrays that more than two processes access, or two write, or that are read before they are written (rule
-    `processes`), or that have no channel (`unsync`).
-    """
+    `processes`), and arrays between processes for which no STREAM pragma says what they are (rule `unsync`)."""
     design = facts.design
     for memory, found in facts.processes.of.items():
         if memory.is_scalar or len(found) < 2:
@@ -52,7 +51,8 @@ def processes(facts: MemoryFacts) -> HlsFindings:
 
 
 def streams(facts: MemoryFacts) -> HlsFindings:
-    """Yield streams without two ends, or with more (rule `stream-ends`), and words that are too wide (`word-width`)."""
+    """Yield streams that have not exactly one process that writes and one that reads (rule `stream-ends`), and words
+    that have more than `MOST_BITS` bits (rule `word-width`)."""
     design = facts.design
     for function in facts.processes.regions:
         memory = design.memories[function.name]
@@ -79,9 +79,8 @@ def streams(facts: MemoryFacts) -> HlsFindings:
 
 
 def bundles(facts: MemoryFacts) -> HlsFindings:
-    """Yield m_axi bundles that several processes read, or write, and ports that allow too few or too short bursts
-    (rules `bundle`, `burst-length`, `outstanding`, `request`).
-    """
+    """Yield m_axi bundles that several processes read or write (rule `bundle`), and ports that allow too short bursts
+    (`burst-length`) or too few at once (`outstanding`), or move words without a request (`request`)."""
     design = facts.design
     top = next(
         (f for n, f in design.module.functions.items() if n == design.top or _plain(design, f) == design.top), None
@@ -201,7 +200,7 @@ def _ahead(function: LlvmFunction, request: Instruction) -> int:
 
 
 def responses(facts: MemoryFacts) -> HlsFindings:
-    """Yield write requests that no response answers (rule `response`)."""
+    """Yield write requests to AXI ports whose response no code waits for (rule `response`)."""
     design = facts.design
     for function in design.module.functions.values():
         memory = design.memories[function.name]
@@ -219,7 +218,7 @@ def responses(facts: MemoryFacts) -> HlsFindings:
 
 
 def registers(facts: MemoryFacts) -> HlsFindings:
-    """Yield arrays that become more than `MOST_REGISTERS` registers (rule `registers`)."""
+    """Yield ARRAY_PARTITION pragmas that make more than `MOST_REGISTERS` registers of an array (rule `registers`)."""
     for memory, pragmas in list(facts.pragmas.items()):
         if memory.array.count <= MOST_REGISTERS or not facts.registers(memory):
             continue
@@ -230,7 +229,8 @@ def registers(facts: MemoryFacts) -> HlsFindings:
 
 
 def fences(facts: MemoryFacts) -> HlsFindings:
-    """Yield processes that access an array without a channel, and state no order (rule `fence`)."""
+    """Yield processes that share an `unsync` array, of which only tokens tell the order, and put a token behind an
+    access without `hls::fence` between (rule `fence`)."""
     design = facts.design
     shared: dict[str, set[str]] = defaultdict(set)
     for memory, found in facts.processes.of.items():
@@ -286,7 +286,8 @@ def statics(facts: MemoryFacts) -> HlsFindings:
 
 
 def synthesisable(facts: MemoryFacts) -> HlsFindings:
-    """Yield calls of functions that HLS has no code of, and circles of calls (rule `synthesisable`)."""
+    """Yield calls of functions of which HLS has no code, and functions that call themselves, directly or not (rule
+    `synthesisable`)."""
     design, calls = facts.design, nx.DiGraph()
     for function in design.module.functions.values():
         for i in function.instructions():
@@ -309,9 +310,8 @@ KNOWN = frozenset(("expf", "sqrtf", "exp", "sqrt", "logf", "log", "powf", "fmaf"
 
 
 def state_order(facts: MemoryFacts) -> HlsFindings:
-    """Yield pairs of accesses to two streams that could be made in one state, outside of pipelines (rule
-    `state-order`).
-    """
+    """Yield accesses to two streams that HLS could make in the same state, in any order, outside of pipelines (rule
+    `state-order`)."""
     design = facts.design
     pipelined = {(p.function.name, b) for p in design.pipelines for b in p.blocks}
     for function in design.module.functions.values():
@@ -393,7 +393,7 @@ def _in_one_state(
 
 
 def regions(facts: MemoryFacts) -> HlsFindings:
-    """Yield the places where the sources mark a region of processes but the module has no DATAFLOW pragma for it (rule
+    """Yield the places where the sources say `RSN_DATAFLOW` in a scope that has no DATAFLOW pragma (rule
     `canonical`)."""
     found = [(p.file, p.pragma.block) for p in facts.design.pragmas if p.pragma.name == "dataflow"]
     for name, text in facts.design.texts.items():

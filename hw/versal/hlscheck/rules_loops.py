@@ -214,8 +214,8 @@ def dependences(loop: LoopSchedule) -> HlsFindings:
 
 def table(loop: LoopSchedule, loops: Mapping[str, PipelinedLoop], items: Mapping[str, frozenset[int]]) -> HlsFindings:
     """Yield the differences between a loop and the table of cycles (rules `unmodelled`, `rounds`, `trip-count`,
-    `fill`). loops: the table, by the name that a pragma refers to. items: by row the numbers of items that times are
-    computed with."""
+    `fill`). loops: the table, by the name to which a pragma refers. items: by the same names, the numbers of items with
+    which times are computed."""
     stated = loop.place.pragma.pragma.option("ii") or "1"
     named = re.fullmatch(r"ii::(\w+)", stated)
     if not named:
@@ -245,7 +245,7 @@ def table(loop: LoopSchedule, loops: Mapping[str, PipelinedLoop], items: Mapping
 
 
 def off(design: HlsDesign) -> HlsFindings:
-    """Yield loops whose pragma says that they are no pipelines (rule `unmodelled`)."""
+    """Yield loops whose PIPELINE pragma switches the pipeline off (rule `unmodelled`)."""
     for marked in design.pragmas:
         if marked.pragma.name == "pipeline" and ("off", None) in marked.pragma.arguments:
             line = CppLine(marked.file, marked.line)
@@ -253,8 +253,8 @@ def off(design: HlsDesign) -> HlsFindings:
 
 
 def latency(design: HlsDesign, counts: CycleCounts) -> HlsFindings:
-    """Yield iterations that take more or fewer cycles than they state (rule `latency`). A loop that has a single
-    iteration is unrolled, so it is not checked."""
+    """Yield iterations that take more or fewer cycles than their LATENCY pragma states (rule `latency`). A loop that
+    has a single iteration is unrolled, so it is not checked. counts: of the same design."""
     for function in design.module.functions.values():
         for call, marked in design.marks(function, "scope"):
             least, most = (marked.pragma.option(end) or "" for end in ("min", "max"))

@@ -20,8 +20,10 @@ from .trips import trips
 
 
 class LoopSchedule:
-    """One pipelined loop, or function, and its needs. Numbers of cycles are lower bounds; an instruction is known by
-    its index in `instructions`."""
+    """A pipelined loop, or function, of a design, and which cycles it needs. place: the loop. facts: of the same
+    design. memory: the memories of its function. instructions: of all its blocks, in the order of the module's text;
+    methods know an instruction by its index in there. number: that index, by the name of the instruction's value.
+    Numbers of cycles are lower bounds."""
 
     def __init__(self, design: HlsDesign, place: PipelinedPlace, facts: MemoryFacts) -> None:
         self.design, self.place, self.facts = design, place, facts
@@ -32,7 +34,7 @@ class LoopSchedule:
 
     @cached_property
     def operators(self) -> list[str]:
-        """The row of the table of operators for each instruction, in the order of `instructions`."""
+        """The row of the table `OPERATORS` for each instruction, in the order of `instructions`."""
         out = []
         for i in self.instructions:
             operator = operator_of(i.opcode, i.rest, i.callee)
@@ -44,7 +46,8 @@ class LoopSchedule:
         return out
 
     def is_multiplier(self, n: int) -> bool:
-        """Return whether an instruction is a multiplication that takes a multiplier."""
+        """Return whether an instruction is a multiplication, of floats or integers, that is not made of LUTs. n: its
+        index."""
         operator = self.operators[n]
         in_luts = operator == "mul" and self.facts.bound(self.design.line(self.instructions[n]), "mul")[0] == "fabric"
         return operator in ("fmul", "mul") and not in_luts
@@ -55,12 +58,13 @@ class LoopSchedule:
         return {(): "wire", (False,): "load", (True,): "store"}.get(tuple(sorted(set(in_ram))), "copy")
 
     def memory_of(self, access: WordAccess) -> HlsMemory:
-        """Return the memory that an access of this loop is of."""
+        """Return the memory to which an access of this loop goes."""
         return HlsMemory(self.place.function.name, access.root, access.array)
 
     @cached_property
     def accesses(self) -> dict[int, tuple[WordAccess, ...]]:
-        """Accesses of memories by the `id` of their instruction; those of streams and AXI ports are left out."""
+        """The accesses of each instruction that loads, stores or copies, by the `id` of the instruction. Accesses to
+        streams and AXI ports are left out."""
         out = {}
         for i in self.instructions:
             found = tuple(a for a in self.memory.accesses(i) if not self.is_stream(a.root))
@@ -69,7 +73,8 @@ class LoopSchedule:
         return out
 
     def is_stream(self, root: str) -> bool:
-        """Whether a variable is a stream, or an array of them, or an AXI port. root: the name of its value."""
+        """Return whether a variable is a stream, an array of streams, or an AXI port. root: the name of the variable's
+        value."""
         variable = self.memory.variables.get(root)
         return (
             variable is not None
@@ -79,7 +84,8 @@ class LoopSchedule:
 
     @cached_property
     def edges(self) -> list[OperatorEdge]:
-        """Which instructions need which others, by values, by branches that choose between values, and by memories."""
+        """Which instructions need which others: for a value, for a branch that chooses between values, or for what
+        memory holds."""
         return [*self._of_values(), *self._of_memories()]
 
     def _cycles(self, n: int) -> float:
@@ -214,7 +220,7 @@ class LoopSchedule:
 
     @cached_property
     def recurrence(self) -> Recurrence | None:
-        """The circle of instructions that needs most cycles per iteration; None if one cycle is enough for all."""
+        """The circle of instructions that needs most cycles per iteration; None if none needs more than one."""
         return tightest(self.edges, 1)
 
     # -- for findings
@@ -225,24 +231,26 @@ class LoopSchedule:
         return CppLine(self.place.pragma.file, self.place.pragma.line)
 
     def name_of(self, memory: HlsMemory) -> str:
-        """Return a memory in the words of the sources: variable, or variable and member."""
+        """Return the name of a memory in the sources: a variable, or variable and member, as `a.b`. memory: of this
+        loop's function."""
         variable = self.memory.variables[memory.root]
         return f"{variable.name}.{memory.array.name}".rstrip(".")
 
     def name_of_end(self, end: Address) -> str:
-        """Return a stream, or an AXI port, in the words of the sources."""
+        """Return the name of a stream or an AXI port in the sources; "a port" if it has none. end: its address in this
+        loop's function."""
         variable = self.memory.variables.get(end.root)
         return variable.name if variable else "a port"
 
     @property
     def left(self) -> list[NaturalLoop]:
-        """The loops inside that could not be unrolled, those right below it."""
+        """The loops right inside it, which were not unrolled whole; empty if all were."""
         loop = self.place.loop
         return loop.inner if loop else [x for x in self.place.function.loops if x.outer is None]
 
     @property
     def head(self) -> str:
-        """The C++ text before the braces around its pragma, such as `for (...)`."""
+        """The C++ text in front of the opening brace around its pragma, such as `for (...)`."""
         return self.place.pragma.pragma.block.head
 
     @property
@@ -253,7 +261,7 @@ class LoopSchedule:
 
     @cached_property
     def depth(self) -> int:
-        """Number of cycles from the beginning of an iteration to its end, at least."""
+        """Cycles from the beginning of an iteration to its end, at least."""
         forward: nx.DiGraph[int] = nx.DiGraph()
         for e in self.edges:
             if not e.distance and forward.get_edge_data(e.of, e.to, {"cycles": -1.0})["cycles"] < e.cycles:
@@ -262,7 +270,7 @@ class LoopSchedule:
 
     @cached_property
     def trips(self) -> int | None:
-        """Number of iterations; None if it is not a constant, and for a function."""
+        """Number of iterations; None if it is no constant, and for a function."""
         return trips(self.place.function, self.place.loop) if self.place.loop else None
 
 

@@ -25,7 +25,8 @@ def _two_at_most(function: LlvmFunction, loop: NaturalLoop, at: str, branch: Ins
 
 
 def trips(function: LlvmFunction, loop: NaturalLoop) -> int | None:
-    """Return how many iterations a loop has that counts from a constant to a constant, None for any other loop."""
+    """Return how many iterations a loop has that counts from a constant to a constant; None for any other loop.
+    function: in which the loop is."""
     exits = [b for b in loop.blocks if any(s not in loop.blocks for s in function.blocks[b].successors)]
     if len(exits) != 1:
         return None
