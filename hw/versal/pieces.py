@@ -217,7 +217,7 @@ def memory(depth: int) -> str:
 
 def larger(bits: int) -> str:
     """Return the Verilog of the larger of two numbers of float32; the first one if one of them is not a number. bits:
-    32; no other size is made."""
+    32; an assertion fails for another size."""
     assert bits == 32
     before = """
 wire nan = &b[30:23] & |b[22:0] | &a[30:23] & |a[22:0];
@@ -228,8 +228,8 @@ wire more = ~nan & (a[31] != b[31] ? a[31] : y > x);"""
 
 def masked(bits: int) -> str:
     """Return the Verilog that passes an element of float32 whose column lies in the range from `first` to before
-    `end_`, and gives minus infinity for any other. The column is a sum of an input and of a constant. bits: 32; no
-    other size is made."""
+    `end_`, and gives minus infinity for any other. The column is a sum of an input and of a constant. bits: 32; an
+    assertion fails for another size."""
     assert bits == 32
     before = "wire signed [12:0] at = {col, 5'd13};\nwire valid = at >= first & at < end_;"
     ports = "input [7:0] col, input signed [12:0] first, end_, input [31:0] in, output reg [31:0] out"
@@ -246,7 +246,7 @@ def bound(bits: int) -> str:
 
 def adder(bits: int) -> str:
     """Return the Verilog of a sum of float32 without DSPs, in seven steps; a number below the least normal one counts
-    as 0. bits: 32; no other size is made."""
+    as 0. bits: 32; an assertion fails for another size."""
     assert bits == 32
     before = """
 reg s1, d1, s2, d2, s3, d3, s4, s5, s6, z5, z6;
@@ -286,7 +286,7 @@ DIGITS, BY_STEP = 26, 2
 
 def divider(bits: int) -> str:
     """Return the Verilog of a quotient of float32: for each digit the divisor is added to the remainder or subtracted.
-    bits: 32; no other size is made."""
+    bits: 32; an assertion fails for another size."""
     assert bits == 32
     start = """
 wire signed [26:0] r_0 = {3'b0, |a[30:23], a[22:0]};
@@ -306,7 +306,7 @@ wire q_{n}_digit = ~r_{n}_next[26];"""
 
 def square_root(bits: int) -> str:
     """Return the Verilog of a square root of float32: for each digit, the digits found so far are added to the
-    remainder or subtracted. bits: 32; no other size is made."""
+    remainder or subtracted. bits: 32; an assertion fails for another size."""
     assert bits == 32
     start = """
 wire [25:0] m_0 = a[23] ? {1'b0, |a[30:23], a[22:0], 1'b0} : {|a[30:23], a[22:0], 2'b0};

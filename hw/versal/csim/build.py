@@ -139,8 +139,9 @@ def build(
 
 
 def kept(target: Path, make: Callable[[Path], object], failed: str = "board csim cannot be built") -> Path:
-    """Return a file of the cache. make: writes it to a path, if it is not there; of several processes and threads, one
-    does. Raises `BoardError`, which begins with `failed`, if it cannot be written."""
+    """Return `target`, the path of a file of the cache, which is made if it is not there. make: writes the file to the
+    path that it gets; of several processes and threads only one calls it. failed: how the message begins if that fails.
+    Raises `BoardError` if the file cannot be written, and what `make` raises."""
     if not target.exists():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

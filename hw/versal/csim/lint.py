@@ -35,10 +35,11 @@ def files(machine: str, versal: Path) -> list[Path]:
 
 
 def lint(compiler: str, versal: Path | None = None) -> str:
-    """Return the messages of a compiler on the sources, "" if there are none. compiler: one of `COMPILERS`. versal: the
-    folder of the sources; None: that of this installation.
+    """Return the messages of a compiler on the sources of all machines, "" if there are none. compiler: one of
+    `COMPILERS`. versal: the folder of the sources; None: that of this installation.
 
-    Raises `FileNotFoundError` if the compiler is not installed, `OSError` if sources cannot be written to the cache."""
+    Raises `KeyError` for another compiler, `FileNotFoundError` if the compiler is not installed, `OSError` if sources
+    cannot be written to the cache."""
     versal = versal or sources()
     flags = [*(flag for flag in FLAGS if flag != "-O3"), f"-I{versal / 'csim' / 'include'}"]
     flags += WARNINGS[compiler]

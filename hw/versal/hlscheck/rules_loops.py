@@ -39,7 +39,8 @@ CHAIN = 16
 
 
 def interval(loop: LoopSchedule) -> HlsFindings:
-    """Yield a recurrence of the loop that needs more cycles than its interval states (rule `interval`)."""
+    """Yield the recurrence of a pipelined loop that needs more cycles than the loop states as its interval (rule
+    `interval`)."""
     found = loop.recurrence if loop.place.interval and not loop.left else None
     if found is None or found.interval <= loop.place.interval:
         return
@@ -54,8 +55,8 @@ def interval(loop: LoopSchedule) -> HlsFindings:
 
 
 def ports(loop: LoopSchedule) -> HlsFindings:
-    """Yield memories with a bank that an iteration accesses more often than the ports of the bank allow in the interval
-    (rules `ports`, `shared-port`)."""
+    """Yield memories of which an iteration accesses a bank more often than the ports of the bank allow in the interval
+    of the loop (rules `ports`, and `shared-port` for arrays of two processes)."""
     by_bank: dict[tuple[HlsMemory, tuple[int, ...]], list[WordAccess]] = defaultdict(list)
     for accesses in loop.accesses.values():
         for access in accesses:
@@ -149,7 +150,8 @@ def stream_rate(loop: LoopSchedule) -> HlsFindings:
 
 
 def pipeline_place(loop: LoopSchedule) -> HlsFindings:
-    """Yield loops that are left inside a pipelined loop, or function (rules `unroll-bound`, `pipeline-place`)."""
+    """Yield loops inside a pipelined loop, or function, that were not unrolled (rules `unroll-bound`,
+    `pipeline-place`)."""
     place = loop.place
     for left in loop.left:
         number = str(loop.design.number_of(place.function, left))

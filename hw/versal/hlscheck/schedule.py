@@ -155,7 +155,7 @@ class LoopSchedule:
 
     @cached_property
     def reached(self) -> dict[str, set[str]]:
-        """The labels of the blocks that come behind each block in the same iteration, by its label."""
+        """For each block, by its label, the labels of the blocks that may come behind it in the same iteration."""
         out: dict[str, set[str]] = {}
         for label in reversed(list(nx.topological_sort(self._forward))):
             after = [*self._forward.successors(label)]

@@ -40,8 +40,8 @@ def check_attention(place: str, head_dim: int, keys: int) -> None:
 
 
 def check_norm(place: str, columns: int) -> None:
-    """Check that the sums over a row do not overflow from which its deviation follows. place: of the norm in the model,
-    for the message. columns: of the row. Raises `UnsupportedError` with the numbers."""
+    """Check that the sums over a row, from which its deviation follows, do not overflow. place: of the norm in the
+    model, for the message. columns: of the row. Raises `UnsupportedError` with the numbers."""
     most = 1 << X_BITS - 1 + GUARD
     _check(place, f"sums of squares over {columns} columns", 4 * columns * most * most, WIDE_BITS)
 

@@ -212,7 +212,7 @@ class PlacedSequence(NamedTuple):
 
     @property
     def key_rows(self) -> int:
-        """Keys in each lane, of all parts of the sequence."""
+        """How many keys each lane that holds keys has: those of all parts of the sequence, or `spread`."""
         return self.spread or self.rows * self.parts
 
 

@@ -120,7 +120,8 @@ class EngineUnit(Unit):
     """The tiles of an engine, and what passes weights, keys and values on to them: multiplies rows by weights, or
     computes attention.
 
-    A run raises `ProgramError` where the record of a chunk of rows says something else than the instruction."""
+    A run raises `ProgramError` where the record of a chunk of rows has another kind, number of rows or number of
+    columns than the instruction."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)

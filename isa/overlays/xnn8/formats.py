@@ -256,7 +256,7 @@ class PanelRows(Record, words=8, name="Rows"):
 
 
 class ColumnShifts(Record, words=3):
-    """By how much the results of each column of pairs are shifted as they leave the tiles."""
+    """By how many bits the results of each column of pairs are shifted to the right as they leave the tiles."""
 
     shift0: int = bits(1, 0, 5, "of results of a column of pairs")
     shift1: int = bits(1, 5, 5, "of results of a column of pairs")

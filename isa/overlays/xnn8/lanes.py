@@ -87,7 +87,7 @@ class LaneRows(NamedTuple):
 
     @property
     def all(self) -> int:
-        """The rows of all lanes."""
+        """How many rows all lanes have together."""
         return self.lanes * self.rows
 
 
@@ -106,8 +106,8 @@ class LaneBlocks:
         return some.reshape(at.lanes, count, at.rows, -1)
 
     def of(self, at: LaneRows, slot: int, count: int) -> BlockNumbers:
-        """Return `count` blocks of some rows, from cell `slot` of each lane on: (rows, count, 64) and exponents, (rows,
-        count, 1). at: the rows; rows here are those of all its lanes, lane by lane."""
+        """Return `count` blocks of some rows, from cell `slot` of each lane on: (rows, count, 64) with exponents (rows,
+        count, 1), lane by lane. at: the rows."""
         parts = (self._blocks(x, at, slot, count).swapaxes(1, 2) for x in (self._integers, self._exponents))
         return BlockNumbers(*(x.reshape(at.all, count, -1) for x in parts))
 
@@ -322,7 +322,8 @@ class SendUnit(LaneReader):
 
 
 def sent_chunks(uop: PanelSend) -> int:
-    """How many chunks an operation sends: one for each block, or for the high and the low part of each."""
+    """Return how many chunks an operation sends: one for each block, or two, of high and of low parts, if rows have
+    more than 8 bits."""
     return uop.chunks << (uop.low_bits > 0)
 
 

@@ -269,7 +269,8 @@ def _process(name: str, function: str, arguments: Sequence[str]) -> list[str]:
 
 
 def tables() -> str:
-    """Return the text of hw/versal/xnn8/tables.h: the functions of Post, by their numbers in Rows, from 1 on."""
+    """Return the text of hw/versal/xnn8/tables.h: the activation functions of Post as tables, in the order of their
+    numbers in the field `function` of Rows, from 1 on."""
     lines = [
         "// The functions of Post: max(x, 0) - entry, by |x| in units of 2^-steps; entries in units of 2^-fraction.",
         f"// {MADE_BY}",

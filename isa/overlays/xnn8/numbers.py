@@ -146,7 +146,7 @@ def normal(x: Integers, exponent: Integers | int, *, up: bool = False) -> RowFac
 
 
 def times(a: RowFactor, b: RowFactor) -> RowFactor:
-    """The product of two factors, as a factor."""
+    """The product of two factors, as a factor, elementwise."""
     return normal(a.mantissa * b.mantissa, a.exponent + b.exponent)
 
 
@@ -379,8 +379,9 @@ def scaled(drain: Integers, shifts: Integers, columns: BlockNumbers, row: RowFac
 
 
 class Table(NamedTuple):
-    """A function that nears max(x, 0) on both sides alike: max(x, 0) - entries[|x| in units of 2^-steps], where the
-    last entry also stands for all beyond. entries: 15 bits, in units of 2^-fraction."""
+    """An activation function f for which max(x, 0) - f(x) is the same for x and -x, by a table of that difference.
+    entries: the difference, 15 bits, in units of 2^-fraction, for |x| = 0, 1, 2 ... in units of 2^-steps; the last
+    entry also stands for all larger ones."""
 
     entries: Integers
     steps: int
@@ -405,8 +406,9 @@ def gated(gate: tuple[Integers, Integers], x: tuple[Integers, Integers]) -> tupl
 
 
 def rotated(v: Integers, exponent: Integers, own: Integers, partner: Integers) -> tuple[Integers, Integers]:
-    """v * own + v of the neighbouring column (c ^ 1) * partner: 30 bits and a sign, and exponents, as many as before.
-    v: 31 bits and a sign, of which 26 are multiplied. own, partner: 16 bits in units of 2^-14, to be broadcast to v."""
+    """v * own + v of the neighbouring column (c ^ 1) * partner: integers of 30 bits and a sign, and exponents, in the
+    shapes of v and exponent. v: 31 bits and a sign, (..., blocks, columns), of which 26 are multiplied. exponent: of v,
+    (..., blocks, 1) or (..., blocks, 2). own, partner: 16 bits in units of 2^-14, to be broadcast to v."""
     short = rounded(v, 5)
     pairs = short.reshape(*short.shape[:-1], -1, 2)
     turned = short * own + pairs[..., ::-1].reshape(short.shape) * partner
@@ -475,8 +477,8 @@ LOG2_E = round(2**14 * log2(e))
 
 
 def power(x: Integers) -> Integers:
-    """255 * 2^-x to within 0.54, uint8. x: in units of 2^-11, from 0 to `FAR`. A cubic of x / 8, squared three times,
-    in 16 bits."""
+    """255 * 2^-x, to within 0.54, elementwise: 0 to 255. x: in units of 2^-11, from 0 to `FAR`. Computed as a cubic of
+    x / 8, squared three times, in 16 bits."""
     made = np.full_like(x, POWER[3])
     for c in POWER[2::-1]:
         made = rounded((c << 14) + made * x, 14)  # one accumulator, shifted once

@@ -36,7 +36,7 @@ class PackedConstants(NamedTuple):
 
     @classmethod
     def unpacked(cls, words: Words) -> PackedConstants:
-        """Return the constants that `packed` has made into 32-bit words, (80,)."""
+        """Return constants from their words, the inverse of `packed`. words: 32-bit words, (80,)."""
         x = np.ascontiguousarray(words).view(np.int16).astype(np.int64)
         vectors = [
             BlockNumbers(x[None, BLOCK * i : BLOCK * (i + 1)], x[None, 2 * BLOCK + i : 2 * BLOCK + i + 1])
