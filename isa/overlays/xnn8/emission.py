@@ -57,7 +57,7 @@ class PanelNorm(NamedTuple):
 
     @property
     def fields(self) -> dict[str, int]:
-        """The fields that state it, as keyword arguments of `PanelRows`."""
+        """The fields that state this norm, as keyword arguments of `PanelRows`."""
         return PanelRows.of_norm(self.constants, rms=self.rms)
 
 
@@ -169,7 +169,7 @@ class Destination:
 
     @property
     def fields(self) -> dict[str, int]:
-        """The fields that state it, as keyword arguments of `PanelRows`."""
+        """The fields that state this destination, as keyword arguments of `PanelRows`."""
         return {
             "memory": LaneMemory.T if self.in_t else LaneMemory.X,
             "slot": self.slot,
