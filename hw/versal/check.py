@@ -77,10 +77,10 @@ class Interfaces:
     """What the parts of a machine must agree on.
 
     header, graph: paths of the headers with the kernel's signature and with the graph, below the folder of all sources.
-    engines: the graph's class. words: C++ that refuses other widths of words. config: path of the linker's
-    configuration. ports: of an array of streams in the signature, by its dimensions. arguments: of the kernel, in the
-    order in which hosts set them. streams: between kernel and graph. kernels: how many the graph has, by their inputs.
-    """
+    engines: name of the graph's class in C++. words: C++ that does not compile if words of ports have other widths.
+    config: path of the linker's configuration. ports: dimensions of an array of streams in the signature. arguments:
+    those of the kernel, in the order in which hosts set them. streams: all between kernel and graph. kernels: how many
+    kernels of the graph have so many inputs, by the number of inputs."""
 
     header: str
     graph: str
@@ -94,7 +94,7 @@ class Interfaces:
 
 
 def interfaces_of(overlay: Overlay) -> Interfaces:
-    """Return what the parts of a machine agree on. overlay: the one that it is for."""
+    """Return what the parts of a machine must agree on. overlay: the one that the machine is for."""
     if overlay is XNN8:
         streams = tuple(plio.stream for plio in xnn8_placement.plios())
         of_xnn8 = "xnn8/dma_hls.h", "xnn8/graph.h", "rsn::xnn8::Engines", WORDS_XNN8, "xnn8/system.cfg"
@@ -130,7 +130,7 @@ class Sources:
 
     @property
     def of_pairs(self) -> bool:
-        """Whether the graph is one of pairs of tiles, not of MMEs."""
+        """Whether the graph is one of pairs of tiles (xnn8), not of MMEs."""
         return self.overlay is XNN8
 
     def text(self, name: str) -> str:
@@ -139,7 +139,7 @@ class Sources:
 
     @cached_property
     def agreed(self) -> Interfaces:
-        """What the parts of the machine agree on."""
+        """What the parts of the machine must agree on."""
         return interfaces_of(self.overlay)
 
     @cached_property
@@ -158,19 +158,18 @@ class Sources:
 
     @cached_property
     def ports(self) -> set[str]:
-        """Names of the kernel's stream ports: each stream of an array becomes a port with its numbers. Raises as
-        `arguments`.
-        """
+        """Names of the kernel's stream ports: each stream of an array is a port, named by the array and the stream's
+        numbers in it, as `a0_1_0`. Raises as `arguments`."""
         names = [name for kind, name in self.arguments if "hls::stream" in kind]
         return {"_".join((name, *map(str, at))) for name in names for at in product(*map(range, self.agreed.ports))}
 
     @cached_property
     def graph(self) -> list[str]:
-        """Parts of the graph, one per line: `in NAME BITS` or `out NAME BITS` of a PLIO, `kernel INPUTS`; then places,
-        as JSON.
+        """Parts of the graph, one per line: `in NAME BITS` or `out NAME BITS` for each PLIO, `kernel INPUTS` for each
+        kernel; then a line of JSON for each PLIO and tile, with its place (`csim/places.h`).
 
-        Raises `RsnError` if the graph does not compile or its constructor fails, `BoardError` if there is no compiler.
-        """
+        Raises `RsnError` if the graph does not compile or its constructor fails, `BoardError` if there is no
+        compiler."""
         with tempfile.TemporaryDirectory() as folder:
             source, program = Path(folder) / "ports.cpp", Path(folder) / "ports"
             source.write_text(self.agreed.words + PORTS, encoding="utf-8")
@@ -240,8 +239,8 @@ def interfaces(s: Sources) -> Findings:
 def memories(s: Sources) -> Findings:
     """each AXI port of the kernel is connected to the memory in which hosts allocate its buffer
 
-    Yields a sentence for each connection that is missing or too much. Raises `OSError` if system.cfg cannot be read.
-    """
+    Yields a sentence for each connection that is missing, and for each that hosts do not expect. Raises `OSError` if
+    the linker's configuration cannot be read."""
     expected = {f"{KERNEL}_1.{a.name}:{a.memory}" for a in s.agreed.arguments}
     for line in sorted(expected.symmetric_difference(s.config("sp", s.agreed.config))):
         yield f"sp={line} is {'missing' if line in expected else 'not what hosts expect'}"

@@ -24,8 +24,8 @@ LAST = ("A", "B", "what the first tile gets", "C, even", "C, odd")
 
 
 def plios(graph: Sequence[str]) -> Findings:
-    """Yield a sentence for each mistake of the PLIOs: one that the overlay has not, or with another width or place,
-    channels that do not exist, that have no registers or that are shared, a narrow one without a clock of its own, and
+    """Yield a sentence for each mistake of the PLIOs: one that the overlay does not have, or has with another width or
+    place; a channel that does not exist, has no registers, or is shared; a narrow PLIO without a clock of its own;
     results that are no packets. graph: as for `parts`."""
     wanted = {plio.stream.plio: (plio, place) for plio, place in pairs.shims().items()}
     users: dict[tuple[bool, int, int], list[str]] = defaultdict(list)
@@ -60,7 +60,8 @@ def plios(graph: Sequence[str]) -> Findings:
 
 def tiles(graph: Sequence[str]) -> Findings:
     """Yield a sentence for each tile that does not lie where `placement.tile` has it, or whose cascade, or buffer to
-    the first tile, does not lead to the other tile of its pair. graph: as for `parts`."""
+    the first tile, does not lead to the other tile of its pair; one alone if the number of tiles is wrong. graph: as
+    for `parts`."""
     _, found = parts(graph)
     order = [
         (e, r, c, last) for e in range(ENGINES) for r in range(LANES) for c in range(PAIRS) for last in (False, True)
@@ -81,9 +82,10 @@ def tiles(graph: Sequence[str]) -> Findings:
 
 
 def memory(graph: Sequence[str]) -> Findings:
-    """Yield a sentence for each mistake in the memory of the tiles: parts without an address, not aligned, that overlap
-    or lie in the memory of another pair, more than 32 KiB, and chunks, weights, sums of even and of odd blocks that
-    share a bank. The same mistake in many pairs is told once for each tile of a pair. graph: as for `parts`."""
+    """Yield a sentence for each mistake in the memory of the tiles: a part that has no address, is not aligned,
+    overlaps another one, or lies in the memory of another pair; more than 32 KiB; and chunks of rows, weights, and sums
+    of even and of odd blocks, of which two share a bank. The same mistake in many pairs is told once for each tile of a
+    pair. graph: as for `parts`."""
     _, found = parts(graph)
     seen = set()
     for i in range(0, len(found) - 1, 2):
@@ -94,9 +96,9 @@ def memory(graph: Sequence[str]) -> Findings:
 
 
 def contents(first: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, list[Part]]:
-    """Return what lies in the memory of the tiles of a pair, which have the names `first` and `last`, in order.
-    first, last: their JSON objects, from `parts`. Raises `ValueError` for a part without a place, or in another tile.
-    """
+    """Return what lies in the memory of each tile of a pair, by `first` and `last`: parts as name, begin and end in
+    bytes, by their begin. first, last: the JSON objects of the tiles, from `parts`. Raises `ValueError` for a part
+    without a place, or in the memory of another pair."""
     names = {tuple(k["at"][0]): which for which, k in (("first", first), ("last", last)) if k["at"]}
     out: dict[str, list[Part]] = {"first": [], "last": []}
 

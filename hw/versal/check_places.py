@@ -118,8 +118,8 @@ def routes(graph: Sequence[str]) -> Findings:
 
 
 def layout(kernel: dict[str, Any]) -> TileMemory:
-    """Return the contents of the memory of a tile whose parts all have places. kernel: its JSON object, from `parts`.
-    Raises `ValueError` if it does not have exactly one stack."""
+    """Return the contents of the memory of a tile in which every part that needs an address has one. kernel: the tile's
+    JSON object, from `parts`. Raises `ValueError` if it does not have exactly one stack."""
     pinned = []
     for name, buffer in zip(BUFFERS, kernel["buffers"], strict=False):
         pinned += [(name, offset, offset + buffer["bytes"]) for _, _, offset in buffer["at"]]

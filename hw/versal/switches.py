@@ -19,7 +19,7 @@ Switch = tuple[int, int]
 Port = tuple[Switch, Switch]
 """All ports from one switch to its neighbour."""
 Ports = dict[Switch, list[tuple[Switch, int]]]
-"""Of each switch its neighbours, each with the number of ports between the two."""
+"""For each switch its neighbours, each with the index of the ports to it, or from it (`Switches`)."""
 
 ROUNDS = 12
 """A search that has not ended by then has hardly any way left to try."""
@@ -36,14 +36,15 @@ def _neighbours(at: Switch) -> Iterator[tuple[Switch, int]]:
 
 
 class Switches:
-    """The array's switches, and how many streams want each port."""
+    """The array's switches, and how many streams want each port. All ports from a switch to a neighbour are known by
+    one index. ports: for each switch its neighbours, each with the index of the ports to it. back: the same, with the
+    index of the ports from the neighbour. By index: between: the two switches; room: how many ports there are; wanted:
+    how many streams take one at present; surcharge: the factor by which they have become more expensive."""
 
     def __init__(self) -> None:
         places = [(column, row) for column in range(ARRAY_COLUMNS) for row in range(ARRAY_ROWS + 1)]
         self.ports: Ports = {}
-        """Of each switch its neighbours, and the number by which all below know the ports to them."""
         self.back: Ports = {}
-        """Of each switch its neighbours, and the number of their ports to it."""
         self.between: list[Port] = []
         self.room: list[int] = []
         for at in places:
@@ -61,10 +62,10 @@ class Switches:
     def route(
         self, streams: Sequence[tuple[Switch, Sequence[Switch]]], merged: Sequence[tuple[Switch, Sequence[Switch]]] = ()
     ) -> list[Port]:
-        """Look for a way for each stream, given by where it begins and all places where it ends. merged: of streams
-        that become one on their way, where that ends, and all places where they begin. Returns the ports that more
-        streams want than there are: none if all have found a way. Raises `RsnError` for a place outside of the array.
-        """
+        """Look for a way for each stream. streams: of each, where it begins, and all places where it ends. merged: of
+        streams that become one on their way, where that one ends, and all places where they begin. Returns the ports
+        that more streams want than there are: none if all have found a way. Raises `RsnError` for a place outside of
+        the array."""
         trees = [*((self.ports, *stream) for stream in streams), *((self.back, *stream) for stream in merged)]
         for place in (place for _, start, ends in trees for place in (start, *ends)):
             if place not in self.ports:

@@ -31,12 +31,11 @@ MAIN = "csim/main.cpp"
 
 @dataclass(frozen=True)
 class MachineSources:
-    """The sources of a machine, as patterns below their folder.
+    """The sources of a machine, as patterns below the folder of all sources.
 
     kernel: for HLS, without `top_graph`. graph: programs of the AI Engine's tiles. native: of the native run alone.
-    hls_cfg: the configuration of HLS. flags: options of the compiler. top_graph: the source with the graph, for AMD's
-    compiler; the native run makes a graph of its own from the same header.
-    """
+    hls_cfg: path of the configuration of HLS. flags: options of the compiler. top_graph: the source with the graph, for
+    AMD's compiler; the native run makes a graph of its own from the same header."""
 
     kernel: tuple[str, ...]
     graph: tuple[str, ...]
@@ -51,9 +50,8 @@ class MachineSources:
         return [path for pattern in self.kernel for path in sorted(versal.glob(pattern)) if path != graph]
 
     def files(self, versal: Path, *, program: bool = False) -> list[Path]:
-        """Return the source files of the library. versal: the folder of all sources. program: add the source of the
-        stand-alone program. A pattern without files gives none.
-        """
+        """Return the source files of the library. versal: the folder of all sources. program: whether to add the source
+        of the stand-alone program. A pattern without files gives none."""
         patterns = (*self.graph, *self.native, *([MAIN] if program else []))
         others = [path for pattern in patterns for path in sorted(versal.glob(pattern))]
         return self.kernel_files(versal) + others

@@ -30,8 +30,9 @@ ARGUMENTS = arguments(dict.fromkeys(("LPDDR", "DDR"), PORTS))
 
 
 class Plio(NamedTuple):
-    """A stream between the PL kernel and tiles. operand: a for rows, b for weights, c for results. number: of the lane,
-    or of the column of pairs. tile: 0 or 1, of the pairs; of results, whether they are from even or odd columns."""
+    """A stream between the PL kernel and tiles. operand: a for rows, b for weights, keys and values, c for results.
+    engine: 0 to 2. number: of the lane, or, for b, of the column of pairs. tile: 0 for the first, 1 for the last tile
+    of the pairs; for results, 0 if they are from even columns, 1 if from odd ones."""
 
     operand: str
     engine: int
@@ -40,14 +41,14 @@ class Plio(NamedTuple):
 
     @property
     def stream(self) -> ArrayStream:
-        """What kernel and graph call it, and how wide it is."""
+        """The stream's names in kernel and graph, its direction, and its width."""
         narrow = self.operand == "a" and self.number in narrow_lanes(self.engine)
         port = f"{self.operand}{self.engine}_{self.number}_{self.tile}"
         return ArrayStream(port, self.operand != "c", NARROW_BITS if narrow else PLIO_BITS)
 
 
 def plios() -> Iterator[Plio]:
-    """Yield all streams between the PL kernel and tiles: of an engine rows, weights, results."""
+    """Yield all streams between the PL kernel and tiles, engine by engine: its rows, its weights, its results."""
     for engine in range(ENGINES):
         for operand in "abc":
             for number in range(PAIRS if operand == "b" else LANES):
@@ -56,16 +57,18 @@ def plios() -> Iterator[Plio]:
 
 
 def tile(engine: int, row: int, column: int, last: bool) -> tuple[int, int]:
-    """Return array column and row of a tile of a pair. column: of the pair. last: whether it has the results. The
-    cascade from the first tile runs eastwards in even rows and westwards in odd ones, as the array's does."""
+    """Return the column and the row in the array of a tile of a pair. engine: 0 to 2. row: of the pair in the engine,
+    which is its lane. column: of the pair in the engine. last: whether it is the tile that has the results, at the end
+    of the cascade. The cascade runs eastwards in even rows and westwards in odd ones, as the array's does."""
     along = int(last) if row % 2 == 0 else 1 - int(last)
     return FIRST_COLUMN + ENGINE_COLUMNS * engine + TILES * column + along, row
 
 
 @cache
 def shims() -> Mapping[Plio, Shim]:
-    """Return the place of each PLIO. Engines take columns from west to east, each as many as its inputs of 128 bit
-    need. Inputs alternate between weights, which lead up from there, and rows, which lead along; results are spread."""
+    """Return the place of each PLIO. Engines take columns of the array from west to east, each as many as its inputs of
+    128 bit need. Inputs of weights, which lead up from there, and of rows, which lead along, alternate; results are
+    spread evenly."""
     out: dict[Plio, Shim] = {}
     first = PLIO_COLUMNS.start
     for engine in range(ENGINES):
