@@ -67,7 +67,8 @@ class ArrayStream(NamedTuple):
 
 
 def lanes(overlay: Overlay) -> Iterator[ArrayStream]:
-    """Yield each stream between the PL kernel and the AI Engine graph. Raises `KeyError` for an overlay without MMEs."""
+    """Yield each stream between the PL kernel and the AI Engine graph. Raises `KeyError` for an overlay without
+    MMEs."""
     for mme in overlay.by_kind["MME"]:
         for operand, into in (("a", True), ("b", True), ("c", False)):
             for lane in range(LANES):
