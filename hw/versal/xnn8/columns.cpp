@@ -152,7 +152,7 @@ tiles_uops:
         for (unsigned chunk = 0; !op.attention && chunk < unsigned{op.times} * op.depth; ++chunk) {
             Bytes before = {};
         tiles_weights:
-            for (unsigned i = 0; i <= ports * quarter_words; ++i) {
+            for (uint8_t i = 0; i <= ports * quarter_words; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
                 Bytes word = {};
                 if (i < ports * quarter_words) word = weights.read();
@@ -162,11 +162,12 @@ tiles_uops:
                 before = word;
             }
         }
-        const unsigned keys = op.key_rows * (op.spread ? lanes : unsigned{op.lanes}), slices = (keys + 31) / 32;
-        unsigned first_key = 0, i = 0;  // of a slice, and halves of words of it
-        bool second = false, of_keys = true, last = !op.wide;
+        const unsigned keys = op.key_rows * (op.spread ? lanes : unsigned{op.lanes});
+        uint16_t first_key = 0;  // of a slice,
+        uint8_t i = 0;           // and halves of words of it
+        bool second = false, of_keys = true, last = !op.wide, more = op.attention;
     tiles_heads:
-        for (unsigned left = op.attention ? 3 * slices * 128 << op.wide : 0; left; --left) {
+        while (more) {
 #pragma HLS PIPELINE II=ii::cells style=flp
             const unsigned octet = of_keys ? i / 32 : i / 4 % 4;
             HalfBytes word = {};
@@ -176,12 +177,13 @@ tiles_uops:
             if (last) to[1] << half_of(word, 0);
             const bool pair = op.wide && i % 4 == 3, again = pair && !last;  // the same words, of the second tile
             if (pair) last = !last;
-            i = again ? i - 3 : (i + 1) % 128;
+            i = static_cast<uint8_t>(again ? i - 3 : (i + 1) % 128);
             if (i || again) continue;
-            const bool both = second && of_keys, ends = first_key + 32 >= keys;
+            const bool both = second && of_keys, ends = first_key + 32u >= keys;
             of_keys = !both;
             if (both) continue;
-            first_key = ends ? 0 : first_key + 32;
+            first_key = ends ? 0 : static_cast<uint16_t>(first_key + 32u);
+            more = !(second && ends);
             second = second || ends;
         }
     }

@@ -484,6 +484,13 @@ struct SliceWords {
     }
 };
 
+// What is made of a word of a slice that T was asked for. there: a column takes it; pair: the second one of two; ends:
+// with it the last slice begins.
+struct AskedWord {
+    bool of_keys, pair, there, ends;
+    uint8_t head, group;
+};
+
 }  // namespace
 
 void heads(hls::stream<Uop<Heads::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
@@ -520,7 +527,9 @@ heads_uops:
             shared.next(op.groups);
         }
         const auto turns = static_cast<uint8_t>((op.heads + op.lanes - 1u) / op.lanes);
-        SliceWords asked(op.key_rows, lane - op.first, op.lanes, turns, op.wide), taken = asked;
+        SliceWords asked(op.key_rows, lane - op.first, op.lanes, turns, op.wide);
+        AskedWord under_way_words[under_way + 1] = {};  // the latest first
+#pragma HLS ARRAY_PARTITION variable=under_way_words complete
         const auto slices = static_cast<uint8_t>(3 * asked.walk.slices);
         const auto words = static_cast<uint16_t>(has_rows ? (slices * within<4>(turns) * slice_words) << op.wide : 0);
         const auto end = static_cast<uint16_t>(words ? 2 * (words + under_way) : 0);
@@ -537,35 +546,43 @@ heads_uops:
         for (uint16_t i = 0; words && i <= end; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
             const bool second = i % 2;
+            for (unsigned k = under_way; k; --k) {
+#pragma HLS UNROLL
+                if (!second) under_way_words[k] = under_way_words[k - 1];
+            }
             if (!second && i / 2 < words) {
                 const bool of_keys = asked.walk.of_keys;
                 const unsigned k = of_keys ? asked.at.inner : asked.at.outer;
                 const unsigned group = asked.group() + (asked.at.part ? op.key_rows / 4 : 0);
-                const unsigned head = taken_by[asked.head() % pairs];
+                const unsigned column = asked.head();
+                const unsigned head = taken_by[column % pairs];
                 const unsigned at = head_cell(slots[!of_keys], op.key_rows, head, width, group, k);
+                const bool there = asked.walk.behind[asked.half()] < op.lanes && column < op.heads;
+                under_way_words[0] = {of_keys, asked.at.pair != 0, there, asked.walk.last() && asked.at.begins(),
+                                      static_cast<uint8_t>(column % pairs), static_cast<uint8_t>(asked.group())};
                 asked.next();
                 reads << CellRead{false, static_cast<uint16_t>(at)};
             }
             if (i / 2 < under_way) continue;
             if (!second && i != end) cell = cells.read();
-            const bool of_keys = taken.walk.of_keys, whole = taken.at.pair && i != end;
-            const unsigned head = taken.head(), group = taken.group();
+            const AskedWord taken = under_way_words[under_way];
+            const bool of_keys = taken.of_keys, whole = taken.pair && i != end;
             // hls-allow state-order: Post ends what came before by itself
-            if (!second && i != end && taken.walk.last() && taken.at.begins()) results = safe.read() != 0;
+            if (!second && i != end && taken.ends) results = safe.read() != 0;
             CellExponent tops[4];
             bool shows[4];
             HalfBytes four;
             for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
-                tops[r] = top[!of_keys][head % pairs];
-                shows[r] = before_lane + 4 * group + r < op.keys;
+                tops[r] = top[!of_keys][taken.head];
+                shows[r] = before_lane + 4 * taken.group + r < op.keys;
                 for (unsigned c = 0; c < 4; ++c) {
 #pragma HLS UNROLL
                     four[4 * r + c] = cell.of[8 * r + 4 * second + c];
                 }
             }
             const HalfBytes made = aligned(four, cell.exponent, tops, shows, 0, false);
-            const bool there = i != end && taken.walk.behind[taken.half()] < op.lanes && head < op.heads;
+            const bool there = i != end && taken.there;
             const bool values = !of_keys && whole, turned = second ? of_keys : of_keys_before;
             HalfBytes out;  // 8 columns by 4 keys; 8 values by 4 columns
             for (unsigned e = 0; e < 16; ++e) {
@@ -578,7 +595,6 @@ heads_uops:
             of_keys_before = of_keys;
             late[1] = late[0];
             late[0] = made;
-            if (second) taken.next();
         }
     heads_of_values:
         for (uint8_t head = 0; results && head < op.heads; ++head) of_values << top[1][head];
