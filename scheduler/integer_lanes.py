@@ -165,6 +165,10 @@ class LaneSeconds:
         a block to DDR that is normalised on its way: twice those of `block`."""
         return 2 * self.block
 
+    def behind(self, *, slow: bool, norm: bool) -> float:
+        """Of results of a product. slow: as those of `normalised`. norm: a norm of heads follows."""
+        return 2 * self.normalised if norm else self.normalised if slow else self.block
+
     def chunk(self, columns: int, *, short: bool, of_ddr: int) -> float:
         """Return the seconds of the products of 64 of K for all rows of a panel. columns: of pairs, that is, blocks of
         64 columns of the result. short: weights have 4 bits. of_ddr: of how many of these columns the weights come from
@@ -226,7 +230,7 @@ def estimated_seconds(numbers_of: IntegerNetwork, seconds: Mapping[str, float], 
         if isinstance(layer, Gemm):
             k, n = (-(-size // BLOCK) for size in layer.weight.shape)
             is_slow = layer.rotary is not None or numbers_of.adds_normalised(layer)
-            behind = takes.normalised if is_slow else takes.block
+            behind = takes.behind(slow=is_slow, norm=layer.multiplies and layer.norm is not None)
             if layer.multiplies and layer.x not in walked:  # factors of its rows, of which no norm is left out
                 walked.add(layer.x)
                 total += takes.factors(k)

@@ -411,7 +411,7 @@ class IntegerPanels:
             chunk = self._takes.chunk(columns, short=weights.short, of_ddr=weights.of_ddr)
             tiles = (1 + (weights.low_bits > 0)) * chunks * chunk
             is_slow = to.rotated or to.residual is AddedResidual.NORMALISED
-            lanes = columns * (self._takes.normalised if is_slow else self._takes.block)
+            lanes = columns * self._takes.behind(slow=is_slow, norm=to.norm is not None)
             waits = (not number and source is ChunkSource.T) or each
             yield PanelStep(layer, emit, tiles, lanes, waits, walk, bound=each)
 

@@ -49,8 +49,8 @@ class _Limits:
             yield "a gate with a rotation"
         yield from self._lanes(mop)
         if mop.op == RowOp.TAKE:
-            if mop.norm:
-                yield "norms of heads"
+            if mop.norm and (mop.gated or mop.residual):
+                yield "norms of heads behind a gate or a residual"
             if mop.attention:
                 yield from self._heads(mop)
         elif mop.memory == LaneMemory.T and not mop.by_row:

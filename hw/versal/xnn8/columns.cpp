@@ -196,15 +196,18 @@ constants_uops:
         const Uop<Rows::words> uop = uops.read();
         if (uop.last) break;
         const Rows op = Rows::decode(uop.words);
-        const bool takes = op.op == take, normalises = op.op == store ? op.norm : takes && op.residual == as_normalised;
+        const bool takes = op.op == take;
+        const bool normalises = takes ? op.norm || op.residual == as_normalised : op.op == store && op.norm;
+        // Those of two columns that a gate makes one, or of the two blocks of a wide head, come together.
+        const unsigned together = takes && (op.gated || (op.norm && op.wide)) ? 2 : 1;
+        const bool kinds[] = {takes && !op.attention, normalises, bool(op.gains)};
     constants_blocks:
-        for (unsigned block = 0; block < op.blocks; ++block) {
-            // of two columns that a gate makes one, gains come behind the second
-            const bool kinds[] = {takes && !op.attention, normalises, op.gains && (!op.gated || block % 2)};
+        for (unsigned block = 0; block < op.blocks; block += together) {
         constants_kinds:
             for (unsigned kind = 0; kind < 3; ++kind) {
+                const unsigned words = kinds[kind] ? piece_words * (kind ? together >> op.gated : together) : 0;
             constants_words:
-                for (unsigned i = 0; kinds[kind] && i < piece_words; ++i) {
+                for (unsigned i = 0; i < words; ++i) {
 #pragma HLS PIPELINE II=ii::constants style=flp
                     const Shorts word = from.read();
                     for (unsigned l = 0; l < lanes; ++l) {

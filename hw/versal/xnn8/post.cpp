@@ -80,9 +80,9 @@ void multiply(bool rotates, const FourAngles &by, unsigned row, const Values &ga
 void post(hls::stream<PostWork> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
           hls::stream<CellExponent> &of_values, hls::stream<PacketsDue> due[3], hls::stream<PacketNumber> packets[2],
           hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<HeldPacket> &wanted,
-          hls::stream<Place> &asks, hls::stream<Packed> &residuals, hls::stream<Packed> &angles,
-          hls::stream<Place> &places, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
-          hls::stream<Token> &taken) {
+          hls::stream<Place> &asks, hls::stream<Packed> &residuals, hls::stream<HeadRow> &normalised,
+          hls::stream<Packed> &angles, hls::stream<Place> &places, hls::stream<RowExponents> &exponents,
+          hls::stream<Values> &values, hls::stream<Token> &taken) {
     BlockConstants columns;
     RowFactor of_rows[2][block_columns / 2];
 #pragma HLS AGGREGATE variable=of_rows compact=bit
@@ -126,13 +126,16 @@ post_uops:
         const bool narrow = op.attention && op.narrow;
         // Of a wide head each tile has half of the columns, and all rows.
         const bool wide = op.attention && op.wide;
+        // The two blocks of a wide head that a norm follows are taken together, eight rows at a time: the second one waits
+        // as that of a gate.
+        const bool joins = op.norm && op.wide, halves = op.norm && op.narrow, pairs_up = op.gated || joins;
         const unsigned in_packet = op.attention ? window_rows / 2 : window_rows;
         const unsigned of_column = (unsigned{op.rows} << wide) / in_packet;
         for (unsigned i = 0; !sums && i < 3; ++i) {
 #pragma HLS UNROLL
             const auto count = static_cast<uint8_t>((op.blocks + (i == 0)) / 2 * of_column);
             // hls-allow state-order: both streams are gathered by themselves
-            due[i] << PacketsDue{false, op.attention, narrow, op.gated, count};
+            due[i] << PacketsDue{false, op.attention, narrow, pairs_up, count};
         }
     post_constants:
         for (unsigned c = 0; !op.attention && !sums && c < op.blocks; ++c) columns.take(c, constants);
@@ -149,9 +152,16 @@ post_uops:
         const unsigned function = op.function ? op.function - 1u : zeros;
         const FunctionTable table = tables[function];
         const unsigned packet_beats = narrow ? half_beats : in_packet / 8 * group_beats;
-        const unsigned of_blocks = narrow ? op.blocks + op.blocks % 2 : op.blocks >> op.gated;
-        uint8_t packets_of[2 * pairs] = {}, left = static_cast<uint8_t>(of_blocks * of_column);
-        uint8_t unknown = left;
+        const unsigned of_blocks = narrow ? op.blocks + op.blocks % 2 : op.blocks >> pairs_up;
+        uint8_t packets_of[2 * pairs] = {};
+        auto unknown = static_cast<uint8_t>(within<4>(of_blocks) * within<4>(of_column) << joins);
+        bool halfway = false;  // the next eight rows are of the same packets
+        auto left = static_cast<uint8_t>(unknown << op.norm);
+        // Heads that a norm follows come back from it. Meanwhile Post makes the next ones.
+        bool returns = false;  // this packet does
+        uint8_t waiting = 0;   // packets that will
+        Place waits[2] = {};
+#pragma HLS ARRAY_PARTITION variable=waits complete
 #pragma HLS ARRAY_PARTITION variable=packets_of complete
         RowFactor reciprocals[2][2 * 4];  // of this packet and the next one
 #pragma HLS AGGREGATE variable=reciprocals compact=bit
@@ -186,9 +196,19 @@ post_uops:
         Exponent exponent_of[2] = {};
 #pragma HLS ARRAY_PARTITION variable=exponent_of complete
         const auto step = [&] {
-            const bool begins = beat == 0 && !second && known && !dividing;
-            const bool idle = beat == 0 && !second && !begins;
+            const bool starts = beat == 0 && !second;
+            const bool turns_back = starts && (waiting == 2 || (waiting && !known && !unknown));
+            const bool begins = starts && !turns_back && known && !dividing;
+            const bool idle = starts && !turns_back && !begins;
+            if (turns_back) {
+                returns = true;
+                column = waits[0].column;
+                group = waits[0].group;
+                waits[0] = waits[1];
+                --waiting;
+            }
             if (begins) {
+                returns = false;
                 from = next_from;
                 column = next_column;
                 group = next_group;
@@ -196,6 +216,7 @@ post_uops:
                 part = next_part;
                 known = false;
                 odd = !odd;
+                if (op.norm) waits[waiting++] = {column, group};
             }
             if (dividing) {
                 --dividing;
@@ -231,6 +252,12 @@ post_uops:
                 next_group = whole ? 0 : static_cast<uint8_t>(next_group + 2);
                 known = true;
                 --unknown;
+            } else if (!known && unknown && halfway) {
+                ++next_group;
+                halfway = false;
+                known = true;
+                --unknown;
+                asks << Place{next_column, next_group};
             } else if (!known && unknown) {
                 const bool lacks = follows && latest / 2 * 2 + 1u == op.blocks;  // the number of heads is odd
                 if (idle && follows && !lacks) RSN_WAIT_FOR_ANY(weights_of[1]);
@@ -247,29 +274,41 @@ post_uops:
                     uint8_t &before = packets_of[2 * number + next_from];
                     next_column = static_cast<uint8_t>(number / 2 * 2 + next_from);
                     const bool shares = narrow && !follows && next_column + 1u < op.blocks;
-                    const unsigned each = op.gated ? 2 : narrow_packets;
-                    if (op.gated || shares) wanted << static_cast<HeldPacket>(each * number + before);
+                    const unsigned each = pairs_up ? 2 : narrow_packets;
+                    if (pairs_up || shares) wanted << static_cast<HeldPacket>(each * number + before);
                     const auto eights = static_cast<uint8_t>((2 * before++ + number % 2) * in_packet / 8);
                     next_part = wide && eights >= op.rows / 8;
                     next_group = static_cast<uint8_t>(eights - (next_part ? op.rows / 8 : 0));
                     follows = narrow && !follows;
                     next_none = lacks;
+                    halfway = joins;
                     known = true;
                     --unknown;
-                    if (op.residual) asks << Place{next_column, next_group};  // hls-allow state-order: no gate has one
+                    // hls-allow state-order: what is wanted does not wait for it
+                    if (op.residual || op.norm) asks << Place{next_column, next_group};
                 }
             }
             if (idle) return;
             const unsigned half = narrow && column % 2 ? half_beats : 0, n = half + beat % group_beats;
-            const unsigned two = two_rows(n), eight_rows = group + beat / group_beats;
-            const bool multiplied = op.gated && second;
-            if (!second || multiplied || sums_two) {
+            const bool other = joins && beat / group_beats % 2;  // the second block of a wide head
+            const unsigned two = two_rows(n), eight_rows = group + (joins ? 0 : beat / group_beats);
+            const unsigned block = column + other;
+            const bool multiplied = op.gated && second, leaves = op.norm && !returns;
+            const unsigned to_block = wide ? 2 * column + part : block >> (op.gated || narrow);
+            if (n == 0 && !second && !leaves)
+                places << Place{static_cast<uint8_t>(to_block), static_cast<uint8_t>(eight_rows)};
+            if (returns) {
+                const HeadRow row = normalised.read();  // hls-allow state-order: places do not wait for them
+                for (unsigned c = 0; c < 4; ++c) {
+#pragma HLS UNROLL
+                    out[4 * second + c] = row.of[c];
+                }
+                exponent_of[second] = static_cast<Exponent>(row.exponent + (rotates ? turn_bits : 0));
+            } else if (!second || multiplied || sums_two) {
                 Results in = {};
-                if (!sums && !none) in = from || multiplied ? results[1].read() : results[0].read();
-                const unsigned to_block = wide ? 2 * column + part : column >> (op.gated || narrow);
-                if (n == 0 && !second)
-                    places << Place{static_cast<uint8_t>(to_block), static_cast<uint8_t>(eight_rows)};
-                const unsigned from_column = (column + multiplied) % pairs;
+                // hls-allow state-order: places do not wait for results
+                if (!sums && !none) in = from || multiplied || other ? results[1].read() : results[0].read();
+                const unsigned from_column = (block + multiplied) % pairs;
                 const unsigned by_table = multiplied ? zeros : function;
                 Packed residue = {};
                 if (op.residual || sums) residue = residuals.read();  // hls-allow state-order: they wait for no place
@@ -296,7 +335,7 @@ post_uops:
                     if (by_columns) top[i] = larger(top[i], of_bias + kept_bits);
                     if (op.residual) top[i] = larger(top[i], residue.exponent[i] + kept_bits);
                     top[i] -= sum_bits;
-                    const int moved = multiplied ? exponent_of[i] + gate_bits : rotates ? turn_bits : 0;
+                    const int moved = multiplied ? exponent_of[i] + gate_bits : rotates && !op.norm ? turn_bits : 0;
                     exponent_of[i] = static_cast<Exponent>(top[i] + moved);
                     factor_of[i] = scaled_by<least>(by.mantissa, top[i] - exponent);
                     bias_by[i] = by_columns ? both_ways<15, 14>(top[i] - of_bias) : 0;
@@ -322,8 +361,9 @@ post_uops:
                 second = !second;
                 if (second) return;
             }
-            if (multiplies) {
-                const unsigned of_angles = eight_rows + (op.wide && column % 2 ? op.rows / 8 : 0);
+            const bool slow = returns || (multiplies && !op.norm);
+            if (slow) {
+                const unsigned of_angles = eight_rows + (op.wide && block % 2 ? op.rows / 8 : 0);
                 const FourAngles &by = turns[second][(4 * of_angles + two) % (2 * groups) * x_words + four_columns(n)];
                 multiply(rotates, by, second, gates, out, made_of_two);
                 second = !second;
@@ -332,9 +372,10 @@ post_uops:
                     return;
                 }
             }
-            const Values all = multiplies ? made_of_two : out;
+            const Values all = slow && multiplies ? made_of_two : out;
             values << all;  // hls-allow state-order: residuals do not wait for values
-            RowExponents made = {false, op.eight, false, false, false, {}, {}, {}};
+            const bool eight = op.eight && !leaves, by_half = halves && leaves;
+            RowExponents made = {false, eight, !leaves, false, false, by_half, {}, {}, {}};
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                 uint32_t bits = 0;
@@ -343,15 +384,16 @@ post_uops:
                     bits |= static_cast<uint32_t>(magnitude(all[e]));
                 }
                 uint32_t &of_row = most[2 * two + i];
-                of_row = (beat % group_beats < 8 && n % 4 < 2 ? 0 : of_row) | bits;
-                const auto of_part = static_cast<Exponent>(stored_exponent(of_row, exponent_of[i], op.eight ? 8 : 16));
+                of_row = ((narrow || halves ? n % half_beats : n) < 8 && n % 4 < 2 ? 0 : of_row) | bits;
+                const auto of_part = static_cast<Exponent>(stored_exponent(of_row, exponent_of[i], eight ? 8 : 16));
                 FirstHalf &first = first_half[2 * two + i];
                 if (n < half_beats) first = {exponent_of[i], of_part};
                 made.from[i] = first.from;
                 made.second_from[i] = exponent_of[i];
-                made.made[i] = narrow ? static_cast<Exponent>(larger(of_part, first.made)) : of_part;
+                const bool of_both = narrow || (halves && returns);
+                made.made[i] = of_both ? static_cast<Exponent>(larger(of_part, first.made)) : of_part;
             }
-            if (n >= group_beats - 8 && n % 4 > 1) exponents << made;
+            if ((by_half ? n % half_beats >= half_beats - 8 : n >= group_beats - 8) && n % 4 > 1) exponents << made;
             const bool ends = beat + 1u == packet_beats;
             beat = ends ? 0 : static_cast<uint8_t>(beat + 1);
             left -= ends;

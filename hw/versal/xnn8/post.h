@@ -11,7 +11,7 @@ constexpr unsigned half_beats = group_beats / 2;  // of half a block, all that a
 constexpr unsigned narrow_packets = 4;            // of a narrow head by one channel, at most
 constexpr int product_bits = 41, kept_bits = 15;
 constexpr int least = product_bits - sum_bits;  // shift of a product
-constexpr RowExponents no_more_rows = {true, false, false, false, false, {}, {}, {}};
+constexpr RowExponents no_more_rows = {true, false, false, false, false, false, {}, {}, {}};
 
 // Two vectors of a block, four columns a word, with their exponents, and the shift of a product.
 struct BlockConstants {

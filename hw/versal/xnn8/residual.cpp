@@ -1,4 +1,4 @@
-// Residuals that Post adds, and what rounds values to what is stored.
+// Residuals that Post adds, norms of these and of heads, and what rounds values to what is stored.
 // SPDX-License-Identifier: Apache-2.0
 #include "post.h"
 
@@ -12,12 +12,14 @@ constexpr unsigned cells_ahead = 7;             // of residuals, asked for befor
 }  // namespace
 
 // Blocks of X for Post, and to be stored: as they are, two rows of a cell in a cycle; or behind a norm, one row. In the
-// latter case the exponents of four rows are known when all their values are made.
+// latter case the exponents of four rows are known when all their values are made. Heads go back to Post behind their
+// norms: 16 rows of a block, or eight rows of both blocks of a wide head, one after the other.
 void residual(hls::stream<ResidualWork> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
-              hls::stream<RowExponents> &exponents, hls::stream<Values> &values) {
+              hls::stream<HeadWord> &kept, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
+              hls::stream<HeadRow> &normalised) {
     BlockConstants affine;
-    Statistics norms[2 * lane_rows] = {};  // of the latest walk, then of what is being stored
+    Statistics norms[2 * lane_rows] = {};  // of the latest walk, then of what is being stored, or of heads
 #pragma HLS AGGREGATE variable=norms compact=bit
 #pragma HLS BIND_STORAGE variable=norms type=ram_s2p impl=bram
 residual_uops:
@@ -29,115 +31,147 @@ residual_uops:
             break;
         }
         const bool sums = op.sums, stores = op.stores, walks_all = stores || sums, normalises = op.normalises;
+        const bool heads = op.heads;
         // Two addends take turns: two rows of a cell of one, the same of the other. So each cell is read twice.
         const bool in_turn = op.in_turn;
         const unsigned turns = in_turn ? 2 : 0, last_row = in_turn ? 0 : normalises ? 3 : 2;
-    residual_statistics:
-        for (unsigned r = 0; op.norms && r < op.rows; ++r) {
-#pragma HLS PIPELINE II=ii::factors style=flp
-            norms[lane_rows * stores + r] = statistics.read();
-        }
-        if (!op.moves) continue;
         // A packet of Post has 16 rows; what is stored, all rows of a block.
         const auto packets = static_cast<unsigned>(within<7>(op.blocks) * within<3>(op.rows / window_rows));
-        const uint8_t items = static_cast<uint8_t>(walks_all ? unsigned{op.blocks} : packets);
-        const auto cells_of = static_cast<uint16_t>((walks_all ? op.rows * block_columns / 16 : 2 * in_eight) << turns);
+        const unsigned all_items = walks_all ? unsigned{op.blocks} : packets;
+        const auto items = static_cast<uint8_t>(!op.moves ? 0 : heads ? 2 : all_items);
+        const unsigned of_item = heads ? in_eight : walks_all ? op.rows * block_columns / 16 : 2 * in_eight;
+        const auto cells_of = static_cast<uint16_t>(of_item << turns);
         const uint8_t vectors = static_cast<uint8_t>(!normalises ? 0 : stores ? 1 : unsigned{op.blocks});
     residual_constants:
         for (unsigned c = 0; c < vectors; ++c) affine.take(c, constants);
-        uint8_t left = items, unasked = items, ahead = 0, four = 0;  // four: the row of what is taken of a cell
-        uint16_t asked = 0, taken = 0;  // cells of an item
-        bool known = false;  // the item that is asked for
-        Place next = {}, at = {};
-        XCell cell = {};
+        // All that is moved at once; or of heads what Post makes at a time, and first the norms of all its rows.
+        const unsigned parts = heads ? packets : 1;
+        const unsigned count = heads ? window_rows << op.narrow >> op.wide : op.norms ? unsigned{op.rows} : 0;
+    residual_parts:
+        for (unsigned part = 0; part < parts; ++part) {
+            const Place made_rows = heads ? asks.read() : Place{};
+        residual_statistics:
+            for (unsigned r = 0; r < count; ++r) {
+#pragma HLS PIPELINE II=ii::factors style=flp
+                norms[lane_rows * (stores || heads) + r] = statistics.read();
+            }
+            uint8_t left = items, unasked = items, ahead = 0, four = 0;  // four: the row of what is taken of a cell
+            uint16_t asked = 0, taken = 0;  // cells of an item
+            bool known = false;  // the item that is asked for
+            Place next = {}, at = {};
+            XCell cell = {};
 #pragma HLS ARRAY_PARTITION variable=cell.exponent complete
-        Values out = {};
-        RowExponents made = {};
-        uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
+            Values out = {};
+            RowExponents made = {};
+            uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
 #pragma HLS ARRAY_PARTITION variable=most complete
-        const auto step = [&] {
-            if (four == 0) {
-                if (!known && unasked) {
-                    if (!walks_all && !ahead) RSN_WAIT_FOR_ANY(asks);
-                    known = walks_all || !asks.empty();
-                    if (walks_all) next = {static_cast<uint8_t>(items - unasked), 0};
-                    else if (known) next = asks.read();
+            const auto step = [&] {
+                HeadWord of_head = {};
+                if (heads) {
+                    of_head = kept.read();
+                    // Norms came by eight rows: of each of two narrow heads, of wide ones once for both blocks.
+                    const bool second = left == 1;
+                    at.column = static_cast<uint8_t>(made_rows.column + (second && op.wide));
+                    at.group = static_cast<uint8_t>(op.wide || !second ? 0 : 1 << op.narrow);
                 }
-                const bool asking = known, taking = asking ? ahead == cells_ahead << in_turn : ahead != 0;
-                if (asking) {
-                    const unsigned of_turn = in_turn && asked % 2 ? op.second_slot : op.slot, cell_of = asked >> turns;
-                    const unsigned first = group_of(of_turn, next.column, op.rows) + 2 * next.group;
-                    const unsigned address = x_word(first + cell_of / in_eight * 2, cell_of % in_eight);
-                    reads << CellRead{false, static_cast<uint16_t>(address)};
-                    const bool whole = asked + 1u == cells_of;
-                    asked = whole ? 0 : static_cast<uint16_t>(asked + 1);
-                    known = !whole;
-                    unasked -= whole;
+                if (four == 0 && !heads) {
+                    if (!known && unasked) {
+                        if (!walks_all && !ahead) RSN_WAIT_FOR_ANY(asks);
+                        known = walks_all || !asks.empty();
+                        if (walks_all) next = {static_cast<uint8_t>(items - unasked), 0};
+                        else if (known) next = asks.read();
+                    }
+                    const bool asking = known, taking = asking ? ahead == cells_ahead << in_turn : ahead != 0;
+                    if (asking) {
+                        const unsigned of_turn = in_turn && asked % 2 ? op.second_slot : op.slot;
+                        const unsigned cell_of = asked >> turns;
+                        const unsigned first = group_of(of_turn, next.column, op.rows) + 2 * next.group;
+                        const unsigned address = x_word(first + cell_of / in_eight * 2, cell_of % in_eight);
+                        reads << CellRead{false, static_cast<uint16_t>(address)};
+                        const bool whole = asked + 1u == cells_of;
+                        asked = whole ? 0 : static_cast<uint16_t>(asked + 1);
+                        known = !whole;
+                        unasked -= whole;
+                    }
+                    ahead = static_cast<uint8_t>(ahead + asking - taking);
+                    if (!taking) return;
+                    cell = cells.read();
+                    if (taken == 0) at = next;  // it is still asked for
                 }
-                ahead = static_cast<uint8_t>(ahead + asking - taking);
-                if (!taking) return;
-                cell = cells.read();
-                if (taken == 0) at = next;  // it is still asked for
-            }
-            // A norm of what is stored has the vectors of one block in use, and gets those of the next one.
-            const unsigned c = stores ? at.column % 2 : at.column;
-            if (stores && normalises && four == 0 && taken < piece_words && at.column + 1u < items)
-                affine.put((at.column + 1) % 2, taken, constants);  // hls-allow state-order: they come by themselves
-            const unsigned cell_of = taken >> turns, row = (in_turn ? taken & 2u : 0) + four;
-            const unsigned i = cell_of % in_eight, half = i / 2 % 2, of_four = four_columns(2 * i), r = four % 2;
-            const unsigned group = 2 * (at.group + cell_of / in_eight) + half;
-            if (normalises) {
-                const Statistics norm = norms[lane_rows * stores + 4 * group + four];
-                const int64_t of_norm = within<exponent_bits>(norm.top) + within<exponent_bits>(norm.inverse.exponent);
-                const int64_t of_gain = within<exponent_bits>(affine.first_exponent[c]) + 13 - guard;
-                const auto exponent = static_cast<int>(within<exponent_bits>(of_norm + of_gain));
-                const auto of_shift = static_cast<int>(within<exponent_bits>(affine.second_exponent[c]));
-                const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
-                const ScaledBy by = scaled_by<least>(norm.inverse.mantissa, top - exponent);
-                const unsigned lower = to_right<15 + guard>(norm.top - cell.exponent[four]);
-                const unsigned shift_by = both_ways<15, 14>(top - of_shift);
-                const unsigned word = 4 * c + of_four / 4;
-                const Shorts gains = affine.first[word], shifts = affine.second[word];
-                uint32_t bits = 0;
-                for (unsigned e = 0; e < 4; ++e) {
+                // A norm of what is stored has the vectors of one block in use, and gets those of the next one.
+                const unsigned c = stores ? at.column % 2 : at.column;
+                if (stores && normalises && four == 0 && taken < piece_words && at.column + 1u < items) {
+                    // hls-allow state-order: they come by themselves
+                    affine.put((at.column + 1) % 2, taken, constants);
+                }
+                const unsigned cell_of = taken >> turns, row = (in_turn ? taken & 2u : 0) + four;
+                const unsigned i = cell_of % in_eight, half = i / 2 % 2, of_four = four_columns(2 * i), r = four % 2;
+                const unsigned eights = op.narrow ? i / (in_eight / 2) : cell_of / in_eight;
+                const unsigned group = 2 * (at.group + eights) + half;
+                if (normalises) {
+                    const Statistics norm = norms[lane_rows * (stores || heads) + 4 * group + four];
+                    const int64_t of_inverse = within<exponent_bits>(norm.inverse.exponent);
+                    const int64_t of_norm = within<exponent_bits>(norm.top) + of_inverse;
+                    const int64_t of_gain = within<exponent_bits>(affine.first_exponent[c]) + 13 - guard;
+                    const auto exponent = static_cast<int>(within<exponent_bits>(of_norm + of_gain));
+                    const auto of_shift = static_cast<int>(within<exponent_bits>(affine.second_exponent[c]));
+                    const int top = larger(exponent + product_bits, of_shift + kept_bits) - sum_bits;
+                    const ScaledBy by = scaled_by<least>(norm.inverse.mantissa, top - exponent);
+                    const int of_block = heads ? of_head.exponent : cell.exponent[four];
+                    const unsigned lower = to_right<15 + guard>(norm.top - of_block);
+                    const unsigned shift_by = both_ways<15, 14>(top - of_shift);
+                    const unsigned word = 4 * c + of_four / 4;
+                    const Shorts gains = affine.first[word], shifts = affine.second[word];
+                    uint32_t bits = 0;
+                    for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-                    const unsigned in_word = of_four % 4 * 4 + e;
-                    const int64_t u = centred(cell.of[4 * four + e], lower, norm.mean, gains[in_word]);
-                    const int64_t v = scaled<least, sum_bits>(u, by) + aligned<15, 14>(shifts[in_word], shift_by);
-                    out[4 * r + e] = static_cast<int32_t>(within<30>(v));
-                    bits |= static_cast<uint32_t>(magnitude(v));
-                }
-                uint32_t &of_row = most[4 * half + four];
-                of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
-                made.from[r] = static_cast<Exponent>(top);
-                made.made[r] = static_cast<Exponent>(stored_exponent(of_row, top, 16));
-            } else {
-                made.from[0] = cell.exponent[row / 2 * 2];
-                for (unsigned e = 0; e < 4; ++e) {
+                        const unsigned in_word = of_four % 4 * 4 + e;
+                        const int16_t x = heads ? of_head.of[e] : cell.of[4 * four + e];
+                        const int64_t u = centred(x, lower, norm.mean, gains[in_word]);
+                        const int64_t v = scaled<least, sum_bits>(u, by) + aligned<15, 14>(shifts[in_word], shift_by);
+                        out[4 * r + e] = static_cast<int32_t>(within<30>(v));
+                        bits |= static_cast<uint32_t>(magnitude(v));
+                    }
+                    uint32_t &of_row = most[4 * half + four];
+                    of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
+                    if (heads) {
+                        HeadRow row = {{}, static_cast<Exponent>(top)};
+                        for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-                    out[e] = cell.of[8 * (row / 2) + e];
-                    // The bits above these are not read.
-                    out[4 + e] = (out[4 + e] & ~0xffff) | static_cast<uint16_t>(cell.of[8 * (row / 2) + 4 + e]);
-                    made.made[e / 2] = cell.exponent[row / 2 * 2 + e / 2];
+                            row.of[e] = out[4 * r + e];
+                        }
+                        normalised << row;
+                    }
+                    made.from[r] = static_cast<Exponent>(top);
+                    made.made[r] = static_cast<Exponent>(stored_exponent(of_row, top, 16));
+                } else {
+                    made.from[0] = cell.exponent[row / 2 * 2];
+                    for (unsigned e = 0; e < 4; ++e) {
+#pragma HLS UNROLL
+                        out[e] = cell.of[8 * (row / 2) + e];
+                        // The bits above these are not read.
+                        out[4 + e] = (out[4 + e] & ~0xffff) | static_cast<uint16_t>(cell.of[8 * (row / 2) + 4 + e]);
+                        made.made[e / 2] = cell.exponent[row / 2 * 2 + e / 2];
+                    }
                 }
-            }
-            if (r || !normalises) {
-                values << out;
-                made.to_rows = stores;
-                made.each = sums;
-                made.stored = !normalises;
-                // hls-allow state-order: values wait for their exponents, not these for them
-                if (sums || (i >= in_eight - 4 && i % 2)) exponents << made;
-            }
-            const bool ends = four == last_row, whole = ends && taken + 1u == cells_of;
-            taken = whole ? 0 : static_cast<uint16_t>(taken + ends);
-            four = ends ? 0 : static_cast<uint8_t>(four + (normalises ? 1 : 2));
-            left -= whole;
-        };
-    residual_rows:
-        while (left) {
+                if (!heads && (r || !normalises)) {
+                    values << out;
+                    made.to_rows = stores;
+                    made.each = sums;
+                    made.stored = !normalises;
+                    // hls-allow state-order: values wait for their exponents, not these for them
+                    if (sums || (i >= in_eight - 4 && i % 2)) exponents << made;
+                }
+                const bool ends = four == last_row, whole = ends && taken + 1u == cells_of;
+                taken = whole ? 0 : static_cast<uint16_t>(taken + ends);
+                four = ends ? 0 : static_cast<uint8_t>(four + (normalises ? 1 : 2));
+                left -= whole;
+            };
+        residual_rows:
+            while (left) {
 #pragma HLS PIPELINE II=ii::residual style=flp
-            step();
+                step();
+            }
         }
     }
 }
@@ -152,7 +186,7 @@ void pack(RowExponents (&of_rows)[4], bool &each, unsigned &n, bool &second, Val
           hls::stream<RowExponents> &exponents, hls::stream<Values> &values, Put put) {
 #pragma HLS INLINE
     if (!second) {
-        if (each || (n < 8 && n % 4 < 2)) {
+        if (each || ((of_rows[0].halves ? n % half_beats : n) < 8 && n % 4 < 2)) {
             const RowExponents of_two = exponents.read();
             of_rows[two_rows(n)] = of_two;
             each = of_two.each;
@@ -186,7 +220,8 @@ void pack(RowExponents (&of_rows)[4], bool &each, unsigned &n, bool &second, Val
 
 }  // namespace
 
-void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to) {
+void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to,
+                  hls::stream<HeadBeat> &heads) {
     RowExponents of_rows[4] = {};
 #pragma HLS ARRAY_PARTITION variable=of_rows complete
     unsigned n = 0;
@@ -197,9 +232,12 @@ void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &val
 pack_two_rows:
     while (!of_rows[0].last) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-        pack<2>(of_rows, each, n, second, in, out, exponents, values,
-                [&](const RowExponents &, const Packed &made) { to << made; });
+        pack<2>(of_rows, each, n, second, in, out, exponents, values, [&](const RowExponents &by, const Packed &made) {
+            if (by.to_rows) to << made;
+            else heads << HeadBeat{false, by.halves, made};
+        });
     }
+    heads << HeadBeat{true, false, {}};
 }
 
 // Half as fast behind a norm: a cell of X is two beats in four cycles.

@@ -263,9 +263,8 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<CellRead> &t_reads,
           hls::stream<TRow> &t_rows, hls::stream<PostWork> &to_post,
           hls::stream<ResidualWork> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
-          hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
-          hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values,
-          hls::stream<Packed> &angles) {
+          hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Place> &places,
+          hls::stream<Packed> &results, hls::stream<Packed> &stored_values, hls::stream<Packed> &angles) {
     Gains gains;
 no_gains:
     for (uint16_t i = 0; i < x_words * x_cells_of_lane; ++i) {
@@ -298,8 +297,9 @@ rows_uops:
         const Uop<Rows::words> uop = uops.read();
         RSN_UOP(number++);
         if (uop.last) {
-            to_post << PostWork{true, false, false, false, false, false, false, false, false, false, 0, 0, 0, 0};
-            put_behind(to_residual, ResidualWork{true, false, false, false, false, false, false, 0, 0, 0, 0});
+            to_post << PostWork{true, false, false, false, false, false, false, false, false, false, false, 0, 0, 0, 0};
+            put_behind(to_residual, ResidualWork{true, false, false, false, false, false, false, false, false, false, 0,
+                                                 0, 0, 0});
             x << CellWrite<XCell>{true, false, 0, {}};
             x8 << CellWrite<X8Cell>{true, false, 0, {}};  // hls-allow state-order: memories end by themselves
             t << CellWrite<TCell>{true, false, 0, {}};
@@ -331,14 +331,17 @@ rows_uops:
         const bool to_angles = op.op == load && op.memory == in_angles;
         const bool stored = op.op == store && !op.by_row, norms = op.norm && (stored || op.op == walk);
         const bool summed = op.op == sum, added = summed || (op.op == take && op.residual != nothing);
+        const bool of_heads = op.op == take && op.norm;
         if (has_rows && (computed || to_angles)) {
-            to_post << PostWork{false, to_angles, summed, op.attention, op.narrow, op.wide, op.gated, op.rotated,
-                                op.residual != nothing, op.memory == in_t, op.rows, op.blocks,
+            to_post << PostWork{false, to_angles, summed, op.attention, op.narrow, op.wide, op.gated, of_heads,
+                                op.rotated, op.residual != nothing, op.memory == in_t, op.rows, op.blocks,
                                 static_cast<uint8_t>(to_angles ? op.slot : 0), op.function};
         }
-        if (has_rows && (stored || norms || added)) {
-            to_residual << ResidualWork{false, norms, stored || added, stored, summed, summed && op.residual != nothing,
-                                        stored ? op.norm : op.residual == as_normalised, op.rows, op.blocks,
+        if (has_rows && (stored || norms || added || of_heads)) {
+            to_residual << ResidualWork{false, norms, stored || added || of_heads, stored, summed,
+                                        summed && op.residual != nothing,
+                                        stored || of_heads ? op.norm : op.residual == as_normalised, of_heads,
+                                        of_heads && op.narrow, of_heads && op.wide, op.rows, op.blocks,
                                         stored ? op.slot : summed ? op.source : op.residual_slot, op.residual_slot};
         }
     rows_gains:
@@ -407,11 +410,6 @@ rows_uops:
             if (at_sums.block + 1 == op.blocks) sums_of << RowSums{sum, squares, top};
             at_sums.next(op.blocks);
         }
-    store_statistics:
-        for (uint8_t row = 0; normalises && !walks && row < op.rows; ++row) {
-#pragma HLS PIPELINE II=ii::factors style=flp
-            statistics << norms_of.read();
-        }
         RowOfBlocks at_bounds;
         Statistics norm = {};
         ap_int<32> bound = 0;
@@ -421,10 +419,7 @@ rows_uops:
             const unsigned r = at_bounds.row % 4, group = at_bounds.row / 4, block = cell_of(at_bounds.block);
             if (!at_bounds.block) {
                 norm = {0, tops[r][group], {0, 0}};
-                if (normalises) {
-                    norm = norms_of.read();
-                    statistics << norm;
-                }
+                if (normalises) norm = norms_of.read();
                 sent[at_bounds.row % 2][at_bounds.row / 2] = {norm.mean, norm.top};
             }
             const int64_t offset = magnitude(within<24>(norm.mean)) * within<15>(widest);
@@ -705,33 +700,67 @@ rows_uops:
     }
 }
 
-void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes], hls::stream<Statistics> made[lanes],
+// Of heads, too, whose rows come in the same order from all lanes. A wide one has two blocks: first eight rows of one,
+// then those of the other.
+void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes], hls::stream<HeadSums> of_heads[lanes],
+           hls::stream<Statistics> made[lanes], hls::stream<Statistics> to_residual[lanes],
            hls::stream<RowBound> bounds[lanes], hls::stream<RowScale> scales[lanes]) {
+    HeadSums first_blocks[8 * lanes];  // of eight rows of all lanes
+#pragma HLS AGGREGATE variable=first_blocks compact=bit
+#pragma HLS BIND_STORAGE variable=first_blocks type=ram_s2p impl=lutram
 norms_uops:
     for (;;) {
         const Uop<Rows::words> uop = uops.read();
         if (uop.last) break;
         const Rows op = Rows::decode(uop.words);
-        const bool walks = op.op == walk, normalises = op.norm && (walks || op.op == store);
+        const bool walks = op.op == walk, heads = op.op == take, two = heads && op.wide;
+        const bool normalises = op.norm && (walks || heads || op.op == store);
         const NormConstants constants = {op.columns, static_cast<int32_t>(op.added), static_cast<int32_t>(op.root),
                                          static_cast<int16_t>(-op.added_low), op.root_exponent};
         const unsigned end = op.first + op.lanes;
         const auto count = static_cast<uint16_t>(op.blocks ? op.rows * op.lanes : 0);
+        const auto all = static_cast<uint16_t>(heads ? count * op.blocks << op.narrow : count);
         uint8_t lane = op.first;
+        uint8_t row = 0;  // of a wide head: of eight of one block, then of those of the other
     norms_of_rows:
-        for (uint16_t i = 0; normalises && i < count; ++i) {
+        for (uint16_t i = 0; normalises && i < all; ++i) {
 #pragma HLS PIPELINE II=ii::norms style=flp
+#pragma HLS DEPENDENCE variable=first_blocks type=inter dependent=false
             RowSums of = {};
+            HeadSums near = {};
             for (unsigned l = 0; l < lanes; ++l) {
 #pragma HLS UNROLL
-                if (l == lane) of = sums[l].read();
+                if (l == lane && !heads) of = sums[l].read();
+                if (l == lane && heads) near = of_heads[l].read();
+            }
+            const unsigned place = lanes * (row % 8) + lane;
+            const bool second = row >= 8, waits = two && !second;
+            HeadSums far = {0, 0, lowest};
+            if (two && second) far = first_blocks[place];
+            if (waits) first_blocks[place] = near;
+            if (far.exponent > near.exponent) {
+                const HeadSums other = near;
+                near = far;
+                far = other;
+            }
+            if (heads) {
+                const int lower = near.exponent - far.exponent;
+                const int64_t sum = rounded<30>(int64_t{far.sum} << guard, to_right<30>(lower));
+                const int64_t squares = rounded<52>(int64_t{far.squares} << 2 * guard, 2 * to_right<26>(lower));
+                of.sum = (int64_t{near.sum} << guard) + sum;
+                of.squares = (int64_t{near.squares} << 2 * guard) + squares;
+                of.top = near.exponent;
             }
             const Statistics norm = statistics(of.sum, of.squares, of.top, constants, op.rms);
             for (unsigned l = 0; l < lanes; ++l) {
 #pragma HLS UNROLL
-                if (l == lane) made[l] << norm;  // hls-allow state-order: lanes have room for all their rows
+                if (l != lane || waits) continue;
+                to_residual[l] << norm;  // hls-allow state-order: they wait for nothing but what takes them
+                if (walks) made[l] << norm;  // hls-allow state-order: lanes have room for all their rows
             }
-            lane = lane + 1u == end ? op.first : static_cast<uint8_t>(lane + 1);
+            const bool ends = lane + 1u == end;
+            lane = ends ? op.first : static_cast<uint8_t>(lane + 1);
+            row = static_cast<uint8_t>((row + ends) % 16);
         }
         lane = op.first;
     norms_scales:

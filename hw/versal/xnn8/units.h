@@ -107,15 +107,16 @@ struct Transfer {
 
 // Of a uOP of Rows, what Post needs: angles that it gets, from a cell of theirs on, results that it takes, or sums.
 struct PostWork {
-    bool last, angles, sums, attention, narrow, wide, gated, rotated, residual, eight;
+    bool last, angles, sums, attention, narrow, wide, gated, norm, rotated, residual, eight;
     ap_uint<7> rows, blocks;
     ap_uint<2> slot;
     ap_uint<3> function;
 };
 // And residuals: whether norms of rows come; whether cells move, to be stored or to Post, of sums those of two addends
-// in turn; and as they are normalised.
+// in turn; and as they are normalised. Or heads that Post has made are normalised: heads, and whether these have 32 or
+// 128 columns.
 struct ResidualWork {
-    bool last, norms, moves, stores, sums, in_turn, normalises;
+    bool last, norms, moves, stores, sums, in_turn, normalises, heads, narrow, wide;
     ap_uint<7> rows, blocks;
     ap_uint<6> slot, second_slot;
 };
@@ -144,8 +145,8 @@ struct Place {
 // `highest`, they are beyond it.
 struct RowExponents {
     // Nothing follows; they are stored with 8 bits; which reader gets them; the next two rows have others; they are as
-    // they are stored.
-    bool last, eight, to_rows, each, stored;
+    // they are stored; so does each half of a block, as narrow heads that a norm follows.
+    bool last, eight, to_rows, each, stored, halves;
     Exponent from[2], second_from[2], made[2];
 };
 // Two rows, four columns, as they are stored.
@@ -159,6 +160,26 @@ struct RowSums {
     ap_int<38> sum;
     ap_int<61> squares;
     CellExponent top;
+};
+// The same of a row of a head, or of one block of a wide one, as it is stored.
+struct HeadSums {
+    ap_int<23> sum;
+    ap_int<37> squares;
+    CellExponent exponent;
+};
+// Two rows of heads that a norm follows. halves: of two narrow heads, each has its own exponents and sums.
+struct HeadBeat {
+    bool last, halves;
+    Packed of;
+};
+// Four columns of a row of a head that waits for its norm; and behind it.
+struct HeadWord {
+    int16_t of[4];
+    int8_t exponent;
+};
+struct HeadRow {
+    int32_t of[4];
+    Exponent exponent;
 };
 // Of a row: the largest that can be sent, and what that is multiplied by as rows of a product.
 struct RowBound {
@@ -285,10 +306,10 @@ void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts
           hls::stream<CellWrite<TCell>> &t, hls::stream<Token> &t_done, hls::stream<CellRead> &t_reads,
           hls::stream<TRow> &t_rows, hls::stream<PostWork> &to_post,
           hls::stream<ResidualWork> &to_residual, hls::stream<RowSums> &sums_of, hls::stream<Statistics> &norms_of,
-          hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Statistics> &statistics,
-          hls::stream<Place> &places, hls::stream<Packed> &results, hls::stream<Packed> &stored_values,
-          hls::stream<Packed> &angles);
-void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes], hls::stream<Statistics> made[lanes],
+          hls::stream<RowBound> &bounds_of, hls::stream<RowScale> &scales_of, hls::stream<Place> &places,
+          hls::stream<Packed> &results, hls::stream<Packed> &stored_values, hls::stream<Packed> &angles);
+void norms(hls::stream<Uop<Rows::words>> &uops, hls::stream<RowSums> sums[lanes], hls::stream<HeadSums> of_heads[lanes],
+           hls::stream<Statistics> made[lanes], hls::stream<Statistics> to_residual[lanes],
            hls::stream<RowBound> bounds[lanes], hls::stream<RowScale> scales[lanes]);
 
 // packets.cpp
@@ -301,16 +322,21 @@ void hold(hls::stream<PacketsDue> &due, hls::stream<PacketNumber> &packets, hls:
 void post(hls::stream<PostWork> &uops, hls::stream<Shorts> &constants, hls::stream<RowFactor> &factors,
           hls::stream<CellExponent> &of_values, hls::stream<PacketsDue> due[3], hls::stream<PacketNumber> packets[2],
           hls::stream<WeightSums> weights_of[2], hls::stream<Results> results[2], hls::stream<HeldPacket> &wanted,
-          hls::stream<Place> &asks, hls::stream<Packed> &residuals, hls::stream<Packed> &angles,
-          hls::stream<Place> &places, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
-          hls::stream<Token> &taken);
+          hls::stream<Place> &asks, hls::stream<Packed> &residuals, hls::stream<HeadRow> &normalised,
+          hls::stream<Packed> &angles, hls::stream<Place> &places, hls::stream<RowExponents> &exponents,
+          hls::stream<Values> &values, hls::stream<Token> &taken);
 // residual.cpp
 void residual(hls::stream<ResidualWork> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
-              hls::stream<RowExponents> &exponents, hls::stream<Values> &values);
-void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to);
+              hls::stream<HeadWord> &kept, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
+              hls::stream<HeadRow> &normalised);
+void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to,
+                  hls::stream<HeadBeat> &heads);
 void pack_residuals(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to_post,
                     hls::stream<Packed> &to_rows);
+
+// head_sums.cpp
+void head_sums(hls::stream<HeadBeat> &beats, hls::stream<HeadWord> &kept, hls::stream<HeadSums> &to);
 
 // send.cpp
 void send(hls::stream<Uop<Send::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,

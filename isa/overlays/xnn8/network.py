@@ -22,6 +22,10 @@ GATHERED = 32
 """Half of the beats of a packet of a head: Post takes them twice as fast as they come, from both streams in turn."""
 HELD = 16
 """Results of half a packet of a narrow head, in as many beats: they wait in half of the time in which they come."""
+KEPT = 512
+"""Words of two packets of heads that wait for their norms: Post makes one while the other one comes back."""
+HEAD_NORMS = 32
+"""Norms of a packet of narrow heads: those of the next one wait until the residuals' process takes them."""
 GROUP = 64
 """Beats of eight rows of a block: exponents of the first ones are known when 59 of them are there."""
 SHIFTED = 16
@@ -69,7 +73,7 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("CellRead", "t_reads", f"{_LANES}[3]", 4),
     ("TCell", "t_cells", f"{_LANES}[2]", 16),
     ("TRow", "t_rows", _LANES, 16),
-    ("Statistics", "statistics", _LANES, 16),
+    ("Statistics", "statistics", _LANES, HEAD_NORMS),
     ("RowFactor", "factors", _LANES, LANE_ROWS),
     ("CellExponent", "of_values", _LANES, 32),
     ("PacketsDue", "due", f"{_LANES}[3]", 4),
@@ -86,6 +90,10 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("Packed", "residuals", _LANES, 16),
     ("Packed", "stored_values", _LANES, 16),
     ("Packed", "angles", _LANES, 16),
+    ("HeadBeat", "head_beats", _LANES, 4),
+    ("HeadWord", "kept_heads", _LANES, KEPT),
+    ("HeadSums", "sums_of_heads", _LANES, 4),
+    ("HeadRow", "normalised", _LANES, 4),
     ("Place", "places", _LANES, 4),
     ("RowExponents", "exponents", _LANES, 8),
     ("Values", "values", _LANES, GROUP),
@@ -174,7 +182,7 @@ def processes() -> Iterator[tuple[str, str, list[str]]]:
         yield "W", "weights", [f"w_uops[{2 + c}]", f"{c}u", *(f"{x}[{c}]" for x in _COLUMN)]
     for e in range(ENGINES):
         yield f"Rows{e}", "constants", [f"rows{e}_uops[{LANES}]", *(f"{x}[{e}]" for x in _CONSTANTS)]
-        parts = (f"{x}[{e}]" for x in ("sums", "norms_made", "bounds", "scales"))
+        parts = (f"{x}[{e}]" for x in ("sums", "sums_of_heads", "norms_made", "statistics", "bounds", "scales"))
         yield f"Rows{e}", "norms", [f"rows{e}_uops[{LANES + 1}]", *parts]
         yield f"Send{e}", "largest", [f"send_own[{e}]", f"send_all[{e}]"]
         yield f"Heads{e}", "largest", [f"heads_own[{e}]", f"heads_all[{e}]"]
@@ -213,7 +221,6 @@ def _lane(engine: int, lane: int) -> Iterator[tuple[str, str, list[str]]]:
         "norms_made",
         "bounds",
         "scales",
-        "statistics",
         "places",
         "results",
         "stored_values",
@@ -228,10 +235,12 @@ def _lane(engine: int, lane: int) -> Iterator[tuple[str, str, list[str]]]:
     given = of(
         "post_uops", "post_constants", "factors", "of_values", "due", "packets", "weight_sums", "gathered", "wanted"
     )
-    yield rows, "post", [*given, *of("asks", "residuals", "angles", "places", "exponents", "values", "taken")]
-    given = of("residual_uops", "residual_constants", "statistics", "asks", "x_reads@[1]", "x_cells@[1]")
-    yield rows, "residual", [*given, *of("residual_exponents", "residual_values")]
-    yield rows, "pack_results", of("exponents", "values", "results")
+    given += of("asks", "residuals", "normalised", "angles", "places", "exponents", "values", "taken")
+    yield rows, "post", given
+    given = of("residual_uops", "residual_constants", "statistics", "asks", "x_reads@[1]", "x_cells@[1]", "kept_heads")
+    yield rows, "residual", [*given, *of("residual_exponents", "residual_values", "normalised")]
+    yield rows, "pack_results", of("exponents", "values", "results", "head_beats")
+    yield rows, "head_sums", of("head_beats", "kept_heads", "sums_of_heads")
     yield rows, "pack_residuals", of("residual_exponents", "residual_values", "residuals", "stored_values")
     given = of("filled@[0]", "free@[0]", "x8_reads@[0]", "x8_cells@[0]", "t_reads@[0]", "t_cells@[0]")
     made = of("send_own", "send_all", "factors", "taken", "safe")

@@ -54,8 +54,8 @@ ROW_GROUPS = LANE_ROWS // 4
 DIMENSIONS = {"engines": ENGINES, "lanes": LANES, "pairs": PAIRS, "ports": PORTS}
 ELEMENTS = {
     "Transfer": 2 + 4 * 8 + 16 + 2 * 32,
-    "PostWork": 10 + 2 * 7 + 2 + 3,
-    "ResidualWork": 7 + 2 * 7 + 2 * 6,
+    "PostWork": 11 + 2 * 7 + 2 + 3,
+    "ResidualWork": 10 + 2 * 7 + 2 * 6,
     "Token": 1,
     "Bytes": WORD,
     "HalfBytes": WORD // 2,
@@ -70,8 +70,12 @@ ELEMENTS = {
     "Place": 16,
     "RowFactor": 32,
     "Statistics": 32 + 8 + 32,
-    "RowExponents": 5 + 3 * 2 * 16,
+    "RowExponents": 6 + 3 * 2 * 16,
     "Packed": 8 * 16 + 2 * 8,
+    "HeadBeat": 2 + 8 * 16 + 2 * 8,
+    "HeadSums": 23 + 37 + 8,
+    "HeadWord": 4 * 16 + 8,
+    "HeadRow": 4 * 32 + 16,
     "RowSums": 38 + 61 + 8,
     "RowBound": 33 + 12 + 32,
     "RowScale": 16 + 12 + 32,
@@ -158,6 +162,7 @@ def needs(overlay: Overlay) -> Iterator[Need]:
         yield from cells_of("converters of narrow streams", of.narrow * converter)
     for part, bits, words, copies, where in MEMORIES:
         yield from _memory(part, bits, words, ALL_LANES * copies, where)
+    yield from _memory("sums of first blocks of wide heads", 23 + 37 + 8, 8 * LANES, ENGINES, "")
     for element, name, dimensions, depth in STREAMS:
         count = prod(DIMENSIONS[d] if d in DIMENSIONS else int(d) for d in re.findall(r"\[(\w+)\]", dimensions))
         bits, part = element_bits(overlay, element), f"streams {name}"

@@ -104,12 +104,22 @@ def _bits(uop: PanelRows) -> int:
 
 
 NORM_FILL, SUM_FILL = (LOOPS[name].fill for name in ("norms", "sums"))
+LAST_HEADS = 8 * LANES + sum(LOOPS[name].fill for name in ("post", "cells", "cells", "norms", "factors", "residual"))
+"""Cycles in which Post waits for the last heads of an operation that a norm follows, at most: one process makes norms
+of their last eight rows in all lanes. Before, Post makes the next heads meanwhile. A head passes Post, what rounds it
+and what sums it up, then its norms go to the residuals' process, which normalises it."""
 
 
 def _factors(rows: int, blocks: int) -> int:
     """Cycles until norms and factors of rows are known. A lane looks at four rows of a block a cycle for their largest
     exponents, then at one for its sums, and for its bound; one process makes those of all lanes, a row a cycle."""
     return rows // 4 * blocks + 2 * rows * max(blocks, LANES) + 2 * rows + 2 * NORM_FILL + 3 * SUM_FILL
+
+
+def _normalised_heads(rows: int) -> int:
+    """Cycles for a block of heads that a norm follows. Post makes a packet as fast as its rows are summed up, four
+    elements a cycle, then passes on what has been normalised of the packet before, in the same time."""
+    return 2 * _normalised(rows)
 
 
 def normalised(x: BlockNumbers, affine: PackedConstants, norm: Statistics | None) -> BlockNumbers:
@@ -314,11 +324,11 @@ class PanelRowsUnit(LaneMemories):
                 gets=(self._results,),
                 do=lambda n, x, results=results: results.extend(np.asarray(y).astype(np.int64) for y in x),
             )
-            if uop.gated and not done:  # what the first gates multiply has been kept, four results a cycle
+            if not done and (uop.gated or (uop.norm and uop.wide)):
+                # what the first gates multiply, or the second block of a head, has been kept, four results a cycle
                 yield Step("lane_word", 2 * PACKET)
-            if uop.norm:
-                yield Step("row_factors", _factors(uop.rows, 1) * heads_of_results(uop))
-                yield Step("lane_word", made * _normalised(uop.rows))
+            if uop.norm and done + count == uop.blocks:
+                yield Step("row_factors", LAST_HEADS)
             make = partial(self._of_sums, uop, done) if uop.attention else partial(self._of_products, uop, slot, made)
 
             def keep(slot: int = slot, make: Any = make, results: Any = results, taken: Any = taken) -> None:
@@ -443,17 +453,14 @@ def blocks_of_results(uop: PanelRows, count: int) -> int:
     return count // (1 + uop.gated)
 
 
-def heads_of_results(uop: PanelRows) -> int:
-    """How many heads Post normalises at a time."""
-    return 1 + uop.narrow
-
-
 def _post_cycles(uop: PanelRows) -> float:
     """Cycles in which a lane takes a result."""
     if uop.attention:
         return _heads(uop.rows << uop.wide, uop.blocks)
-    # results of gates and those that they multiply take turns; a norm is counted by itself
-    is_slow = uop.residual == AddedResidual.NORMALISED or (uop.rotated and not uop.norm)
+    if uop.norm:
+        return _normalised_heads(uop.rows)
+    # results of gates and those that they multiply take turns
+    is_slow = uop.residual == AddedResidual.NORMALISED or uop.rotated
     return _normalised(uop.rows) if is_slow else _results(uop.rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,7 +34,7 @@ from rsn.isa.overlays.xnn8.formats import (
     cells,
 )
 from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
-from rsn.isa.overlays.xnn8.numbers import T_BITS, X_BITS, BlockNumbers, NormConstants
+from rsn.isa.overlays.xnn8.numbers import BLOCK, T_BITS, X_BITS, BlockNumbers, NormConstants
 from rsn.isa.overlays.xnn8.stored import columns_of, units_of_row, words_by_row
 from rsn.tests.effort import FULL, examples
 from rsn.tests.isa.xnn8_programs import HandMade
@@ -73,11 +74,12 @@ class Layer(HandMade):
         shifts = np.full((columns, 1), numbers.drain_shift((127 << low_bits) * 127 * 64 * chunks))
         scale, bias = self.vector(columns, 1e-4, 2e-4), self.vector(columns, -0.1, 0.1)
         of_sums = [[*pair, int(shifts[0, 0])] for pair in zip(columns_of(scale), columns_of(bias), strict=True)]
-        each = 1 + to.gated
-        kinds = [of_sums[i::each] for i in range(each)]
-        while len(kinds) * columns < to.constants(columns) * each:
+        each, together = 1 + to.gated, 1 + (to.norm is not None and to.pitch > BLOCK)
+        kinds = [of_sums[i :: each * together] for i in range(each * together)]
+        while len(kinds) * columns < to.constants(columns) * each * together:
             others = (columns_of(self.vector(columns // each, *limits)) for limits in ((0.5, 2), (-0.1, 0.1)))
-            kinds.append([[*pair, 0] for pair in zip(*others, strict=True)])
+            of_blocks = [[*pair, 0] for pair in zip(*others, strict=True)]
+            kinds += [of_blocks[i::together] for i in range(together)]
         (weights,) = self.weights(weight, shifts, of_ddr, multipliers)
         stored = weights._replace(low_bits=low_bits)
         begins = source is ChunkSource.X8 and not self._walked
@@ -111,6 +113,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
     summed=st.sampled_from([0, 0, 1, 2]),
     gated=st.booleans(),
     rotated=st.booleans(),
+    of_heads=st.sampled_from([None, None, False, True]),
     apart=st.booleans(),
     gains=st.booleans(),
     four_bits=st.booleans(),
@@ -135,6 +138,7 @@ def test_an_encoder_layer(
     summed: int,
     gated: bool,
     rotated: bool,
+    of_heads: bool | None,
     apart: bool,
     gains: bool,
     four_bits: bool,
@@ -146,10 +150,10 @@ def test_an_encoder_layer(
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
     is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. summed:
     addends of a sum without a product, through a function; the projection and what was loaded; 0 for no sum. gated:
-    the hidden tensor, and what goes to X if there are columns for it. rotated: queries, keys and the projection. apart:
-    the first sum lies behind its addend in X. gains: of what is loaded. four_bits: of weights behind attention.
-    low_bits: that rows of T have beyond 8; of_x: those of X, too. Many lanes have many rows each in `make test-full`
-    alone: each row takes 10 ms."""
+    the hidden tensor, and what goes to X if there are columns for it. rotated: queries, keys and the projection.
+    of_heads: norms of queries and keys, as of `norm`. apart: the first sum lies behind its addend in X. gains: of what
+    is loaded. four_bits: of weights behind attention. low_bits: that rows of T have beyond 8; of_x: those of X, too.
+    Many lanes have many rows each in `make test-full` alone: each row takes 10 ms."""
     if head_dim > 64:
         rows = min(rows, WIDE_ROWS)
     if not FULL:
@@ -171,16 +175,20 @@ def test_an_encoder_layer(
     keys_slot, values, queries, attended, inner = range(first, first + 5 * most, most)
     per = 64 // min(head_dim, 64)  # heads of a block
     shown, skip = data.draw(st.integers(1, count)), data.draw(st.integers(0, per * groups - 1))
-    of_heads = HeadsRound(
+    attention = HeadsRound(
         queries, keys_slot, values, attended, heads, head_dim, count, shown, groups, skip, causal=causal
     )
-    keys, blocks = (of_heads.blocks(shared=shared) for shared in (True, False))
+    keys, blocks = (attention.blocks(shared=shared) for shared in (True, False))
+    columns_of_heads = data.draw(st.integers(head_dim - 5, head_dim))
+    norm_of_heads = None if of_heads is None else PanelNorm(NormConstants.of(columns_of_heads, 1e-6), of_heads)
     for slot, columns, reader in ((keys_slot, keys, HEADS), (values, keys, HEADS), (queries, blocks, SEND)):
-        turned = {"rotated": rotated and slot != values, "pitch": of_heads.pitch}
+        to = Destination(slot, True, (reader,), pitch=attention.pitch)
+        if slot != values:
+            to = replace(to, norm=norm_of_heads, rotated=rotated)
         for at in range(0, columns, PAIRS):
-            to, some = Destination(slot + at * cells(rows), True, (reader,), **turned), min(PAIRS, columns - at)
+            to, some = replace(to, slot=slot + at * cells(rows)), min(PAIRS, columns - at)
             hand.product(ChunkSource.X8, 0, heads, to, some, min(of_ddr, some), bits_of_x)
-    hand.emit.attention(of_heads, last=True)
+    hand.emit.attention(attention, last=True)
     hand.four_bits = four_bits
     loaded = heads * cells(rows)
     added = data.draw(st.integers(loaded, X_CELLS - loaded)) if apart else 0
@@ -325,8 +333,8 @@ def test_a_step_of_a_decoder(
 
 
 def test_a_compiled_layer_of_a_decoder() -> None:
-    """Causal, with RMS norms, rotations and a gate; of 12 heads each three share keys, and the second round begins with
-    the last of three."""
+    """Causal, with RMS norms, also of heads, rotations and a gate; of 12 heads each three share keys, and the second
+    round begins with the last of three."""
     torch = pytest.importorskip("torch")
     import rsn
 
@@ -335,6 +343,7 @@ def test_a_compiled_layer_of_a_decoder() -> None:
             super().__init__()
             self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(128) for _ in range(2))
             self.q, self.k, self.v = (torch.nn.Linear(128, 64 * heads, bias=False) for heads in (12, 4, 4))
+            self.of_heads = torch.nn.ModuleList(torch.nn.RMSNorm(64) for _ in range(2))
             self.gate, self.up = (torch.nn.Linear(128, 320) for _ in range(2))
             self.o, self.down = torch.nn.Linear(768, 128, bias=False), torch.nn.Linear(320, 128)
             angles = torch.arange(40)[:, None] / 100 ** (torch.arange(64) % 32 / 32)
@@ -347,7 +356,7 @@ def test_a_compiled_layer_of_a_decoder() -> None:
         def forward(self, x: Any) -> Any:
             y = self.norms[0](x)
             q, k, v = (w(y).unflatten(-1, (-1, 64)).transpose(1, 2) for w in (self.q, self.k, self.v))
-            q, k = self.turned(q), self.turned(k)
+            q, k = (self.turned(norm(x)) for norm, x in zip(self.of_heads, (q, k), strict=True))
             heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = x + self.o(heads.transpose(1, 2).flatten(2))
             y = self.norms[1](x)
@@ -381,28 +390,32 @@ def test_decoders(make: str, slots: int) -> None:
     assert {uop.spread for uop in step.uops if isinstance(uop, EngineOp) and uop.attention} == {1}
 
 
-@pytest.mark.parametrize(("heads", "rows16"), [(4, ["qkv.*", "o", "up"]), (1, [])])
-def test_a_compiled_layer_with_other_heads(heads: int, rows16: list[str]) -> None:
-    """Heads of 32 columns with rows of 16 bits, and of 128 columns. A sum is behind no product."""
+@pytest.mark.parametrize(("heads", "columns", "rows16"), [(4, 32, ["qkv.*", "o", "up"]), (2, 128, [])])
+def test_a_compiled_layer_with_other_heads(heads: int, columns: int, rows16: list[str]) -> None:
+    """Heads of 32 columns with rows of 16 bits, and of 128 columns, both with norms. A sum is behind no product."""
     torch = pytest.importorskip("torch")
     import rsn
+
+    width = heads * columns
 
     class Layer(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(128) for _ in range(2))
-            self.qkv = torch.nn.ModuleList(torch.nn.Linear(128, 128) for _ in range(3))
-            self.o, self.up = (torch.nn.Linear(128, 128) for _ in range(2))
+            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(2))
+            self.qkv = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(3))
+            self.of_heads = torch.nn.ModuleList(torch.nn.LayerNorm(columns) for _ in range(2))
+            self.o, self.up = (torch.nn.Linear(width, width) for _ in range(2))
 
         def forward(self, x: Any) -> Any:
             y = self.norms[0](x)
             q, k, v = (w(y).unflatten(-1, (heads, -1)).transpose(1, 2) for w in self.qkv)
+            q, k = (norm(x) for norm, x in zip(self.of_heads, (q, k), strict=True))
             made = torch.nn.functional.scaled_dot_product_attention(q, k, v)
             h = x + self.o(made.transpose(1, 2).flatten(2))
             return torch.relu(h + (x + self.up(self.norms[1](h))))
 
     torch.manual_seed(0)
-    model, x = Layer().eval(), torch.randn(1, 40, 128)
+    model, x = Layer().eval(), torch.randn(1, 40, width)
     with rsn.compile(model, (x,), overlay="xnn8", board="csim", rows16=rows16) as compiled, torch.no_grad():
         ops = {uop.op for uop in ExpandedProgram(compiled.program).uops if isinstance(uop, PanelRows)}
         got, integers, floats = compiled(x), rsn.in_integers(model, (x,), rows16=rows16)(x), model(x)

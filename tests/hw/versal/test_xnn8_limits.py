@@ -47,7 +47,8 @@ def test_heads_of_other_widths_are_not_refused(head_dim: int) -> None:
     [
         ("Rows0", {"op": RowOp.LOAD}, {"memory": LaneMemory.ANGLES, "blocks": 2}, None),
         ("Rows0", {"op": RowOp.TAKE}, {"gated": 1, "rotated": 1}, "a gate with a rotation"),
-        ("Rows0", {"op": RowOp.TAKE}, {"norm": 1}, "norms of heads"),
+        ("Rows0", {"op": RowOp.TAKE}, {"norm": 1}, None),
+        ("Rows0", {"op": RowOp.TAKE}, {"norm": 1, "gated": 1}, "norms of heads behind a gate or a residual"),
         ("Rows0", {"op": RowOp.STORE}, {"memory": LaneMemory.T}, "T in off-chip memory"),
         ("Rows0", {"op": RowOp.LOAD}, {"memory": LaneMemory.T}, "T in off-chip memory"),
         ("Rows0", {"op": RowOp.SEND}, {"op": RowOp.SUM}, None),
