@@ -29,6 +29,7 @@ from ..isa.overlays.xnn8.formats import (
     LANES,
     PAIRS,
     ROW_PAIR,
+    SHORT_ROW_PAIR,
     T_CELLS,
     X_CELLS,
     AddedResidual,
@@ -495,7 +496,7 @@ class IntegerPanels:
         """Let the engines give their keys or values to each other."""
         blocks, slot = len(self.of.columns[layer.y].places) // BLOCK, self._t.first(layer.y)
         self._t.free(layer.y)
-        size = blocks * self.at.pitch * ROW_PAIR // 4
+        size = blocks * self.at.pitch * SHORT_ROW_PAIR // 2
         addr = self._memory.place("ddr", Buffer(f"{layer.y}.all", "ddr", 0, (size,), Layout.LINEAR, Role.SCRATCH))
         self._apart[layer.y] = addr
         return partial(self.emitter.put_apart, addr, slot, blocks)

@@ -29,7 +29,7 @@ from rsn.isa.overlays.xnn8.formats import (
 )
 from rsn.isa.overlays.xnn8.lanes import HEADS, SEND
 from rsn.isa.overlays.xnn8.numbers import T_BITS, X_BITS, BlockNumbers, Integers, NormConstants, RowFactor
-from rsn.isa.overlays.xnn8.stored import columns_of
+from rsn.isa.overlays.xnn8.stored import columns_of, short_row_words, short_rows_of_words
 from rsn.isa.packet import Packet
 from rsn.isa.program import Program
 from rsn.isa.verify import check
@@ -192,6 +192,17 @@ def test_rows_in_x8_have_one_factor() -> None:
     sequences: dict[str, list[Record]] = {"Rows0": [walk, dataclasses.replace(walk, slot=4)], "Send0": [send]}
     assert findings(sequences) == {"Y02"}
     assert not findings({**sequences, "Rows0": [walk, dataclasses.replace(walk, slot=4, wait=1)]})
+
+
+def test_rows_of_t_lie_off_chip_as_t_has_them() -> None:
+    rng = np.random.default_rng(0)
+    x = BlockNumbers(rng.integers(-127, 128, (32, 1, 64)), rng.integers(-128, 113, (32, 1, 1)))
+    made = short_row_words(x)
+    words = made.view(np.int8).reshape(2, 33, 32)
+    np.testing.assert_array_equal(words[1, 2 * 8 + 3], x.integers[24:28, 0, 24:32].reshape(-1))
+    np.testing.assert_array_equal(words[1, 32].view(np.int16), x.exponents[16:, 0, 0])
+    for found, given in zip(short_rows_of_words(made), x, strict=True):
+        np.testing.assert_array_equal(found, given)
 
 
 @pytest.mark.parametrize(

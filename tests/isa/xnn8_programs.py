@@ -29,16 +29,23 @@ from rsn.scheduler.pack import pack
 
 
 class HandMade:
-    """A program and what its memories hold. engines: that compute. sequences: of each. lanes: of a sequence. rows: of
-    a lane."""
+    """A program and what its memories hold. engines: that compute. sequences: of each. lanes: of a sequence, in each
+    engine. rows: of a lane. spread: all engines have rows of one sequence."""
 
-    def __init__(self, engines: int, sequences: int, lanes: int, rows: int = LANE_ROWS) -> None:
+    def __init__(
+        self, engines: int, sequences: int, lanes: int, rows: int = LANE_ROWS, *, spread: bool = False
+    ) -> None:
         self.emit = IntegerEmitter(XNN8)
-        places = enumerate((e, s) for e in range(engines) for s in range(sequences))
-        self.placed = [PlacedSequence(e, s * lanes, lanes, rows, i) for i, (e, s) in places]
+        if spread:
+            self.placed = [PlacedSequence(e, 0, lanes, rows, 0, e, engines) for e in range(engines)]
+        else:
+            places = enumerate((e, s) for e in range(engines) for s in range(sequences))
+            self.placed = [PlacedSequence(e, s * lanes, lanes, rows, i) for i, (e, s) in places]
         self.emit.begin(self.placed)
-        self.pitch = lanes * rows
-        self.rows = len(self.placed) * self.pitch
+        self.sequences = 1 if spread else len(self.placed)
+        self.pitch = lanes * rows * self.placed[0].parts
+        """Rows of a sequence."""
+        self.rows = self.sequences * self.pitch
         self._held: dict[str, list[Any]] = {"ddr": [], "lpddr": []}
         self._output = (0, 0, 0)
 
@@ -84,7 +91,7 @@ class HandMade:
     def store(self, blocks: int, norm: PanelNorm | None = None) -> None:
         """Store blocks of X, which a norm may change."""
         size = blocks * self.pitch * (BLOCK + 1) // 2
-        first = self.put("ddr", np.zeros(size * len(self.placed), np.float32))
+        first = self.put("ddr", np.zeros(size * self.sequences, np.float32))
         affine = None
         if norm is not None:
             rng = np.random.default_rng(blocks)
@@ -93,7 +100,7 @@ class HandMade:
                 for low, high in ((0.5, 2.0), (-1.0, 1.0))
             )
             affine = self.constants([[*pair, 0] for pair in zip(columns_of(gain), columns_of(shift), strict=True)])
-        self.emit.store([first + i * size // UNIT for i in range(len(self.placed))], 0, blocks, norm, affine)
+        self.emit.store([first + i * size // UNIT for i in range(self.sequences)], 0, blocks, norm, affine)
         self._output = (first * UNIT, size, blocks)
 
     @cached_property
@@ -116,6 +123,6 @@ class HandMade:
         run = simulate(self.program, banks)
         at, size, blocks = self._output
         parts = [
-            rows_of_words(banks["ddr"][at + i * size : at + (i + 1) * size], blocks) for i in range(len(self.placed))
+            rows_of_words(banks["ddr"][at + i * size : at + (i + 1) * size], blocks) for i in range(self.sequences)
         ]
         return run, BlockNumbers(*(np.concatenate(x) for x in zip(*parts, strict=True)))

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from ....isa.fields import Record
 from ....isa.overlays.xnn8.formats import (
     ROW_STEP,
-    ChunkEnd,
     ChunkSource,
-    EngineOp,
-    LaneMemory,
-    OffChipChunks,
     PanelHeads,
     PanelRows,
     PanelSend,
@@ -20,9 +16,6 @@ from ....isa.overlays.xnn8.formats import (
     cells,
 )
 from ....isa.overlays.xnn8.rows import blocks_of_results
-
-MOST_CHUNKS = 255
-"""Blocks of rows that Send counts: hw/versal/xnn8/send.cpp."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +26,12 @@ class _Limits:
     def of(self, mop: Record) -> Iterator[str]:
         """Yield what an instruction asks for beyond the C++ sources."""
         match mop:
-            case OffChipChunks(end=ChunkEnd.LOAD_T | ChunkEnd.STORE_T):
-                yield "T in off-chip memory"
             case PanelRows() if mop.blocks:
                 yield from self._rows(mop)
             case PanelSend() if mop.chunks:
                 yield from self._send(mop)
             case PanelHeads() if mop.heads:
                 yield from self._heads(mop)
-            case EngineOp(attention=1):
-                yield from self._keys(mop)
 
     def _rows(self, mop: PanelRows) -> Iterator[str]:
         if mop.gated and mop.rotated:
@@ -53,8 +42,6 @@ class _Limits:
                 yield "norms of heads behind a gate or a residual"
             if mop.attention:
                 yield from self._heads(mop)
-        elif mop.memory == LaneMemory.T and not mop.by_row:
-            yield "T in off-chip memory"
         blocks = blocks_of_results(mop, mop.blocks) if mop.op == RowOp.TAKE else mop.blocks
         added = [mop.residual_slot] * (mop.residual > 0) + [mop.source] * (mop.op == RowOp.SUM)
         if any(0 < abs(mop.slot - slot) < blocks * cells(self.rows) for slot in added):
@@ -64,21 +51,12 @@ class _Limits:
         yield from self._lanes(mop)
         if mop.source == ChunkSource.QUERIES:
             yield from self._heads(mop)
-            if mop.others or mop.first_row:
-                yield "a sequence over several engines"
-        if mop.chunks > MOST_CHUNKS:
-            yield f"rows of more than {MOST_CHUNKS} blocks"
 
     def _heads(self, mop: PanelRows | PanelSend | PanelHeads) -> Iterator[str]:
         if not isinstance(mop, PanelHeads) and mop.grouped and mop.narrow:
             yield "heads of 32 columns that become rows"
         if mop.skip >= 2 * mop.groups:
             yield "keys and values that lie two heads or more before those of the first head"
-        yield from self._keys(mop)
-
-    def _keys(self, mop: PanelRows | PanelSend | PanelHeads | EngineOp) -> Iterator[str]:
-        if not isinstance(mop, PanelHeads) and not mop.spread and mop.key_rows != self.rows:
-            yield "a sequence over several engines"
 
     def _lanes(self, mop: PanelRows | PanelSend) -> Iterator[str]:
         if mop.rows != self.rows:

@@ -64,7 +64,8 @@ TCell at(const TCells &cells, unsigned address) {
 
 // Words behind the last cell have 32 bits and are in LUTs: factors of rows, for which each block RAM of X8 would be one
 // word too short.
-// Of T, a third reader gets one row of a cell.
+// Of T, the third reader gets one row of a cell.
+constexpr unsigned row_reader = 2;
 template <unsigned Readers, unsigned Depth, typename Cells, typename Word>
 void serve(Cells &cells, hls::stream<CellWrite<Word>> &writes, hls::stream<Token> &done,
            hls::stream<CellRead> reads[Readers], hls::stream<Word> words[Readers], hls::stream<TRow> *rows = nullptr) {
@@ -80,7 +81,7 @@ memory_cycles:
 #pragma HLS DEPENDENCE variable=cells type=inter dependent=false
         if constexpr (Readers == 1) RSN_WAIT_FOR_ANY(writes, reads[0]);
         else if constexpr (Readers == 2) RSN_WAIT_FOR_ANY(writes, reads[0], reads[1]);
-        else RSN_WAIT_FOR_ANY(writes, reads[0], reads[1], reads[2]);
+        else RSN_WAIT_FOR_ANY(writes, reads[0], reads[1], reads[2], reads[3]);
         if (!writes.empty()) {
             const CellWrite<Word> write = writes.read();
             if (write.last) {
@@ -98,18 +99,17 @@ memory_cycles:
             if (write.told) done << Token(1);
         }
         CellRead read = {true, 0};
-        unsigned reader = 0;
-        bool any = false;
+        unsigned reader = Readers;  // whose turn it is: of those that ask, the first one
         for (unsigned i = 0; i < Readers; ++i) {
 #pragma HLS UNROLL
-            if (any || reads[i].empty()) continue;
+            if (reader != Readers || reads[i].empty()) continue;
             read = reads[i].read();
             reader = i;
-            any = true;
         }
+        const bool any = reader != Readers;
         if (any && read.last) --readers;
         if (any && !read.last) {
-            Word cell = at(cells, (reader == 2 ? read.at / 4 : read.at) % Depth);
+            Word cell = at(cells, (reader == row_reader ? read.at / 4 : read.at) % Depth);
             if (Readers == 1 && read.at >= Depth) {
                 const hls::vector<int8_t, 4> factor = behind[read.at % lane_rows];
                 for (unsigned i = 0; i < 4; ++i) {
@@ -119,10 +119,10 @@ memory_cycles:
             }
             for (unsigned i = 0; i < Readers; ++i) {
 #pragma HLS UNROLL
-                if (i < 2 && reader == i) words[i] << cell;
+                if (i != row_reader && reader == i) words[i - (i > row_reader)] << cell;
             }
-            if constexpr (Readers == 3) {
-                if (reader == 2) *rows << row_of(cell, read.at % 4);
+            if constexpr (Readers > row_reader) {
+                if (reader == row_reader) *rows << row_of(cell, read.at % 4);
             }
         }
     }
@@ -146,13 +146,13 @@ void x8_memory(hls::stream<CellWrite<X8Cell>> &writes, hls::stream<Token> &done,
     serve<1, x8_depth>(cells, writes, done, reads, words);
 }
 
-void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[3],
-              hls::stream<TCell> words[2], hls::stream<TRow> &rows) {
+void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[4],
+              hls::stream<TCell> words[3], hls::stream<TRow> &rows) {
     RSN_MEMORY(TCells, cells);
 #pragma HLS AGGREGATE variable=cells compact=bit
 #pragma HLS ARRAY_PARTITION variable=cells complete dim=1
 #pragma HLS BIND_STORAGE variable=cells type=ram_s2p impl=uram
-    serve<3, t_depth>(cells, writes, done, reads, words, &rows);
+    serve<4, t_depth>(cells, writes, done, reads, words, &rows);
 }
 
 }  // namespace rsn::xnn8::pl

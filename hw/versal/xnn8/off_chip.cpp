@@ -1,9 +1,9 @@
 // DDR and LPDDR: one uOP after the other, each by four ports of 256 bit.
 //
-// Of weights a port moves a quarter of each column of pairs, of X the lanes whose number is its own, modulo four: of a
-// block the 4x4 blocks of two lanes in turn, 16 words each; those of 16 rows, and then their exponents, lie side by
-// side. So do the integers and the exponents of a row of T or X, where rows lie one by one: those of two lanes pass in
-// turn. Constants take one port.
+// Of weights a port moves a quarter of each column of pairs, of X and T the lanes whose number is its own, modulo four:
+// of a block the 4x4 or 4x8 blocks of two lanes in turn, 16 words each; those of 16 rows, and then their exponents, lie
+// side by side. So do the integers and the exponents of a row of T or X, where rows lie one by one: those of two lanes
+// pass in turn. Constants take one port.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pl/decoder.h"
 #include "units.h"
@@ -19,8 +19,9 @@ constexpr unsigned words_per_unit = 2, floats_per_word = 8, floats_per_unit = wo
 void expand(const OffChip &mop, std::uint16_t iteration, hls::stream<Transfer> &uops) {
     const unsigned row_units = (mop.further + 1u) << mop.of_x;  // and one for exponents
     const auto before = static_cast<unsigned>(mop.keeps ? within<11>(mop.row) * within<5>(row_units + 1) : 0);
+    const auto rows = static_cast<uint16_t>(mop.end == to_t ? mop.rows * (mop.further + 1u) : unsigned{mop.rows});
     const Transfer uop = {false, mop.int4, mop.keeps && before * floats_per_unit >= mop.size, mop.end, mop.engines,
-                          mop.first, mop.lanes, static_cast<uint8_t>(words_per_unit * row_units), mop.rows,
+                          mop.first, mop.lanes, static_cast<uint8_t>(words_per_unit * row_units), rows,
                           mop.addr + before + iteration * mop.reuse_stride, mop.size};
     give_chunks(uop, mop.chunks, mop.chunk_stride, uops);
 }
@@ -28,17 +29,6 @@ void expand(const OffChip &mop, std::uint16_t iteration, hls::stream<Transfer> &
 namespace {
 
 constexpr unsigned burst = 16;  // words of a lane, in turn with those of another
-constexpr unsigned group_parts = 4, group_words = group_parts * burst + 1;  // of 16 rows: bursts, and exponents
-
-Bytes bytes_of(const Shorts &word) {
-#pragma HLS INLINE
-    Bytes out;
-    for (unsigned i = 0; i < 32; ++i) {
-#pragma HLS UNROLL
-        out[i] = static_cast<int8_t>(word[i / 2] >> i % 2 * 8);
-    }
-    return out;
-}
 
 void load_weights(const Transfer &uop, MemoryPort &port, unsigned number, hls::stream<Bytes> &to) {
 #pragma HLS INLINE
@@ -89,13 +79,15 @@ ddr_uops:
         if (uop.last) break;
         if (uop.end == to_w) load_weights(uop, port, number, weights);
         const bool of_rows = uop.end == to_rows || uop.end == from_rows;
-        const bool loads_cells = uop.end == to_x || uop.end == to_rows;
-        const unsigned rows = uop.rows, of_lane = rows / (uop.lanes ? uop.lanes : 1), of_block = rows * 65 / 16;
+        const bool loads_cells = uop.end == to_x || uop.end == to_t || uop.end == to_rows;
+        // 16 rows are a group: some bursts, and a word with exponents
+        const unsigned group_parts = uop.end == to_t || uop.end == out_of_t ? 2 : 4;
+        const auto words_of = [&](unsigned groups) { return groups * group_parts * burst + groups; };
+        const unsigned rows = uop.rows, of_lane = rows / (uop.lanes ? uop.lanes : 1), of_block = words_of(rows / 16);
         const unsigned blocks = uop.end == to_w ? 0 : of_rows ? 1 : uop.size / floats_per_word / of_block;
         // What lies side by side: 16 rows, or one; in bursts, and then exponents.
         const unsigned lane_groups = of_rows ? rows : of_lane / 16, parts = of_rows ? 1 : group_parts;
         const unsigned integers = of_rows ? unsigned{uop.row_words} : burst, behind = of_rows ? words_per_unit : 1;
-        const unsigned of_group = of_rows ? integers + behind : group_words;
     ddr_blocks:
         for (unsigned block = 0; block < blocks; ++block) {
             const unsigned start = uop.addr * words_per_unit + block * of_block;
@@ -108,7 +100,8 @@ ddr_uops:
                     if (lane < uop.first || at >= uop.lanes) continue;
                     const unsigned part = loads_cells ? n / 2 : n / 2 == parts ? 0 : n / 2 + 1;
                     const unsigned count = part ? integers : behind;
-                    const unsigned from = start + (at * lane_groups + group) * of_group
+                    const unsigned before = at * lane_groups + group;
+                    const unsigned from = start + (of_rows ? before * (integers + behind) : words_of(before))
                         + (part ? part - 1 : parts) * integers;
                     if (loads_cells) {
                         RSN_STALLS();

@@ -13,10 +13,12 @@ constexpr unsigned cells_ahead = 7;             // of residuals, asked for befor
 
 // Blocks of X for Post, and to be stored: as they are, two rows of a cell in a cycle; or behind a norm, one row. In the
 // latter case the exponents of four rows are known when all their values are made. Heads go back to Post behind their
-// norms: 16 rows of a block, or eight rows of both blocks of a wide head, one after the other.
+// norms: 16 rows of a block, or eight rows of both blocks of a wide head, one after the other. Cells of T are stored,
+// too, half of one in a cycle: they have as many bits.
 void residual(hls::stream<ResidualWork> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
-              hls::stream<HeadWord> &kept, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
+              hls::stream<CellRead> &t_reads, hls::stream<TCell> &t_cells, hls::stream<HeadWord> &kept,
+              hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
               hls::stream<HeadRow> &normalised) {
     BlockConstants affine;
     Statistics norms[2 * lane_rows] = {};  // of the latest walk, then of what is being stored, or of heads
@@ -27,6 +29,7 @@ residual_uops:
         const ResidualWork op = uops.read();
         if (op.last) {
             reads << CellRead{true, 0};
+            t_reads << CellRead{true, 0};  // hls-allow state-order: memories end by themselves
             put_behind(exponents, no_more_rows);
             break;
         }
@@ -39,7 +42,8 @@ residual_uops:
         const auto packets = static_cast<unsigned>(within<7>(op.blocks) * within<3>(op.rows / window_rows));
         const unsigned all_items = walks_all ? unsigned{op.blocks} : packets;
         const auto items = static_cast<uint8_t>(!op.moves ? 0 : heads ? 2 : all_items);
-        const unsigned of_item = heads ? in_eight : walks_all ? op.rows * block_columns / 16 : 2 * in_eight;
+        const unsigned of_block = op.rows * (block_columns / 16) >> op.of_t;
+        const unsigned of_item = heads ? in_eight : walks_all ? of_block : 2 * in_eight;
         const auto cells_of = static_cast<uint16_t>(of_item << turns);
         const uint8_t vectors = static_cast<uint8_t>(!normalises ? 0 : stores ? 1 : unsigned{op.blocks});
     residual_constants:
@@ -59,8 +63,10 @@ residual_uops:
             uint16_t asked = 0, taken = 0;  // cells of an item
             bool known = false;  // the item that is asked for
             Place next = {}, at = {};
-            XCell cell = {};
+            auto t_cell = static_cast<uint16_t>(op.slot * (cell_groups * t_words));  // the next one of T
+            XCell cell = {}, of_t = {};
 #pragma HLS ARRAY_PARTITION variable=cell.exponent complete
+#pragma HLS ARRAY_PARTITION variable=of_t.exponent complete
             Values out = {};
             RowExponents made = {};
             uint32_t most[8] = {};  // of eight rows: a bit is set where it is in some magnitude
@@ -83,11 +89,13 @@ residual_uops:
                     }
                     const bool asking = known, taking = asking ? ahead == cells_ahead << in_turn : ahead != 0;
                     if (asking) {
-                        const unsigned of_turn = in_turn && asked % 2 ? op.second_slot : op.slot;
+                        const bool other = in_turn && asked % 2;
+                        const unsigned of_turn = other ? unsigned{op.second_slot} : op.slot % x_cells_of_lane;
                         const unsigned cell_of = asked >> turns;
                         const unsigned first = group_of(of_turn, next.column, op.rows) + 2 * next.group;
                         const unsigned address = x_word(first + cell_of / in_eight * 2, cell_of % in_eight);
-                        reads << CellRead{false, static_cast<uint16_t>(address)};
+                        if (op.of_t) t_reads << CellRead{false, t_cell++};
+                        else reads << CellRead{false, static_cast<uint16_t>(address)};
                         const bool whole = asked + 1u == cells_of;
                         asked = whole ? 0 : static_cast<uint16_t>(asked + 1);
                         known = !whole;
@@ -95,7 +103,8 @@ residual_uops:
                     }
                     ahead = static_cast<uint8_t>(ahead + asking - taking);
                     if (!taking) return;
-                    cell = cells.read();
+                    if (op.of_t) of_t = in_shorts(t_cells.read());
+                    else cell = cells.read();
                     if (taken == 0) at = next;  // it is still asked for
                 }
                 // A norm of what is stored has the vectors of one block in use, and gets those of the next one.
@@ -145,22 +154,29 @@ residual_uops:
                     made.from[r] = static_cast<Exponent>(top);
                     made.made[r] = static_cast<Exponent>(stored_exponent(of_row, top, 16));
                 } else {
-                    made.from[0] = cell.exponent[row / 2 * 2];
+                    const unsigned two = row / 2;
+                    const auto element = [&](unsigned e) {
+                        return op.of_t ? of_t.of[8 * two + e] : cell.of[8 * two + e];
+                    };
+                    const auto exponent = [&](unsigned k) {
+                        return op.of_t ? of_t.exponent[2 * two + k] : cell.exponent[2 * two + k];
+                    };
+                    made.from[0] = exponent(0);
                     for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-                        out[e] = cell.of[8 * (row / 2) + e];
+                        out[e] = element(e);
                         // The bits above these are not read.
-                        out[4 + e] = (out[4 + e] & ~0xffff) | static_cast<uint16_t>(cell.of[8 * (row / 2) + 4 + e]);
-                        made.made[e / 2] = cell.exponent[row / 2 * 2 + e / 2];
+                        out[4 + e] = (out[4 + e] & ~0xffff) | static_cast<uint16_t>(element(4 + e));
+                        made.made[e / 2] = exponent(e / 2);
                     }
                 }
                 if (!heads && (r || !normalises)) {
                     values << out;
                     made.to_rows = stores;
-                    made.each = sums;
+                    made.each = sums || op.of_t;
                     made.stored = !normalises;
                     // hls-allow state-order: values wait for their exponents, not these for them
-                    if (sums || (i >= in_eight - 4 && i % 2)) exponents << made;
+                    if (made.each || (i >= in_eight - 4 && i % 2)) exponents << made;
                 }
                 const bool ends = four == last_row, whole = ends && taken + 1u == cells_of;
                 taken = whole ? 0 : static_cast<uint16_t>(taken + ends);

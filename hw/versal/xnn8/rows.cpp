@@ -9,7 +9,6 @@ namespace rsn::xnn8::pl {
 
 namespace {
 
-constexpr unsigned x_cells_of_lane = x_depth / cell_groups / x_words;
 constexpr unsigned exponent_words = 2;  // of rows that lie off chip one by one: of the second nothing
 constexpr unsigned cell_words = 64;  // words of X of 16 rows; off chip, exponents in front of them
 constexpr unsigned send_reads = 0, heads_reads = 1;  // bits of a field
@@ -298,8 +297,8 @@ rows_uops:
         RSN_UOP(number++);
         if (uop.last) {
             to_post << PostWork{true, false, false, false, false, false, false, false, false, false, false, 0, 0, 0, 0};
-            put_behind(to_residual, ResidualWork{true, false, false, false, false, false, false, false, false, false, 0,
-                                                 0, 0, 0});
+            put_behind(to_residual, ResidualWork{true, false, false, false, false, false, false, false, false, false,
+                                                 false, 0, 0, 0, 0});
             x << CellWrite<XCell>{true, false, 0, {}};
             x8 << CellWrite<X8Cell>{true, false, 0, {}};  // hls-allow state-order: memories end by themselves
             t << CellWrite<TCell>{true, false, 0, {}};
@@ -315,6 +314,8 @@ rows_uops:
         }
         const bool has_rows =
             op.blocks && lane >= op.first && lane < unsigned{op.first} + (op.keeps ? 1u : unsigned{op.lanes});
+        // What is loaded to T are keys and values of a sequence.
+        const bool loads_t = op.op == load && op.memory == in_t, stores_t = op.op == store && op.memory == in_t;
         const auto groups_of_rows = static_cast<uint8_t>(op.rows / 4);
         // Two narrow heads are a block, a wide one is two.
         const bool heads_come = op.op == take && op.attention, halves = heads_come && op.narrow;
@@ -338,7 +339,7 @@ rows_uops:
                                 static_cast<uint8_t>(to_angles ? op.slot : 0), op.function};
         }
         if (has_rows && (stored || norms || added || of_heads)) {
-            to_residual << ResidualWork{false, norms, stored || added || of_heads, stored, summed,
+            to_residual << ResidualWork{false, norms, stored || added || of_heads, stored, stores_t, summed,
                                         summed && op.residual != nothing,
                                         stored || of_heads ? op.norm : op.residual == as_normalised, of_heads,
                                         of_heads && op.narrow, of_heads && op.wide, op.rows, op.blocks,
@@ -348,7 +349,7 @@ rows_uops:
         for (uint8_t b = 0; op.gains && b < blocks; ++b) gains.take(cell_of(b), constants);
         if (!has_rows) {
             // A lane without rows tells its readers as the others do: they count alike.
-            const bool to_t = takes_t || (op.op == load && op.memory == in_t);
+            const bool to_t = takes_t || loads_t;
             const unsigned written = !op.blocks ? 0 : to_t || op.op == walk ? blocks : 0;
         rows_tokens:
             for (uint8_t again = 0; again < told_again; ++again) {
@@ -359,6 +360,14 @@ rows_uops:
             }
             continue;
         }
+        // A block of T has been written.
+        const auto tell_of_t = [&] {
+            t_done.read();
+            // hls-allow state-order: readers take tokens by themselves
+            if (op.readers >> heads_reads & 1) filled[1] << Token(1);
+            // hls-allow state-order: the same
+            if (op.readers >> send_reads & 1) filled[0] << Token(1);
+        };
         const bool walks = op.op == walk, normalises = op.norm && (walks || op.op == store);
         const auto row_blocks = static_cast<uint16_t>(within<7>(op.rows) * op.blocks);
         KeptExponent largest = lowest;
@@ -452,7 +461,9 @@ rows_uops:
             x8 << CellWrite<X8Cell>{false, false, static_cast<uint16_t>(x8_depth + row), factor};
         }
 
-        const auto sixteens = static_cast<uint8_t>(blocks * op.rows / cell_rows);
+        const auto cells_moved = static_cast<uint8_t>(loads_t ? op.key_rows / cell_rows : block_cells);  // of a block
+        const auto sixteens = static_cast<uint16_t>(within<7>(blocks) * within<4>(cells_moved));
+        const unsigned moved_words = loads_t || stores_t ? cell_words / 2 : cell_words;  // of 16 rows, off chip
         if (op.op == load && op.by_row) {
             load_rows(op, loads, t);
             t_done.read();
@@ -465,7 +476,7 @@ rows_uops:
             store_rows(op, x_reads, x_cells, t_reads, t_rows, stores);
         } else if (op.op == load || (computed && !takes_t)) {
             const bool loaded = op.op == load;
-            const auto count = static_cast<uint16_t>(sixteens * 2 * (loaded ? cell_words + 1 : cell_words));
+            const auto count = static_cast<uint16_t>(within<9>(sixteens) * 2 * (loaded ? moved_words + 1 : cell_words));
             uint8_t n = 0, sixteen = 0, block = op.slot;  // of what is loaded: of its words, of rows in the block
             int8_t exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
@@ -479,11 +490,11 @@ rows_uops:
                 const bool half = i % 2;  // of a cell: two rows
                 unsigned to_block = block, group, four;
                 Packed in = {};
-                bool there = true;  // rows of a cell, and no exponents
+                bool there = true, whole = false;  // rows of a cell, and no exponents; and the last ones of a block
                 if (loaded) {
                     const unsigned in_block = x_word(4 * sixteen + (n - 1u) / 32 * 2, (n - 1u) % 32);
-                    group = in_block / x_words;
-                    four = in_block % x_words;
+                    group = loads_t ? 4 * sixteen + (n - 1u) / t_words : in_block / x_words;
+                    four = loads_t ? (n - 1u) % t_words : in_block % x_words;
                     there = n != 0;
                     if (!half) word = loads.read();
                     for (unsigned r = 0; r < cell_rows; ++r) {
@@ -495,11 +506,13 @@ rows_uops:
 #pragma HLS UNROLL
                         in.of[e] = word[8 * half + e];
                     }
-                    const bool ends = half && n == cell_words;
-                    const bool ends_block = ends && 4 * (sixteen + 1) == groups_of_rows;
+                    const bool ends = half && n == moved_words;
+                    whole = ends && sixteen + 1 == cells_moved;
+                    // the block before has been written
+                    if (loads_t && half && n == t_words && !sixteen && block != op.slot) tell_of_t();
                     n = ends ? 0 : static_cast<uint8_t>(n + half);
-                    sixteen = ends_block ? 0 : static_cast<uint8_t>(sixteen + ends);
-                    block = static_cast<uint8_t>(block + (ends_block ? block_cells : 0));
+                    sixteen = whole ? 0 : static_cast<uint8_t>(sixteen + ends);
+                    block = static_cast<uint8_t>(block + (whole ? cells_moved : 0));
                 } else {
                     const unsigned beat = i % group_beats;
                     if (beat == 0) at = places.read();
@@ -523,8 +536,18 @@ rows_uops:
                     cell.exponent[r] = cell.exponent[2 + r];
                     cell.exponent[2 + r] = in.exponent[r];
                 }
-                add_up(in, gains, to_block, group, four, half, under_way_sums, sums);
                 const unsigned group_of_block = cell_groups * to_block + group;
+                if (loads_t) {
+                    const auto address = static_cast<uint16_t>(group_of_block * t_words + four);
+                    TCell of_t = {bytes_of(cell.of), {}};
+                    for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+                        of_t.exponent[r] = cell.exponent[r];
+                    }
+                    if (half) t << CellWrite<TCell>{false, whole, address, of_t};
+                    continue;
+                }
+                add_up(in, gains, to_block, group, four, half, under_way_sums, sums);
                 const auto address = static_cast<uint16_t>(group_of_block * x_words + four);
                 if (!half) continue;
                 FourExponents of_rows;
@@ -535,17 +558,20 @@ rows_uops:
                 sums.exponents[group_of_block] = of_rows;
                 x << CellWrite<XCell>{false, i + 1 == count, address, cell};
             }
-            if (!to_angles) x_done.read();
+            if (loads_t) tell_of_t();
+            else if (!to_angles) x_done.read();
         } else if (op.op == store) {
             CellExponent exponents[cell_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
             Shorts word = {};
-            uint8_t beat = 0, left = sixteens;  // beat: of 16 rows, whose exponents are one more
+            uint8_t beat = 0;  // of 16 rows, whose exponents are one more
+            uint16_t left = sixteens;
         store_cells:
             while (left) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-                const bool behind = beat == 2 * cell_words;
-                const unsigned n = beat % group_beats, first = 8 * (beat / group_beats) + 4 * upper(n);
+                const bool behind = beat == 2 * moved_words;
+                const unsigned n = beat % group_beats;
+                const unsigned first = stores_t ? beat / (2 * t_words) * 4 : 8 * (beat / group_beats) + 4 * upper(n);
                 if (!behind) {
                     const Packed in = stored_values.read();
                     for (unsigned e = 0; e < 8; ++e) {
@@ -560,7 +586,7 @@ rows_uops:
                 }
                 if (behind || n % 2) stores << word;
                 beat = behind ? 0 : static_cast<uint8_t>(beat + 1);
-                left -= behind;
+                left = static_cast<uint16_t>(left - behind);
             }
         } else if (op.op == take) {
             TCell cell = {};

@@ -102,10 +102,11 @@ inline unsigned head_cell(unsigned slot, unsigned rows, unsigned head, HeadWidth
 
 // The largest exponents of heads from `slot` on, of all lanes, for `count` heads of queries, of which `groups` share
 // one. skip: of those that share the first one, how many come before. members: heads that have one exponent together.
-// before: rows of the sequence in other lanes.
+// before: rows of the sequence in other lanes. tell(exponent): those of this lane go there.
+template <typename Tell>
 void exponents_of(HeadWidth width, uint8_t groups, uint8_t skip, uint8_t members, uint8_t rows, uint8_t slot,
                   uint8_t count, bool has_rows, uint16_t before, uint16_t shown, hls::stream<CellRead> &reads,
-                  hls::stream<TCell> &cells, hls::stream<CellExponent> &own, hls::stream<CellExponent> &of_all,
+                  hls::stream<TCell> &cells, Tell tell, hls::stream<CellExponent> &of_all,
                   CellExponent (&top)[pairs]) {
 #pragma HLS INLINE
     ChunkGroup asked, taken;
@@ -130,12 +131,12 @@ void exponents_of(HeadWidth width, uint8_t groups, uint8_t skip, uint8_t members
         }
         most = static_cast<CellExponent>(larger(taken.group || member ? most : lowest, of_cell));
         const bool ends = taken.group + 1u == of_head, ends_all = ends && member + 1u == members;
-        if (ends_all) own << most;
+        if (ends_all) tell(most);
         member = ends_all ? 0 : static_cast<uint8_t>(member + ends);
         taken.next(of_head);
     });
 nothing_of_heads:
-    for (uint8_t head = 0; !has_rows && head < count; ++head) own << CellExponent{lowest};
+    for (uint8_t head = 0; !has_rows && head < count; ++head) tell(lowest);
 each_head:
     for (uint8_t head = 0; head < count; ++head) {
 #pragma HLS PIPELINE II=ii::factors style=flp
@@ -147,7 +148,7 @@ each_head:
 
 void send(hls::stream<Uop<Send::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
           hls::stream<CellRead> &x8_reads, hls::stream<X8Cell> &x8_cells, hls::stream<CellRead> &t_reads,
-          hls::stream<TCell> &t_cells, hls::stream<CellExponent> &own, hls::stream<CellExponent> &of_all,
+          hls::stream<TCell> &t_cells, hls::stream<LaneExponent> &own, hls::stream<CellExponent> &of_all,
           hls::stream<RowFactor> &factors, hls::stream<Token> &taken, hls::stream<Token> &safe,
           hls::stream<Beat128> to[2]) {
     bool before = false;  // Post has, or will have, results of this lane
@@ -162,7 +163,8 @@ send_uops:
     send_waits:
         for (unsigned i = 0; i < op.wait + unsigned{op.each && op.chunks}; ++i) filled.read();
         if (!op.chunks) continue;
-        const auto chunks = static_cast<uint8_t>(op.chunks);  // at most as many as T has blocks
+        const auto chunks = static_cast<uint16_t>(op.chunks);  // at most as many as T has blocks
+        const auto heads = static_cast<uint8_t>(chunks);  // of queries
         ChunkRecord record;
         record.rows = op.rows;
         record.idle = !has_rows;  // its tiles stand beside others that share weights, keys and values
@@ -170,8 +172,9 @@ send_uops:
         CellExponent top[2][pairs], top_of_rows[4][groups] = {};  // of queries, of keys; of rows
 #pragma HLS ARRAY_PARTITION variable=top complete dim=0
 #pragma HLS ARRAY_PARTITION variable=top_of_rows complete dim=1
-        const auto before_lane = static_cast<uint16_t>((lane - op.first) % lanes * op.rows);
-        const auto before_keys = static_cast<uint16_t>(op.spread ? lane * op.key_rows : before_lane);
+        const unsigned in_front = (lane - op.first) % lanes;  // lanes of the sequence
+        const auto before_lane = static_cast<uint16_t>(in_front * op.rows);
+        const auto before_keys = static_cast<uint16_t>((op.spread ? lane : in_front) * op.key_rows);
         // Of heads that are rows, each lane has the first row alone.
         const uint16_t shown = op.grouped ? uint16_t{op.groups} : uint16_t{op.count};
         // A tile has half of the rows, or all rows and half of the columns.
@@ -182,15 +185,17 @@ send_uops:
             for (uint8_t part = 0; part < 2; ++part) {
                 exponents_of(width, part && !op.grouped ? op.groups : 1, part ? op.skip : 0,
                              !part && op.grouped ? op.groups : 1, part ? op.key_rows : op.rows,
-                             part ? op.keys_slot : op.slot, chunks, has_rows || (part && op.spread),
-                             part ? before_keys : before_lane, part ? op.keys : op.count, t_reads, t_cells, own, of_all,
-                             top[part]);
+                             part ? op.keys_slot : op.slot, heads, has_rows || (part && op.spread),
+                             part ? before_keys : before_lane, part ? op.keys : op.count, t_reads, t_cells,
+                             // all keys are in this engine
+                             [&](CellExponent most) { own << LaneExponent{most, part ? 0u : unsigned{op.others}}; },
+                             of_all, top[part]);
             }
         query_shifts:
-            for (uint8_t head = 0; head < chunks; ++head)
+            for (uint8_t head = 0; head < heads; ++head)
                 shifts[head] = score_shifts(top[0][head] + top[1][head], op.head_dim);
             record.kind = static_cast<uint8_t>(ChunkKind::QUERIES);
-            record.heads = chunks;
+            record.heads = heads;
             record.lanes = op.spread ? static_cast<uint8_t>(lanes) : op.lanes;
             record.rows = static_cast<uint8_t>(op.rows << op.wide);
             record.narrow = op.narrow;
@@ -198,7 +203,7 @@ send_uops:
             record.keys = op.keys;
             record.causal = op.causal;
             record.key_rows = op.key_rows;
-            record.first_row = static_cast<uint16_t>(before_lane);
+            record.first_row = static_cast<uint16_t>(op.first_row + before_lane);
         } else {
             record.columns = op.columns;
             record.shift0 = op.shift0;
@@ -218,7 +223,7 @@ send_uops:
                     asked.next(op.rows / 4u);
                     return at;
                 };
-                const auto count = static_cast<uint16_t>(chunks * within<5>(op.rows / 4));
+                const auto count = static_cast<uint16_t>(within<9>(chunks) * within<5>(op.rows / 4));
                 read_cells(t_reads, t_cells, count, address, [&](unsigned, const TCell &cell) {
                     for (unsigned r = 0; r < 4; ++r) {
 #pragma HLS UNROLL
@@ -251,15 +256,16 @@ send_uops:
     send_beats:
         const uint8_t parts = op.low_bits ? 2 : 1;
         const unsigned fours = op.grouped ? (op.groups + 3u) / 4 : 0, gathered = fours * t_words << op.wide;
+        const auto passes = static_cast<unsigned>(within<9>(parts * chunks));
         const auto beats =
-            static_cast<uint16_t>(parts * chunks * (chunk_cells + record_beats + 3 * gathered) + under_way);
+            static_cast<unsigned>(within<17>(passes * (chunk_cells + record_beats + 3 * gathered) + under_way));
         const auto group_of_query = [&](unsigned n) { return n % 2 * second_row / 4 + n / 16; };
         const auto of_first_rows = [&](unsigned n) {
             return n / 16 < (op.wide ? op.rows / 4u : op.rows / 8u) && group_of_query(n) < fours;
         };
         TCell of_heads = {};
 #pragma HLS ARRAY_PARTITION variable=of_heads.exponent complete
-        for (uint16_t i = 0; i < beats; ++i) {
+        for (ap_uint<17> i = 0; i < beats; ++i) {
 #pragma HLS PIPELINE II=ii::cells style=flp
             // hls-allow state-order: what comes before is sent without it
             if (op.each && asked.chunk && !asked.part && !asked.beat) filled.read();
@@ -347,7 +353,7 @@ send_uops:
         if (of_queries) {
             // The last slice of a column comes from one lane, and makes results in all of them: so all wait for all.
             if (before && has_rows) taken.read();
-            put_behind(own, CellExponent{lowest});
+            put_behind(own, LaneExponent{lowest, 0});
             of_all.read();
             if (has_rows || op.spread) put_behind(safe, Token(has_rows));  // whether Post takes results
         }
@@ -358,7 +364,7 @@ send_uops:
     // hls-allow state-order: the memories end by themselves
     x8_reads << CellRead{true, 0};
     t_reads << CellRead{true, 0};  // hls-allow state-order: the memories end by themselves
-    put_behind(own, no_more);
+    put_behind(own, LaneExponent{no_more, 0});
 }
 
 namespace {
@@ -516,7 +522,7 @@ heads_uops:
     heads_exponents:
         for (uint8_t part = 0; part < 2; ++part) {
             exponents_of(width, op.groups, op.skip, 1, op.key_rows, slots[part], op.heads, has_rows, before_lane,
-                         op.keys, reads, cells, own, of_all, top[part]);
+                         op.keys, reads, cells, [&](CellExponent most) { own << most; }, of_all, top[part]);
         }
         uint8_t taken_by[pairs] = {};  // heads of keys and values, by columns of pairs
 #pragma HLS ARRAY_PARTITION variable=taken_by complete
@@ -664,6 +670,38 @@ largest_exponents:
             if (one > most) most = one;
         }
         if (most == no_more) break;
+        for (unsigned l = 0; l < lanes; ++l) {
+#pragma HLS UNROLL
+            to[l] << most;  // hls-allow state-order: all lanes have asked, and wait
+        }
+    }
+}
+
+// The same of all engines that have rows of the sequence. tell: the next engine, and the one behind it.
+void largest_of_engines(hls::stream<LaneExponent> from[lanes], unsigned engine, hls::stream<CellExponent> tell[2],
+                        hls::stream<CellExponent> &of_next, hls::stream<CellExponent> &of_second,
+                        hls::stream<CellExponent> to[lanes]) {
+largest_of_lanes:
+    for (;;) {
+        CellExponent most = lowest;
+        unsigned others = 0;
+        for (unsigned l = 0; l < lanes; ++l) {
+#pragma HLS UNROLL
+            const LaneExponent one = from[l].read();
+            if (one.of > most) most = one.of;
+            others = one.others;  // the same of all lanes
+        }
+        if (most == no_more) break;
+        const unsigned twice = others << engines | others;  // so that engines follow each other without an end
+        const bool next = twice >> (engine + 1) & 1, second = twice >> (engine + 2) & 1;
+        if (next) put_behind(tell[0], most);
+        if (second) put_behind(tell[1], most);
+        // what others have told is read once they have been told
+        const CellExponent of_others[2] = {next ? read_behind(of_next) : most, second ? read_behind(of_second) : most};
+        for (unsigned i = 0; i < 2; ++i) {
+#pragma HLS UNROLL
+            if (of_others[i] > most) most = of_others[i];
+        }
         for (unsigned l = 0; l < lanes; ++l) {
 #pragma HLS UNROLL
             to[l] << most;  // hls-allow state-order: all lanes have asked, and wait

@@ -30,6 +30,7 @@ constexpr unsigned groups = 16, x_words = 16, t_words = 8;  // of rows in a lane
 constexpr unsigned lane_rows = 4 * groups;
 constexpr unsigned cell_rows = 16, cell_groups = 4;
 constexpr unsigned x_depth = 16 * groups * x_words, x8_depth = 16 * groups * t_words, t_depth = 64 * groups * t_words;
+constexpr unsigned x_cells_of_lane = x_depth / cell_groups / x_words;
 constexpr unsigned block_columns = 64;
 constexpr unsigned piece_words = 10;     // of the constants of a block
 constexpr unsigned under_way = 15;       // reads of a memory, and one more
@@ -57,7 +58,7 @@ using KeptExponent = ap_int<12>;  // and in memories and streams of rows
 enum RowsOp : uint8_t { load, store, walk, take, sum };
 enum Added : uint8_t { nothing, raw, as_normalised };
 enum Source : uint8_t { from_x8, from_t, queries };
-enum End : uint8_t { to_w, to_constants, to_x, from_x, to_rows = 6, from_rows };
+enum End : uint8_t { to_w, to_constants, to_x, from_x, to_t, out_of_t, to_rows, from_rows };
 enum Memory : uint8_t { in_x, in_t, in_angles };
 
 // The first group of rows of a block. slot: first cell of the first block. rows: of a lane.
@@ -79,6 +80,31 @@ struct X8Cell {
     Bytes of;
 };
 
+// A cell of T as one of X, of as many bits; and the other way round.
+inline XCell in_shorts(const TCell &cell) {
+#pragma HLS INLINE
+    XCell out;
+    for (unsigned i = 0; i < 16; ++i) {
+#pragma HLS UNROLL
+        const auto low = static_cast<uint8_t>(cell.of[2 * i]), high = static_cast<uint8_t>(cell.of[2 * i + 1]);
+        out.of[i] = static_cast<int16_t>(low | high << 8);
+    }
+    for (unsigned r = 0; r < 4; ++r) {
+#pragma HLS UNROLL
+        out.exponent[r] = cell.exponent[r];
+    }
+    return out;
+}
+inline Bytes bytes_of(const Shorts &word) {
+#pragma HLS INLINE
+    Bytes out;
+    for (unsigned i = 0; i < 32; ++i) {
+#pragma HLS UNROLL
+        out[i] = static_cast<int8_t>(word[i / 2] >> i % 2 * 8);
+    }
+    return out;
+}
+
 template <typename Word>
 struct CellWrite {
     bool last, told;  // told: `done` gets a token once it is written
@@ -97,7 +123,14 @@ struct CellRead {
     uint16_t at;
 };
 
-// A uOP of DDR or LPDDR. row_words: of the integers of a row, where rows lie one by one. drops: nothing is written.
+// Of a head: the largest exponent in a lane, and the engines that have other rows of the sequence.
+struct LaneExponent {
+    CellExponent of;
+    ap_uint<engines> others;
+};
+
+// A uOP of DDR or LPDDR. rows: of a block, in all lanes. row_words: of the integers of a row, where rows lie one by
+// one. drops: nothing is written.
 struct Transfer {
     bool last, int4, drops;
     uint8_t end, engines, first, lanes, row_words;
@@ -113,12 +146,13 @@ struct PostWork {
     ap_uint<3> function;
 };
 // And residuals: whether norms of rows come; whether cells move, to be stored or to Post, of sums those of two addends
-// in turn; and as they are normalised. Or heads that Post has made are normalised: heads, and whether these have 32 or
-// 128 columns.
+// in turn; and as they are normalised. of_t: cells of T are stored. Or heads that Post has made are normalised: heads,
+// and whether these have 32 or 128 columns.
 struct ResidualWork {
-    bool last, norms, moves, stores, sums, in_turn, normalises, heads, narrow, wide;
+    bool last, norms, moves, stores, of_t, sums, in_turn, normalises, heads, narrow, wide;
     ap_uint<7> rows, blocks;
-    ap_uint<6> slot, second_slot;
+    ap_uint<8> slot;
+    ap_uint<6> second_slot;
 };
 
 // What a stream of results brings: of heads or of a product, so many packets. narrow: heads have 32 columns.
@@ -245,6 +279,13 @@ void put_behind(hls::stream<T> &to, const T &value) {
     to << value;
 }
 
+// Reads once what comes before it has happened.
+template <typename T>
+T read_behind(hls::stream<T> &from) {
+#pragma HLS INLINE off
+    return from.read();
+}
+
 // 16 bytes, as the tiles get them: half of a word.
 template <typename Elements>
 Beat128 half_of(const Elements &bytes, unsigned half) {
@@ -287,6 +328,9 @@ void tiles(hls::stream<Uop<Engine::words>> &uops, unsigned column, hls::stream<B
 void rotate(hls::stream<Uop<Heads::words>> &uops, hls::stream<HalfBytes> from[lanes],
             hls::stream<HalfBytes> to[pairs]);
 void largest(hls::stream<CellExponent> from[lanes], hls::stream<CellExponent> to[lanes]);
+void largest_of_engines(hls::stream<LaneExponent> from[lanes], unsigned engine, hls::stream<CellExponent> tell[2],
+                        hls::stream<CellExponent> &of_next, hls::stream<CellExponent> &of_second,
+                        hls::stream<CellExponent> to[lanes]);
 void constants(hls::stream<Uop<Rows::words>> &uops, hls::stream<Shorts> &from, hls::stream<Shorts> post[lanes],
                hls::stream<Shorts> residual[lanes], hls::stream<Shorts> rows[lanes]);
 
@@ -295,8 +339,8 @@ void x_memory(hls::stream<CellWrite<XCell>> &writes, hls::stream<Token> &done, h
               hls::stream<XCell> words[2]);
 void x8_memory(hls::stream<CellWrite<X8Cell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[1],
                hls::stream<X8Cell> words[1]);
-void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[3],
-              hls::stream<TCell> words[2], hls::stream<TRow> &rows);
+void t_memory(hls::stream<CellWrite<TCell>> &writes, hls::stream<Token> &done, hls::stream<CellRead> reads[4],
+              hls::stream<TCell> words[3], hls::stream<TRow> &rows);
 
 // rows.cpp. It tells the two others what to do when that is due.
 void rows(hls::stream<Uop<Rows::words>> &uops, unsigned lane, hls::stream<Shorts> &loads, hls::stream<Shorts> &stores,
@@ -328,7 +372,8 @@ void post(hls::stream<PostWork> &uops, hls::stream<Shorts> &constants, hls::stre
 // residual.cpp
 void residual(hls::stream<ResidualWork> &uops, hls::stream<Shorts> &constants, hls::stream<Statistics> &statistics,
               hls::stream<Place> &asks, hls::stream<CellRead> &reads, hls::stream<XCell> &cells,
-              hls::stream<HeadWord> &kept, hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
+              hls::stream<CellRead> &t_reads, hls::stream<TCell> &t_cells, hls::stream<HeadWord> &kept,
+              hls::stream<RowExponents> &exponents, hls::stream<Values> &values,
               hls::stream<HeadRow> &normalised);
 void pack_results(hls::stream<RowExponents> &exponents, hls::stream<Values> &values, hls::stream<Packed> &to,
                   hls::stream<HeadBeat> &heads);
@@ -341,7 +386,7 @@ void head_sums(hls::stream<HeadBeat> &beats, hls::stream<HeadWord> &kept, hls::s
 // send.cpp
 void send(hls::stream<Uop<Send::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,
           hls::stream<CellRead> &x8_reads, hls::stream<X8Cell> &x8_cells, hls::stream<CellRead> &t_reads,
-          hls::stream<TCell> &t_cells, hls::stream<CellExponent> &own, hls::stream<CellExponent> &of_all,
+          hls::stream<TCell> &t_cells, hls::stream<LaneExponent> &own, hls::stream<CellExponent> &of_all,
           hls::stream<RowFactor> &factors, hls::stream<Token> &taken, hls::stream<Token> &safe,
           hls::stream<Beat128> to[2]);
 void heads(hls::stream<Uop<Heads::words>> &uops, unsigned lane, hls::stream<Token> &filled, hls::stream<Token> &free,

@@ -28,6 +28,7 @@ from .formats import (
     PAIRS,
     ROW_PAIR,
     ROW_STEP,
+    SHORT_ROW_PAIR,
     SHORT_WEIGHT_WORD,
     T_CELLS,
     WIDE_ROWS,
@@ -61,8 +62,8 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
                 return
             if (unit.name == "LPDDR") != (uop.piece == CONSTANTS):
                 yield "constants come from LPDDR, blocks of rows from DDR"
-            elif uop.piece != CONSTANTS and uop.piece % (ROW_STEP * ROW_PAIR):
-                yield "a block of X that is no multiple of 32 rows, or of T that is none of 64"
+            elif uop.piece != CONSTANTS and all(uop.piece % (ROW_STEP * pair) for pair in (ROW_PAIR, SHORT_ROW_PAIR)):
+                yield "a block of X or T that is no multiple of 32 rows"
         case CacheRows():
             yield from _cache_rows(unit, uop)
         case PanelWeights():

@@ -21,6 +21,7 @@ from .formats import (
     ENGINES,
     LANES,
     ROW_PAIR,
+    SHORT_ROW_PAIR,
     SHORT_WEIGHT_WORD,
     T_CELLS,
     WEIGHT_WORD,
@@ -374,7 +375,7 @@ class IntegerEmitter:
         for of in self._placed:
             fields = {"memory": LaneMemory.T, "slot": slot, "blocks": blocks, **of.fields}
             self._add(f"Rows{of.engine}", PanelRows(op=RowOp.STORE, **fields))
-            self._moved(addr, ChunkEnd.STORE_T, of, blocks, of.lanes * of.rows * ROW_PAIR // 4)
+            self._moved(addr, ChunkEnd.STORE_T, of, blocks, of.lanes * of.rows * SHORT_ROW_PAIR // 2)
 
     def fetch(self, addr: int, slot: int, blocks: int, readers: tuple[int, ...]) -> None:
         """Load what `put_apart` has stored to T of all engines that have a part of the sequence. addr: where in DDR.
@@ -384,11 +385,12 @@ class IntegerEmitter:
         rows, each = of.lanes * of.rows, cells(of.key_rows)
         engines = sum(1 << engine for engine in self._lanes)
         fields: dict[str, int] = {"end": ChunkEnd.LOAD_T, "engines": engines, "rows": rows, "lanes": of.lanes}
-        size = of.parts * rows * ROW_PAIR // 4
+        fields["further"] = of.parts - 1
+        size = of.parts * rows * SHORT_ROW_PAIR // 2
         if of.pitch in (0, of.parts * rows):
             fields["size"] = blocks * size
         else:
-            fields |= {"size": size, "chunks": blocks, "chunk_stride": of.pitch * ROW_PAIR // 4 // UNIT}
+            fields |= {"size": size, "chunks": blocks, "chunk_stride": of.pitch * SHORT_ROW_PAIR // 2 // UNIT}
         self._add("DDR", OffChipChunks(addr=addr, **fields))
         for engine in self._lanes:
             waits = self._waits(engine, self._tiles(T + slot, blocks, each), readers)

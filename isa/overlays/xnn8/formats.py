@@ -38,7 +38,9 @@ their multipliers: a word of W's streams."""
 CONSTANTS = 80
 """Words of 32 bits in two vectors of a block, with their exponents."""
 ROW_PAIR = BLOCK + 1
-"""Words of 32 bits in two rows of a block of X: 64 integers of 16 bits each, and an exponent; in four rows of T."""
+"""Words of 32 bits in two rows of a block of X: 64 integers of 16 bits each, and an exponent."""
+SHORT_ROW_PAIR = BLOCK // 2 + 1
+"""The same of T, off chip: 64 integers of 8 bits each, and an exponent of 16."""
 
 
 def slices(key_rows: int) -> int:
@@ -121,7 +123,7 @@ class OffChipChunks(Record, words=5, name="OffChip"):
     lanes: int = bits(4, 13, 4, "their number: each has a port of the memory with one other", default=LANES)
     row: int = bits(4, 17, 11, "of a cache of `size` words: that is stored")
     keeps: int = bits(4, 28, 1, "only that row is stored, unless it is beyond the cache")
-    further: int = bits(4, 29, 3, "blocks of a row of T, beyond the first")
+    further: int = bits(4, 29, 3, "blocks of a row of T, or engines whose rows a loaded block of T has, but one")
     of_x: int = bits(1, 29, 1, "these rows are of X")
     int4: int = bits(1, 30, 1, "weights have 4 bits, behind the multipliers of their groups")
     reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
@@ -133,9 +135,13 @@ def off_chip_uops(mop: OffChipChunks, iteration: int) -> Iterator[ChunkTransfer 
     """Yield the uOPs of one repetition of a mOP, one for each chunk. iteration: number of the repetition, from 0."""
     end = ChunkEnd(mop.end)
     peers = tuple(f"Rows{i}" for i in range(ENGINES) if mop.engines >> i & 1)
-    of_rows = mop.rows * ROW_PAIR // (4 if end in (ChunkEnd.LOAD_T, ChunkEnd.STORE_T) else 2)
-    weights = SHORT_WEIGHT_WORD if mop.int4 else WEIGHT_WORD
-    piece = {ChunkEnd.WEIGHTS: weights, ChunkEnd.CONSTANTS: CONSTANTS}.get(end, of_rows)
+    of_t = mop.rows * SHORT_ROW_PAIR // 2
+    piece = {
+        ChunkEnd.WEIGHTS: SHORT_WEIGHT_WORD if mop.int4 else WEIGHT_WORD,
+        ChunkEnd.CONSTANTS: CONSTANTS,
+        ChunkEnd.LOAD_T: (mop.further + 1) * of_t,
+        ChunkEnd.STORE_T: of_t,
+    }.get(end, mop.rows * ROW_PAIR // 2)
     stores = end in (ChunkEnd.STORE, ChunkEnd.STORE_T, ChunkEnd.STORE_ROWS)
     if end in OF_ROWS:
         named = peers if len(peers) == 1 else ("",)

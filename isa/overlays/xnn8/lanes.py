@@ -73,6 +73,8 @@ def _gathered(uop: PanelSend) -> int:
     return 3 * -(-uop.groups // 4) * (BLOCK // 8) << uop.wide
 
 
+EXCHANGE = 8
+"""Cycles in which the exponent of a head goes to other engines, and theirs come, one after the other."""
 AHEAD = 15
 """Cells of a memory that are asked for before the first is taken."""
 FILL = LOOPS["cells"].fill
@@ -236,6 +238,7 @@ class SendUnit(LaneReader):
 
             yield Step(puts=tuple(self._tell[i] for i in others), do=told)
             yield Step(gets=tuple(self._hear[i] for i in others), do=lambda *x: heard.extend(x))
+            yield Step("lane_word", EXCHANGE * uop.chunks)
         if not queries:
             if uop.each:  # the first of them tells that factors are known
                 yield from self.wait(1)

@@ -70,7 +70,11 @@ VECTORS = 32
 """Constants in front of a lane."""
 FILL = 100
 SHORT_BLOCK = TokenType(
-    "block", ROWS, BLOCK // 2 + 1, 1, "a word is a block of 16 or 8 bits of up to 512 rows, or 16 rows of T"
+    "block",
+    ROWS,
+    BLOCK // 2 + 1,
+    1,
+    "a word is the rows of a block, of 16 or 8 bits, or 16 rows of T",
 )
 WEIGHT_TOKEN = TokenType("weights", 1, WEIGHT_WORD, 1, "a word is 64x64 integers of 8 bits")
 CONSTANTS_TOKEN = TokenType("constants", 1, CONSTANTS, 1, "a word is two vectors of 64 integers of 16 bits")

@@ -70,8 +70,8 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("X8Cell", "x8_cells", f"{_LANES}[1]", 16),
     ("CellWrite<TCell>", "t_writes", _LANES, 16),
     ("Token", "t_done", _LANES, 2),
-    ("CellRead", "t_reads", f"{_LANES}[3]", 4),
-    ("TCell", "t_cells", f"{_LANES}[2]", 16),
+    ("CellRead", "t_reads", f"{_LANES}[4]", 4),
+    ("TCell", "t_cells", f"{_LANES}[3]", 16),
     ("TRow", "t_rows", _LANES, 16),
     ("Statistics", "statistics", _LANES, HEAD_NORMS),
     ("RowFactor", "factors", _LANES, LANE_ROWS),
@@ -104,8 +104,9 @@ STREAMS: tuple[tuple[str, str, str, int], ...] = (
     ("RowScale", "scales", _LANES, LANE_ROWS),
     ("Token", "taken", _LANES, 2),
     ("Token", "safe", _LANES, 2),
-    ("CellExponent", "send_own", _LANES, PAIRS),
+    ("LaneExponent", "send_own", _LANES, PAIRS),
     ("CellExponent", "send_all", _LANES, PAIRS),
+    ("CellExponent", "send_others", f"{_ENGINE}[2]", PAIRS),
     ("CellExponent", "heads_own", _LANES, PAIRS),
     ("CellExponent", "heads_all", _LANES, PAIRS),
     ("HalfBytes", "head_words", _LANES, 16),
@@ -184,7 +185,9 @@ def processes() -> Iterator[tuple[str, str, list[str]]]:
         yield f"Rows{e}", "constants", [f"rows{e}_uops[{LANES}]", *(f"{x}[{e}]" for x in _CONSTANTS)]
         parts = (f"{x}[{e}]" for x in ("sums", "sums_of_heads", "norms_made", "statistics", "bounds", "scales"))
         yield f"Rows{e}", "norms", [f"rows{e}_uops[{LANES + 1}]", *parts]
-        yield f"Send{e}", "largest", [f"send_own[{e}]", f"send_all[{e}]"]
+        of_others = [f"send_others[{(e + 1) % ENGINES}][1]", f"send_others[{(e + 2) % ENGINES}][0]"]
+        exponents = [f"send_own[{e}]", f"{e}u", f"send_others[{e}]", *of_others, f"send_all[{e}]"]
+        yield f"Send{e}", "largest_of_engines", exponents
         yield f"Heads{e}", "largest", [f"heads_own[{e}]", f"heads_all[{e}]"]
         yield f"Heads{e}", "rotate", [f"heads{e}_uops[{LANES}]", f"head_words[{e}]", f"column_heads[{e}]"]
         for c in range(PAIRS):
@@ -237,7 +240,8 @@ def _lane(engine: int, lane: int) -> Iterator[tuple[str, str, list[str]]]:
     )
     given += of("asks", "residuals", "normalised", "angles", "places", "exponents", "values", "taken")
     yield rows, "post", given
-    given = of("residual_uops", "residual_constants", "statistics", "asks", "x_reads@[1]", "x_cells@[1]", "kept_heads")
+    given = of("residual_uops", "residual_constants", "statistics", "asks", "x_reads@[1]", "x_cells@[1]")
+    given += of("t_reads@[3]", "t_cells@[2]", "kept_heads")
     yield rows, "residual", [*given, *of("residual_exponents", "residual_values", "normalised")]
     yield rows, "pack_results", of("exponents", "values", "results", "head_beats")
     yield rows, "head_sums", of("head_beats", "kept_heads", "sums_of_heads")

@@ -21,6 +21,7 @@ from .formats import (
     LANE_ROWS,
     LANES,
     ROW_STEP,
+    SHORT_ROW_PAIR,
     T_CELLS,
     X_CELLS,
     AddedResidual,
@@ -89,7 +90,7 @@ def _moved(rows: int) -> int:
 
 def _moved_short(rows: int) -> int:
     """The same between T and DDR."""
-    return -(-rows * (BLOCK + 1) // 16)
+    return rows * SHORT_ROW_PAIR // 8
 
 
 def _moved_rows(rows: int, uop: PanelRows, lanes: int) -> float:
@@ -209,16 +210,12 @@ class PanelRowsUnit(LaneMemories):
     def _load_t(self, uop: PanelRows) -> Steps:
         """Load blocks that several engines have stored: all rows of the sequence."""
         at = keys_of(uop)
-        parts = uop.key_rows // uop.rows
         for slot in range(uop.slot, uop.slot + uop.blocks * cells(uop.key_rows), cells(uop.key_rows)):
 
-            def keep(n: int, words: Any, slot: int = slot) -> None:
-                found = [short_rows_of_words(np.asarray(part)) for part in words]
-                self.t.put(at, slot, BlockNumbers(*(np.concatenate(x) for x in zip(*found, strict=True))))
+            def keep(words: Words, slot: int = slot) -> None:
+                self.t.put(at, slot, short_rows_of_words(words))
 
-            yield Burst(
-                parts, "lane_word", _moved_short(uop.rows), gets=(self._loads,), do=keep, needs_whole_token=True
-            )
+            yield Step("lane_word", _moved_short(uop.key_rows), gets=(self._loads,), do=keep)
             yield from self._told(uop)
 
     def _load_rows(self, uop: PanelRows) -> Steps:

@@ -111,9 +111,9 @@ def short_weights_of_words(words: Words, columns: int) -> npt.NDArray[np.int8]:
     return made.reshape(BLOCK, columns, BLOCK).transpose(1, 0, 2)
 
 
-ROW_GROUP, SHORT_ROW_GROUP = INTEGER_ROWS, 64
-"""Rows of X, and of T, whose integers lie side by side, with their exponents behind them: 65 words of a port of X, 65
-units of 64 bytes of T."""
+ROW_GROUP = INTEGER_ROWS
+"""Rows of X or T whose integers lie side by side, with their exponents behind them: 65 words of a port of X, 33 of
+T."""
 
 
 def row_words(x: BlockNumbers) -> Words:
@@ -140,17 +140,20 @@ def rows_of_words(words: Words, blocks: int) -> BlockNumbers:
 
 
 def short_row_words(x: BlockNumbers) -> Words:
-    """Rows of a block of T: of each 64 rows the integers, then the exponents. x: (rows, 1, 64) and (rows, 1, 1); rows
-    are a multiple of 64."""
-    parts = (y.reshape(len(y) // SHORT_ROW_GROUP, -1) for y in x)
-    return np.concatenate([*parts], -1).astype(np.int8).reshape(-1).view(np.float32)
+    """Rows of a block of T: of each 16 rows the integers, in blocks of 4x8 along the columns, as T has them; then the
+    exponents, with 16 bits. x: (rows, 1, 64) and (rows, 1, 1); a multiple of 16 rows."""
+    integers, exponents = (y.reshape(len(y) // ROW_GROUP, -1) for y in x)
+    integers = integers.reshape(-1, 4, 4, 8, 8).transpose(0, 1, 3, 2, 4).reshape(integers.shape)
+    parts = integers.astype(np.int8), exponents.astype(np.int16).view(np.int8)
+    return np.concatenate(parts, -1).reshape(-1).view(np.float32)
 
 
 def short_rows_of_words(words: Words) -> BlockNumbers:
     """The inverse of `short_row_words`."""
-    x = np.ascontiguousarray(words).view(np.int8).astype(np.int64).reshape(-1, SHORT_ROW_GROUP * (BLOCK + 1))
-    integers, exponents = x[:, : SHORT_ROW_GROUP * BLOCK], x[:, SHORT_ROW_GROUP * BLOCK :]
-    return BlockNumbers(integers.reshape(-1, 1, BLOCK), exponents.reshape(-1, 1, 1))
+    x = np.ascontiguousarray(words).view(np.int8).reshape(-1, ROW_GROUP * (BLOCK + 2))
+    integers, exponents = x[:, : ROW_GROUP * BLOCK], np.ascontiguousarray(x[:, ROW_GROUP * BLOCK :]).view(np.int16)
+    integers = integers.reshape(-1, 4, 8, 4, 8).transpose(0, 1, 3, 2, 4)
+    return BlockNumbers(*(y.astype(np.int64).reshape(-1, 1, n) for y, n in ((integers, BLOCK), (exponents, 1))))
 
 
 def row_blocks(blocks: int) -> list[range]:

@@ -20,6 +20,7 @@ from rsn.isa.overlays.xnn8.emission import Destination, HeadsRound, PanelNorm
 from rsn.isa.overlays.xnn8.formats import (
     LANES,
     PAIRS,
+    SHORT_ROW_PAIR,
     T_CELLS,
     WIDE_ROWS,
     X_CELLS,
@@ -48,8 +49,8 @@ UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 class Layer(HandMade):
     """Parts of an encoder layer with random numbers. shape: as of `HandMade`."""
 
-    def __init__(self, seed: int, *shape: int) -> None:
-        super().__init__(*shape)
+    def __init__(self, seed: int, *shape: int, spread: bool = False) -> None:
+        super().__init__(*shape, spread=spread)
         self.rng = np.random.default_rng(seed)
         self.four_bits = False
         self._walked = False
@@ -100,7 +101,7 @@ def check_alike(hand: HandMade, stalls: int = 0) -> None:
 @given(
     seed=st.integers(0, 1000),
     engines=st.integers(1, 3),
-    sequences=st.integers(1, 2),
+    sequences=st.integers(0, 2),
     lanes=st.integers(1, 4),
     rows=st.sampled_from([16, 32, 48, 64]),
     heads=st.integers(1, 8),
@@ -148,18 +149,22 @@ def test_an_encoder_layer(
     data: st.DataObject,
 ) -> None:
     """Queries, keys and values, attention, a projection with a residual, a hidden tensor through a function, and what
-    is added to X. groups: heads that share keys and values. norm: None for none, True for one without a mean. summed:
-    addends of a sum without a product, through a function; the projection and what was loaded; 0 for no sum. gated:
-    the hidden tensor, and what goes to X if there are columns for it. rotated: queries, keys and the projection.
-    of_heads: norms of queries and keys, as of `norm`. apart: the first sum lies behind its addend in X. gains: of what
-    is loaded. four_bits: of weights behind attention. low_bits: that rows of T have beyond 8; of_x: those of X, too.
-    Many lanes have many rows each in `make test-full` alone: each row takes 10 ms."""
+    is added to X. sequences: of an engine; 0 for one over all engines. groups: heads that share keys and values. norm:
+    None for none, True for one without a mean. summed: addends of a sum without a product, through a function; the
+    projection and what was loaded; 0 for no sum. gated: the hidden tensor, and what goes to X if there are columns for
+    it. rotated: queries, keys and the projection. of_heads: norms of queries and keys, as of `norm`. apart: the first
+    sum lies behind its addend in X. gains: of what is loaded. four_bits: of weights behind attention. low_bits: that
+    rows of T have beyond 8; of_x: those of X, too. Many lanes have many rows each in `make test-full` alone: each row
+    takes 10 ms."""
     if head_dim > 64:
         rows = min(rows, WIDE_ROWS)
     if not FULL:
-        rows = min(rows, 256 // (engines * sequences * lanes) // 16 * 16 or 16)
-    hand = Layer(seed, engines, sequences, lanes, rows)
-    count = data.draw(st.integers(1, lanes * rows))
+        rows = min(rows, 256 // (engines * (sequences or 2) * lanes) // 16 * 16 or 16)
+    spread, parts = not sequences, 1 if sequences else engines
+    if spread:  # T has keys and values twice; a block of its rows has a multiple of 32
+        rows, lanes = min(rows, 16 if head_dim > 64 else 32), 2 * lanes
+    hand = Layer(seed, engines, sequences, lanes, rows, spread=spread)
+    count = data.draw(st.integers((parts - 1) * lanes * rows + 1, parts * lanes * rows))
     of_norm = None if norm is None else PanelNorm(NormConstants.of(64 * heads - 5, 1e-5), norm)
     if of_norm is None and residual is AddedResidual.NORMALISED:
         residual = AddedResidual.RAW
@@ -171,8 +176,11 @@ def test_an_encoder_layer(
         angles *= 2.0 ** hand.rng.integers(-20, 1, (hand.rows, 1))
         hand.load(numbers.blocks_of(angles, X_BITS), None, LaneMemory.ANGLES)
     most = (16 if head_dim > 64 else 8) * cells(rows)
-    first = data.draw(st.integers(0, T_CELLS - 5 * most))
-    keys_slot, values, queries, attended, inner = range(first, first + 5 * most, most)
+    first = data.draw(st.integers(0, T_CELLS - (5 + 2 * parts * spread) * most))
+    own_keys, own_values, queries, attended, inner = range(first, first + 5 * most, most)
+    keys_slot, values = own_keys, own_values
+    if spread:
+        keys_slot, values = inner + most, inner + (1 + parts) * most
     per = 64 // min(head_dim, 64)  # heads of a block
     shown, skip = data.draw(st.integers(1, count)), data.draw(st.integers(0, per * groups - 1))
     attention = HeadsRound(
@@ -181,13 +189,18 @@ def test_an_encoder_layer(
     keys, blocks = (attention.blocks(shared=shared) for shared in (True, False))
     columns_of_heads = data.draw(st.integers(head_dim - 5, head_dim))
     norm_of_heads = None if of_heads is None else PanelNorm(NormConstants.of(columns_of_heads, 1e-6), of_heads)
-    for slot, columns, reader in ((keys_slot, keys, HEADS), (values, keys, HEADS), (queries, blocks, SEND)):
-        to = Destination(slot, True, (reader,), pitch=attention.pitch)
-        if slot != values:
+    reader = SEND if spread else HEADS
+    for slot, columns, told in ((own_keys, keys, reader), (own_values, keys, reader), (queries, blocks, SEND)):
+        to = Destination(slot, True, (told,), pitch=attention.pitch)
+        if slot != own_values:
             to = replace(to, norm=norm_of_heads, rotated=rotated)
         for at in range(0, columns, PAIRS):
             to, some = replace(to, slot=slot + at * cells(rows)), min(PAIRS, columns - at)
             hand.product(ChunkSource.X8, 0, heads, to, some, min(of_ddr, some), bits_of_x)
+    for slot, to_all, readers in ((own_values, values, (HEADS,)), (own_keys, keys_slot, (SEND, HEADS))) * spread:
+        apart_at = hand.put("ddr", np.zeros(keys * hand.pitch * SHORT_ROW_PAIR // 2, np.float32))
+        hand.emit.put_apart(apart_at, slot, keys)
+        hand.emit.fetch(apart_at, to_all, keys, readers)
     hand.emit.attention(attention, last=True)
     hand.four_bits = four_bits
     loaded = heads * cells(rows)
@@ -195,8 +208,9 @@ def test_an_encoder_layer(
     projected = Destination(added, residual=residual, gains=True, rotated=rotated)
     hand.product(ChunkSource.T, attended, blocks, projected, heads, of_ddr, low_bits)
     if summed:
+        source = added
         of_sum = Destination(added, residual=AddedResidual(summed - 1), function=function, gains=True)
-        hand.emit.sum(added, of_sum, heads, hand.gains(hand.vector(heads, 0.5, 2)).addr)
+        hand.emit.sum(source, of_sum, heads, hand.gains(hand.vector(heads, 0.5, 2)).addr)
     hand.emit.walk(added, heads, of_norm, bits_of_x)
     hidden = Destination(inner, True, (SEND,), function=function, gated=gated)
     hand.product(ChunkSource.X8, added, heads, hidden, 4 << gated, 1, bits_of_x)
@@ -390,9 +404,12 @@ def test_decoders(make: str, slots: int) -> None:
     assert {uop.spread for uop in step.uops if isinstance(uop, EngineOp) and uop.attention} == {1}
 
 
-@pytest.mark.parametrize(("heads", "columns", "rows16"), [(4, 32, ["qkv.*", "o", "up"]), (2, 128, [])])
-def test_a_compiled_layer_with_other_heads(heads: int, columns: int, rows16: list[str]) -> None:
-    """Heads of 32 columns with rows of 16 bits, and of 128 columns, both with norms. A sum is behind no product."""
+@pytest.mark.parametrize(
+    ("heads", "columns", "rows16", "seq"), [(4, 32, ["qkv.*", "o", "up"], 40), (2, 128, [], 40), (2, 64, [], 300)]
+)
+def test_a_compiled_layer_with_other_heads(heads: int, columns: int, rows16: list[str], seq: int) -> None:
+    """Heads of 32 columns with rows of 16 bits, of 128 columns, and of a sequence over three engines, all with norms. A
+    sum is behind no product."""
     torch = pytest.importorskip("torch")
     import rsn
 
@@ -415,13 +432,27 @@ def test_a_compiled_layer_with_other_heads(heads: int, columns: int, rows16: lis
             return torch.relu(h + (x + self.up(self.norms[1](h))))
 
     torch.manual_seed(0)
-    model, x = Layer().eval(), torch.randn(1, 40, width)
+    model, x = Layer().eval(), torch.randn(1, seq, width)
     with rsn.compile(model, (x,), overlay="xnn8", board="csim", rows16=rows16) as compiled, torch.no_grad():
-        ops = {uop.op for uop in ExpandedProgram(compiled.program).uops if isinstance(uop, PanelRows)}
+        uops = ExpandedProgram(compiled.program).uops
+        ops = {uop.op for uop in uops if isinstance(uop, PanelRows)}
+        others = {uop.others for uop in uops if isinstance(uop, PanelSend) and uop.source == ChunkSource.QUERIES}
         got, integers, floats = compiled(x), rsn.in_integers(model, (x,), rows16=rows16)(x), model(x)
     assert RowOp.SUM in ops
+    assert others == ({0} if seq == 40 else {0b110, 0b101, 0b011})
     assert torch.equal(got, integers)
     assert (got - floats).abs().max() < 0.02 * floats.abs().max()
+
+
+@pytest.mark.parametrize(("blocks", "low_bits"), [(256, 0), (255, 3)])
+def test_rows_of_all_blocks_of_t(blocks: int, low_bits: int) -> None:
+    hand = Layer(1, 1, 1, 2, 16)
+    hand.begin(1, None)
+    for at in range(0, blocks, PAIRS):
+        hand.product(ChunkSource.X8, 0, 1, Destination(at, True, (SEND,)), min(PAIRS, blocks - at), 0)
+    hand.product(ChunkSource.T, 0, blocks, Destination(1), 1, 0, low_bits)
+    hand.store(2)
+    check_alike(hand)
 
 
 def test_compiled_panels_in_turn() -> None:
