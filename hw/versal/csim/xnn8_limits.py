@@ -44,7 +44,9 @@ class _Limits:
                 yield from self._heads(mop)
         blocks = blocks_of_results(mop, mop.blocks) if mop.op == RowOp.TAKE else mop.blocks
         added = [mop.residual_slot] * (mop.residual > 0) + [mop.source] * (mop.op == RowOp.SUM)
-        if any(0 < abs(mop.slot - slot) < blocks * cells(self.rows) for slot in added):
+        near = [mop.slot - slot for slot in added if abs(mop.slot - slot) < blocks * cells(self.rows)]
+        # blocks of a sum are read in their order, and so before results go there, if these go in front of them
+        if any(by > 0 or (by and mop.op == RowOp.TAKE) for by in near):
             yield "an addend that lies partly where results go"
 
     def _send(self, mop: PanelSend) -> Iterator[str]:

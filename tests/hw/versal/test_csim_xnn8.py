@@ -208,7 +208,9 @@ def test_an_encoder_layer(
     projected = Destination(added, residual=residual, gains=True, rotated=rotated)
     hand.product(ChunkSource.T, attended, blocks, projected, heads, of_ddr, low_bits)
     if summed:
-        source = added
+        source, each = added, cells(rows)
+        if summed == 1 and apart:
+            added -= data.draw(st.integers(0, (added - loaded) // each)) * each
         of_sum = Destination(added, residual=AddedResidual(summed - 1), function=function, gains=True)
         hand.emit.sum(source, of_sum, heads, hand.gains(hand.vector(heads, 0.5, 2)).addr)
     hand.emit.walk(added, heads, of_norm, bits_of_x)
@@ -452,6 +454,14 @@ def test_rows_of_all_blocks_of_t(blocks: int, low_bits: int) -> None:
         hand.product(ChunkSource.X8, 0, 1, Destination(at, True, (SEND,)), min(PAIRS, blocks - at), 0)
     hand.product(ChunkSource.T, 0, blocks, Destination(1), 1, 0, low_bits)
     hand.store(2)
+    check_alike(hand)
+
+
+def test_a_copy_in_front_of_what_is_copied() -> None:
+    hand = Layer(1, 1, 1, 1, 32)
+    hand.load(numbers.blocks_of(hand.rng.normal(size=(32, 64 * 7)), X_BITS), None)
+    hand.emit.sum(4, Destination(2, gains=True), 5, hand.gains(hand.vector(5, 0.5, 2)).addr)
+    hand.store(7)
     check_alike(hand)
 
 
