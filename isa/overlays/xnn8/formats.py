@@ -91,10 +91,11 @@ OF_ROWS = ChunkEnd.LOAD_ROWS, ChunkEnd.STORE_ROWS
 
 
 class CacheRows(NamedTuple):
-    """Rows of T or X that lie off chip row by row (`stored.matrix_words_by_row`). addr: of the first, in units of 64
-    bytes. size: float32 elements of all. store: write to the memory, else read. peers: names of units. pitch: elements
-    of a row. row: the only one that is written, which is dropped beyond `size`; None for all. of_lanes: rows that the
-    lanes take or give."""
+    """An access to rows of T or X that lie off chip one by one (`stored.matrix_words_by_row`). addr: of the first row,
+    in units of 64 bytes. size: float32 elements of all rows. store: whether the rows are written to the memory;
+    otherwise they are read. peers: names of the units that give or take them. pitch: float32 elements of a row. row:
+    number of the only row that is written, which is dropped if it lies beyond `size`; None for all rows. of_lanes: how
+    many rows the lanes give or take."""
 
     addr: int
     size: int
@@ -132,7 +133,8 @@ class OffChipChunks(Record, words=5, name="OffChip"):
 
 
 def off_chip_uops(mop: OffChipChunks, iteration: int) -> Iterator[ChunkTransfer | CacheRows]:
-    """Yield the uOPs of one repetition of a mOP, one for each chunk. iteration: number of the repetition, from 0."""
+    """Yield the uOPs of one repetition of a mOP, one for each chunk. mop: of DDR or LPDDR. iteration: number of the
+    repetition, from 0."""
     end = ChunkEnd(mop.end)
     peers = tuple(f"Rows{i}" for i in range(ENGINES) if mop.engines >> i & 1)
     of_t = mop.rows * SHORT_ROW_PAIR // 2

@@ -140,8 +140,9 @@ def rows_of_words(words: Words, blocks: int) -> BlockNumbers:
 
 
 def short_row_words(x: BlockNumbers) -> Words:
-    """Rows of a block of T: of each 16 rows the integers, in blocks of 4x8 along the columns, as T has them; then the
-    exponents, with 16 bits. x: (rows, 1, 64) and (rows, 1, 1); a multiple of 16 rows."""
+    """Return the words of rows of a block of T as they lie off chip: of each 16 rows the integers, in blocks of 4x8
+    along the columns, as T has them; then the exponents, with 16 bits. x: 8 bits, (rows, 1, 64) with exponents (rows,
+    1, 1); a multiple of 16 rows. The result is (rows * 16.5,)."""
     integers, exponents = (y.reshape(len(y) // ROW_GROUP, -1) for y in x)
     integers = integers.reshape(-1, 4, 4, 8, 8).transpose(0, 1, 3, 2, 4).reshape(integers.shape)
     parts = integers.astype(np.int8), exponents.astype(np.int16).view(np.int8)
@@ -149,7 +150,8 @@ def short_row_words(x: BlockNumbers) -> Words:
 
 
 def short_rows_of_words(words: Words) -> BlockNumbers:
-    """The inverse of `short_row_words`."""
+    """Return rows of a block of T from their words, the inverse of `short_row_words`: (rows, 1, 64) with exponents
+    (rows, 1, 1). words: (rows * 16.5,)."""
     x = np.ascontiguousarray(words).view(np.int8).reshape(-1, ROW_GROUP * (BLOCK + 2))
     integers, exponents = x[:, : ROW_GROUP * BLOCK], np.ascontiguousarray(x[:, ROW_GROUP * BLOCK :]).view(np.int16)
     integers = integers.reshape(-1, 4, 8, 4, 8).transpose(0, 1, 3, 2, 4)
