@@ -17,7 +17,7 @@ IN_LUTS = 8
 def widths(function: LlvmFunction) -> Mapping[str, int]:
     """Return how many bits each value of a function needs, with its sign, by the value's name. It is never more than
     the value's type has, and less where that follows from the operands of its instruction, or because its users need
-    fewer bits. A value that comes around a loop needs the bits of its type, or those that its users need."""
+    fewer bits. A value that comes around a loop needs the bits of its type, or fewer if its users need fewer."""
     width = dict[str, int]()
     for i in function.instructions():
         if i.result:

@@ -129,12 +129,14 @@ class Native:
 
         words: the image with parameters patched in; None takes their defaults. banks: the memories `ddr` and `lpddr`,
         float32 vectors, changed in place; `KeyError` if one is missing. array: run the AIE graph with one thread per
-        tile (384) instead of one thread per MME; results are bit-identical. stalls: other than 0, a seed (64 bits) by
-        which processes pause at random and pipelines that cannot flush hold their last outputs back; results are
-        bit-identical, and a deadlock that such a pipeline causes is a `BoardError`. stop: when set, ends the run with a
-        `BoardError`. Raises `DeadlockError`, or `ProgramError` if words are left in streams or the program cannot be
-        run; their texts are the simulator's. Raises `BoardError` for a program of another machine, or without memory
-        for the run."""
+        tile (384) instead of one thread per MME; results are bit-identical; ignored for xnn8, whose tiles have a thread
+        each in any case. stalls: other than 0, a seed (64 bits) by which processes pause at random and pipelines that
+        cannot flush hold their last outputs back; results are bit-identical, and a deadlock that such a pipeline causes
+        is a `BoardError`. stop: when set, ends the run with a `BoardError`.
+
+        Raises `DeadlockError`, or `ProgramError` if words are left in streams or the program cannot be run; their texts
+        are the simulator's. Raises `BoardError` for a program of another machine, for one that asks xnn8 for what its
+        C++ sources do not have (`xnn8_limits.beyond`), or without memory for the run."""
         if machine_of(program) != self.machine:
             raise BoardError(f"the C++ machine of {self.machine} does not run programs for {program.overlay.name}")
         if self.machine == XNN8.name:
