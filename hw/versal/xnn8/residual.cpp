@@ -144,12 +144,12 @@ residual_uops:
                     uint32_t &of_row = most[4 * half + four];
                     of_row = (i < 4 && i % 2 == 0 ? 0 : of_row) | bits;
                     if (heads) {
-                        HeadRow row = {{}, static_cast<Exponent>(top)};
+                        HeadRow whole = {{}, static_cast<Exponent>(top)};
                         for (unsigned e = 0; e < 4; ++e) {
 #pragma HLS UNROLL
-                            row.of[e] = out[4 * r + e];
+                            whole.of[e] = out[4 * r + e];
                         }
-                        normalised << row;
+                        normalised << whole;
                     }
                     made.from[r] = static_cast<Exponent>(top);
                     made.made[r] = static_cast<Exponent>(stored_exponent(of_row, top, 16));
