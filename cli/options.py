@@ -60,7 +60,12 @@ def option(help: str, *flags: str, of: tuple[str, ...] | str = (), **settings: A
 
 
 class Options:
-    """The options of a command, its annotated attributes in their order; an instance has what the user gave."""
+    """Base class of the options of a command. A subclass declares each option as an annotated attribute with the value
+    of `option(..)`; `with_options` adds them to a command, in this order. Options of a base class are not added. An
+    instance has the value of each option: what the user gave, or the default.
+
+    given: the values of all parameters of the command, by name, as click gives them; the constructor removes its own.
+    """
 
     def __init__(self, given: dict[str, Any]) -> None:
         for name in type(self).__annotations__:

@@ -32,7 +32,7 @@ class CompiledWeights:
 
     def are(self, tensors: Sequence[Any]) -> bool:
         """Return whether these are the same tensors, in the same order, with unchanged values."""
-        same = all(map(is_, tensors, self._tensors))
+        same = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
         return same and not self._numbers.have_moved() and not self._numbers.have_changed()
 
 

@@ -297,12 +297,13 @@ class Binder:
         self.turn(unit, LoadVector(count, source), Send(1, 1))
 
     def weight(self, name: str, shape: tuple[int, ...], stored: Callable[[], Array], bank: str = "") -> Buffer:
-        """Reserve a buffer for a weight matrix (blocked) or vector (linear) at the end of a bank, by default that of
-        weights. Returns it.
+        """Reserve a buffer for a weight matrix (blocked) or vector (linear), directly behind the weights that its bank
+        has so far. Returns the buffer. In the bank of activations, call this before activations are placed: they begin
+        there.
 
-        stored: makes the elements, an array of shape `shape`; called only when weights are read, because no schedule
-        depends on them. A name already in use gets a suffix.
-        """
+        name: a name already in use gets a suffix. shape: a matrix has whole blocks of 128x64. stored: makes the
+        elements, a float32 array of shape `shape`; called only when weights are read, because no schedule depends on
+        them. bank: its name; "" for the bank of weights."""
         bank = bank or self.bank_of(self.grid.weights)
         name = free_name(name, self.buffers)
         layout = Layout.BLOCKED if len(shape) == 2 else Layout.LINEAR

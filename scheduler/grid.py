@@ -145,8 +145,9 @@ def vectors(s: Binder, group: Sequence[ColumnTile]) -> list[Buffer]:
 
 
 def vector_length(s: Binder, group: Sequence[ColumnTile]) -> int:
-    """The number of elements of a vector that one right memory loads for the column tiles of an op. group: these column
-    tiles, at least one. A vector that is longer than a piece is padded to whole pieces."""
+    """Return how many float32 elements of a vector one right memory loads for the column tiles of an op, padding
+    included. group: these column tiles, at least one. One load takes at most as many elements as the limit `piece` of
+    the capability `load_vector` says; a longer vector is padded to a multiple of that."""
     length = len(group) * group[0].plan.acc_b * TILE
     piece = int(s.overlay.capability_of(s.grid.weights, "load_vector").limits["piece"][1])
     return length if length <= piece else padded(length, piece)

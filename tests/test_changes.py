@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import UnsupportedError  # noqa: E402
+from rsn.rsnlib.captured_graph import CompiledWeights  # noqa: E402
 from rsn.rsnlib.changes import Change, Numbers, Snapshot  # noqa: E402
 from rsn.tests.effort import spread, thinned  # noqa: E402
 
@@ -466,3 +467,10 @@ def test_torch_stops_compiling() -> None:
             rsn.host.model.torch_backend.Fallback, match="torch compiles no more variants of this function"
         ):
             close(lenient(x), model(x))
+
+
+def test_more_or_fewer_weights_are_not_the_same() -> None:
+    a, b = torch.ones(2), torch.zeros(2)
+    kept = CompiledWeights([a, b], checksums=False)
+    assert kept.are([a, b])
+    assert not any(kept.are(others) for others in ([a], [a, b, a], [b, a]))

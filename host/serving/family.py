@@ -84,10 +84,10 @@ class Request:
     `member`, on which it then runs alone.
 
     inputs: by name, float32 (sequence, rows, columns), or in the shapes of `member`. parameters: run-time parameters by
-    name. arrived, deadline: in seconds of `time.monotonic`. progress: called with the progress of the run; a request
-    with one runs alone. runs: how often it was started; started: its future can no longer be cancelled; answered: it
-    has a result or an error, or was cancelled.
-    """
+    name. arrived: when it came. deadline: when it fails with `RequestTimeout` if it has no answer yet, None for never;
+    both in seconds of `time.monotonic`. progress: called with the share of the run that is done, 0 to 1; a request with
+    one runs alone. runs: how often it was started; started: its future can no longer be cancelled; answered: it has a
+    result or an error, or was cancelled."""
 
     inputs: dict[str, Array]
     parameters: dict[str, int]

@@ -15,9 +15,10 @@ IN_LUTS = 8
 
 
 def widths(function: LlvmFunction) -> Mapping[str, int]:
-    """Return how many bits each value of a function needs, with its sign, by the value's name. It is never more than
-    the value's type has, and less where that follows from the operands of its instruction, or because its users need
-    fewer bits. A value that comes around a loop needs the bits of its type, or fewer if its users need fewer."""
+    """Return how many bits each integer value of a function needs, with its sign, by the value's name. It is at most
+    the bits of the value's type, and at most 64. It is less where the operands of its instruction or its users show
+    that fewer bits are enough. A value that comes around a loop needs the bits of its type, or fewer if its users need
+    fewer. The result also has values that are no integers, such as floats; their numbers mean nothing."""
     width = dict[str, int]()
     for i in function.instructions():
         if i.result:

@@ -132,10 +132,13 @@ class Emission:
         statistics: int = 0,
         columns: int = 0,
     ) -> None:
-        """Let X of a lane take tiles into consecutive slots, or add them to what these hold.
+        """Let X of a lane take tiles of 128x128 into consecutive slots, or, with `add`, add them to what these hold.
 
-        statistics: 0 makes none; 1 begins new ones of the bank, 2 continues those of the bank. columns: the columns of
-        these tiles that statistics count. Raises `IndexError` without slots."""
+        slots: numbers of the slots, each one more than the one before; at least one. source: where the tiles come from.
+        statistics: of each row, kept for each of the two banks of X; the slots say which bank. 0 makes none, 1 begins
+        new ones, 2 continues those of the bank. columns: how many columns the statistics count, over all these tiles
+        together, from the first on; state it with `statistics`, because 0 counts none. Raises `IndexError` without
+        slots."""
         wait = self.x[lane].write([(s, self._statistics(s)) if statistics else s for s in slots])
         stored = 0
         for number, other in enumerate(self.stores[lane], 1):
