@@ -485,7 +485,7 @@ def _difference(structure: Structure, model: nn.Module, compiled: Callable[..., 
     for x, y, z in zip(got, expected, exact, strict=True):
         if structure.is_masked:  # rows of padding are nobody's
             x, y, z = (t * given[-1][..., None] for t in (x, y, z))
-        largest = y.abs().max().clamp(min=1e-30)
+        largest = float(y.abs().max()) or 1.0  # a value minus itself is 0 in PyTorch, here it may be rounding
         own = float((y - z).abs().max() / largest)
         worst = max(worst, float((x - y).abs().max() / largest) / max(1.0, AMPLIFIED * own / BOUND))
     return worst if worst == worst else float("inf")
