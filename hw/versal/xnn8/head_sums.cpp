@@ -16,8 +16,9 @@ struct Partial {
 
 // A row in a cycle, four columns, as fast as it is normalised later.
 void head_sums(hls::stream<HeadBeat> &beats, hls::stream<HeadWord> &kept, hls::stream<HeadSums> &to) {
-    Partial sums[8];  // of eight rows
-#pragma HLS ARRAY_PARTITION variable=sums complete
+    Partial sums[8];  // of eight rows: each comes again four cycles later
+#pragma HLS AGGREGATE variable=sums compact=bit
+#pragma HLS BIND_STORAGE variable=sums type=ram_s2p impl=lutram
     HeadBeat in = {};
 #pragma HLS ARRAY_PARTITION variable=in.of.of complete
 #pragma HLS ARRAY_PARTITION variable=in.of.exponent complete
@@ -26,6 +27,7 @@ void head_sums(hls::stream<HeadBeat> &beats, hls::stream<HeadWord> &kept, hls::s
 head_rows:
     while (!in.last) {
 #pragma HLS PIPELINE II=ii::cells style=flp
+#pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=4 dependent=true
         if (!second) {
             in = beats.read();
             if (in.last) break;

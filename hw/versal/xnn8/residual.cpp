@@ -253,7 +253,7 @@ pack_two_rows:
             else heads << HeadBeat{false, by.halves, made};
         });
     }
-    heads << HeadBeat{true, false, {}};
+    heads << HeadBeat{true, false, out};
 }
 
 // Half as fast behind a norm: a cell of X is two beats in four cycles.

@@ -109,6 +109,7 @@ MEMORIES: tuple[tuple[str, int, int, int, str], ...] = (
     ("norms of rows", 32 + 8 + 32, 2 * LANE_ROWS, 1, "BRAM"),
     ("exponents of rows", 8, ROW_GROUPS, 4, ""),
     ("reciprocals", 32, 2 * 4, 2, ""),
+    ("sums of rows of heads", 23 + 37, 8, 1, ""),
     ("results that wait for their gates", 4 * 16, LANE_ROWS * BLOCK * PAIRS // 2 // 4, 1, "URAM"),
     ("sums of weights that wait", 8 * 19, LANE_ROWS // 8 * PAIRS // 2, 1, ""),
     ("angles", 4 * 16 + 8, LANE_ROWS // 2 * BLOCK // 4, 2, ""),
