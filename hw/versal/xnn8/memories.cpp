@@ -73,7 +73,7 @@ void serve(Cells &cells, hls::stream<CellWrite<Word>> &writes, hls::stream<Token
     hls::vector<int8_t, 4> behind[lane_rows];
 #pragma HLS AGGREGATE variable=behind compact=bit
 #pragma HLS BIND_STORAGE variable=behind type=ram_s2p impl=lutram
-    bool in_on = true;
+    bool in_on = Readers == 1;  // who writes X or T reads it, too, and ends last
     unsigned readers = Readers;
 memory_cycles:
     while (in_on || readers) {

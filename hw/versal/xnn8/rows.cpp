@@ -131,19 +131,21 @@ void add_up(const Packed &two, const Gains &gains, unsigned block, unsigned grou
     }
 }
 
-// Goes through rows that lie off chip one by one, `count` beats each: parts of 8 bytes, which are in one cell, and two
-// words, of which the first has exponents, the second nothing.
+// Goes through rows, or groups of 16, as they lie off chip: `count` beats each. before: groups of four rows in the blocks
+// before, of rows one by one, by `groups` in each.
 struct PartOfRow {
-    uint8_t row = 0, beat = 0;
-    void next(unsigned count) {
+    uint16_t row = 0;
+    uint8_t beat = 0, before = 0;
+    void next(unsigned count, bool ends_block = false, unsigned groups = 0) {
 #pragma HLS INLINE
         const bool last = beat + 1u == count;
         beat = last ? 0 : static_cast<uint8_t>(beat + 1);
-        row = static_cast<uint8_t>(row + last);
+        before = last ? 0 : static_cast<uint8_t>(before + (ends_block ? groups : 0));
+        row = static_cast<uint16_t>(row + last);
     }
 };
 
-// Rows of a cache to T. Their exponents come first.
+// Rows of a cache to T, eight bytes a cycle, which are in one cell. Two words come first: exponents, and nothing.
 void load_rows(const Rows &op, hls::stream<Shorts> &loads, hls::stream<CellWrite<TCell>> &t) {
 #pragma HLS INLINE
     const unsigned of_row = op.blocks * t_words + exponent_words;
@@ -171,75 +173,80 @@ load_parts:
             }
             cell.exponent[r] = exponents[part / t_words % pairs];
         }
-        const unsigned group = group_of(op.slot, part / t_words % pairs, op.key_rows) + at.row / 4;
+        const unsigned group = cell_groups * op.slot + at.before + at.row / 4;
         const auto address = static_cast<uint16_t>(group * t_words + part % t_words);
         const ap_uint<4> rows = 1 << at.row % 4;
         if (!ahead) t << CellWrite<TCell>{false, i + 1 == count, address, cell, rows};
-        at.next(of_row);
+        at.next(of_row, !ahead && part % t_words == t_words - 1, op.key_rows / 4u);
     }
 }
 
-// Rows of T or X, one by one. Their exponents go last.
-void store_rows(const Rows &op, hls::stream<CellRead> &x_reads, hls::stream<XCell> &x_cells,
-                hls::stream<CellRead> &t_reads, hls::stream<TRow> &t_rows, hls::stream<Shorts> &stores) {
+// Groups of 16 rows as they are stored, and behind them their exponents; or rows of T or X one by one, four columns of X
+// or eight of T a cycle, and behind each its exponents, and a word of nothing. One loop, so that words are chosen once.
+// groups: of 16 rows, each of group_words words and its exponents.
+void store_words(const Rows &op, unsigned groups, unsigned group_words, hls::stream<CellRead> &x_reads,
+                 hls::stream<XCell> &x_cells, hls::stream<CellRead> &t_reads, hls::stream<TRow> &t_rows,
+                 hls::stream<Packed> &values, hls::stream<Shorts> &stores) {
 #pragma HLS INLINE
-    const bool of_t = op.memory == in_t;
-    const unsigned in_block = of_t ? t_words : x_words, parts = op.blocks * in_block, of_row = parts + exponent_words;
-    const unsigned rows = op.keeps ? 1u : unsigned{op.rows};
-    const auto count = static_cast<uint16_t>(within<7>(rows) * within<8>(of_row));
+    const bool by_row = op.by_row, in_cells_of_t = !by_row && op.memory == in_t, of_t = by_row && op.memory == in_t;
+    const unsigned in_block = of_t ? t_words : x_words, parts = by_row ? op.blocks * in_block : 2 * group_words;
+    const unsigned of_row = parts + (by_row ? exponent_words : 1);
+    const unsigned rows = !by_row ? groups : op.keeps ? 1u : unsigned{op.rows};
+    uint8_t ahead = by_row ? under_way : 0;
     PartOfRow asked, taken;
-    int8_t exponents[pairs] = {};
-#pragma HLS ARRAY_PARTITION variable=exponents complete
     Shorts word = {};
+    Bytes ends = {};
 store_parts:
-    for (uint16_t i = 0; i < static_cast<uint16_t>(count + under_way); ++i) {
+    for (; taken.row < rows; ahead = static_cast<uint8_t>(ahead - (ahead != 0))) {
 #pragma HLS PIPELINE II=ii::cells style=flp
-        if (asked.row < rows && asked.beat < parts) {
-            const unsigned block = asked.beat / in_block;
-            const unsigned group = group_of(op.slot, block, op.rows) + asked.row / 4;
+        if (by_row && asked.row < rows && asked.beat < parts) {
+            const unsigned group = cell_groups * op.slot + asked.before + asked.row / 4;
             const unsigned cell = group * in_block + asked.beat % in_block;
             if (of_t) t_reads << CellRead{false, static_cast<uint16_t>(4 * cell + asked.row % 4)};
             else x_reads << CellRead{false, static_cast<uint16_t>(cell)};
         }
-        asked.next(of_row);
-        if (i < under_way) continue;
-        const unsigned r = taken.row % 4;
-        Quarter part = {};
-        int8_t exponent = 0;
-        if (taken.beat < parts && !of_t) {
+        asked.next(of_row, asked.beat % in_block == in_block - 1, op.rows / 4u);
+        if (ahead) continue;
+        const unsigned beat = taken.beat, block = beat / in_block;
+        // Two rows, four columns; of rows one by one, twice the same.
+        Packed in = {};
+        if (beat < parts && !by_row) in = values.read();
+        if (beat < parts && by_row && !of_t) {
             const XCell cell = x_cells.read();
-            for (unsigned e = 0; e < 16; ++e) {
+            for (unsigned e = 0; e < 32; ++e) {
 #pragma HLS UNROLL
-                if (e / 4 == r) part[e % 4] = cell.of[e];
-                if (e / 4 == r) exponent = cell.exponent[e / 4];
+                if (e / 8 != taken.row % 4u) continue;
+                in.of[e % 8] = cell.of[e / 8 * 4 + e % 4];
+                in.exponent[e / 4 % 2] = cell.exponent[e / 8];
             }
         }
-        if (taken.beat < parts && of_t) {
+        if (beat < parts && of_t) {
             const TRow row = t_rows.read();
-            for (unsigned e = 0; e < 4; ++e) {
+            for (unsigned e = 0; e < 8; ++e) {
 #pragma HLS UNROLL
-                part[e] = static_cast<int16_t>(static_cast<uint8_t>(row.of[2 * e]) | row.of[2 * e + 1] << 8);
+                const unsigned n = e % 4 * 2;
+                in.of[e] = static_cast<int16_t>(static_cast<uint8_t>(row.of[n]) | row.of[n + 1] << 8);
+                in.exponent[e / 4] = row.exponent;
             }
-            exponent = row.exponent;
         }
-        if (taken.beat < parts) {
-            for (unsigned e = 0; e < 16; ++e) {
+        const unsigned n = beat % group_beats;
+        const unsigned two = in_cells_of_t ? beat / (2 * t_words) * 2 + n % 2 : beat / group_beats * 4 + two_rows(n);
+        const bool behind = beat >= parts;
+        Shorts out = word;
+        for (unsigned e = 0; e < 16; ++e) {
 #pragma HLS UNROLL
-                if (e / 4 == taken.beat % 4) word[e] = part[e % 4];
-            }
-            exponents[taken.beat / in_block] = exponent;
-            if (taken.beat % 4 == 3) stores << word;
-        } else {
-            Shorts ends = {};
-            for (unsigned b = 0; b < pairs; ++b) {
-#pragma HLS UNROLL
-                if (taken.beat > parts) continue;
-                if (!of_t) ends[b] = exponents[b];
-                else if (b % 2) ends[b / 2] |= static_cast<int16_t>(exponents[b] << 8);
-                else ends[b / 2] = static_cast<uint8_t>(exponents[b]);
-            }
-            stores << ends;
+            if (!behind && (by_row ? e / 4 == beat % 4 : e / 8 == n % 2)) out[e] = word[e] = in.of[e % 8];
+            if (behind) out[e] = static_cast<int16_t>(static_cast<uint8_t>(ends[2 * e]) | ends[2 * e + 1] << 8);
         }
+        for (unsigned e = 0; e < 32; ++e) {
+#pragma HLS UNROLL
+            // Exponents have 16 bits each, of rows of T eight.
+            const int8_t exponent = in.exponent[e / 2 % 2];
+            const bool here = of_t ? block == e : by_row ? block == e / 2 : two == e / 4;
+            if (behind) ends[e] = 0;
+            else if (here) ends[e] = static_cast<int8_t>(of_t || e % 2 == 0 ? exponent : exponent >> 7);
+        }
+        if (behind || (by_row ? beat % 4 == 3 : n % 2)) stores << out;
         taken.next(of_row);
     }
 }
@@ -290,6 +297,7 @@ no_gains:
 #pragma HLS AGGREGATE variable=scales compact=bit
 #pragma HLS ARRAY_PARTITION variable=sent complete dim=1
 #pragma HLS ARRAY_PARTITION variable=scales complete dim=1
+    X8Cell low = {};  // of a walk, and what words for X8 have where nobody looks
     unsigned number = 0;
 rows_uops:
     for (;;) {
@@ -299,9 +307,7 @@ rows_uops:
             to_post << PostWork{true, false, false, false, false, false, false, false, false, false, false, 0, 0, 0, 0};
             put_behind(to_residual, ResidualWork{true, false, false, false, false, false, false, false, false, false,
                                                  false, 0, 0, 0, 0});
-            x << CellWrite<XCell>{true, false, 0, {}};
-            x8 << CellWrite<X8Cell>{true, false, 0, {}};  // hls-allow state-order: memories end by themselves
-            t << CellWrite<TCell>{true, false, 0, {}};
+            x8 << CellWrite<X8Cell>{true, false, 0, low};  // hls-allow state-order: memories end by themselves
             x_reads << CellRead{true, 0};
             t_reads << CellRead{true, 0};  // hls-allow state-order: memories end by themselves
             break;
@@ -452,7 +458,7 @@ rows_uops:
 #pragma HLS PIPELINE II=ii::factors style=flp
             const RowScale scale = scales_of.read();
             scales[row % 2][row / 2] = {scale.reciprocal, scale.exponent};
-            X8Cell factor = {};
+            X8Cell factor = low;  // of which four bytes count: no choice for those that do not
             for (unsigned i = 0; i < 2; ++i) {
 #pragma HLS UNROLL
                 factor.of[i] = static_cast<int8_t>(scale.factor.mantissa >> 8 * i);
@@ -472,8 +478,8 @@ rows_uops:
                 if (op.readers >> heads_reads & 1) filled[1] << Token(1);
                 if (op.readers >> send_reads & 1) filled[0] << Token(1);  // hls-allow state-order: as above
             }
-        } else if (op.op == store && op.by_row) {
-            store_rows(op, x_reads, x_cells, t_reads, t_rows, stores);
+        } else if (op.op == store) {
+            store_words(op, sixteens, moved_words, x_reads, x_cells, t_reads, t_rows, stored_values, stores);
         } else if (op.op == load || (computed && !takes_t)) {
             const bool loaded = op.op == load;
             const auto count = static_cast<uint16_t>(within<9>(sixteens) * 2 * (loaded ? moved_words + 1 : cell_words));
@@ -560,34 +566,6 @@ rows_uops:
             }
             if (loads_t) tell_of_t();
             else if (!to_angles) x_done.read();
-        } else if (op.op == store) {
-            CellExponent exponents[cell_rows] = {};
-#pragma HLS ARRAY_PARTITION variable=exponents complete
-            Shorts word = {};
-            uint8_t beat = 0;  // of 16 rows, whose exponents are one more
-            uint16_t left = sixteens;
-        store_cells:
-            while (left) {
-#pragma HLS PIPELINE II=ii::cells style=flp
-                const bool behind = beat == 2 * moved_words;
-                const unsigned n = beat % group_beats;
-                const unsigned first = stores_t ? beat / (2 * t_words) * 4 : 8 * (beat / group_beats) + 4 * upper(n);
-                if (!behind) {
-                    const Packed in = stored_values.read();
-                    for (unsigned e = 0; e < 8; ++e) {
-#pragma HLS UNROLL
-                        word[4 * row_in_four(n, e) + e % 4] = in.of[e];
-                        exponents[first + row_in_four(n, e)] = in.exponent[e / 4];
-                    }
-                }
-                for (unsigned r = 0; r < cell_rows; ++r) {
-#pragma HLS UNROLL
-                    if (behind) word[r] = exponents[r];
-                }
-                if (behind || n % 2) stores << word;
-                beat = behind ? 0 : static_cast<uint8_t>(beat + 1);
-                left = static_cast<uint16_t>(left - behind);
-            }
         } else if (op.op == take) {
             TCell cell = {};
 #pragma HLS ARRAY_PARTITION variable=cell.exponent complete
@@ -669,7 +647,7 @@ rows_uops:
             // A row of more than 8 bits has two parts in X8, from its first cell on: of a block the high one, then the
             // low one. Of others there is what is called the low one alone.
             const bool parts = op.low_bits;
-            X8Cell high = {}, low = {};
+            X8Cell high = {};
             CellWrite<X8Cell> due = {};  // where the low part goes, in the next cycle
             bool owes = false;
             const auto address = [&](unsigned) {

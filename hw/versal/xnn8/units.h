@@ -107,7 +107,7 @@ inline Bytes bytes_of(const Shorts &word) {
 
 template <typename Word>
 struct CellWrite {
-    bool last, told;  // told: `done` gets a token once it is written
+    bool last, told;  // last: of X8 alone; told: `done` gets a token once it is written
     uint16_t at;
     Word cell;
 };
