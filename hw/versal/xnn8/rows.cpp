@@ -131,8 +131,8 @@ void add_up(const Packed &two, const Gains &gains, unsigned block, unsigned grou
     }
 }
 
-// Goes through rows, or groups of 16, as they lie off chip: `count` beats each. before: groups of four rows in the blocks
-// before, of rows one by one, by `groups` in each.
+// Goes through rows, or groups of 16, as they lie off chip: `count` beats each. before: groups of four rows in the
+// blocks before, of rows one by one, by `groups` in each.
 struct PartOfRow {
     uint16_t row = 0;
     uint8_t beat = 0, before = 0;
@@ -149,13 +149,12 @@ struct PartOfRow {
 void load_rows(const Rows &op, hls::stream<Shorts> &loads, hls::stream<CellWrite<TCell>> &t) {
 #pragma HLS INLINE
     const unsigned of_row = op.blocks * t_words + exponent_words;
-    const auto count = static_cast<uint16_t>(within<8>(op.key_rows) * within<7>(of_row));
     PartOfRow at;
     int8_t exponents[pairs] = {};
 #pragma HLS ARRAY_PARTITION variable=exponents complete
     Shorts word = {};
 load_parts:
-    for (uint16_t i = 0; i < count; ++i) {
+    while (at.row < op.key_rows) {
 #pragma HLS PIPELINE II=ii::cells style=flp
         const bool ahead = at.beat < exponent_words;
         const unsigned part = at.beat - exponent_words;
@@ -176,14 +175,15 @@ load_parts:
         const unsigned group = cell_groups * op.slot + at.before + at.row / 4;
         const auto address = static_cast<uint16_t>(group * t_words + part % t_words);
         const ap_uint<4> rows = 1 << at.row % 4;
-        if (!ahead) t << CellWrite<TCell>{false, i + 1 == count, address, cell, rows};
+        const bool ends = at.beat + 1u == of_row && at.row + 1u == op.key_rows;
+        if (!ahead) t << CellWrite<TCell>{false, ends, address, cell, rows};
         at.next(of_row, !ahead && part % t_words == t_words - 1, op.key_rows / 4u);
     }
 }
 
-// Groups of 16 rows as they are stored, and behind them their exponents; or rows of T or X one by one, four columns of X
-// or eight of T a cycle, and behind each its exponents, and a word of nothing. One loop, so that words are chosen once.
-// groups: of 16 rows, each of group_words words and its exponents.
+// Groups of 16 rows as they are stored, and behind them their exponents; or rows of T or X one by one, four columns of
+// X or eight of T a cycle, and behind each its exponents, and a word of nothing. One loop, so that words are chosen
+// once. groups: of 16 rows, each of group_words words and its exponents.
 void store_words(const Rows &op, unsigned groups, unsigned group_words, hls::stream<CellRead> &x_reads,
                  hls::stream<XCell> &x_cells, hls::stream<CellRead> &t_reads, hls::stream<TRow> &t_rows,
                  hls::stream<Packed> &values, hls::stream<Shorts> &stores) {
@@ -375,7 +375,6 @@ rows_uops:
             if (op.readers >> send_reads & 1) filled[0] << Token(1);
         };
         const bool walks = op.op == walk, normalises = op.norm && (walks || op.op == store);
-        const auto row_blocks = static_cast<uint16_t>(within<7>(op.rows) * op.blocks);
         KeptExponent largest = lowest;
         ap_int<17> widest = 0;
     walk_gains:
@@ -388,7 +387,7 @@ rows_uops:
         }
         RowOfBlocks at_tops;
     walk_tops:
-        for (uint16_t i = 0; (walks || normalises) && i < row_blocks / 4; ++i) {
+        while ((walks || normalises) && at_tops.row < groups_of_rows) {
 #pragma HLS PIPELINE II=ii::sums style=flp
             const unsigned block = cell_of(at_tops.block), group = at_tops.row;
             const FourExponents exponents = sums.exponents[cell_groups * block + group];
@@ -409,7 +408,7 @@ rows_uops:
         ap_int<38> sum = 0;
         ap_int<61> squares = 0;
     walk_sums:
-        for (uint16_t i = 0; normalises && i < row_blocks; ++i) {
+        while (normalises && at_sums.row < op.rows) {
 #pragma HLS PIPELINE II=ii::sums style=flp
             const unsigned r = at_sums.row % 4, group = at_sums.row / 4;
             const unsigned group_of_block = cell_groups * cell_of(at_sums.block) + group;
@@ -429,7 +428,7 @@ rows_uops:
         Statistics norm = {};
         ap_int<32> bound = 0;
     walk_bounds:
-        for (uint16_t i = 0; walks && i < row_blocks; ++i) {
+        while (walks && at_bounds.row < op.rows) {
 #pragma HLS PIPELINE II=ii::sums style=flp
             const unsigned r = at_bounds.row % 4, group = at_bounds.row / 4, block = cell_of(at_bounds.block);
             if (!at_bounds.block) {
