@@ -255,17 +255,15 @@ send_uops:
         bool begun = false;
     send_beats:
         const uint8_t parts = op.low_bits ? 2 : 1;
-        const unsigned fours = op.grouped ? (op.groups + 3u) / 4 : 0, gathered = fours * t_words << op.wide;
-        const auto passes = static_cast<unsigned>(within<9>(parts * chunks));
-        const auto beats =
-            static_cast<unsigned>(within<17>(passes * (chunk_cells + record_beats + 3 * gathered) + under_way));
+        const unsigned fours = op.grouped ? (op.groups + 3u) / 4 : 0;
         const auto group_of_query = [&](unsigned n) { return n % 2 * second_row / 4 + n / 16; };
         const auto of_first_rows = [&](unsigned n) {
             return n / 16 < (op.wide ? op.rows / 4u : op.rows / 8u) && group_of_query(n) < fours;
         };
         TCell of_heads = {};
 #pragma HLS ARRAY_PARTITION variable=of_heads.exponent complete
-        for (ap_uint<17> i = 0; i < beats; ++i) {
+        // It ends with the last beat: to count all of them would take a product.
+        for (uint8_t ahead = under_way; sent.part < parts; ahead = static_cast<uint8_t>(ahead - (ahead != 0))) {
 #pragma HLS PIPELINE II=ii::cells style=flp
             // hls-allow state-order: what comes before is sent without it
             if (op.each && asked.chunk && !asked.part && !asked.beat) filled.read();
@@ -288,7 +286,7 @@ send_uops:
                 else t_reads << read;
             }
             asked.next(chunks, asks_heads);
-            if (i < under_way) continue;
+            if (ahead) continue;
             const unsigned chunk = sent.chunk, n = sent.beat;
             const bool last = chunk + 1u == chunks && sent.part + 1u == parts;
             // Results of different operations never wait side by side.
