@@ -230,7 +230,7 @@ def estimated_seconds(numbers_of: IntegerNetwork, seconds: Mapping[str, float], 
         if isinstance(layer, Gemm):
             k, n = (-(-size // BLOCK) for size in layer.weight.shape)
             is_slow = layer.rotary is not None or numbers_of.adds_normalised(layer)
-            behind = takes.behind(slow=is_slow, norm=layer.multiplies and layer.norm is not None)
+            behind = takes.behind(slow=is_slow, norm=layer.in_heads and layer.norm is not None)
             if layer.multiplies and layer.x not in walked:  # factors of its rows, of which no norm is left out
                 walked.add(layer.x)
                 total += takes.factors(k)
