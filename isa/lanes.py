@@ -41,10 +41,10 @@ class SentNorm:
 class HeadFunctions:
     """Functions that Post applies to each attention head of a tile, in this order: a norm, factors, a rotation.
 
-    pitch: columns from a head to the next. columns: the norm is over so many leading columns of the head; 0 for no
-    norm. eps: added to the variance. rms: the norm is without mean. gains: each column is multiplied by a factor of its
-    own; Post takes a vector of them before each tile. rotate: pairs of columns are rotated by the table of cosines and
-    sines that Post holds."""
+    pitch: columns from a head to the next. columns: how many columns of a head, from its first one on, the norm goes
+    over; 0 for no norm. eps: added to the variance. rms: the norm is without mean. gains: each column is multiplied
+    by a factor of its own; Post takes a vector of them before each tile. rotate: pairs of columns are rotated by the
+    table of cosines and sines that Post holds."""
 
     pitch: int
     columns: int = 0

@@ -311,7 +311,7 @@ def plan(
     layers: those of prompts beside the step of a decoder. The boards then have room for as many sets of slots as there
     are stages, because `rsn serve` decodes one set in each stage, or for one set if they hold no more.
 
-    Raises `RoomError`, with the bytes that are needed, if so many boards cannot hold the network, or a part of it is
+    Raises `RoomError`, with the bytes that are needed, if these boards cannot hold the network, or a part of it is
     too large for one board; `UnsupportedError` for more boards than parts; and what `build` raises.
     """
     more = "shards=2 (--shards 2) or more divides each layer among boards" if shards == 1 else "take more shards"

@@ -79,8 +79,8 @@ class Interfaces:
     header, graph: paths of the headers with the kernel's signature and with the graph, below the folder of all sources.
     engines: name of the graph's class in C++. words: C++ that does not compile if words of ports have other widths.
     config: path of the linker's configuration. ports: dimensions of an array of streams in the signature. arguments:
-    those of the kernel, in the order in which hosts set them. streams: all between kernel and graph. kernels: how many
-    kernels of the graph have so many inputs, by the number of inputs."""
+    those of the kernel, in the order in which hosts set them. streams: all between kernel and graph. kernels: the
+    number of kernels of the graph, by their number of inputs."""
 
     header: str
     graph: str

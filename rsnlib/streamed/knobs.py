@@ -131,5 +131,6 @@ def fit(size: int, most: int) -> int:
 
 def fit_words(size: int, most: int) -> int:
     """Return the largest divisor of `size` that is at most `most`, both from 1 on. If there are divisors that are
-    multiples of `MOVED`, the largest of these is taken: a tile with so many columns moves in full words of a stream."""
+    multiples of `MOVED`, the largest of these is taken: a tile with such a number of columns moves in full words of a
+    stream."""
     return MOVED * fit(size // MOVED, most // MOVED) if size % MOVED == 0 and most >= MOVED else fit(size, most)

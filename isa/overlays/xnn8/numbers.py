@@ -301,8 +301,8 @@ def of_heads(
     heads, 1, 1): the largest one in its rows. x: (batch, rows, blocks, columns). pitch: columns from a head to the
     next, 32 or a multiple of 64. shows: (batch, rows), whether a row counts; others become 0, and their exponents are
     ignored. None: all rows count. least: the least exponents that the first heads may have, (heads, 1, 1), because
-    further rows of these heads lie elsewhere; None for no such rows. groups: so many neighbouring heads have one
-    exponent."""
+    further rows of these heads lie elsewhere; None for no such rows. groups: how many
+    neighbouring heads share an exponent."""
     unit = min(pitch, BLOCK)
     batch, rows = x.integers.shape[:2]
     of_units = x.exponents.repeat(BLOCK // unit, -2).reshape(batch, rows, -1, pitch // unit, 1)
